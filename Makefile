@@ -1,0 +1,54 @@
+# Every target sets up what it needs. A person needs two: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.installed
+PROTOS := $(wildcard protos/shoal/v1/*.proto)
+
+.PHONY: demo test lint types check-protos protos clean help
+
+help:
+	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
+	@echo "make test    lint, type-check and test"
+	@echo "make lint    ruff and mypy alone"
+	@echo "make protos  regenerate client/shoal/v1 from protos/"
+	@echo "make clean   remove what the other targets made"
+
+$(SETUP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Shoal needs Python 3.11 to 3.13; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(SETUP)
+	$(BIN)/python examples/demo.py --out runs/demo
+
+test: lint check-protos
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term $(PYTEST)
+
+lint: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+define GENERATE
+$(BIN)/python -m grpc_tools.protoc -Iprotos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+  --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+touch $(1)/shoal/v1/__init__.py
+endef
+
+protos: $(SETUP)
+	rm -rf client/shoal/v1 && mkdir -p client/shoal/v1
+	$(call GENERATE,client)
+
+# The generated code that is checked in is what protos/ gives.
+check-protos: $(SETUP)
+	rm -rf build/protos && mkdir -p build/protos
+	$(call GENERATE,build/protos)
+	diff -r --exclude=__pycache__ client/shoal/v1 build/protos/shoal/v1 || \
+	  { echo "client/shoal/v1 is not what protos/ gives: run 'make protos' and commit the result"; exit 1; }
+	rm -rf build/protos
+
+clean:
+	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*

@@ -1,0 +1,243 @@
+"""gRPC for every role: channels, servers, retries, and the one table between domain errors and statuses.
+
+Nothing outside this module and the servicers sees a grpc type.
+"""
+
+import concurrent.futures
+import functools
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from shoal import errors
+from shoal.v1 import header_pb2
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+
+# One message carries a chunk of about 1 MiB and its framing; larger arrays travel as more chunks.
+MAX_MESSAGE_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20
+_DETAIL_KEY = "shoal-error-bin"
+
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Reconnect fast: a restarted server is back within a second, and backoff between calls is ours.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A push is repeated by us with its stamp; gRPC's own retry buffer is too small for one (256 KiB).
+    ("grpc.enable_retries", 0),
+]
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two servers on one port would share its connections silently; say PortInUse instead.
+    ("grpc.so_reuseport", 0),
+]
+
+# Statuses that grpc itself makes, without our detail.
+_STATUS_TO_ERROR: dict[grpc.StatusCode, type[errors.ShoalError]] = {
+    grpc.StatusCode.UNAVAILABLE: errors.Unreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: errors.Cancelled,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.MessageTooLarge,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.BadRequest,
+}
+
+
+def channel(address: str) -> grpc.Channel:
+    """Opens a channel to `host:port`; it connects at the first call."""
+    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+# Errors, both ways.
+
+
+def error_metadata(error: errors.ShoalError) -> tuple[tuple[str, bytes], ...]:
+    """The trailing metadata that carries an error's code and details."""
+    detail = header_pb2.ErrorDetail(code=error.code, message=error.message, details=error.details)
+    return ((_DETAIL_KEY, detail.SerializeToString()),)
+
+
+def status_of(error: errors.ShoalError) -> grpc.StatusCode:
+    """The gRPC status of a domain error."""
+    return grpc.StatusCode[error.status]
+
+
+def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
+    """The domain error that a failed call to `address` stands for."""
+    for key, value in (failure.trailing_metadata() or ()) if isinstance(failure, grpc.Call) else ():
+        if key == _DETAIL_KEY:
+            detail = header_pb2.ErrorDetail.FromString(value)
+            kind = errors.ShoalError.catalogue.get(detail.code, errors.InternalError)
+            return kind(detail.message, **dict(detail.details))
+    code = failure.code() if isinstance(failure, grpc.Call) else grpc.StatusCode.UNKNOWN
+    text = (failure.details() if isinstance(failure, grpc.Call) else None) or "no detail given"
+    kind = _STATUS_TO_ERROR.get(code, errors.InternalError)
+    return kind(f"call to {address} failed with {code.name}: {text}", address=address)
+
+
+@contextmanager
+def translated(address: str) -> Iterator[None]:
+    """Raises a `ShoalError` for any gRPC error of the block."""
+    try:
+        yield
+    except grpc.RpcError as failure:
+        raise error_from(failure, address) from None
+
+
+def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a unary or client-streaming handler: a `ShoalError` it raises becomes its status."""
+
+    @functools.wraps(method)
+    def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return method(self, request, context)
+        except errors.ShoalError as error:
+            refuse(context, error)
+            context.abort(status_of(error), error.message)
+        except Exception as error:
+            if isinstance(error, grpc.RpcError) or not str(error):  # the caller is gone, or abort() itself
+                raise
+            _log.exception("handler failed", rpc=method.__name__)
+            internal = errors.InternalError(f"{method.__name__} failed: {type(error).__name__}: {error}")
+            refuse(context, internal)
+            context.abort(status_of(internal), internal.message)
+
+    return handler
+
+
+def refuse(context: grpc.ServicerContext, error: errors.ShoalError) -> None:
+    """Puts an error on a call; the caller then aborts it or ends its stream."""
+    context.set_code(status_of(error))
+    context.set_details(error.message)
+    context.set_trailing_metadata(error_metadata(error))
+
+
+# Retries.
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], object]
+
+
+def retrying(
+    call: Callable[[], T],
+    *,
+    what: str,
+    address: str,
+    for_s: float,
+    clock: Clock = time.monotonic,
+    sleep: Sleep = time.sleep,
+    jitter: Callable[[], float] = random.random,
+    on_retry: Callable[[errors.ShoalError], None] | None = None,
+) -> T:
+    """Repeats `call` while its far end cannot be reached, for up to `for_s` seconds.
+
+    Waits 0.05 s, then twice as long each time up to 2 s, each shortened by up to half at random so that a
+    thousand workers do not come back at once.
+
+    Raises:
+        Unreachable: nobody answered in time; the message has the address and the time.
+        ShoalError: any other error of `call`, at once.
+    """
+    start, delay = clock(), 0.05
+    while True:
+        try:
+            return call()
+        except (errors.Unreachable, errors.DeadlineExceeded) as error:
+            spent = clock() - start
+            if spent + delay > for_s:
+                raise errors.Unreachable(
+                    f"{what}: {address} did not answer within {for_s:g} s ({error.message}); "
+                    "is it running, and is the address right?",
+                    address=address,
+                ) from None
+            if on_retry:
+                on_retry(error)
+            sleep(delay * (1 - jitter() / 2))
+            delay = min(2 * delay, 2.0)
+
+
+# Servers.
+
+
+class RpcServer:
+    """A gRPC server with the standard health service and reflection.
+
+    Args:
+        bind: host:port to listen on; port 0 takes any free one.
+        services: (full name of the service, adder of the generated code, servicer).
+        threads: how many calls run at once.
+        advertise: host that others reach this one by; by default the one bound, or this machine's name where
+            all interfaces are bound.
+
+    Raises:
+        PortInUse: the port is taken.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        services: Sequence[tuple[str, Callable[[Any, grpc.Server], None], Any]],
+        *,
+        threads: int,
+        advertise: str = "",
+    ) -> None:
+        self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self._server = grpc.server(self._executor, options=_SERVER_OPTIONS)
+        self._health = health.HealthServicer(experimental_non_blocking=True)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for _, add, implementation in services:
+            add(implementation, self._server)
+        self._names = [name for name, _, _ in services]
+        reflection.enable_server_reflection(
+            [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
+        host, _, port = bind.rpartition(":")
+        try:
+            bound = self._server.add_insecure_port(bind)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise errors.PortInUse(
+                f"cannot listen on {bind}: the port is in use or the address is not this machine's; "
+                "choose another port, or 0 for any free one",
+                address=bind,
+            )
+        public = advertise or (socket.gethostname() if host in {"0.0.0.0", "[::]", ""} else host)  # noqa: S104
+        self.address = f"{public}:{bound}"
+        self.set_ready(False)
+
+    def start(self) -> None:
+        """Begins to answer; health says NOT_SERVING until `set_ready(True)`."""
+        self._server.start()
+
+    def set_ready(self, ready: bool) -> None:
+        """What the health service says, of the process and of each service."""
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ["", *self._names]:
+            self._health.set(name, status)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Refuses new calls, waits up to `grace_s` seconds for those running, and frees the port and threads."""
+        self.set_ready(False)
+        self._server.stop(grace_s).wait()
+        self._executor.shutdown(wait=True)

@@ -1,0 +1,145 @@
+"""The error catalogue: every way in which Shoal says no, with its code and gRPC status, and nothing of grpc itself.
+
+A role raises one of these; `shoal._rpc` turns it into a status with a machine-readable `ErrorDetail` and, at the
+other end, back into the same class. Users catch `shoal.errors.StaleEpoch`, never `grpc.RpcError`.
+"""
+
+from typing import ClassVar
+
+
+class ShoalError(Exception):
+    """The root of all errors that Shoal raises.
+
+    Attributes:
+        code: names the class on the wire; never reused, never changed.
+        status: the gRPC status that carries it.
+        message: what was wrong, where, and what to do.
+        details: the values behind the message, as strings.
+    """
+
+    code: ClassVar[str] = "INTERNAL"
+    status: ClassVar[str] = "INTERNAL"
+    catalogue: ClassVar[dict[str, type["ShoalError"]]] = {}
+
+    def __init__(self, message: str, **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = {key: str(value) for key, value in details.items()}
+
+    def __init_subclass__(cls, *, code: str, status: str) -> None:
+        cls.code, cls.status = code, status
+        if code in ShoalError.catalogue:
+            raise TypeError(f"error code {code} is taken by {ShoalError.catalogue[code].__name__}")
+        ShoalError.catalogue[code] = cls
+
+
+class InternalError(ShoalError, code="INTERNAL", status="INTERNAL"):
+    """A defect of Shoal: the far end's log has the traceback."""
+
+
+# Requests that are wrong in themselves: sending them again does not help.
+
+
+class BadRequest(ShoalError, code="BAD_REQUEST", status="INVALID_ARGUMENT"):
+    """A request that no client of ours sends: a field is missing or out of its range."""
+
+
+class BadChunk(ShoalError, code="BAD_CHUNK", status="INVALID_ARGUMENT"):
+    """Chunks that are out of order, overlap, overrun their arena or end too soon. Nothing was kept."""
+
+
+class MessageTooLarge(ShoalError, code="MESSAGE_TOO_LARGE", status="RESOURCE_EXHAUSTED"):
+    """One message is over the limit of the receiver. Arrays of any size travel as chunks."""
+
+
+class InvalidVariable(ShoalError, code="INVALID_VARIABLE", status="INVALID_ARGUMENT"):
+    """A variable's name, shape, dtype, initializer, partitioner or aggregation makes no sense."""
+
+
+class InvalidGradient(ShoalError, code="INVALID_GRADIENT", status="INVALID_ARGUMENT"):
+    """A gradient has a name, shape or dtype that the job's variables do not."""
+
+
+class NonFiniteGradient(ShoalError, code="NON_FINITE_GRADIENT", status="INVALID_ARGUMENT"):
+    """A gradient holds NaN or Inf. It was rejected on every shard; the variables are as they were."""
+
+
+class InvalidJob(ShoalError, code="INVALID_JOB", status="INVALID_ARGUMENT"):
+    """A job's specification contradicts itself or the program."""
+
+
+class InvalidOptimizer(ShoalError, code="INVALID_OPTIMIZER", status="INVALID_ARGUMENT"):
+    """An optimizer, schedule or hyperparameter is unknown or out of range."""
+
+
+class ProgramError(ShoalError, code="PROGRAM_ERROR", status="FAILED_PRECONDITION"):
+    """A job's program will not import, is not a program, or raised."""
+
+
+# Requests that do not fit the state of the cluster.
+
+
+class UnknownJob(ShoalError, code="UNKNOWN_JOB", status="NOT_FOUND"):
+    """No job of that name, or none any more."""
+
+
+class UnknownShard(ShoalError, code="UNKNOWN_SHARD", status="NOT_FOUND"):
+    """The server does not hold that shard."""
+
+
+class JobExists(ShoalError, code="JOB_EXISTS", status="ALREADY_EXISTS"):
+    """A job of that name is running: choose another name, or cancel it."""
+
+
+class JobRunning(ShoalError, code="JOB_RUNNING", status="FAILED_PRECONDITION"):
+    """The job has to end first."""
+
+
+class JobFailed(ShoalError, code="JOB_FAILED", status="FAILED_PRECONDITION"):
+    """The job ended without success; the message says why."""
+
+
+class NotPlaced(ShoalError, code="NOT_PLACED", status="FAILED_PRECONDITION"):
+    """The job's variables are not on servers yet."""
+
+
+class NotStaged(ShoalError, code="NOT_STAGED", status="FAILED_PRECONDITION"):
+    """A commit of a push that this server has not staged: push again."""
+
+
+class DuplicateMember(ShoalError, code="DUPLICATE_MEMBER", status="ALREADY_EXISTS"):
+    """A live process has this member id: give each process its own."""
+
+
+class StaleEpoch(ShoalError, code="STALE_EPOCH", status="ABORTED"):
+    """The request carries another placement's epoch: fetch the placement again."""
+
+
+class Fenced(ShoalError, code="FENCED", status="ABORTED"):
+    """This incarnation was declared dead or replaced; its calls are refused for ever."""
+
+
+# The way there.
+
+
+class Unreachable(ShoalError, code="UNREACHABLE", status="UNAVAILABLE"):
+    """Nobody answers at that address."""
+
+
+class DeadlineExceeded(ShoalError, code="DEADLINE_EXCEEDED", status="DEADLINE_EXCEEDED"):
+    """The answer did not come in time."""
+
+
+class Cancelled(ShoalError, code="CANCELLED", status="CANCELLED"):
+    """The call was given up by its caller, or the job was cancelled."""
+
+
+class Overloaded(ShoalError, code="OVERLOADED", status="RESOURCE_EXHAUSTED"):
+    """A bound was reached (watchers, staged bytes): try again later."""
+
+
+class PortInUse(ShoalError, code="PORT_IN_USE", status="UNAVAILABLE"):
+    """Another process listens there: choose another port, or 0 for any free one."""
+
+
+__all__ = sorted(name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, ShoalError))
