@@ -1,0 +1,157 @@
+"""Consistency modes: what users choose between. How a shard enforces them is in `shoal_server.consistency`."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoal import errors
+from shoal.v1 import job_pb2
+
+
+class Consistency:
+    """How the pushes and pulls of a job's workers are ordered. One of the three below."""
+
+    name: ClassVar[str]
+
+    def to_proto(self) -> job_pb2.Consistency:
+        """The message that carries this mode."""
+        raise NotImplementedError
+
+    def check(self, workers: int) -> None:
+        """Raises InvalidJob if this mode makes no sense for a job of `workers` workers."""
+
+
+@dataclass(frozen=True)
+class Synchronous(Consistency):
+    """Each step's gradients are averaged, weighted by their samples, and applied once.
+
+    N workers compute what one process computes on the joined batch. With backup workers (Chen et al., "Revisiting
+    Distributed Synchronous SGD", 2016) a step closes without its slowest `backup_workers`, whose gradients are
+    dropped; each shard closes its own steps.
+
+    Args:
+        backup_workers: workers, >= 0 and fewer than the job's.
+
+    Raises:
+        InvalidJob: backup_workers is negative.
+    """
+
+    backup_workers: int = 0
+    name: ClassVar[str] = "sync"
+
+    def __post_init__(self) -> None:
+        if self.backup_workers < 0:
+            raise errors.InvalidJob(
+                f"Synchronous: backup_workers is {self.backup_workers}; it must be 0 or more",
+                backup_workers=self.backup_workers,
+            )
+
+    def check(self, workers: int) -> None:
+        if self.backup_workers >= workers:
+            raise errors.InvalidJob(
+                f"Synchronous: {self.backup_workers} backup workers of {workers} workers leave none to wait for; "
+                f"use at most {workers - 1}",
+                backup_workers=self.backup_workers,
+                workers=workers,
+            )
+
+    def to_proto(self) -> job_pb2.Consistency:
+        return job_pb2.Consistency(synchronous=job_pb2.Synchronous(backup_workers=self.backup_workers))
+
+    def __str__(self) -> str:
+        return f"sync:{self.backup_workers}" if self.backup_workers else "sync"
+
+
+@dataclass(frozen=True)
+class Asynchronous(Consistency):
+    """Every gradient is applied when it comes, and no pull waits.
+
+    Args:
+        scale_by_staleness: divide the learning rate by the gradient's staleness where that is above 1
+            (Zhang et al., "Staleness-aware Async-SGD", IJCAI 2016).
+    """
+
+    scale_by_staleness: bool = False
+    name: ClassVar[str] = "async"
+
+    def to_proto(self) -> job_pb2.Consistency:
+        mode = job_pb2.Asynchronous(scale_by_staleness=self.scale_by_staleness)
+        return job_pb2.Consistency(asynchronous=mode)
+
+    def __str__(self) -> str:
+        return "async:scaled" if self.scale_by_staleness else "async"
+
+
+@dataclass(frozen=True)
+class BoundedStaleness(Consistency):
+    """Stale synchronous parallel (Ho et al., NIPS 2013).
+
+    A pull by a worker that has finished c steps is answered once every live worker has finished c - bound or more,
+    so no worker runs more than `bound` steps ahead of the slowest. bound=0 makes every worker wait for all at each
+    step; unlike `Synchronous`, gradients are still applied one by one, in order of arrival.
+
+    Args:
+        bound: steps, >= 0.
+
+    Raises:
+        InvalidJob: bound is negative.
+    """
+
+    bound: int
+    name: ClassVar[str] = "ssp"
+
+    def __post_init__(self) -> None:
+        if self.bound < 0:
+            raise errors.InvalidJob(
+                f"BoundedStaleness: bound is {self.bound}; it must be 0 or more steps", bound=self.bound
+            )
+
+    def to_proto(self) -> job_pb2.Consistency:
+        return job_pb2.Consistency(bounded_staleness=job_pb2.BoundedStaleness(bound=self.bound))
+
+    def __str__(self) -> str:
+        return f"ssp:{self.bound}"
+
+
+def from_proto(message: job_pb2.Consistency) -> Consistency:
+    """The mode that a message carries.
+
+    Raises:
+        InvalidJob: the message names no mode.
+    """
+    match message.WhichOneof("mode"):
+        case "synchronous":
+            return Synchronous(message.synchronous.backup_workers)
+        case "asynchronous":
+            return Asynchronous(message.asynchronous.scale_by_staleness)
+        case "bounded_staleness":
+            return BoundedStaleness(message.bounded_staleness.bound)
+        case _:
+            raise errors.InvalidJob("the job names no consistency mode; choose sync, async or ssp:BOUND")
+
+
+def parse(text: str) -> Consistency:
+    """Reads a mode as people write it: sync, sync:BACKUP_WORKERS, async, async:scaled, ssp:BOUND.
+
+    Raises:
+        InvalidJob: the text is none of these.
+    """
+    name, _, argument = text.partition(":")
+    try:
+        match name, argument:
+            case "sync", _:
+                return Synchronous(int(argument or 0))
+            case "async", "":
+                return Asynchronous()
+            case "async", "scaled":
+                return Asynchronous(scale_by_staleness=True)
+            case "ssp", _:
+                return BoundedStaleness(int(argument))
+    except ValueError:
+        pass
+    raise errors.InvalidJob(
+        f"consistency {text!r} is not one of sync, sync:BACKUP_WORKERS, async, async:scaled, ssp:BOUND",
+        consistency=text,
+    )
+
+
+__all__ = ["Asynchronous", "BoundedStaleness", "Consistency", "Synchronous", "from_proto", "parse"]
