@@ -84,13 +84,13 @@ def status_of(error: errors.ShoalError) -> grpc.StatusCode:
 
 def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
     """The domain error that a failed call to `address` stands for."""
-    for key, value in (failure.trailing_metadata() or ()) if isinstance(failure, grpc.Call) else ():
+    call: Any = failure  # every RpcError that a stub raises is a grpc.Call too
+    for key, value in call.trailing_metadata() or ():
         if key == _DETAIL_KEY:
             detail = header_pb2.ErrorDetail.FromString(value)
             kind = errors.ShoalError.catalogue.get(detail.code, errors.InternalError)
             return kind(detail.message, **dict(detail.details))
-    code = failure.code() if isinstance(failure, grpc.Call) else grpc.StatusCode.UNKNOWN
-    text = (failure.details() if isinstance(failure, grpc.Call) else None) or "no detail given"
+    code, text = call.code(), call.details() or "no detail given"
     kind = _STATUS_TO_ERROR.get(code, errors.InternalError)
     return kind(f"call to {address} failed with {code.name}: {text}", address=address)
 
@@ -208,10 +208,8 @@ class RpcServer:
         for _, add, implementation in services:
             add(implementation, self._server)
         self._names = [name for name, _, _ in services]
-        reflection.enable_server_reflection(
-            [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
-        )
-        host, _, port = bind.rpartition(":")
+        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        host = bind.rpartition(":")[0]
         try:
             bound = self._server.add_insecure_port(bind)
         except RuntimeError:

@@ -142,4 +142,31 @@ class PortInUse(ShoalError, code="PORT_IN_USE", status="UNAVAILABLE"):
     """Another process listens there: choose another port, or 0 for any free one."""
 
 
-__all__ = sorted(name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, ShoalError))
+__all__ = [
+    "BadChunk",
+    "BadRequest",
+    "Cancelled",
+    "DeadlineExceeded",
+    "DuplicateMember",
+    "Fenced",
+    "InternalError",
+    "InvalidGradient",
+    "InvalidJob",
+    "InvalidOptimizer",
+    "InvalidVariable",
+    "JobExists",
+    "JobFailed",
+    "JobRunning",
+    "MessageTooLarge",
+    "NonFiniteGradient",
+    "NotPlaced",
+    "NotStaged",
+    "Overloaded",
+    "PortInUse",
+    "ProgramError",
+    "ShoalError",
+    "StaleEpoch",
+    "UnknownJob",
+    "UnknownShard",
+    "Unreachable",
+]

@@ -1,0 +1,178 @@
+"""The way to the coordinator that clients, sessions, servers and workers share: one channel, retries, our errors."""
+
+import random
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import structlog
+
+from shoal import _rpc, errors
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+
+
+class CoordinatorClient:
+    """Calls to one coordinator.
+
+    Args:
+        address: host:port.
+        retry_for_s: how long a call is repeated while nobody answers, in seconds.
+    """
+
+    def __init__(self, address: str, *, retry_for_s: float = 20.0) -> None:
+        self.address = address
+        self._retry_for_s = retry_for_s
+        self._channel = _rpc.channel(address)
+        self.members = coordinator_pb2_grpc.CoordinatorStub(self._channel)
+        self.jobs = job_pb2_grpc.JobsStub(self._channel)
+
+    def call(
+        self,
+        method: Callable[..., T],
+        request: Any,
+        *,
+        timeout_s: float = 5.0,
+        retry_for_s: float | None = None,
+    ) -> T:
+        """Makes one unary call, for example `call(client.jobs.Get, job_pb2.GetRequest(job="a"))`.
+
+        All the coordinator's calls may be repeated: each either names its effect or only reads.
+
+        Raises:
+            Unreachable: the coordinator did not answer for `retry_for_s` seconds.
+            ShoalError: what the coordinator answered.
+        """
+
+        def once() -> T:
+            with _rpc.translated(self.address):
+                return method(request, timeout=timeout_s)
+
+        return _rpc.retrying(
+            once,
+            what="the coordinator",
+            address=self.address,
+            for_s=self._retry_for_s if retry_for_s is None else retry_for_s,
+        )
+
+    def close(self) -> None:
+        """Closes the channel; calls in progress end with Cancelled."""
+        self._channel.close()
+
+
+class Membership:
+    """Keeps a process a member of the cluster: registers, beats, and registers anew when it was declared dead.
+
+    Args:
+        client: the way to the coordinator; not closed here.
+        request: what to register as; `process` is filled in here.
+        on_reply: called with each heartbeat's answer, on the heartbeat's thread.
+        on_incarnation: called with each new incarnation, the first included, before the next heartbeat.
+        load: called for each heartbeat: (shards, bytes) held.
+    """
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        request: coordinator_pb2.RegisterRequest,
+        *,
+        on_reply: Callable[[coordinator_pb2.HeartbeatReply], None] = lambda _: None,
+        on_incarnation: Callable[[int], None] = lambda _: None,
+        load: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._request.process = f"{random.getrandbits(64):016x}"
+        self._on_reply, self._on_incarnation, self._load = on_reply, on_incarnation, load
+        self._stopped = threading.Event()
+        self._beat_now = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.incarnation = 0
+        self._heartbeat_s = 1.0
+
+    @property
+    def member(self) -> str:
+        """The member id."""
+        return self._request.member
+
+    def start(self, *, retry_for_s: float | None = None) -> None:
+        """Registers and begins to beat.
+
+        Raises:
+            Unreachable: no coordinator answered for `retry_for_s` seconds.
+            DuplicateMember: a live process has this id.
+        """
+        self._register(retry_for_s)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def renew(self) -> None:
+        """Becomes a new incarnation: the old one, and all that was assigned to it, is given up."""
+        self._request.process = f"{random.getrandbits(64):016x}"
+        self._leave()
+        self._register(None)
+
+    def beat_now(self) -> None:
+        """Sends the next heartbeat at once."""
+        self._beat_now.set()
+
+    def stop(self) -> None:
+        """Leaves the cluster and stops beating."""
+        self._stopped.set()
+        self._beat_now.set()
+        if self._thread:
+            self._thread.join()
+        self._leave()
+
+    def __enter__(self) -> "Membership":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _register(self, retry_for_s: float | None) -> None:
+        reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
+        self.incarnation, self._heartbeat_s = reply.incarnation, reply.heartbeat_s
+        self._on_incarnation(reply.incarnation)
+
+    def _leave(self) -> None:
+        request = coordinator_pb2.LeaveRequest(member=self.member, incarnation=self.incarnation)
+        try:
+            self._client.call(self._client.members.Leave, request, timeout_s=1.0, retry_for_s=0)
+        except errors.ShoalError as error:  # its lease will run out instead
+            _log.debug("could not say goodbye", reason=error.message)
+
+    def _beat(self) -> None:
+        while not self._stopped.is_set():
+            self._beat_now.wait(self._heartbeat_s)
+            self._beat_now.clear()
+            if self._stopped.is_set():
+                return
+            try:
+                self._beat_once()
+            except errors.Fenced as error:
+                _log.warning("declared dead, registering anew", reason=error.message)
+                self._request.process = f"{random.getrandbits(64):016x}"
+                self._rejoin()
+            except errors.ShoalError as error:
+                _log.warning("heartbeat failed", coordinator=self._client.address, reason=error.message)
+
+    def _beat_once(self) -> None:
+        shards, held = self._load()
+        request = coordinator_pb2.HeartbeatRequest(
+            member=self.member, incarnation=self.incarnation, shards=shards, bytes=held
+        )
+        timeout_s = max(1.0, 2 * self._heartbeat_s)
+        reply = self._client.call(self._client.members.Heartbeat, request, timeout_s=timeout_s, retry_for_s=0)
+        self._on_reply(reply)
+
+    def _rejoin(self) -> None:
+        try:
+            self._register(0)
+        except errors.ShoalError as error:
+            _log.warning("could not register", coordinator=self._client.address, reason=error.message)
