@@ -1,52 +1,28 @@
 """Where every element of a job's variables lies: slices in arenas, arenas in shards, shards on servers.
 
-Pure data, shared by the coordinator that plans it, the servers that allocate it and the clients that pack by it.
+Pure data, shared by the coordinator that plans it, the servers that allocate it and the clients that pack by it. What
+is decoded from a message is checked against the variables, so that nobody indexes by a layout that does not fit them.
 """
 
-import enum
-import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import ml_dtypes
 import numpy as np
 
+from shoal import errors
+from shoal._elements import (
+    SUPPORTED_DTYPES,
+    Aggregation,
+    dtype_code,
+    dtype_from_code,
+    row_elements,
+    rows_of,
+    storage_dtype,
+)
 from shoal.v1 import tensor_pb2
-
-
-class Aggregation(enum.Enum):
-    """How what workers push changes a variable."""
-
-    TRAINABLE = tensor_pb2.TRAINABLE  # gradients, through the job's optimizer
-    MEAN = tensor_pb2.MEAN  # new values, averaged over a step's pushes
-    SUM = tensor_pb2.SUM  # increments, added
-    LAST = tensor_pb2.LAST  # new values, the last one assigned
-
-
-_DTYPES: dict[int, np.dtype] = {
-    tensor_pb2.FLOAT32: np.dtype(np.float32),
-    tensor_pb2.FLOAT64: np.dtype(np.float64),
-    tensor_pb2.FLOAT16: np.dtype(np.float16),
-    tensor_pb2.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-    tensor_pb2.INT64: np.dtype(np.int64),
-}
-_DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
-SUPPORTED_DTYPES = tuple(_DTYPES.values())
-
-
-def dtype_from_code(code: int) -> np.dtype:
-    """The NumPy dtype of a `DType` of the wire; KeyError if there is none."""
-    return _DTYPES[code]
-
-
-def dtype_code(dtype: np.dtype) -> int:
-    """The wire's `DType` of a NumPy dtype; KeyError if there is none."""
-    return _DTYPE_CODES[dtype]
-
-
-def storage_dtype(dtype: np.dtype) -> np.dtype:
-    """What a server keeps for a dtype of the wire: float32 master values for both halves, else the same."""
-    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+from shoal.variables import Variable
+from shoal.variables import from_proto as variable_from_proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +33,12 @@ class Slice:
     row_start: int
     row_stop: int
     offset: int
+
+    def to_proto(self) -> tensor_pb2.Slice:
+        """The message that carries this slice."""
+        return tensor_pb2.Slice(
+            variable=self.variable, row_start=self.row_start, row_stop=self.row_stop, offset=self.offset
+        )
 
 
 @dataclass(frozen=True)
@@ -73,6 +55,52 @@ class ArenaLayout:
         """Bytes on the wire."""
         return self.elements * self.dtype.itemsize
 
+    def to_proto(self) -> tensor_pb2.ArenaLayout:
+        """The message that carries this layout."""
+        return tensor_pb2.ArenaLayout(
+            dtype=dtype_code(self.dtype),
+            aggregation=self.aggregation.value,
+            slices=[piece.to_proto() for piece in self.slices],
+        )
+
+    @classmethod
+    def from_proto(cls, message: tensor_pb2.ArenaLayout, variables: Mapping[str, Variable]) -> "ArenaLayout":
+        """The layout that a message carries.
+
+        Args:
+            message: the message.
+            variables: the job's, by name.
+
+        Raises:
+            BadRequest: the arena is empty, or a slice is not of one of the variables, has rows that it has not or
+                another dtype or aggregation than the arena, or does not start where the last one ended.
+        """
+        try:
+            dtype, aggregation = dtype_from_code(message.dtype), Aggregation(message.aggregation)
+        except (KeyError, ValueError) as error:
+            raise errors.BadRequest("an arena's dtype or aggregation is missing or unknown") from error
+        slices, elements = [], 0
+        for piece in message.slices:
+            variable = variables.get(piece.variable)
+            if variable is None or (variable.dtype, variable.aggregation) != (dtype, aggregation):
+                raise errors.BadRequest(
+                    f"variable {piece.variable!r} lies in an arena of {dtype} and {aggregation.name}, but the job has "
+                    "no such variable",
+                    variable=piece.variable,
+                )
+            if not piece.row_start < piece.row_stop <= rows_of(variable.shape) or piece.offset != elements:
+                raise errors.BadRequest(
+                    f"rows [{piece.row_start}, {piece.row_stop}) of variable {piece.variable!r} of shape "
+                    f"{variable.shape} are placed at element {piece.offset} of their arena, after {elements} others; "
+                    "slices must be rows of their variable and lie in order, without gaps",
+                    variable=piece.variable,
+                )
+            slices.append(Slice(piece.variable, piece.row_start, piece.row_stop, piece.offset))
+            elements += (piece.row_stop - piece.row_start) * row_elements(variable.shape)
+        if not slices:
+            raise errors.BadRequest("an arena has no slices")
+        return cls(dtype, aggregation, tuple(slices), elements)
+
 
 @dataclass(frozen=True)
 class ShardLayout:
@@ -86,6 +114,15 @@ class ShardLayout:
         """Bytes of values on the wire."""
         return sum(arena.nbytes for arena in self.arenas)
 
+    def to_proto(self) -> tensor_pb2.ShardLayout:
+        """The message that carries this layout."""
+        return tensor_pb2.ShardLayout(shard=self.shard, arenas=[arena.to_proto() for arena in self.arenas])
+
+    @classmethod
+    def from_proto(cls, message: tensor_pb2.ShardLayout, variables: Mapping[str, Variable]) -> "ShardLayout":
+        """The layout that a message carries; raises BadRequest as `ArenaLayout.from_proto` does."""
+        return cls(message.shard, tuple(ArenaLayout.from_proto(arena, variables) for arena in message.arenas))
+
 
 @dataclass(frozen=True)
 class ShardPlacement:
@@ -95,12 +132,89 @@ class ShardPlacement:
     server: str
     address: str
 
+    def to_proto(self) -> tensor_pb2.ShardPlacement:
+        """The message that carries this placement."""
+        return tensor_pb2.ShardPlacement(layout=self.layout.to_proto(), server=self.server, address=self.address)
 
-def rows_of(shape: tuple[int, ...]) -> int:
-    """Length of the axis that partitioners cut; a scalar has one row."""
-    return shape[0] if shape else 1
+    @classmethod
+    def from_proto(cls, message: tensor_pb2.ShardPlacement, variables: Mapping[str, Variable]) -> "ShardPlacement":
+        """The placement that a message carries; raises BadRequest as `ArenaLayout.from_proto` does."""
+        return cls(ShardLayout.from_proto(message.layout, variables), message.server, message.address)
 
 
-def row_elements(shape: tuple[int, ...]) -> int:
-    """Elements in one row."""
-    return math.prod(shape[1:])
+@dataclass(frozen=True)
+class Placement:
+    """Where a job's variables are. Requests made from it carry its epoch.
+
+    Every row of every variable lies in exactly one slice of one shard; shards are numbered from 0 and in order.
+    """
+
+    job: str
+    epoch: int
+    variables: dict[str, Variable]
+    shards: tuple[ShardPlacement, ...]
+
+    def by_server(self) -> dict[str, list[ShardPlacement]]:
+        """The shards of each server by its address, in order of their numbers."""
+        servers: dict[str, list[ShardPlacement]] = {}
+        for shard in self.shards:
+            servers.setdefault(shard.address, []).append(shard)
+        return servers
+
+    def to_proto(self) -> tensor_pb2.Placement:
+        """The message that carries this placement."""
+        return tensor_pb2.Placement(
+            job=self.job,
+            epoch=self.epoch,
+            variables=[variable.to_proto(name) for name, variable in self.variables.items()],
+            shards=[shard.to_proto() for shard in self.shards],
+        )
+
+    @classmethod
+    def from_proto(cls, message: tensor_pb2.Placement) -> "Placement":
+        """The placement that a message carries.
+
+        Raises:
+            InvalidVariable: a variable makes no sense.
+            BadRequest: a layout does not fit the variables, or a row lies nowhere or in two places.
+        """
+        variables = dict(variable_from_proto(variable) for variable in message.variables)
+        shards = tuple(ShardPlacement.from_proto(shard, variables) for shard in message.shards)
+        _check_coverage(variables, [shard.layout for shard in shards])
+        return cls(message.job, message.epoch, variables, shards)
+
+
+def _check_coverage(variables: Mapping[str, Variable], layouts: Sequence[ShardLayout]) -> None:
+    numbers = [layout.shard for layout in layouts]
+    if numbers != list(range(len(numbers))):
+        raise errors.BadRequest(f"the shards are numbered {numbers}; they must count from 0")
+    ranges: dict[str, list[tuple[int, int]]] = {name: [] for name in variables}
+    for layout in layouts:
+        for arena in layout.arenas:
+            for piece in arena.slices:
+                ranges[piece.variable].append((piece.row_start, piece.row_stop))
+    for name, variable in variables.items():
+        placed = sorted(ranges[name])
+        starts, stops = [start for start, _ in placed], [stop for _, stop in placed]
+        if [*starts, rows_of(variable.shape)] != [0, *stops]:
+            raise errors.BadRequest(
+                f"the rows of variable {name!r} of shape {variable.shape} are placed as {placed}; each must lie in one "
+                "place",
+                variable=name,
+            )
+
+
+__all__ = [
+    "SUPPORTED_DTYPES",
+    "Aggregation",
+    "ArenaLayout",
+    "Placement",
+    "ShardLayout",
+    "ShardPlacement",
+    "Slice",
+    "dtype_code",
+    "dtype_from_code",
+    "row_elements",
+    "rows_of",
+    "storage_dtype",
+]

@@ -48,7 +48,7 @@ def configure_logging(log_format: str, level: str) -> None:
 
 def run_role(
     name: str,
-    start: Callable[[prometheus_client.CollectorRegistry], Running],
+    start: Callable[[prometheus_client.CollectorRegistry, str], Running],
     *,
     metrics_listen: str,
     log_format: str = "console",
@@ -59,7 +59,7 @@ def run_role(
 
     Args:
         name: coordinator, server or worker.
-        start: starts the role, which registers its metrics where it is told.
+        start: starts the role; given the registry for its metrics and the address at which they are served.
         metrics_listen: host:port of /metrics; port 0 takes any free one.
         log_format: console or json.
         log_level: debug, info, warning or error.
@@ -83,7 +83,7 @@ def run_role(
     try:
         metrics_address, stop_metrics = _serve_metrics(metrics_listen, registry)
         try:
-            role = start(registry)
+            role = start(registry, metrics_address)
         except BaseException:
             stop_metrics()
             raise

@@ -3,12 +3,12 @@
 Nothing outside this module and the servicers sees a grpc type.
 """
 
-import concurrent.futures
 import functools
 import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -132,6 +132,38 @@ def refuse(context: grpc.ServicerContext, error: errors.ShoalError) -> None:
     context.set_trailing_metadata(error_metadata(error))
 
 
+class NonBlocking:
+    """A server-streaming handler that may return before it has answered, so that a call that waits holds no thread.
+
+    It gets a third argument, `send`: `send(message)` blocks until there is room for the next one, `send(None)` ends
+    the stream; both may be called later and from any thread. This is grpcio's `experimental_non_blocking`, on which
+    its own health service rests.
+
+    Args:
+        handler: called with (request, context, send).
+        pool: whose threads run the handler, apart from those of other calls.
+    """
+
+    experimental_non_blocking = True
+
+    def __init__(
+        self, handler: Callable[[Any, grpc.ServicerContext, Callable[[Any], None]], None], pool: ThreadPoolExecutor
+    ) -> None:
+        self._handler = handler
+        self.experimental_thread_pool = pool
+
+    def __call__(self, request: Any, context: grpc.ServicerContext, send: Callable[[Any], None]) -> None:
+        try:
+            self._handler(request, context, send)
+        except errors.ShoalError as error:
+            refuse(context, error)
+            send(None)
+        except Exception as error:
+            _log.exception("handler failed")
+            refuse(context, errors.InternalError(f"{type(error).__name__}: {error}"))
+            send(None)
+
+
 # Retries.
 
 Clock = Callable[[], float]
@@ -201,7 +233,7 @@ class RpcServer:
         threads: int,
         advertise: str = "",
     ) -> None:
-        self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self._server = grpc.server(self._executor, options=_SERVER_OPTIONS)
         self._health = health.HealthServicer(experimental_non_blocking=True)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

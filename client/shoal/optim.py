@@ -1,0 +1,268 @@
+"""Optimizers and learning-rate schedules as users name them: what is computed, not the code that computes it.
+
+In the equations x is a value, g its gradient, other letters slots (state that the server keeps beside each value), lr
+the schedule's rate at the shard's version, and t = version + 1. Defaults and results are PyTorch's; FTRL's are Keras's.
+
+    job = cluster.submit(program, optimizer=Adam(Cosine(1e-3, steps=10_000, warmup_steps=500), weight_decay=1e-4))
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+from shoal._schedules import (
+    Constant,
+    Cosine,
+    Exponential,
+    Flag,
+    Fraction,
+    NonNegative,
+    NonPositive,
+    Positive,
+    Schedule,
+    Specification,
+    Step,
+)
+from shoal.errors import InvalidOptimizer
+from shoal.v1 import job_pb2
+
+
+@dataclass(frozen=True)
+class Optimizer(Specification):
+    """How a gradient changes a trainable variable; the base of all optimizers.
+
+    Weight decay is coupled, an L2 penalty: g := g + weight_decay * x comes first. `AdamW` and `FTRL` decouple it:
+    x := x * (1 - lr * weight_decay) comes first, and g is left alone.
+
+    Args:
+        learning_rate: a constant >= 0, or a `Schedule`.
+        weight_decay: >= 0.
+        decay_exclude: shell-style patterns, matched with case, of the variables that weight decay skips: ("*bias",).
+
+    Raises:
+        InvalidOptimizer: a number is out of its range or not finite, or the patterns are not strings.
+    """
+
+    kind: ClassVar[str] = "optimizer"
+    known: ClassVar[dict[str, type[Any]]] = {}
+    apart: ClassVar[frozenset[str]] = frozenset({"weight_decay"})
+
+    learning_rate: float | Schedule = 1e-3
+    weight_decay: NonNegative = field(default=0.0, kw_only=True)
+    decay_exclude: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "learning_rate", _simplified(self.schedule))
+        object.__setattr__(self, "decay_exclude", _patterns(self.name, self.decay_exclude))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate as a schedule, whichever way it was given."""
+        return self.learning_rate if isinstance(self.learning_rate, Schedule) else Constant(self.learning_rate)
+
+    def rate(self, version: int) -> float:
+        """The learning rate of an update, `version` being the number of updates that the shard applied before it."""
+        return self.schedule.rate(version)
+
+    def decay_of(self, variable: str) -> float:
+        """The weight decay of the variable with this name: 0 if `decay_exclude` has a pattern for it."""
+        excluded = any(fnmatchcase(variable, pattern) for pattern in self.decay_exclude)
+        return 0.0 if excluded else self.weight_decay
+
+    def to_proto(self) -> job_pb2.Optimizer:
+        """The optimizer as it travels."""
+        return job_pb2.Optimizer(
+            name=self.name,
+            hyperparameters=self.numbers(),
+            learning_rate=self.schedule.to_proto(),
+            weight_decay=self.weight_decay,
+            decay_exclude=self.decay_exclude,
+        )
+
+
+def from_proto(message: job_pb2.Optimizer) -> Optimizer:
+    """The optimizer that a message describes; hyperparameters and a learning rate that it lacks take their defaults.
+
+    Raises:
+        InvalidOptimizer: a name, hyperparameter or schedule is unknown (the message lists the known ones), missing or
+            out of range.
+    """
+    rate = {"learning_rate": Schedule.from_proto(message.learning_rate)} if message.HasField("learning_rate") else {}
+    return Optimizer.decoded(
+        message.name,
+        message.hyperparameters,
+        weight_decay=message.weight_decay,
+        decay_exclude=tuple(message.decay_exclude),
+        **rate,
+    )
+
+
+def _simplified(schedule: Schedule) -> float | Schedule:
+    """A plain number for a plain constant, so that equal optimizers compare equal."""
+    return schedule.learning_rate if schedule == Constant(schedule.learning_rate) else schedule
+
+
+def _patterns(name: str, patterns: Iterable[str]) -> tuple[str, ...]:
+    # A lone string is iterable too, and would silently match by its letters.
+    kept = () if isinstance(patterns, str) else tuple(patterns)
+    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in kept):
+        raise InvalidOptimizer(f'{name}: decay_exclude is {patterns!r}; give a tuple of patterns, as ("*bias",)')
+    return kept
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer, name="sgd"):
+    """Stochastic gradient descent, without state.
+
+        x := x - lr * g
+
+    Args:
+        learning_rate: see `Optimizer`, as for weight_decay and decay_exclude here and below.
+    """
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer, name="momentum"):
+    """Heavy-ball momentum (Polyak, 1964), or Nesterov's as in Sutskever et al., ICML 2013.
+
+        s := momentum * s + g
+        x := x - lr * s                       (nesterov: x - lr * (g + momentum * s))
+
+    PyTorch's SGD with dampening 0.
+
+    Args:
+        learning_rate: see `Optimizer`.
+        momentum: in [0, 1); above 0 for nesterov.
+        nesterov: look ahead.
+    """
+
+    momentum: Fraction = 0.9
+    nesterov: Flag = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise InvalidOptimizer("momentum: nesterov needs a momentum above 0; raise it, or use SGD")
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer, name="adagrad"):
+    """Adaptive subgradients (Duchi et al., JMLR 12, 2011).
+
+        s := s + g ** 2
+        x := x - lr * g / (sqrt(s) + eps)
+
+    Args:
+        learning_rate: see `Optimizer`.
+        initial_accumulator_value: s at first, >= 0.
+        eps: > 0.
+    """
+
+    learning_rate: float | Schedule = 1e-2
+    initial_accumulator_value: NonNegative = 0.0
+    eps: Positive = 1e-10
+
+
+@dataclass(frozen=True)
+class RMSProp(Optimizer, name="rmsprop"):
+    """Root mean square propagation (Hinton, Coursera lecture 6.5, 2012); centered as in Graves, arXiv:1308.0850.
+
+        s := alpha * s + (1 - alpha) * g ** 2
+        a := alpha * a + (1 - alpha) * g      (centered only; else a = 0)
+        b := momentum * b + g / (sqrt(s - a ** 2) + eps)
+        x := x - lr * b
+
+    Rounding may take s below a ** 2, of which PyTorch makes NaN; here the difference is then 0.
+
+    Args:
+        learning_rate: see `Optimizer`.
+        alpha: smoothing, in [0, 1).
+        eps: > 0.
+        momentum: in [0, 1); 0 keeps no slot b.
+        centered: divide by the standard deviation, not by the root mean square.
+    """
+
+    learning_rate: float | Schedule = 1e-2
+    alpha: Fraction = 0.99
+    eps: Positive = 1e-8
+    momentum: Fraction = 0.0
+    centered: Flag = False
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer, name="adam"):
+    """Adaptive moments (Kingma and Ba, ICLR 2015, arXiv:1412.6980).
+
+        m := beta1 * m + (1 - beta1) * g
+        v := beta2 * v + (1 - beta2) * g ** 2
+        x := x - lr / (1 - beta1 ** t) * m / (sqrt(v / (1 - beta2 ** t)) + eps)
+
+    Args:
+        learning_rate: see `Optimizer`.
+        beta1: in [0, 1).
+        beta2: in [0, 1).
+        eps: > 0.
+    """
+
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Positive = 1e-8
+
+
+@dataclass(frozen=True)
+class AdamW(Adam, name="adamw"):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019, arXiv:1711.05101).
+
+    x := x * (1 - lr * weight_decay), then as `Adam`
+    """
+
+    weight_decay: NonNegative = field(default=1e-2, kw_only=True)
+
+
+@dataclass(frozen=True)
+class FTRL(Optimizer, name="ftrl"):
+    """Follow the regularised leader, proximal (McMahan et al., KDD 2013), as Keras has it; p = -learning_rate_power.
+
+        n' := n + g ** 2
+        z := z + g + 2 * l2_shrinkage * x - (n' ** p - n ** p) / lr * x
+        x := (clip(z, -l1, l1) - z) / ((beta + n' ** p) / lr + 2 * l2)
+
+    The slots alone make x: initial values count through the term with x only. Where a schedule's rate is 0, an update
+    changes nothing.
+
+    Args:
+        learning_rate: see `Optimizer`; the schedule should not change it much, since z holds past rates.
+        learning_rate_power: <= 0; -0.5 is the fast one.
+        initial_accumulator_value: n at first, > 0.
+        l1: >= 0; above 0, values become exactly 0.
+        l2: >= 0, a penalty on the values.
+        l2_shrinkage: >= 0, a penalty that the accumulator n does not see.
+        beta: >= 0, of the paper's per-coordinate rates.
+    """
+
+    learning_rate_power: NonPositive = -0.5
+    initial_accumulator_value: Positive = 0.1
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
+    l2_shrinkage: NonNegative = 0.0
+    beta: NonNegative = 0.0
+
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "Exponential",
+    "Momentum",
+    "Optimizer",
+    "RMSProp",
+    "Schedule",
+    "Step",
+    "from_proto",
+]

@@ -1,0 +1,238 @@
+"""Variables: what a job trains. Their names are the keys under which a program returns them.
+
+How their values begin is in `shoal.initializers`, how they are cut in `shoal.partitioners`.
+"""
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import errors, initializers, partitioners
+from shoal._elements import SUPPORTED_DTYPES, Aggregation, dtype_code, dtype_from_code, rows_of
+from shoal.initializers import Given, Initializer, Zeros
+from shoal.partitioners import Partitioner
+from shoal.v1 import tensor_pb2
+
+_MAX_NAME_CHARACTERS = 255
+_MAX_DIMENSIONS = 32
+_MAX_BYTES = 1 << 40
+_INT64_AGGREGATIONS = (Aggregation.SUM, Aggregation.LAST)
+_ZEROS = Zeros()
+
+AggregationName = Literal["mean", "sum", "last"]
+_AGGREGATIONS: dict[AggregationName, Aggregation] = {
+    "mean": Aggregation.MEAN,
+    "sum": Aggregation.SUM,
+    "last": Aggregation.LAST,
+}
+_AGGREGATION_NAMES = {aggregation: name for name, aggregation in _AGGREGATIONS.items()}
+
+
+@dataclass(frozen=True, init=False)
+class Variable:
+    """A dense tensor that the servers keep, and that pushes change.
+
+    Args:
+        shape: dimensions, each > 0; () is a scalar, a lone integer a vector's length.
+        dtype: float32, float64, float16, bfloat16 or int64. Of both halves the servers keep float32 master values,
+            and they travel in two bytes an element.
+        initializer: what the values begin with.
+        trainable: pushes bring gradients, which the job's optimizer applies.
+        aggregation: if not trainable, what pushes bring: new values, of which the "mean" of a step or the "last" is
+            assigned, or increments, which are added ("sum"). None means "last".
+        partitioner: cuts the variable along its first axis, so that it can lie on several servers. None: it is whole.
+
+    Raises:
+        InvalidVariable: an argument is out of its range, or two contradict each other.
+
+    Attributes:
+        shape: as a tuple.
+        dtype: as NumPy's.
+        aggregation: as resolved from the arguments.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    initializer: Initializer
+    aggregation: Aggregation
+    partitioner: Partitioner | None
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        dtype: npt.DTypeLike = "float32",
+        initializer: Initializer = _ZEROS,
+        *,
+        trainable: bool = True,
+        aggregation: AggregationName | None = None,
+        partitioner: Partitioner | None = None,
+    ) -> None:
+        # Frozen, so the fields are set through the back door, each in the one form that it has from here on.
+        object.__setattr__(self, "shape", _shape(shape))
+        object.__setattr__(self, "dtype", _dtype(dtype))
+        object.__setattr__(self, "initializer", initializer)
+        object.__setattr__(self, "aggregation", _aggregation(trainable, aggregation))
+        object.__setattr__(self, "partitioner", partitioner)
+        self._check()
+
+    @property
+    def trainable(self) -> bool:
+        """Whether pushes bring gradients."""
+        return self.aggregation is Aggregation.TRAINABLE
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return self.size * self.dtype.itemsize
+
+    def slices(self) -> list[tuple[int, int]]:
+        """Rows [start, stop) of each slice, in order: at least one, none empty, together all rows."""
+        if self.partitioner is None:
+            return [(0, rows_of(self.shape))]
+        return self.partitioner.slices(self.shape, self.dtype)
+
+    def to_proto(self, name: str) -> tensor_pb2.Variable:
+        """The message that carries this variable under a name.
+
+        Raises:
+            InvalidVariable: it cannot have that name.
+        """
+        _check_name(name)
+        return tensor_pb2.Variable(
+            name=name,
+            shape=self.shape,
+            dtype=dtype_code(self.dtype),
+            aggregation=self.aggregation.value,
+            initializer=self.initializer.to_proto(),
+            partitioner=self.partitioner.to_proto() if self.partitioner else None,
+        )
+
+    def _check(self) -> None:
+        if not isinstance(self.initializer, Initializer):
+            raise errors.InvalidVariable(
+                f"initializer is {self.initializer!r}; it must be an instance of one, such as Zeros()"
+            )
+        if self.dtype.kind == "i" and self.aggregation not in _INT64_AGGREGATIONS:
+            raise errors.InvalidVariable(
+                f"a variable of {self.dtype} cannot be trained or averaged; "
+                'say trainable=False, aggregation="sum" or "last", or give it a float dtype',
+                dtype=self.dtype,
+            )
+        if self.nbytes > _MAX_BYTES:
+            raise errors.InvalidVariable(
+                f"a variable of shape {self.shape} and {self.dtype} has {self.nbytes / 2**40:,.1f} TiB; "
+                "1 TiB is the most: check the shape, or make it several variables",
+                shape=self.shape,
+            )
+        self.initializer.check(self.dtype)
+        self.slices()
+
+
+def variable_from_array(array: np.ndarray) -> Variable:
+    """The variable that an array among a job's variables stands for: it begins with the array's values.
+
+    Floats are trained; int64 is not, the last value that is pushed counts.
+
+    Raises:
+        InvalidVariable: the array's shape or dtype is one that no variable can have.
+    """
+    return Variable(array.shape, array.dtype, Given(), trainable=array.dtype.kind != "i")
+
+
+def from_proto(message: tensor_pb2.Variable) -> tuple[str, Variable]:
+    """The variable that a message carries, and its name.
+
+    Raises:
+        InvalidVariable: it makes no sense; the message of the error begins with the variable's name.
+    """
+    try:
+        _check_name(message.name)
+        return message.name, _variable_from_proto(message)
+    except errors.InvalidVariable as error:
+        raise errors.InvalidVariable(
+            f"variable {message.name!r}: {error.message}", **{**error.details, "variable": message.name}
+        ) from None
+
+
+def _variable_from_proto(message: tensor_pb2.Variable) -> Variable:
+    try:
+        dtype, aggregation = dtype_from_code(message.dtype), Aggregation(message.aggregation)
+    except (KeyError, ValueError) as error:
+        raise errors.InvalidVariable("its dtype or its aggregation is missing or unknown") from error
+    return Variable(
+        message.shape,
+        dtype,
+        initializers.from_proto(message.initializer),
+        trainable=aggregation is Aggregation.TRAINABLE,
+        aggregation=_AGGREGATION_NAMES.get(aggregation),
+        partitioner=partitioners.from_proto(message.partitioner),
+    )
+
+
+def _check_name(name: str) -> None:
+    if not (0 < len(name) <= _MAX_NAME_CHARACTERS and name.isprintable()):
+        raise errors.InvalidVariable(
+            f"{name[: _MAX_NAME_CHARACTERS + 1]!r} cannot be a variable's name; "
+            f"use 1 to {_MAX_NAME_CHARACTERS} printable characters",
+            variable=name[:_MAX_NAME_CHARACTERS],
+        )
+
+
+def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        dimensions = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError as error:
+        raise errors.InvalidVariable(f"shape {shape!r} is not made of integers", shape=shape) from error
+    if len(dimensions) > _MAX_DIMENSIONS:
+        raise errors.InvalidVariable(
+            f"shape {dimensions} has {len(dimensions)} dimensions; {_MAX_DIMENSIONS} are the most", shape=dimensions
+        )
+    if any(length <= 0 for length in dimensions):
+        raise errors.InvalidVariable(
+            f"shape {dimensions} has a dimension of 0 or less, so there is nothing to train; leave the variable out",
+            shape=dimensions,
+        )
+    return dimensions
+
+
+def _dtype(dtype: npt.DTypeLike) -> np.dtype:
+    try:
+        resolved = np.dtype(dtype)
+        dtype_code(resolved)
+    except (TypeError, KeyError) as error:
+        names = ", ".join(map(str, SUPPORTED_DTYPES))
+        raise errors.InvalidVariable(
+            f"dtype {dtype!s} is not one that servers keep; choose, or cast to, one of {names}", dtype=dtype
+        ) from error
+    return resolved
+
+
+def _aggregation(trainable: bool, aggregation: AggregationName | None) -> Aggregation:
+    if trainable and aggregation is None:
+        return Aggregation.TRAINABLE
+    if trainable:
+        raise errors.InvalidVariable(
+            f"aggregation is {aggregation!r}, but a trainable variable is changed by the optimizer; "
+            "say trainable=False, or leave the aggregation out",
+            aggregation=aggregation,
+        )
+    if aggregation is None:
+        return Aggregation.LAST
+    if aggregation not in _AGGREGATIONS:
+        raise errors.InvalidVariable(
+            f"aggregation {aggregation!r} is not one of {', '.join(_AGGREGATIONS)}", aggregation=aggregation
+        )
+    return _AGGREGATIONS[aggregation]
+
+
+__all__ = ["Variable", "from_proto", "variable_from_array"]

@@ -1,0 +1,125 @@
+"""Which slice of which variable goes to which shard, and which shard to which server.
+
+Pure functions: the same variables and servers always give the same plan. Both decisions are made by the longest-
+processing-time rule (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969): the largest
+first, each to where the fewest bytes are. The fullest then has at most 4/3 of what the best plan would give it.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from shoal import errors
+from shoal._layout import Aggregation, ArenaLayout, ShardLayout, ShardPlacement, Slice, row_elements
+from shoal.variables import Variable
+
+# So that shards can move when servers come and go.
+_SHARDS_A_SERVER = 4
+
+
+@dataclass(frozen=True)
+class ServerLoad:
+    """A live server and the bytes of values that it already holds."""
+
+    server: str
+    address: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows [row_start, row_stop) of a variable, before they have a place."""
+
+    name: str
+    variable: Variable
+    row_start: int
+    row_stop: int
+
+    @property
+    def elements(self) -> int:
+        return (self.row_stop - self.row_start) * row_elements(self.variable.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.variable.dtype.itemsize
+
+
+def default_shards(servers: int) -> int:
+    """How many shards a job has that does not say."""
+    return _SHARDS_A_SERVER * servers
+
+
+def plan_shards(variables: Mapping[str, Variable], shards: int) -> tuple[ShardLayout, ...]:
+    """Cuts variables by their partitioners and shares the slices out evenly by bytes on the wire.
+
+    Args:
+        variables: the job's, by name.
+        shards: how many to make, > 0. Fewer are made where there are not slices enough.
+
+    Returns:
+        The shards, numbered from 0, none empty. A shard has an arena a dtype and aggregation, and there its slices lie
+        in the order of the variables, then of the rows.
+
+    Raises:
+        InvalidJob: shards is not above 0.
+    """
+    if shards <= 0:
+        raise errors.InvalidJob(f"shards is {shards}; a job has 1 or more", shards=shards)
+    pieces = [
+        _Piece(name, variable, start, stop) for name, variable in variables.items() for start, stop in variable.slices()
+    ]
+    loads = [(0, shard) for shard in range(min(shards, len(pieces)))]
+    members: list[list[int]] = [[] for _ in loads]
+    for index in sorted(range(len(pieces)), key=lambda index: -pieces[index].nbytes):
+        load, shard = loads[0]
+        heapq.heapreplace(loads, (load + pieces[index].nbytes, shard))
+        members[shard].append(index)
+    return tuple(_lay_out(shard, [pieces[index] for index in sorted(indices)]) for shard, indices in enumerate(members))
+
+
+def assign_shards(layouts: Sequence[ShardLayout], servers: Sequence[ServerLoad]) -> tuple[ShardPlacement, ...]:
+    """Shares shards out over servers, evenly by bytes on the wire; those that hold little already get more.
+
+    Args:
+        layouts: the shards.
+        servers: all that are live. Of those with the same bytes the one with fewer new shards is taken, then the one
+            whose name comes first.
+
+    Returns:
+        A placement a shard, in the order of `layouts`.
+
+    Raises:
+        NotPlaced: there are no servers.
+    """
+    if not servers:
+        raise errors.NotPlaced("there is no live server to place shards on; start one with `shoal server`")
+    # (bytes, new shards, name, index)
+    loads = [(server.bytes, 0, server.server, index) for index, server in enumerate(servers)]
+    heapq.heapify(loads)
+    chosen: dict[int, ServerLoad] = {}
+    for layout in sorted(layouts, key=lambda layout: (-layout.nbytes, layout.shard)):
+        held, count, name, index = loads[0]
+        heapq.heapreplace(loads, (held + layout.nbytes, count + 1, name, index))
+        chosen[layout.shard] = servers[index]
+    return tuple(
+        ShardPlacement(layout, chosen[layout.shard].server, chosen[layout.shard].address) for layout in layouts
+    )
+
+
+def _lay_out(shard: int, pieces: Sequence[_Piece]) -> ShardLayout:
+    """Puts pieces, in order, one behind the other in the arenas of their kinds."""
+    kinds: dict[tuple[np.dtype, Aggregation], list[_Piece]] = {}
+    for piece in pieces:
+        kinds.setdefault((piece.variable.dtype, piece.variable.aggregation), []).append(piece)
+    arenas = []
+    for (dtype, aggregation), members in kinds.items():
+        *offsets, elements = accumulate((piece.elements for piece in members), initial=0)
+        slices = tuple(
+            Slice(piece.name, piece.row_start, piece.row_stop, offset)
+            for piece, offset in zip(members, offsets, strict=True)
+        )
+        arenas.append(ArenaLayout(dtype, aggregation, slices, elements))
+    return ShardLayout(shard, tuple(arenas))

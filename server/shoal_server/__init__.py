@@ -1,0 +1,1 @@
+"""The parameter server: shards of variables, and what changes them."""

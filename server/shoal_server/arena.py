@@ -1,0 +1,97 @@
+"""One arena of a shard: a flat run of values, the optimizer's slots beside it, and how updates change both."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shoal import _layout, initializers, optim
+from shoal._layout import Aggregation, ArenaLayout
+from shoal.variables import Variable
+from shoal_server import kernels, update_rules
+
+
+class Arena:
+    """Values and slots of one dtype and one rule, all flat arrays of the same length.
+
+    Half-precision arenas keep float32 master values; they are cast when they are pulled.
+
+    Args:
+        layout: what lies where.
+        variables: the job's, with the initializers; values depend on the seed and the variable's name, not on the
+            layout.
+        optimizer: of the job; changes trainable arenas only.
+        seed: of the job.
+    """
+
+    def __init__(
+        self, layout: ArenaLayout, variables: Mapping[str, Variable], optimizer: optim.Optimizer, seed: int
+    ) -> None:
+        self.layout = layout
+        dtype = _layout.storage_dtype(layout.dtype)
+        self.values = np.empty(layout.elements, dtype)
+        sizes = []
+        for part in layout.slices:
+            shape = variables[part.variable].shape
+            start, stop = (row * _layout.row_elements(shape) for row in (part.row_start, part.row_stop))
+            target = self.values[part.offset : part.offset + stop - start]
+            initializers.fill(target, variables[part.variable].initializer, part.variable, shape, seed, start)
+            sizes.append((part.variable, stop - start))
+        self.slots: dict[str, np.ndarray] = {}
+        self._rule: update_rules.UpdateRule | None = None
+        if layout.aggregation is Aggregation.TRAINABLE:
+            self._rule = update_rules.rule_for(optimizer)
+            self._segments = update_rules.segments_for(sizes, optimizer)
+            self.slots = {name: np.full(layout.elements, self._rule.initial(name), dtype) for name in self._rule.slots}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and slots."""
+        return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
+
+    def accept(self, received: np.ndarray) -> np.ndarray:
+        """A gradient or new values in the arena's own dtype."""
+        return received.astype(self.values.dtype, copy=False)
+
+    def assign(self, values: np.ndarray) -> None:
+        """Overwrites the values; slots stay."""
+        np.copyto(self.values, values)
+
+    def snapshot(self) -> np.ndarray:
+        """A copy of the values as they travel."""
+        return self.values.astype(self.layout.dtype, copy=True)
+
+    def apply(self, pushed: Sequence[np.ndarray], weights: Sequence[float], *, version: int, scale: float) -> None:
+        """Applies one update: what one push brought, or the contributions to a step in order of rank.
+
+        Args:
+            pushed: as `accept` returned them; the first is overwritten.
+            weights: of each in the mean, > 0.
+            version: updates applied before this one.
+            scale: of the learning rate.
+        """
+        if self._rule is None:
+            update_rules.aggregate(self.values, pushed, weights, self.layout.aggregation)
+            return
+        self._rule.apply(
+            self.values,
+            _weighted_mean(pushed, weights),
+            self.slots,
+            version=version,
+            lr_scale=scale,
+            segments=self._segments,
+        )
+
+
+def _weighted_mean(pushed: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """The mean, summed in the order given and divided at the end, so that sums of small integers stay exact."""
+    total = pushed[0]
+    if len(pushed) == 1:
+        return total
+    equal = len(set(weights)) == 1
+    shares = [1.0] * len(weights) if equal else list(weights)
+    if shares[0] != 1.0:
+        kernels.scale(total, shares[0])
+    for gradient, share in zip(pushed[1:], shares[1:], strict=True):
+        kernels.accumulate(total, gradient, share)
+    kernels.scale(total, 1.0 / sum(shares))
+    return total

@@ -1,0 +1,179 @@
+"""How a shard enforces each consistency mode: pure bookkeeping over clocks, without values, locks or threads.
+
+A mode answers two questions. May this worker pull at this step? And, of what was pushed, what is to be applied now?
+`shoal_server.shard_state` asks them; `shoal.consistency` is what users choose by.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal import consistency
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one push brings to a shard."""
+
+    rank: int  # place in sums, so that additions happen in the same order in each run
+    step: int
+    weight: float  # in a step's mean; 0 passes the step by
+    version: int  # of the shard when the worker pulled
+    payload: Any  # the gradient, which no state machine looks into; None when weight is 0
+
+
+@dataclass(slots=True)
+class Clock:
+    """What a shard knows of one admitted worker."""
+
+    incarnation: int
+    rank: int
+    steps: int  # finished; never falls
+    fresh: bool = True  # has neither pulled nor pushed yet: its first call says where it really is
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """One update of the shard: the weighted mean of the contributions, in order of rank."""
+
+    contributions: tuple[Contribution, ...]
+    learning_rate_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a mode makes of a push."""
+
+    accepted: bool
+    applies: list[Apply] = field(default_factory=list)
+
+
+Clocks = Mapping[str, Clock]
+
+
+def slowest(clocks: Clocks, default: int) -> int:
+    """Steps finished by the slowest admitted worker; `default` if there is none."""
+    return min((clock.steps for clock in clocks.values()), default=default)
+
+
+class Mode(ABC):
+    """One shard's enforcement of one consistency mode."""
+
+    @abstractmethod
+    def may_pull(self, step: int, clocks: Clocks) -> bool:
+        """Whether a worker that has finished `step` steps may have the values now."""
+
+    @abstractmethod
+    def take(self, contribution: Contribution, staleness: int) -> Taken:
+        """Takes in a push; the pusher's clock is set afterwards, by the caller."""
+
+    def settle(self, clocks: Clocks) -> list[Apply]:
+        """What is to be applied now that clocks moved or workers came and went."""
+        del clocks
+        return []
+
+    @abstractmethod
+    def next_step(self, steps: int) -> int:
+        """The step to take for a worker that has finished `steps`."""
+
+    @abstractmethod
+    def entry_step(self, clocks: Clocks, furthest: int) -> int:
+        """The step at which a newcomer joins; `furthest` is the most steps any worker ever finished here."""
+
+
+class Asynchronous(Mode):
+    """Applies each push when it comes; no pull waits."""
+
+    def __init__(self, *, scale_by_staleness: bool) -> None:
+        self._scale_by_staleness = scale_by_staleness
+
+    def may_pull(self, step: int, clocks: Clocks) -> bool:
+        del step, clocks
+        return True
+
+    def take(self, contribution: Contribution, staleness: int) -> Taken:
+        if contribution.payload is None:
+            return Taken(accepted=True)
+        scale = 1.0 / max(1, staleness) if self._scale_by_staleness else 1.0
+        return Taken(accepted=True, applies=[Apply((contribution,), scale)])
+
+    def next_step(self, steps: int) -> int:
+        return steps
+
+    def entry_step(self, clocks: Clocks, furthest: int) -> int:
+        # Among the slowest: a newcomer behind them would make a bounded mode's others wait for its catching up.
+        return slowest(clocks, furthest)
+
+
+class BoundedStaleness(Asynchronous):
+    """As asynchronous, but a pull waits until the slowest worker is within `bound` steps (Ho et al., NIPS 2013)."""
+
+    def __init__(self, bound: int) -> None:
+        super().__init__(scale_by_staleness=False)
+        self._bound = bound
+
+    def may_pull(self, step: int, clocks: Clocks) -> bool:
+        return step - slowest(clocks, step) <= self._bound
+
+
+class Synchronous(Mode):
+    """Collects each step's contributions and applies their mean once the step closes.
+
+    The open step closes when at most `backup_workers` admitted workers still owe it (have not finished it) and
+    something was contributed, or when nobody owes it. What comes for a closed step is dropped.
+    """
+
+    def __init__(self, backup_workers: int) -> None:
+        self._backup_workers = backup_workers
+        self._open_step = 0
+        # By step, then rank. Steps after the open one come only from a worker that joined ahead of this shard.
+        self._held: dict[int, dict[int, Contribution]] = {}
+
+    def may_pull(self, step: int, clocks: Clocks) -> bool:
+        del clocks
+        return step <= self._open_step
+
+    def take(self, contribution: Contribution, staleness: int) -> Taken:
+        del staleness
+        if contribution.step < self._open_step:
+            return Taken(accepted=False)
+        if contribution.payload is not None:
+            self._held.setdefault(contribution.step, {})[contribution.rank] = contribution
+        return Taken(accepted=True)
+
+    def settle(self, clocks: Clocks) -> list[Apply]:
+        applies = []
+        while self._closes(clocks):
+            held = self._held.pop(self._open_step, {})
+            if held:
+                applies.append(Apply(tuple(held[rank] for rank in sorted(held))))
+            self._open_step += 1
+        return applies
+
+    def _closes(self, clocks: Clocks) -> bool:
+        owing = sum(clock.steps <= self._open_step for clock in clocks.values())
+        if self._held.get(self._open_step):
+            return owing <= self._backup_workers
+        passed_by_all = bool(clocks) and owing == 0
+        # With nobody left, go on to what a worker that was ahead had contributed.
+        return passed_by_all or (not clocks and any(step > self._open_step for step in self._held))
+
+    def next_step(self, steps: int) -> int:
+        return max(steps, self._open_step)
+
+    def entry_step(self, clocks: Clocks, furthest: int) -> int:
+        del clocks, furthest
+        return self._open_step
+
+
+def mode_for(spec: consistency.Consistency) -> Mode:
+    """A fresh enforcement of what a job asks for."""
+    match spec:
+        case consistency.Synchronous(backup_workers):
+            return Synchronous(backup_workers)
+        case consistency.Asynchronous(scale_by_staleness):
+            return Asynchronous(scale_by_staleness=scale_by_staleness)
+        case consistency.BoundedStaleness(bound):
+            return BoundedStaleness(bound)
+    raise TypeError(f"no enforcement for {spec!r}")

@@ -1,0 +1,88 @@
+"""The parameter server as a process: starts its parts in order, and stops them in the opposite one."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from shoal import _rpc
+from shoal._coordinator import CoordinatorClient, Membership
+from shoal.v1 import coordinator_pb2, parameter_server_pb2_grpc
+from shoal_server import kernels
+from shoal_server.metrics import ServerMetrics
+from shoal_server.servicer import SERVICE, ParameterServerServicer
+from shoal_server.store import ShardStore
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a server is started with; `shoal server --help` says what each means."""
+
+    name: str
+    coordinator: str
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""
+    rpc_threads: int = 16
+    retry_for_s: float = 30.0
+    metrics_address: str = ""
+
+
+class Server:
+    """A running parameter server: kernels compiled, port open, member of its cluster."""
+
+    def __init__(self, config: ServerConfig, registry: CollectorRegistry) -> None:
+        _log.info("kernels are ready", seconds=round(kernels.warm_up(), 3))
+        metrics = ServerMetrics(registry)
+        self.store = ShardStore(metrics.apply_seconds.observe)
+        metrics.watch(
+            shards=lambda: self.store.load()[0],
+            held_bytes=lambda: self.store.load()[1],
+            waiting=lambda: sum(shard.waiting for shard in self.store.everything()),
+        )
+        self._senders = ThreadPoolExecutor(config.rpc_threads, thread_name_prefix="pull")
+        servicer = ParameterServerServicer(self.store, metrics, self._senders)
+        add = parameter_server_pb2_grpc.add_ParameterServerServicer_to_server
+        self._rpc = _rpc.RpcServer(
+            config.listen, [(SERVICE, add, servicer)], threads=config.rpc_threads, advertise=config.advertise
+        )
+        self.address = self._rpc.address
+        self._rpc.start()
+        self._coordinator = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
+        self._membership = Membership(
+            self._coordinator,
+            coordinator_pb2.RegisterRequest(
+                role=coordinator_pb2.SERVER,
+                member=config.name,
+                address=self.address,
+                metrics_address=config.metrics_address,
+            ),
+            on_incarnation=self._on_incarnation,
+            load=self.store.load,
+        )
+        try:
+            self._membership.start()
+        except BaseException:
+            self._close()
+            raise
+        self._rpc.set_ready(True)
+
+    def stop(self) -> None:
+        """Leaves the cluster, refuses new calls and frees everything."""
+        self._rpc.set_ready(False)
+        self._membership.stop()
+        self._close()
+
+    def _on_incarnation(self, incarnation: int) -> None:
+        # Declared dead meanwhile, so the jobs that had shards here have been given up or moved.
+        if self.store.load()[0]:
+            _log.warning("a new incarnation: dropping the shards of the old one", incarnation=incarnation)
+            self.store.clear()
+
+    def _close(self) -> None:
+        self._coordinator.close()
+        self.store.clear()  # ends the pulls that wait
+        self._rpc.stop()
+        self._senders.shutdown(wait=True)

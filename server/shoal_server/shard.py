@@ -1,0 +1,251 @@
+"""The door of a shard: one lock around its state machine and its arenas. Nothing else changes either."""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from shoal import consistency, errors, optim
+from shoal._layout import Aggregation, ShardLayout
+from shoal.variables import Variable
+from shoal_server import kernels
+from shoal_server import shard_state as machine
+from shoal_server.arena import Arena
+from shoal_server.consistency import Apply, mode_for
+
+
+class PullTicket(Protocol):
+    """What a shard tells of a pull that it was asked for; called without the shard's lock."""
+
+    def answer(self, step: int) -> None:
+        """The values may be read now."""
+
+    def refuse(self, error: errors.ShoalError) -> None:
+        """They never may."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """What all shards of a job have in common."""
+
+    name: str
+    epoch: int
+    variables: dict[str, Variable]
+    optimizer: optim.Optimizer
+    consistency: consistency.Consistency
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Names a push for ever."""
+
+    worker: str
+    incarnation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Snapshot:
+    """The values of a shard at one version, as they travel; never written to."""
+
+    version: int
+    arenas: tuple[np.ndarray, ...]
+
+
+# By arena: what a push brings, in the arena's own dtype.
+Payload = Mapping[int, np.ndarray]
+
+
+class Shard:
+    """Variables' slices that are versioned, locked and placed together.
+
+    Args:
+        terms: of the job.
+        layout: of this shard.
+        on_apply: told the seconds that each update took.
+    """
+
+    def __init__(
+        self, terms: JobTerms, layout: ShardLayout, on_apply: Callable[[float], None] = lambda _: None
+    ) -> None:
+        self.layout = layout
+        self.epoch = terms.epoch
+        self._on_apply = on_apply
+        self._arenas = [Arena(arena, terms.variables, terms.optimizer, terms.seed) for arena in layout.arenas]
+        # Guards _state, the arenas' values and slots, and _snapshot. Nothing is called under it that takes a lock,
+        # sends, or waits; kernels run under it, without the interpreter's lock.
+        self._lock = threading.Lock()
+        self._state = machine.ShardState(f"{terms.name}/{layout.shard}", mode_for(terms.consistency))
+        # The newest version's copy while anybody still sends it: pulls of one version share it.
+        self._snapshot: weakref.ref[Snapshot] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and slots."""
+        return sum(arena.nbytes for arena in self._arenas)
+
+    @property
+    def waiting(self) -> int:
+        """Pulls that wait for the consistency mode."""
+        return self._state.waiting
+
+    @property
+    def version(self) -> int:
+        """Updates applied."""
+        return self._state.version
+
+    def accept(self, received: Mapping[int, np.ndarray]) -> Payload:
+        """What a push brought, by arena, converted for `stage`; outside the lock, for it takes a pass or two.
+
+        Raises:
+            NonFiniteGradient: NaN or Inf somewhere.
+        """
+        payload = {}
+        for index, array in received.items():
+            converted = self._arenas[index].accept(array)
+            if converted.dtype.kind == "f" and not kernels.all_finite(converted):
+                raise self._non_finite(index, converted)
+            payload[index] = converted
+        return payload
+
+    def answer_to(self, stamp: Stamp) -> machine.AnswerPush | None:
+        """What this push was answered, if it was committed before."""
+        with self._lock:
+            return self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
+
+    def stage(self, stamp: Stamp, weight: float, version: int, payload: Payload | None) -> machine.AnswerPush:
+        """Holds a whole push until it is committed; repeats are answered as the first was.
+
+        Raises:
+            Fenced: the worker is not admitted.
+            BadRequest: a step of long ago.
+        """
+        event = machine.PushStaged(stamp.worker, stamp.incarnation, stamp.step, weight, version, payload)
+        return self._push(event)
+
+    def commit(self, stamp: Stamp) -> machine.AnswerPush:
+        """Lets a staged push count.
+
+        Raises:
+            NotStaged: there is none with this stamp.
+            Fenced: the worker is not admitted.
+        """
+        return self._push(machine.PushCommitted(stamp.worker, stamp.incarnation, stamp.step))
+
+    def pull(self, ticket: PullTicket, stamp: Stamp) -> None:
+        """Asks for the values: `ticket` is answered, at once or when the consistency mode lets it.
+
+        Raises:
+            Fenced: the worker is not admitted.
+            Overloaded: too many pulls wait here.
+        """
+        self._handle(machine.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step))
+
+    def abandon(self, ticket: PullTicket) -> None:
+        """Forgets a waiting pull."""
+        self._handle(machine.PullAbandoned(ticket))
+
+    def admit(self, worker: str, incarnation: int, rank: int) -> int:
+        """Lets a worker in; the step at which it may begin here."""
+        self._handle(machine.WorkerAdmitted(worker, incarnation, rank))
+        with self._lock:
+            return self._state.entry_step()
+
+    def fence(self, worker: str, incarnation: int) -> int:
+        """Refuses a worker's calls from now on; how many steps it had committed here."""
+        self._handle(machine.WorkerFenced(worker, incarnation))
+        with self._lock:
+            return self._state.committed_steps(worker)
+
+    def release(self, worker: str, incarnation: int, committed_steps: int) -> None:
+        """Takes a worker out of the barriers."""
+        self._handle(machine.WorkerReleased(worker, incarnation, committed_steps))
+
+    def close(self) -> None:
+        """Refuses what waits: the job is gone from this server."""
+        with self._lock:
+            tickets = self._state.abandon_all()
+        error = errors.UnknownJob(f"{self._state.name} was dropped from this server")
+        for ticket in tickets:
+            ticket.refuse(error)
+
+    def assign(self, values: Mapping[int, np.ndarray]) -> None:
+        """Overwrites initial values.
+
+        Raises:
+            BadRequest: training has begun.
+        """
+        with self._lock:
+            if self._state.version or self._state.clocks:
+                raise errors.BadRequest(f"{self._state.name}: values are assigned before training begins, not during")
+            for index, array in values.items():
+                self._arenas[index].assign(self._arenas[index].accept(array))
+            self._snapshot = None
+
+    def snapshot(self) -> Snapshot:
+        """The values at the newest version, copied once for all who ask while it is the newest."""
+        with self._lock:
+            snapshot = self._snapshot() if self._snapshot else None
+            if snapshot is None or snapshot.version != self._state.version:
+                snapshot = Snapshot(self._state.version, tuple(arena.snapshot() for arena in self._arenas))
+                self._snapshot = weakref.ref(snapshot)
+            return snapshot
+
+    def history(self) -> list[machine.Admission]:
+        """The latest admissions, oldest first."""
+        with self._lock:
+            return list(self._state.history)
+
+    def covers(self, aggregations: Collection[Aggregation]) -> bool:
+        """Whether any arena is of one of these."""
+        return any(arena.aggregation in aggregations for arena in self.layout.arenas)
+
+    def _push(self, event: machine.PushStaged | machine.PushCommitted) -> machine.AnswerPush:
+        for effect in self._handle(event):
+            if isinstance(effect, machine.AnswerPush):
+                return effect
+        raise AssertionError(f"the machine did not answer {event}")
+
+    def _handle(self, event: machine.Event) -> list[machine.Effect]:
+        with self._lock:
+            effects = self._state.handle(event)
+            base = self._state.version - sum(isinstance(effect, Apply) for effect in effects)
+            for effect in effects:
+                if isinstance(effect, Apply):
+                    self._apply(effect, base)
+                    base += 1
+        for effect in effects:
+            match effect:
+                case machine.AnswerPull(ticket, step):
+                    ticket.answer(step)
+                case machine.RefusePull(ticket, error):
+                    ticket.refuse(error)
+        return effects
+
+    def _apply(self, update: Apply, version: int) -> None:
+        start = time.perf_counter()
+        for index, arena in enumerate(self._arenas):
+            parts = [part for part in update.contributions if index in part.payload]
+            if parts:
+                arena.apply(
+                    [part.payload[index] for part in parts],
+                    [part.weight for part in parts],
+                    version=version,
+                    scale=update.learning_rate_scale,
+                )
+        self._on_apply(time.perf_counter() - start)
+
+    def _non_finite(self, index: int, array: np.ndarray) -> errors.NonFiniteGradient:
+        arena = self.layout.arenas[index]
+        first = int(np.flatnonzero(~np.isfinite(array))[0])
+        name = next(part.variable for part in reversed(arena.slices) if part.offset <= first)
+        return errors.NonFiniteGradient(
+            f"{self._state.name}: what was pushed for {name!r} holds {array[first]}; the whole push was rejected and "
+            "no variable changed. Look for a too large learning rate or a division by zero, or skip this step",
+            variable=name,
+        )

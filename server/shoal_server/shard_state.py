@@ -1,0 +1,381 @@
+"""The state machine of one shard: who may pull, what is applied, what a repeated push is answered.
+
+Pure: no values, no locks, no clocks, no I/O. `ShardState.handle(event)` returns effects, which `shoal_server.shard`
+performs in order. Gradients pass through as opaque payloads.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from shoal import errors
+from shoal_server.consistency import Apply, Clock, Contribution, Mode, slowest
+
+# How many admissions a shard remembers for `GetHistory`.
+HISTORY = 65_536
+# How many pulls may wait at one shard; each waits in memory, not in a thread.
+MAX_WAITING_PULLS = 16_384
+# How many fenced workers a shard remembers, so that an admission that was delayed on its way is refused.
+FENCED_WORKERS = 4_096
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAdmitted:
+    """The coordinator lets a worker in."""
+
+    worker: str
+    incarnation: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFenced:
+    """This and all earlier lives of a worker are over: refuse its calls, but wait with its barriers."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReleased:
+    """A worker leaves the barriers; its staged push counts if its step is below `committed_steps`."""
+
+    worker: str
+    incarnation: int
+    committed_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequested:
+    """A worker, or a reader (worker ""), asks for the values."""
+
+    ticket: Any
+    worker: str
+    incarnation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullAbandoned:
+    """The caller of a waiting pull is gone."""
+
+    ticket: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PushStaged:
+    """A whole gradient has arrived and is sound."""
+
+    worker: str
+    incarnation: int
+    step: int
+    weight: float
+    version: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PushCommitted:
+    """The staged gradient of this step counts from now on."""
+
+    worker: str
+    incarnation: int
+    step: int
+
+
+Event = WorkerAdmitted | WorkerFenced | WorkerReleased | PullRequested | PullAbandoned | PushStaged | PushCommitted
+
+# Effects, besides `Apply`.
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPull:
+    """Send the values, as they are after the effects before this one."""
+
+    ticket: Any
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusePull:
+    """End a pull with an error."""
+
+    ticket: Any
+    error: errors.ShoalError
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPush:
+    """The answer to a push, now and whenever it is repeated."""
+
+    outcome: Literal["staged", "accepted", "dropped_late", "skipped"]
+    staleness: int
+    step: int  # the worker's next
+    version: int
+
+
+Effect = Apply | AnswerPull | RefusePull | AnswerPush
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A pull or push that was let through, with the clocks at that moment."""
+
+    kind: Literal["pull", "push"]
+    worker: str
+    step: int
+    slowest: int
+    version: int
+
+
+@dataclass(slots=True)
+class _Answered:
+    """The last push of a worker that was committed: its step, and what it was answered."""
+
+    step: int
+    answer: AnswerPush
+
+
+@dataclass(slots=True)
+class _Waiting:
+    worker: str
+    step: int
+
+
+@dataclass
+class ShardState:
+    """One shard's machine.
+
+    Args:
+        name: of the shard, for messages: "job/3".
+        mode: enforces the job's consistency.
+    """
+
+    name: str
+    mode: Mode
+    version: int = 0  # updates applied; never falls
+    clocks: dict[str, Clock] = field(default_factory=dict)  # the admitted workers, fenced ones until released
+    furthest: int = 0  # the most steps any worker ever finished; at least every clock
+    history: deque[Admission] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    # Worker -> newest incarnation that is refused; the latest FENCED_WORKERS, in order of fencing.
+    _fenced: dict[str, int] = field(default_factory=dict)
+    _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one a worker, not yet committed
+    _answered: dict[str, _Answered] = field(default_factory=dict)  # admitted workers only
+    _waiting: dict[Any, _Waiting] = field(default_factory=dict)  # in order of arrival
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Takes one event and says what to do.
+
+        Raises:
+            Fenced: the event comes from a worker, or a life of it, that is not admitted.
+            NotStaged: a commit without a staged push.
+            BadRequest: a step that is behind the worker's own clock.
+            Overloaded: too many pulls wait.
+        """
+        handler: Callable[[Any], list[Effect]] = getattr(self, f"_on_{_HANDLERS[type(event)]}")
+        return handler(event)
+
+    def entry_step(self) -> int:
+        """The step at which a newcomer joins."""
+        return self.mode.entry_step(self.clocks, self.furthest)
+
+    def committed_steps(self, worker: str) -> int:
+        """1 + the last committed step of a worker, 0 if none."""
+        answered = self._answered.get(worker)
+        return answered.step + 1 if answered else 0
+
+    def answer_to(self, worker: str, incarnation: int, step: int) -> AnswerPush | None:
+        """What a push with this stamp was answered, if it was committed.
+
+        Raises:
+            Fenced: the worker, or this life of it, is not admitted.
+            BadRequest: an older step than the last one answered.
+        """
+        clock = self._admitted(worker, incarnation)
+        answered = self._answered.get(worker)
+        if answered and answered.step == step:
+            return answered.answer
+        if step < clock.steps and not clock.fresh:
+            raise errors.BadRequest(
+                f"{self.name}: {worker} pushes step {step}, but has finished {clock.steps} steps; only the last push "
+                "may be repeated",
+                step=step,
+                expected=clock.steps,
+            )
+        return None
+
+    def abandon_all(self) -> list[Any]:
+        """Forgets all waiting pulls: their tickets."""
+        tickets = list(self._waiting)
+        self._waiting.clear()
+        return tickets
+
+    @property
+    def waiting(self) -> int:
+        """Pulls that wait."""
+        return len(self._waiting)
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken; called after every event in tests."""
+        assert all(clock.steps <= self.furthest for clock in self.clocks.values())
+        assert self._staged.keys() <= self.clocks.keys()
+        assert self._answered.keys() <= self.clocks.keys()
+        assert len({clock.rank for clock in self.clocks.values()}) == len(self.clocks)
+        for pull in self._waiting.values():
+            assert pull.worker in self.clocks
+            assert not self.mode.may_pull(pull.step, self.clocks), "a pull waits that could be answered"
+
+    def _on_admitted(self, event: WorkerAdmitted) -> list[Effect]:
+        clock = self.clocks.get(event.worker)
+        if clock and clock.incarnation == event.incarnation:
+            return []  # repeated
+        if event.incarnation <= self._fenced.get(event.worker, 0):
+            raise self._not_admitted(event.worker, event.incarnation)
+        if clock:
+            raise errors.BadRequest(
+                f"{self.name}: {event.worker} is still admitted as incarnation {clock.incarnation}; release that first",
+                worker=event.worker,
+            )
+        self.clocks[event.worker] = Clock(event.incarnation, event.rank, self.entry_step())
+        return []
+
+    def _on_fenced(self, event: WorkerFenced) -> list[Effect]:
+        self._fenced[event.worker] = max(event.incarnation, self._fenced.pop(event.worker, 0))
+        if len(self._fenced) > FENCED_WORKERS:
+            del self._fenced[next(iter(self._fenced))]
+        clock = self.clocks.get(event.worker)
+        if not clock or clock.incarnation > event.incarnation:
+            return []
+        tickets = [ticket for ticket, pull in self._waiting.items() if pull.worker == event.worker]
+        for ticket in tickets:
+            del self._waiting[ticket]
+        error = self._not_admitted(event.worker, clock.incarnation)
+        return [RefusePull(ticket, error) for ticket in tickets]
+
+    def _on_released(self, event: WorkerReleased) -> list[Effect]:
+        effects = self._on_fenced(WorkerFenced(event.worker, event.incarnation))
+        clock = self.clocks.get(event.worker)
+        if not clock or clock.incarnation > event.incarnation:
+            return effects
+        staged = self._staged.get(event.worker)
+        if staged and staged.step < event.committed_steps:
+            # Another shard has committed this push, so it was staged on all: it counts here too.
+            effects += [effect for effect in self._commit(event.worker, clock) if not isinstance(effect, AnswerPush)]
+        self._staged.pop(event.worker, None)
+        self._answered.pop(event.worker, None)
+        del self.clocks[event.worker]
+        return [*effects, *self._settle()]
+
+    def _on_pull(self, event: PullRequested) -> list[Effect]:
+        if not event.worker:
+            return [AnswerPull(event.ticket, event.step)]
+        clock = self._admitted(event.worker, event.incarnation)
+        effects = self._locate(clock, event.step)
+        if self.mode.may_pull(event.step, self.clocks):
+            return [*effects, self._admit_pull(event.ticket, event.worker, event.step)]
+        if len(self._waiting) >= MAX_WAITING_PULLS:
+            raise errors.Overloaded(f"{self.name}: {MAX_WAITING_PULLS} pulls wait already; try again later")
+        self._waiting[event.ticket] = _Waiting(event.worker, event.step)
+        return effects
+
+    def _on_abandoned(self, event: PullAbandoned) -> list[Effect]:
+        self._waiting.pop(event.ticket, None)
+        return []
+
+    def _on_staged(self, event: PushStaged) -> list[Effect]:
+        answer = self.answer_to(event.worker, event.incarnation, event.step)
+        if answer:
+            return [answer]
+        clock = self.clocks[event.worker]
+        self._staged[event.worker] = Contribution(clock.rank, event.step, event.weight, event.version, event.payload)
+        return [AnswerPush("staged", 0, event.step, self.version)]
+
+    def _on_committed(self, event: PushCommitted) -> list[Effect]:
+        answer = self.answer_to(event.worker, event.incarnation, event.step)
+        if answer:
+            return [answer]
+        staged = self._staged.get(event.worker)
+        if not staged or staged.step != event.step:
+            raise errors.NotStaged(
+                f"{self.name}: step {event.step} of {event.worker} is not staged here; push it again", step=event.step
+            )
+        clock = self.clocks[event.worker]
+        effects = self._locate(clock, event.step)
+        return effects + self._commit(event.worker, clock)
+
+    def _commit(self, worker: str, clock: Clock) -> list[Effect]:
+        staged = self._staged.pop(worker)
+        staleness = max(0, self.version - staged.version) if staged.payload is not None else 0
+        self._record("push", worker, staged.step)
+        taken = self.mode.take(staged, staleness)
+        self._advance(clock, staged.step + 1)
+        effects = self._apply(taken.applies)
+        effects += self._settle()
+        if not taken.accepted:
+            self._advance(clock, self.mode.next_step(clock.steps))
+        outcome: Literal["accepted", "dropped_late", "skipped"] = (
+            "skipped" if staged.payload is None else "accepted" if taken.accepted else "dropped_late"
+        )
+        answer = AnswerPush(outcome, staleness, self.mode.next_step(staged.step + 1), self.version)
+        self._answered[worker] = _Answered(staged.step, answer)
+        return [*effects, answer]
+
+    def _locate(self, clock: Clock, step: int) -> list[Effect]:
+        """A newcomer's first call says at which step it really begins: the largest entry step of all shards."""
+        if not clock.fresh:
+            return []
+        clock.fresh = False
+        self._advance(clock, step)
+        return self._settle()
+
+    def _advance(self, clock: Clock, steps: int) -> None:
+        clock.steps = max(clock.steps, steps)
+        self.furthest = max(self.furthest, clock.steps)
+
+    def _settle(self) -> list[Effect]:
+        """Applies what the mode lets go and answers the pulls that need wait no longer, in order of arrival."""
+        effects = self._apply(self.mode.settle(self.clocks))
+        ready = [(ticket, pull) for ticket, pull in self._waiting.items() if self.mode.may_pull(pull.step, self.clocks)]
+        for ticket, pull in ready:
+            del self._waiting[ticket]
+            effects.append(self._admit_pull(ticket, pull.worker, pull.step))
+        return effects
+
+    def _apply(self, applies: list[Apply]) -> list[Effect]:
+        self.version += len(applies)
+        return list(applies)
+
+    def _admit_pull(self, ticket: Any, worker: str, step: int) -> AnswerPull:
+        self._record("pull", worker, step)
+        return AnswerPull(ticket, self.mode.next_step(step))
+
+    def _record(self, kind: Literal["pull", "push"], worker: str, step: int) -> None:
+        self.history.append(Admission(kind, worker, step, slowest(self.clocks, step), self.version))
+
+    def _admitted(self, worker: str, incarnation: int) -> Clock:
+        clock = self.clocks.get(worker)
+        if not clock or clock.incarnation != incarnation or incarnation <= self._fenced.get(worker, 0):
+            raise self._not_admitted(worker, incarnation)
+        return clock
+
+    def _not_admitted(self, worker: str, incarnation: int) -> errors.Fenced:
+        return errors.Fenced(
+            f"{self.name}: incarnation {incarnation} of {worker} is not admitted: it was declared dead, replaced, or "
+            "has left; join the job again",
+            worker=worker,
+            incarnation=incarnation,
+        )
+
+
+_HANDLERS: dict[type, str] = {
+    WorkerAdmitted: "admitted",
+    WorkerFenced: "fenced",
+    WorkerReleased: "released",
+    PullRequested: "pull",
+    PullAbandoned: "abandoned",
+    PushStaged: "staged",
+    PushCommitted: "committed",
+}

@@ -1,0 +1,114 @@
+"""The shards that a server hosts, by job."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from shoal import errors
+from shoal._layout import ShardLayout
+from shoal_server.shard import JobTerms, Shard
+
+
+class ShardStore:
+    """All shards of one server.
+
+    Args:
+        on_apply: told the seconds that each update of any shard took.
+    """
+
+    def __init__(self, on_apply: Callable[[float], None] = lambda _: None) -> None:
+        self._on_apply = on_apply
+        self._lock = threading.Lock()  # guards _jobs and its dicts; taken before no other lock
+        self._jobs: dict[str, tuple[JobTerms, dict[int, Shard]]] = {}
+
+    def create(self, terms: JobTerms, layouts: Iterable[ShardLayout]) -> int:
+        """Hosts shards of a job, and says how many bytes they take. Those there already, at this epoch, stay.
+
+        Raises:
+            StaleEpoch: the job is hosted at a later epoch.
+        """
+        held = self._hosted(terms.name)
+        if held and held[0].epoch > terms.epoch:
+            raise self._stale(terms.name, terms.epoch, held[0].epoch)
+        existing = held[1] if held and held[0].epoch == terms.epoch else {}
+        # Allocated outside the lock: filling gigabytes takes seconds, and other jobs go on meanwhile.
+        shards = {
+            layout.shard: existing.get(layout.shard) or Shard(terms, layout, self._on_apply) for layout in layouts
+        }
+        with self._lock:
+            self._jobs[terms.name] = (terms, existing | shards)
+        if held and held[0].epoch < terms.epoch:
+            self._close(held[1].values())
+        return sum(shard.nbytes for shard in (existing | shards).values())
+
+    def drop(self, job: str) -> None:
+        """Frees a job's shards, if there are any."""
+        with self._lock:
+            held = self._jobs.pop(job, None)
+        if held:
+            self._close(held[1].values())
+
+    def clear(self) -> None:
+        """Frees everything: the cluster has given this server up."""
+        with self._lock:
+            held, self._jobs = self._jobs, {}
+        for _, shards in held.values():
+            self._close(shards.values())
+
+    def shards(self, job: str, indices: Sequence[int], epoch: int) -> list[Shard]:
+        """Some shards of a job.
+
+        Raises:
+            UnknownJob, UnknownShard: this server does not host them.
+            StaleEpoch: it does, but at another epoch.
+            BadRequest: none are named, or one twice.
+        """
+        if not indices or len(set(indices)) != len(indices):
+            raise errors.BadRequest(f"shards {list(indices)} of {job}: name at least one, and each once")
+        terms, held = self._known(job)
+        if terms.epoch != epoch:
+            raise self._stale(job, epoch, terms.epoch)
+        missing = [index for index in indices if index not in held]
+        if missing:
+            raise errors.UnknownShard(f"this server does not host shards {missing} of {job}; it has {sorted(held)}")
+        return [held[index] for index in indices]
+
+    def all_shards(self, job: str) -> list[Shard]:
+        """The shards of a job, at whatever epoch.
+
+        Raises:
+            UnknownJob: there are none here.
+        """
+        return list(self._known(job)[1].values())
+
+    def everything(self) -> list[Shard]:
+        """The shards of all jobs."""
+        with self._lock:
+            return [shard for _, shards in self._jobs.values() for shard in shards.values()]
+
+    def load(self) -> tuple[int, int]:
+        """How many shards there are, and their bytes."""
+        shards = self.everything()
+        return len(shards), sum(shard.nbytes for shard in shards)
+
+    def _hosted(self, job: str) -> tuple[JobTerms, dict[int, Shard]] | None:
+        with self._lock:
+            return self._jobs.get(job)
+
+    def _known(self, job: str) -> tuple[JobTerms, dict[int, Shard]]:
+        held = self._hosted(job)
+        if held is None:
+            raise errors.UnknownJob(f"job {job!r} has no shards on this server; it may have ended or been dropped")
+        return held
+
+    @staticmethod
+    def _stale(job: str, got: int, current: int) -> errors.StaleEpoch:
+        return errors.StaleEpoch(
+            f"{job} is at epoch {current} here, the request at {got}; fetch the placement again",
+            expected=current,
+            got=got,
+        )
+
+    @staticmethod
+    def _close(shards: Iterable[Shard]) -> None:
+        for shard in shards:
+            shard.close()

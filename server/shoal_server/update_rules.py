@@ -1,0 +1,289 @@
+"""What an update does to one arena: optimizers bound to their kernels, and the rules of variables without gradients.
+
+A rule has no state. It names the slots that it needs, so that an arena can allocate them and a checkpoint save them by
+name; everything else comes with the call. Which gradient is applied when is decided elsewhere (`consistency`).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal import optim
+from shoal._layout import Aggregation
+from shoal_server import kernels
+
+O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Runs of an arena that share a weight decay.
+
+    Attributes:
+        bounds: int64[n + 1], in elements: run k is [bounds[k], bounds[k + 1]). Starts at 0, never falls.
+        decay: float64[n], the weight decay of each run.
+    """
+
+    bounds: npt.NDArray[np.int64]
+    decay: npt.NDArray[np.float64]
+
+    @property
+    def elements(self) -> int:
+        """The size of the arena that these runs cover."""
+        return int(self.bounds[-1])
+
+
+def segments_for(slices: Sequence[tuple[str, int]], optimizer: optim.Optimizer) -> Segments:
+    """The fewest segments of an arena that holds these slices.
+
+    Args:
+        slices: (variable name, elements) in the arena's order, without gaps.
+        optimizer: says the weight decay of a variable.
+    """
+    runs = [
+        (decay, sum(elements for _, elements in run))
+        for decay, run in groupby(slices, key=lambda part: optimizer.decay_of(part[0]))
+    ]
+    return Segments(
+        bounds=np.cumsum([0, *(elements for _, elements in runs)], dtype=np.int64),
+        decay=np.array([decay for decay, _ in runs], np.float64),
+    )
+
+
+class UpdateRule(ABC):
+    """How a gradient changes an arena.
+
+    Attributes:
+        slots: names of the arrays of state, each as long as the values and of their dtype. They go into checkpoints:
+            never reused for something else.
+    """
+
+    slots: tuple[str, ...]
+
+    def initial(self, _slot: str, /) -> float:
+        """What every element of a slot is before the first update."""
+        return 0.0
+
+    @abstractmethod
+    def apply(
+        self,
+        values: np.ndarray,
+        gradient: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        *,
+        version: int,
+        lr_scale: float,
+        segments: Segments,
+    ) -> None:
+        """Applies one gradient to one arena, in place: one push's, or the mean of a step's.
+
+        Args:
+            values: float32 or float64, flat; changed.
+            gradient: of the same dtype and size, finite; kept as it is.
+            slots: at least `self.slots`; changed.
+            version: updates that this arena has seen before.
+            lr_scale: multiplies the learning rate (staleness).
+            segments: cover the arena.
+
+        Raises:
+            ValueError: dtypes or sizes do not fit together, or a slot is missing. Nothing was changed.
+        """
+
+
+class _DenseRule(UpdateRule, Generic[O]):
+    """A rule that is one call of a kernel: (values, gradient, slots, segments, scalars).
+
+    Attributes:
+        kernel: of `kernels`.
+        kernel_slots: slots in the kernel's order; those that are not among `slots` are passed as None.
+    """
+
+    kernel: ClassVar[Callable[..., None]]
+    kernel_slots: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, optimizer: O) -> None:
+        self.optimizer = optimizer
+        self.slots = self.kernel_slots
+
+    @abstractmethod
+    def scalars(self, rate: float, version: int, /) -> tuple[float | None, ...] | None:
+        """The kernel's scalars, in its order, for an update at this learning rate; None for no update at all."""
+
+    def apply(
+        self,
+        values: np.ndarray,
+        gradient: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        *,
+        version: int,
+        lr_scale: float,
+        segments: Segments,
+    ) -> None:
+        if missing := [name for name in self.slots if name not in slots]:
+            raise ValueError(f"slots {', '.join(missing)} are missing; {self.optimizer.name} needs {self.slots}")
+        state = [slots[name] if name in self.slots else None for name in self.kernel_slots]
+        _check_arrays(values, [gradient, *(slot for slot in state if slot is not None)])
+        if segments.elements != values.size:
+            raise ValueError(f"the segments cover {segments.elements} elements of an arena of {values.size}")
+        scalars = self.scalars(self.optimizer.rate(version) * lr_scale, version)
+        if scalars is not None:
+            typed = [None if number is None else values.dtype.type(number) for number in scalars]
+            self.kernel(values, gradient, *state, segments.bounds, segments.decay, *typed)
+
+
+def _check_arrays(values: np.ndarray, others: Sequence[np.ndarray]) -> None:
+    """Kernels trust their sizes, so a mismatch here would be a stray write there."""
+    for other in others:
+        if other.dtype != values.dtype or other.shape != values.shape or values.ndim != 1:
+            raise ValueError(
+                f"{other.dtype}{other.shape} does not go with an arena of {values.dtype}{values.shape}; "
+                "arrays are flat, and all of one dtype and size"
+            )
+
+
+class _SGD(_DenseRule[optim.SGD]):
+    kernel = staticmethod(kernels.sgd)
+
+    def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...]:
+        return (rate,)
+
+
+class _Momentum(_DenseRule[optim.Momentum]):
+    kernel = staticmethod(kernels.momentum)
+    kernel_slots = ("momentum_buffer",)
+
+    def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...]:
+        spec = self.optimizer
+        direct, through = (1.0, spec.momentum) if spec.nesterov else (0.0, 1.0)
+        return rate, spec.momentum, direct, through
+
+
+class _Adagrad(_DenseRule[optim.Adagrad]):
+    kernel = staticmethod(kernels.adagrad)
+    kernel_slots = ("accumulator",)
+
+    def initial(self, _slot: str, /) -> float:
+        return self.optimizer.initial_accumulator_value
+
+    def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...]:
+        return rate, self.optimizer.eps
+
+
+class _RMSProp(_DenseRule[optim.RMSProp]):
+    kernel = staticmethod(kernels.rmsprop)
+    kernel_slots = ("square_avg", "grad_avg", "momentum_buffer")
+
+    def __init__(self, optimizer: optim.RMSProp) -> None:
+        super().__init__(optimizer)
+        needed = {"square_avg": True, "grad_avg": optimizer.centered, "momentum_buffer": optimizer.momentum > 0}
+        self.slots = tuple(name for name in self.kernel_slots if needed[name])
+
+    def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...]:
+        spec = self.optimizer
+        return rate, spec.alpha, 1 - spec.alpha, spec.eps, spec.momentum
+
+
+class _Adam(_DenseRule[optim.Adam]):
+    kernel = staticmethod(kernels.adam)
+    kernel_slots = ("exp_avg", "exp_avg_sq")
+
+    def scalars(self, rate: float, version: int, /) -> tuple[float | None, ...]:
+        spec, t = self.optimizer, version + 1
+        step = rate / (1 - spec.beta1**t)
+        unbias = 1 / math.sqrt(1 - spec.beta2**t)
+        return step, unbias, spec.beta1, 1 - spec.beta1, spec.beta2, 1 - spec.beta2, spec.eps, *self.decay(rate)
+
+    def decay(self, _rate: float, /) -> tuple[float, float]:
+        """How much of the weight decay is coupled, and how much shrinks the values."""
+        return 1.0, 0.0
+
+
+class _AdamW(_Adam):
+    def decay(self, rate: float, /) -> tuple[float, float]:
+        return 0.0, rate
+
+
+class _FTRL(_DenseRule[optim.FTRL]):
+    kernel = staticmethod(kernels.ftrl)
+    kernel_slots = ("accumulator", "linear")
+
+    def initial(self, slot: str, /) -> float:
+        return self.optimizer.initial_accumulator_value if slot == "accumulator" else 0.0
+
+    def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...] | None:
+        spec = self.optimizer
+        if rate == 0:
+            return None  # the equations divide by it, and their limit leaves the values alone
+        power = None if spec.learning_rate_power == -0.5 else -spec.learning_rate_power
+        return rate, spec.l1, spec.l2, spec.l2_shrinkage, spec.beta, power
+
+
+_RULES: dict[type[optim.Optimizer], type[_DenseRule[Any]]] = {
+    optim.SGD: _SGD,
+    optim.Momentum: _Momentum,
+    optim.Adagrad: _Adagrad,
+    optim.RMSProp: _RMSProp,
+    optim.Adam: _Adam,
+    optim.AdamW: _AdamW,
+    optim.FTRL: _FTRL,
+}
+
+
+def rule_for(optimizer: optim.Optimizer) -> UpdateRule:
+    """The rule that carries out an optimizer; KeyError for one that `shoal.optim` does not have."""
+    return _RULES[type(optimizer)](optimizer)
+
+
+def aggregate(
+    values: np.ndarray, contributions: Sequence[np.ndarray], weights: Sequence[float], aggregation: Aggregation
+) -> None:
+    """Changes the values of an arena without gradients, in place, by what one or several pushes brought.
+
+    Args:
+        values: float32, float64 or, for SUM and LAST, int64; flat.
+        contributions: in order, of the same dtype and size. None: nothing changes.
+        weights: of each in a MEAN, >= 0; SUM and LAST ignore them.
+        aggregation: MEAN assigns the weighted mean (nothing if all weights are 0), SUM adds each, LAST assigns the
+            last.
+
+    Raises:
+        ValueError: dtypes or sizes do not fit together, a MEAN of integers, or TRAINABLE, which takes an `UpdateRule`.
+    """
+    if len(contributions) != len(weights) or aggregation not in _AGGREGATES:
+        raise ValueError(f"{len(contributions)} contributions with {len(weights)} weights have no {aggregation}")
+    _check_arrays(values, contributions)
+    if contributions:
+        _AGGREGATES[aggregation](values, contributions, weights)
+
+
+def _mean(values: np.ndarray, contributions: Sequence[np.ndarray], weights: Sequence[float]) -> None:
+    if not np.issubdtype(values.dtype, np.floating):
+        raise ValueError(f"a mean of {values.dtype} is not defined; use SUM or LAST")
+    if (total := math.fsum(weights)) == 0:
+        return
+    # Each weight is divided, not the sum: a lone contribution is assigned as it is, and no sum overflows.
+    values.fill(0)
+    for contribution, weight in zip(contributions, weights, strict=True):
+        kernels.accumulate(values, contribution, weight / total)
+
+
+def _sum(values: np.ndarray, contributions: Sequence[np.ndarray], _weights: Sequence[float]) -> None:
+    for contribution in contributions:
+        values += contribution
+
+
+def _last(values: np.ndarray, contributions: Sequence[np.ndarray], _weights: Sequence[float]) -> None:
+    np.copyto(values, contributions[-1])
+
+
+_AGGREGATES: dict[Aggregation, Callable[[np.ndarray, Sequence[np.ndarray], Sequence[float]], None]] = {
+    Aggregation.MEAN: _mean,
+    Aggregation.SUM: _sum,
+    Aggregation.LAST: _last,
+}

@@ -1,0 +1,14 @@
+"""Waiting for a condition, with a deadline, in place of sleeping."""
+
+import threading
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 20.0, what: str = "the condition") -> None:
+    """Returns once `condition()` holds; AssertionError if it does not within `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"
+        pause.wait(0.01)

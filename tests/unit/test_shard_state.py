@@ -1,0 +1,384 @@
+"""The shard's state machine: scripted cases first, then drawn histories against a model that is obviously right."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from shoal import consistency, errors
+from shoal_server.consistency import Apply, mode_for
+from shoal_server.shard_state import (
+    AnswerPull,
+    AnswerPush,
+    PullAbandoned,
+    PullRequested,
+    PushCommitted,
+    PushStaged,
+    RefusePull,
+    ShardState,
+    WorkerAdmitted,
+    WorkerFenced,
+    WorkerReleased,
+)
+
+
+def shard(mode, workers=()):
+    state = ShardState("job/0", mode_for(mode))
+    for rank, worker in enumerate(workers):
+        state.handle(WorkerAdmitted(worker, 1, rank))
+    return state
+
+
+def handle(state, event):
+    effects = state.handle(event)
+    state.validate()
+    return effects
+
+
+def stage(state, worker, step, payload="g", *, weight=1.0, version=None, incarnation=1):
+    version = state.version if version is None else version
+    return handle(state, PushStaged(worker, incarnation, step, weight, version, payload))
+
+
+def push(state, worker, step, payload="g", **kwargs):
+    stage(state, worker, step, payload, **kwargs)
+    return handle(state, PushCommitted(worker, kwargs.get("incarnation", 1), step))
+
+
+def pull(state, worker, step, ticket=None):
+    return handle(state, PullRequested(ticket or (worker, step), worker, 1, step))
+
+
+def applied(effects):
+    return [[part.payload for part in effect.contributions] for effect in effects if isinstance(effect, Apply)]
+
+
+def answered(effects):
+    return [effect.ticket for effect in effects if isinstance(effect, AnswerPull)]
+
+
+def outcome(effects):
+    (answer,) = [effect for effect in effects if isinstance(effect, AnswerPush)]
+    return answer.outcome
+
+
+class TestSynchronous:
+    def test_a_step_is_applied_once_in_order_of_rank_when_the_last_gradient_comes(self):
+        state = shard(consistency.Synchronous(), "abc")
+        assert applied(push(state, "c", 0, "gc")) == []
+        assert applied(push(state, "a", 0, "ga")) == []
+        assert applied(push(state, "b", 0, "gb")) == [["ga", "gb", "gc"]]
+        assert state.version == 1
+
+    def test_a_pull_waits_for_its_step_and_is_answered_after_the_update(self):
+        state = shard(consistency.Synchronous(), "ab")
+        push(state, "a", 0)
+        assert answered(pull(state, "a", 1)) == []
+        effects = push(state, "b", 0)
+        kinds = [type(effect) for effect in effects]
+        assert kinds.index(Apply) < kinds.index(AnswerPull)
+        assert answered(effects) == [("a", 1)]
+
+    def test_the_slowest_backup_worker_is_dropped_and_told_where_the_others_are(self):
+        state = shard(consistency.Synchronous(backup_workers=1), "abc")
+        push(state, "a", 0, "ga")
+        assert applied(push(state, "b", 0, "gb")) == [["ga", "gb"]]
+        push(state, "a", 1)
+        push(state, "b", 1)
+        effects = push(state, "c", 0, "late")
+        assert outcome(effects) == "dropped_late"
+        assert applied(effects) == []
+        assert effects[-1].step == 2
+        assert state.clocks["c"].steps == 2
+
+    def test_a_late_worker_learns_the_open_step_from_its_pull(self):
+        state = shard(consistency.Synchronous(backup_workers=1), "ab")
+        pull(state, "b", 0)
+        push(state, "a", 0)
+        push(state, "a", 1)
+        (answer,) = pull(state, "b", 0, "again")
+        assert answer == AnswerPull("again", 2)
+
+    def test_a_skipped_step_keeps_nobody_waiting_and_applies_nothing(self):
+        state = shard(consistency.Synchronous(), "ab")
+        assert outcome(push(state, "a", 0, None, weight=0.0)) == "skipped"
+        assert applied(push(state, "b", 0, "gb")) == [["gb"]]
+        push(state, "a", 1, None, weight=0.0)
+        assert applied(push(state, "b", 1, None, weight=0.0)) == []
+        assert state.version == 1
+        assert answered(pull(state, "a", 2)) == [("a", 2)]
+
+    def test_workers_without_data_do_not_close_a_step_over_a_backup_that_has_some(self):
+        state = shard(consistency.Synchronous(backup_workers=1), "abc")
+        push(state, "a", 0, None, weight=0.0)
+        push(state, "b", 0, None, weight=0.0)
+        effects = push(state, "c", 0, "gc")
+        assert outcome(effects) == "accepted"
+        assert applied(effects) == [["gc"]]
+
+    def test_a_dead_worker_is_no_longer_waited_for(self):
+        state = shard(consistency.Synchronous(), "ab")
+        push(state, "a", 0, "ga")
+        pull(state, "a", 1)
+        handle(state, WorkerFenced("b", 1))
+        assert state.version == 0
+        effects = handle(state, WorkerReleased("b", 1, 0))
+        assert applied(effects) == [["ga"]]
+        assert answered(effects) == [("a", 1)]
+
+    def test_the_last_worker_leaving_closes_the_step_of_one_that_left_before(self):
+        state = shard(consistency.Synchronous(), "ab")
+        push(state, "a", 0, "ga")
+        handle(state, WorkerReleased("a", 1, 1))
+        assert applied(handle(state, WorkerReleased("b", 1, 0))) == [["ga"]]
+
+    def test_a_newcomer_joins_at_the_open_step(self):
+        state = shard(consistency.Synchronous(), "a")
+        for step in range(3):
+            push(state, "a", step)
+        handle(state, WorkerAdmitted("b", 2, 1))
+        assert state.entry_step() == 3
+        assert applied(push(state, "a", 3)) == []
+        assert answered(pull(state, "a", 4)) == []
+
+    def test_a_newcomer_that_joins_ahead_is_not_waited_for_before_its_step(self):
+        state = shard(consistency.Synchronous(), "ab")
+        push(state, "a", 0, "ga")
+        handle(state, WorkerAdmitted("c", 2, 2))
+        handle(state, PullRequested("t", "c", 2, 1))  # another shard has closed step 0 already
+        assert applied(push(state, "b", 0, "gb")) == [["ga", "gb"]]
+
+
+class TestBoundedStaleness:
+    @pytest.mark.parametrize("bound", [0, 1, 4])
+    def test_a_worker_gets_exactly_bound_steps_ahead(self, bound):
+        state = shard(consistency.BoundedStaleness(bound), "ab")
+        for step in range(bound + 1):
+            assert answered(pull(state, "a", step)) == [("a", step)]
+            assert outcome(push(state, "a", step)) == "accepted"
+        assert answered(pull(state, "a", bound + 1)) == []
+        assert answered(push(state, "b", 0)) == [("a", bound + 1)]
+
+    def test_a_dead_straggler_lets_the_others_go(self):
+        state = shard(consistency.BoundedStaleness(0), "ab")
+        push(state, "a", 0)
+        pull(state, "a", 1)
+        assert answered(handle(state, WorkerReleased("b", 1, 0))) == [("a", 1)]
+
+    def test_a_newcomer_starts_among_the_slowest_and_holds_nobody_up(self):
+        state = shard(consistency.BoundedStaleness(1), "ab")
+        for step in range(5):
+            push(state, "a", step)
+            push(state, "b", step)
+        push(state, "b", 5)
+        handle(state, WorkerAdmitted("c", 7, 2))
+        assert state.clocks["c"].steps == 5
+        assert answered(pull(state, "b", 6)) == [("b", 6)]
+
+
+class TestAsynchronous:
+    def test_every_push_is_applied_and_its_staleness_told(self):
+        state = shard(consistency.Asynchronous(), "ab")
+        push(state, "a", 0, version=0)
+        push(state, "a", 1, version=1)
+        effects = push(state, "b", 0, version=0)
+        assert effects[-1].staleness == 2
+        assert effects[0].learning_rate_scale == 1.0
+
+    def test_the_learning_rate_is_divided_by_the_staleness_when_asked(self):
+        state = shard(consistency.Asynchronous(scale_by_staleness=True), "ab")
+        for step in range(4):
+            push(state, "a", step)
+        (update, _) = push(state, "b", 0, version=0)
+        assert update.learning_rate_scale == 0.25
+
+
+class TestPushes:
+    def test_a_repeat_gets_the_first_answer_and_changes_nothing(self):
+        state = shard(consistency.Asynchronous(), "ab")
+        first = push(state, "a", 0)[-1]
+        push(state, "b", 0)
+        assert push(state, "a", 0) == [first]
+        assert stage(state, "a", 0) == [first]
+        assert state.version == 2
+
+    def test_an_older_step_is_refused(self):
+        state = shard(consistency.Asynchronous(), "a")
+        push(state, "a", 0)
+        push(state, "a", 1)
+        with pytest.raises(errors.BadRequest, match="has finished 2 steps"):
+            push(state, "a", 0)
+
+    def test_a_staged_push_counts_for_nothing_until_it_is_committed(self):
+        state = shard(consistency.Asynchronous(), "a")
+        assert outcome(stage(state, "a", 0)) == "staged"
+        assert state.version == 0
+        with pytest.raises(errors.NotStaged):
+            handle(state, PushCommitted("a", 1, 1))
+
+    @pytest.mark.parametrize(("committed_elsewhere", "version"), [(0, 0), (1, 1)])
+    def test_a_dead_workers_staged_push_counts_only_if_it_does_elsewhere(self, committed_elsewhere, version):
+        state = shard(consistency.Asynchronous(), "ab")
+        stage(state, "a", 0)
+        handle(state, WorkerFenced("a", 1))
+        assert state.committed_steps("a") == 0
+        handle(state, WorkerReleased("a", 1, committed_elsewhere))
+        assert state.version == version
+        handle(state, WorkerReleased("a", 1, committed_elsewhere))  # repeated
+        assert state.version == version
+
+    def test_strangers_and_old_lives_are_fenced(self):
+        state = shard(consistency.Asynchronous(), "a")
+        for worker, incarnation in (("x", 1), ("a", 2)):
+            with pytest.raises(errors.Fenced):
+                push(state, worker, 0, incarnation=incarnation)
+        handle(state, WorkerFenced("a", 1))
+        with pytest.raises(errors.Fenced, match="join the job again"):
+            pull(state, "a", 0)
+        handle(state, WorkerFenced("b", 4))
+        with pytest.raises(errors.Fenced):  # an admission that was delayed on its way
+            handle(state, WorkerAdmitted("b", 3, 3))
+
+    def test_a_fenced_workers_waiting_pulls_are_refused(self):
+        state = shard(consistency.Synchronous(), "ab")
+        push(state, "a", 0)
+        pull(state, "a", 1)
+        (effect,) = handle(state, WorkerFenced("a", 1))
+        assert isinstance(effect, RefusePull)
+        assert isinstance(effect.error, errors.Fenced)
+        assert state.waiting == 0
+
+    def test_an_abandoned_pull_is_forgotten(self):
+        state = shard(consistency.Synchronous(), "ab")
+        push(state, "a", 0)
+        pull(state, "a", 1)
+        handle(state, PullAbandoned(("a", 1)))
+        assert answered(push(state, "b", 0)) == []
+
+
+MODES = st.one_of(
+    st.integers(0, 2).map(consistency.Synchronous),
+    st.booleans().map(consistency.Asynchronous),
+    st.integers(0, 4).map(consistency.BoundedStaleness),
+)
+
+
+class DrawnHistory(RuleBasedStateMachine):
+    """Workers that join, pull, push, repeat themselves, pass steps by and die, in any order."""
+
+    @initialize(mode=MODES, workers=st.integers(1, 4))
+    def start(self, mode, workers):
+        self.mode, self.state = mode, ShardState("job/0", mode_for(mode))
+        self.incarnations = 0
+        self.steps: dict[tuple[str, int], int] = {}  # live lives: the step each is at
+        self.may_push: set[tuple[str, int]] = set()  # lives whose pull was answered
+        self.committed: dict[str, str] = {}  # payload -> outcome
+        self.applied: list[str] = []
+        for _ in range(workers):
+            self.join()
+
+    def perform(self, effects):
+        answer = None
+        for effect in effects:
+            match effect:
+                case Apply(contributions):
+                    ranks = [part.rank for part in contributions]
+                    assert ranks == sorted(ranks)
+                    self.applied += [part.payload for part in contributions]
+                case AnswerPull((life, asked), step):
+                    if life in self.steps and self.steps[life] == asked:
+                        assert step >= asked
+                        self.steps[life] = step
+                        self.may_push.add(life)
+                        if isinstance(self.mode, consistency.BoundedStaleness):
+                            assert asked - min(self.steps.values()) <= self.mode.bound
+                case AnswerPush():
+                    answer = effect
+        return answer
+
+    @precondition(lambda self: len(self.steps) < 5)
+    @rule()
+    def join(self):
+        self.incarnations += 1
+        life = (f"w{self.incarnations % 7}", self.incarnations)
+        if any(worker == life[0] for worker, _ in self.steps):
+            return
+        rank = min(set(range(9)) - {clock.rank for clock in self.state.clocks.values()})
+        entry = self.state.entry_step()
+        self.perform(self.state.handle(WorkerAdmitted(*life, rank)))
+        self.steps[life] = entry
+
+    @precondition(lambda self: self.steps)
+    @rule(data=st.data())
+    def pull(self, data):
+        life = data.draw(st.sampled_from(sorted(self.steps)))
+        step = self.steps[life]
+        self.perform(self.state.handle(PullRequested((life, step), *life, step)))
+
+    @precondition(lambda self: self.may_push)
+    @rule(data=st.data(), skip=st.booleans(), repeats=st.integers(0, 2))
+    def push(self, data, skip, repeats):
+        life = data.draw(st.sampled_from(sorted(self.may_push)))
+        self.push_once(life, skip=skip, repeats=repeats)
+
+    def push_once(self, life, *, skip=False, repeats=0):
+        step = self.steps[life]
+        payload = None if skip else f"{life}@{step}"
+        self.may_push.discard(life)
+        self.steps[life] = step + 1  # before the pulls that this push lets through
+        answers = []
+        for _ in range(repeats + 1):
+            self.perform(self.state.handle(PushStaged(*life, step, 0.0 if skip else 1.0, 0, payload)))
+            answers.append(self.perform(self.state.handle(PushCommitted(*life, step))))
+        assert all(answer == answers[0] for answer in answers)
+        if payload:
+            assert payload not in self.committed
+            self.committed[payload] = answers[0].outcome
+        self.steps[life] = max(step + 1, answers[0].step)
+
+    @precondition(lambda self: self.steps)
+    @rule(data=st.data(), staged=st.booleans())
+    def die(self, data, staged):
+        life = data.draw(st.sampled_from(sorted(self.steps)))
+        step = self.steps.pop(life)
+        if staged and life in self.may_push:
+            self.perform(self.state.handle(PushStaged(*life, step, 1.0, 0, "never")))
+        self.may_push.discard(life)
+        self.perform(self.state.handle(WorkerFenced(*life)))
+        committed = self.state.committed_steps(life[0])
+        self.perform(self.state.handle(WorkerReleased(*life, committed)))
+
+    @invariant()
+    def sound(self):
+        if not hasattr(self, "state"):
+            return
+        self.state.validate()
+        assert len(self.applied) == len(set(self.applied)), "a push was applied twice"
+        assert "never" not in self.applied
+        assert all(self.committed[payload] == "accepted" for payload in self.applied if payload in self.committed)
+        if not isinstance(self.mode, consistency.Synchronous):
+            accepted = {payload for payload, outcome in self.committed.items() if outcome == "accepted"}
+            assert accepted == set(self.applied)
+
+    @precondition(lambda self: self.steps)
+    @rule()
+    def everybody_gets_on(self):
+        """From any state, workers that go on pulling and pushing are never stuck, and nothing accepted is lost."""
+        goal = max(self.steps.values()) + 2
+        for _ in range(20 * (goal + 1) * len(self.steps)):
+            for life, step in sorted(self.steps.items()):
+                if step >= goal:
+                    continue
+                if life not in self.may_push:
+                    self.perform(self.state.handle(PullRequested((life, step), *life, step)))
+                if life in self.may_push:
+                    self.push_once(life)
+            if all(step >= goal for step in self.steps.values()):
+                break
+        backup = getattr(self.mode, "backup_workers", 0)
+        behind = [life for life, step in self.steps.items() if step < goal]
+        assert len(behind) <= backup, f"stuck: {self.steps}"
+
+
+TestDrawnHistory = DrawnHistory.TestCase
+TestDrawnHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
