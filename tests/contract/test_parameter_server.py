@@ -45,9 +45,9 @@ class TestValues:
             expected = one.values()
         with ShardServers(VARIABLES, servers=3, shards=6, seed=7) as many:
             values = many.values()
-        for name in VARIABLES:
+        for name, variable in VARIABLES.items():
             np.testing.assert_array_equal(values[name], expected[name])
-            assert values[name].dtype == VARIABLES[name].dtype
+            assert values[name].dtype == variable.dtype
         assert values["w"].std() == pytest.approx(1.0, abs=0.3)
 
     def test_a_push_is_applied_to_every_variable(self, servers):
@@ -224,25 +224,12 @@ class TestWholeOrNotAtAll:
         before = servers.values()
         servers.admit("a")
         client = servers.client("a")
-        sent = []
         for place, server in enumerate(client._servers):
             requests = list(client._requests(server, 1.0, gradients(), [Aggregation.TRAINABLE], commit=False))
             if place == 0 and len(client._servers) > 1:
                 server.stub.Push(iter(requests))  # staged whole
-                continue
-            half = pb.PushRequest(header=requests[0].header, chunks=requests[0].chunks[:1])
-            dead = threading.Event()
-
-            def until_death(message=half, dead=dead):
-                yield message
-                dead.wait()
-
-            call = server.stub.Push.future(until_death())
-            received = "shoal_server_received_bytes_total"
-            wait_until(lambda n=len(sent): servers.sample(received) > n, what="the chunk's arrival")
-            sent.append(call)
-            call.cancel()
-            dead.set()
+            else:
+                break_off(servers, server, pb.PushRequest(header=requests[0].header, chunks=requests[0].chunks[:1]))
         client.close()
         servers.remove("a")
         for name, value in servers.values().items():
@@ -341,6 +328,22 @@ class TestWaiting:
                     waiting.result(timeout=20)
             a.close()
             b.close()
+
+
+def break_off(servers, server, message):
+    """Sends the beginning of a push, waits until it is there, and is gone."""
+    metric = "shoal_server_received_bytes_total"
+    received = servers.sample(metric)
+    dead = threading.Event()
+
+    def until_death():
+        yield message
+        dead.wait()
+
+    call = server.stub.Push.future(until_death())
+    wait_until(lambda: servers.sample(metric) > received, what="the chunk's arrival")
+    call.cancel()
+    dead.set()
 
 
 def header(servers, worker):

@@ -1,0 +1,108 @@
+"""What every role's gRPC server has: the port, the health service, reflection, errors that keep their names."""
+
+import socket
+import threading
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from shoal import _rpc, errors
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc
+
+
+class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
+    failure: Exception | None = None
+    before = staticmethod(lambda: None)
+
+    @_rpc.servicer
+    def GetStatus(self, request, context):
+        self.before()
+        if self.failure:
+            raise self.failure
+        return coordinator_pb2.GetStatusReply(cluster="c")
+
+    Register = Heartbeat = Leave = GetStatus
+
+
+@pytest.fixture
+def server():
+    implementation = Coordinator()
+    add = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
+    server = _rpc.RpcServer("127.0.0.1:0", [("shoal.v1.Coordinator", add, implementation)], threads=4)
+    server.implementation = implementation
+    server.start()
+    yield server
+    server.stop(0.1)
+
+
+@pytest.fixture
+def channel(server):
+    with _rpc.channel(server.address) as channel:
+        yield channel
+
+
+def test_every_error_comes_back_as_itself(server, channel):
+    stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+    for kind in errors.ShoalError.catalogue.values():
+        server.implementation.failure = kind("what it was", member="m")
+        with pytest.raises(kind, match="what it was") as caught, _rpc.translated(server.address):
+            stub.GetStatus(coordinator_pb2.GetStatusRequest())
+        assert type(caught.value) is kind
+        assert caught.value.details == {"member": "m"}
+
+
+def test_a_defect_is_an_internal_error_that_names_it_and_the_server_lives_on(server, channel):
+    stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+    server.implementation.failure = ZeroDivisionError("oops")
+    with pytest.raises(errors.InternalError, match="GetStatus failed: ZeroDivisionError: oops"), _rpc.translated("x"):
+        stub.GetStatus(coordinator_pb2.GetStatusRequest())
+    server.implementation.failure = None
+    assert stub.GetStatus(coordinator_pb2.GetStatusRequest()).cluster == "c"
+
+
+def test_health_says_ready_only_when_it_is(server, channel):
+    health = health_pb2_grpc.HealthStub(channel)
+    for ready, status in ((False, "NOT_SERVING"), (True, "SERVING")):
+        server.set_ready(ready)
+        for service in ("", "shoal.v1.Coordinator"):
+            reply = health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status) == status
+
+
+def test_reflection_lists_the_services(server, channel):
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    (reply,) = stub.ServerReflectionInfo(iter([request]))
+    names = {service.name for service in reply.list_services_response.service}
+    assert {"shoal.v1.Coordinator", "grpc.health.v1.Health"} <= names
+
+
+def test_a_port_in_use_is_named(server):
+    with pytest.raises(errors.PortInUse, match=f"cannot listen on {server.address}: .*choose another port"):
+        _rpc.RpcServer(server.address, [], threads=1)
+
+
+def test_a_stopped_server_frees_its_port(server):
+    server.stop(0.1)
+    host, port = server.address.split(":")
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+
+
+def test_nobody_there_is_unreachable_and_names_the_address():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    with _rpc.channel(address) as channel, pytest.raises(errors.Unreachable, match=address), _rpc.translated(address):
+        coordinator_pb2_grpc.CoordinatorStub(channel).GetStatus(coordinator_pb2.GetStatusRequest())
+
+
+def test_a_slow_answer_is_a_deadline(server, channel):
+    release = threading.Event()
+    server.implementation.before = release.wait
+    stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+    with pytest.raises(errors.DeadlineExceeded), _rpc.translated(server.address):
+        stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=0.1)
+    release.set()
