@@ -28,7 +28,7 @@ class Arena:
     ) -> None:
         self.layout = layout
         dtype = _layout.storage_dtype(layout.dtype)
-        self.values = np.empty(layout.elements, dtype)
+        self.values = kernels.full(layout.elements, 0, dtype)
         sizes = []
         for part in layout.slices:
             shape = variables[part.variable].shape
@@ -41,7 +41,9 @@ class Arena:
         if layout.aggregation is Aggregation.TRAINABLE:
             self._rule = update_rules.rule_for(optimizer)
             self._segments = update_rules.segments_for(sizes, optimizer)
-            self.slots = {name: np.full(layout.elements, self._rule.initial(name), dtype) for name in self._rule.slots}
+            self.slots = {
+                name: kernels.full(layout.elements, self._rule.initial(name), dtype) for name in self._rule.slots
+            }
 
     @property
     def nbytes(self) -> int:

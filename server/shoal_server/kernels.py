@@ -109,7 +109,7 @@ def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, rate: Scal
 
 
 @_update(slots=1, scalars=4)
-def momentum(  # noqa: PLR0917
+def momentum(
     values: Array,
     gradient: Array,
     momentum_buffer: Array,
@@ -132,7 +132,7 @@ def momentum(  # noqa: PLR0917
 
 
 @_update(slots=1, scalars=2)
-def adagrad(  # noqa: PLR0917
+def adagrad(
     values: Array, gradient: Array, accumulator: Array, bounds: Bounds, decay: Decay, rate: Scalar, eps: Scalar
 ) -> None:
     """`shoal.optim.Adagrad`."""
@@ -147,7 +147,7 @@ def adagrad(  # noqa: PLR0917
 
 
 @_update(slots=1, optional_slots=2, scalars=5)
-def rmsprop(  # noqa: PLR0917
+def rmsprop(
     values: Array,
     gradient: Array,
     square_avg: Array,
@@ -186,7 +186,7 @@ def rmsprop(  # noqa: PLR0917
 
 
 @_update(slots=2, scalars=9)
-def adam(  # noqa: PLR0917
+def adam(
     values: Array,
     gradient: Array,
     exp_avg: Array,
@@ -222,7 +222,7 @@ def adam(  # noqa: PLR0917
 
 
 @_update(slots=2, scalars=5, optional_scalars=1)
-def ftrl(  # noqa: PLR0917
+def ftrl(
     values: Array,
     gradient: Array,
     accumulator: Array,

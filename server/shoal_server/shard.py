@@ -108,7 +108,7 @@ class Shard:
         payload = {}
         for index, array in received.items():
             converted = self._arenas[index].accept(array)
-            if converted.dtype.kind == "f" and not kernels.all_finite(converted):
+            if not kernels.all_finite(converted):
                 raise self._non_finite(index, converted)
             payload[index] = converted
         return payload

@@ -1,0 +1,203 @@
+"""A coordinator that does as the test says: jobs, events and members are plain attributes, on real gRPC."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from shoal import _rpc, errors
+from shoal.job import Job
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2, job_pb2_grpc, tensor_pb2
+
+
+class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.JobsServicer):
+    """Start with `start`, or `with`; `stop` and `start` again is a restart on the same port with its state kept.
+
+    Attributes:
+        jobs: by name.
+        placement: of every job; None: not placed.
+        members: that registered, by id: the number of their lives.
+        fenced: ids whose next heartbeat is refused.
+        breaks: of each coming Watch call, after how many events it breaks; the calls after these do not.
+        watched: the requests of all Watch calls.
+        described, finished, reports: what members said.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, job_pb2.JobStatus] = {}
+        self.placement: tensor_pb2.Placement | None = None
+        self.status = coordinator_pb2.GetStatusReply(cluster="reef", epoch=7)
+        self.members: dict[str, int] = {}
+        self.fenced: set[str] = set()
+        self.breaks: list[int] = []
+        self.watched: list[job_pb2.WatchRequest] = []
+        self.described: list[job_pb2.DescribeRequest] = []
+        self.finished: list[job_pb2.FinishRequest] = []
+        self.reports: list[job_pb2.ReportRequest] = []
+        self.over = False
+        self._events: dict[str, list[job_pb2.Event]] = {}
+        self._changed = threading.Condition()  # guards _events and _stopping
+        self._stopping = False
+        self._server: _rpc.RpcServer | None = None
+        self.address = "127.0.0.1:0"
+
+    def start(self) -> None:
+        services = [
+            ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, self),
+            ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self),
+        ]
+        self._stopping = False
+        self._server = _rpc.RpcServer(self.address, services, threads=8)
+        self.address = self._server.address
+        self._server.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._server:
+            self._server.stop(0.1)
+            self._server = None
+
+    def __enter__(self) -> "FakeCoordinator":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def add(self, job: Job, state: str = "RUNNING", **fields: Any) -> None:
+        """A job as if it had been submitted."""
+        self.jobs[job.name] = job_pb2.JobStatus(
+            spec=job.to_proto(), state=job_pb2.JobState.Value(state), submitted_at=1.0, started_at=2.0, **fields
+        )
+
+    def emit(self, job: str, **kind: Any) -> None:
+        """Adds an event: state=, metrics= or log=. A state becomes the job's."""
+        with self._changed:
+            events = self._events.setdefault(job, [])
+            event = job_pb2.Event(sequence=len(events) + 1, time=10.0, **kind)
+            events.append(event)
+            if event.HasField("state"):
+                self.jobs[job].state = event.state.state
+                self.jobs[job].reason = event.state.reason
+                self.jobs[job].finished_at = 12.0
+            self._changed.notify_all()
+
+    def log(self, job: str, text: str) -> None:
+        self.emit(job, log=job_pb2.LogLine(worker="worker-0", text=text))
+
+    def enter(self, job: str, state: str, reason: str = "") -> None:
+        """Brings a job into a state."""
+        self.emit(job, state=job_pb2.StateChange(state=job_pb2.JobState.Value(state), reason=reason))
+
+    # Coordinator.
+
+    @_rpc.servicer
+    def Register(self, request, context):
+        self.members[request.member] = self.members.get(request.member, 0) + 1
+        return coordinator_pb2.RegisterReply(incarnation=self.members[request.member], lease_s=1.0, heartbeat_s=0.02)
+
+    @_rpc.servicer
+    def Heartbeat(self, request, context):
+        if request.member in self.fenced:
+            self.fenced.discard(request.member)
+            raise errors.Fenced(f"{request.member} is dead")
+        return coordinator_pb2.HeartbeatReply()
+
+    @_rpc.servicer
+    def Leave(self, request, context):
+        self.members.pop(request.member, None)
+        return coordinator_pb2.LeaveReply()
+
+    @_rpc.servicer
+    def GetStatus(self, request, context):
+        return self.status
+
+    # Jobs, for users.
+
+    @_rpc.servicer
+    def Submit(self, request, context):
+        name = request.spec.name
+        if name in self.jobs and self.jobs[name].state < job_pb2.SUCCEEDED:
+            raise errors.JobExists(f"job {name} is running", job=name)
+        self.add(Job.from_proto(request.spec), "PENDING")
+        return job_pb2.SubmitReply(status=self.jobs[name])
+
+    @_rpc.servicer
+    def List(self, request, context):
+        return job_pb2.ListReply(jobs=self.jobs.values())
+
+    @_rpc.servicer
+    def Get(self, request, context):
+        return job_pb2.GetReply(status=self._job(request.job))
+
+    @_rpc.servicer
+    def Cancel(self, request, context):
+        if self._job(request.job).state < job_pb2.SUCCEEDED:
+            self.enter(request.job, "CANCELLED")
+        return job_pb2.CancelReply(status=self.jobs[request.job])
+
+    @_rpc.servicer
+    def Drop(self, request, context):
+        if self._job(request.job).state < job_pb2.SUCCEEDED:
+            raise errors.JobRunning(f"job {request.job} runs; cancel it first", job=request.job)
+        del self.jobs[request.job]
+        return job_pb2.DropReply()
+
+    @_rpc.servicer
+    def GetPlacement(self, request, context):
+        self._job(request.job)
+        if self.placement is None:
+            raise errors.NotPlaced(f"job {request.job} has no variables on servers yet", job=request.job)
+        return self.placement
+
+    def Watch(self, request, context: grpc.ServicerContext) -> Iterator[job_pb2.Event]:
+        self.watched.append(request)
+        left = self.breaks.pop(0) if self.breaks else None
+        try:
+            self._job(request.job)
+        except errors.ShoalError as error:
+            _rpc.refuse(context, error)
+            return
+        sequence = request.after
+        while context.is_active():
+            with self._changed:
+                new = self._events.get(request.job, [])[sequence:]
+                if not new and left is None:
+                    if request.no_wait or self._stopping or self.jobs[request.job].state >= job_pb2.SUCCEEDED:
+                        return
+                    self._changed.wait(0.05)
+            if left is not None:
+                yield from new[:left]
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
+            yield from new
+            sequence += len(new)
+
+    # Jobs, for members.
+
+    @_rpc.servicer
+    def Describe(self, request, context):
+        self.described.append(request)
+        return job_pb2.DescribeReply()
+
+    @_rpc.servicer
+    def Join(self, request, context):
+        job = self._job(request.job)
+        return job_pb2.JoinReply(ready=True, placement=self.placement, spec=job.spec, state=job.state)
+
+    @_rpc.servicer
+    def Report(self, request, context):
+        self.reports.append(request)
+        return job_pb2.ReportReply(stop=self.over)
+
+    @_rpc.servicer
+    def Finish(self, request, context):
+        self.finished.append(request)
+        return job_pb2.FinishReply()
+
+    def _job(self, name: str) -> job_pb2.JobStatus:
+        if name not in self.jobs:
+            raise errors.UnknownJob(f"there is no job {name}; `shoal jobs` lists those there are", job=name)
+        return self.jobs[name]

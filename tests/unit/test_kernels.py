@@ -1,0 +1,154 @@
+"""The kernels by themselves: exact, the same bits however an arena is cut, vectorised, and typed as they say."""
+
+import itertools
+import platform
+from typing import Any
+
+import ml_dtypes
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal_server import kernels
+
+FLOATS = (np.float32, np.float64)
+CHECKED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+BLOCK = kernels._BLOCK
+SIZES = st.integers(0, 300) | st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 17])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    kernels.warm_up()
+
+
+@given(dtype=st.sampled_from(CHECKED), size=SIZES)
+def test_finite_numbers_are_finite_up_to_the_largest(dtype: Any, size: int) -> None:
+    limits = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    extremes = [limits.max, limits.min, limits.tiny, limits.smallest_subnormal, 0.0, -0.0, 1.0]
+    x = np.resize(np.array(extremes, dtype), size)
+    assert kernels.all_finite(x)
+
+
+@given(
+    dtype=st.sampled_from(CHECKED),
+    size=SIZES.filter(bool),
+    where=st.floats(0, 1, exclude_max=True),
+    bad=st.sampled_from([np.nan, -np.nan, np.inf, -np.inf]),
+)
+def test_one_bad_element_anywhere_is_found(dtype: Any, size: int, where: float, bad: float) -> None:
+    x = np.ones(size, dtype)
+    x[int(where * size)] = bad
+    assert not kernels.all_finite(x)
+
+
+@given(payload=st.integers(1, 2**23 - 1), sign=st.booleans(), index=st.integers(0, 99))
+def test_every_nan_is_found_whatever_its_payload(payload: int, sign: bool, index: int) -> None:
+    bits = np.zeros(100, np.uint32)
+    bits[index] = (sign << 31) | (0xFF << 23) | payload
+    assert not kernels.all_finite(bits.view(np.float32))
+
+
+def test_integers_are_finite() -> None:
+    assert kernels.all_finite(np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min, -1]))
+
+
+def test_read_only_arrays_are_read() -> None:
+    x = np.frombuffer(np.array([1, 2, np.inf], np.float32).tobytes(), np.float32)
+    total = np.zeros(3, np.float32)
+    kernels.accumulate(total, x, 2.0)
+    assert total.tolist() == [2, 4, np.inf]
+    assert not kernels.all_finite(x)
+    assert kernels.all_finite(x[:2])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_accumulate_and_scale(dtype: Any) -> None:
+    total = np.arange(1000, dtype=dtype)
+    gradient = np.arange(1000, 0, -1, dtype=dtype)
+    kernels.accumulate(total, gradient, 3.0)
+    assert np.array_equal(total, np.arange(1000) + 3.0 * np.arange(1000, 0, -1))
+    kernels.scale(total, 0.5)
+    assert np.array_equal(total, (np.arange(1000) + 3.0 * np.arange(1000, 0, -1)) / 2)
+    assert np.array_equal(gradient, np.arange(1000, 0, -1))
+
+
+def test_accumulate_refuses_another_size_and_changes_nothing() -> None:
+    total = np.ones(3)
+    with pytest.raises(ValueError, match=r"\(4,\) elements to \(3,\)"):
+        kernels.accumulate(total, np.ones(4), 1.0)
+    assert total.tolist() == [1, 1, 1]
+
+
+def adam(arrays: list[np.ndarray], bounds: list[int], decay: float) -> None:
+    dtype = arrays[0].dtype.type
+    numbers = [dtype(x) for x in (1e-2, 1.5, 0.9, 0.1, 0.99, 0.01, 1e-8, 1.0, 0.0)]
+    arguments: list[Any] = [*arrays, np.array(bounds, np.int64), np.full(len(bounds) - 1, decay), *numbers]
+    kernels.adam(*arguments)
+
+
+def random_arena(dtype: Any, size: int) -> list[np.ndarray]:
+    chance = np.random.default_rng(size)
+    values, gradient, average = (chance.standard_normal(size).astype(dtype) for _ in range(3))
+    return [values, gradient, average, chance.random(size).astype(dtype)]
+
+
+@settings(deadline=None)
+@given(dtype=st.sampled_from(FLOATS), size=st.integers(1, 400), cuts=st.lists(st.integers(0, 400), max_size=8))
+def test_bits_do_not_depend_on_how_an_arena_is_cut(dtype: Any, size: int, cuts: list[int]) -> None:
+    whole, parts, moved = (random_arena(dtype, size) for _ in range(3))
+    adam(whole, [0, size], 0.1)
+    adam(parts, [0, *sorted(min(cut, size) for cut in cuts), size], 0.1)
+    for before, after in zip(whole, parts, strict=True):
+        assert before.tobytes() == after.tobytes()
+    # Nor on where an element lies: in the vectorised body or in what is left over.
+    moved = [np.ascontiguousarray(array[::-1]) for array in moved]
+    adam(moved, [0, size], 0.1)
+    for before, after in zip(whole, moved, strict=True):
+        assert before.tobytes() == after[::-1].tobytes()
+
+
+def test_segments_leave_the_rest_of_the_arena_alone() -> None:
+    values, gradient = np.ones(10), np.ones(10)
+    kernels.sgd(values, gradient, np.array([2, 2, 5]), np.array([7.0, 1.0]), np.float64(0.25))
+    assert values.tolist() == [1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 1, 1]
+
+
+def test_nothing_compiles_once_the_kernels_are_warm() -> None:
+    assert all(set(signatures) <= set(kernel.signatures) for kernel, signatures in kernels._kernels)
+    counts = [len(kernel.signatures) for kernel, _ in kernels._kernels]
+    assert kernels.warm_up() < 0.5  # nothing left to do
+    with pytest.raises(TypeError, match="No matching definition"):
+        kernels.sgd(np.ones(2, np.int64), np.ones(2, np.int64), np.array([0, 2]), np.zeros(1), np.float64(1))
+    assert counts == [len(kernel.signatures) for kernel, _ in kernels._kernels]
+
+
+@pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="reads x86 assembly")
+@pytest.mark.parametrize("name", ["adam", "adagrad", "rmsprop"])
+def test_square_roots_are_vectorised(name: str) -> None:
+    kernel: Any = getattr(kernels, name)
+    options = {key: kernel.targetoptions[key] for key in ("nogil", "fastmath", "error_model")}
+    signatures = next(signatures for known, signatures in kernels._kernels if known is kernel)
+    most = [s for s in signatures if s[0].dtype == numba.float32][-1]  # with every optional slot
+    fresh = numba.njit(most, **options)(kernel.py_func)  # code from the cache has no assembly to read
+    assert "sqrtps" in fresh.inspect_asm(most)
+
+
+@given(elements=st.integers(0, 300), dtype=st.sampled_from([np.float32, np.float64, np.int64]))
+def test_full_starts_on_a_cache_line(elements: int, dtype: Any) -> None:
+    x = kernels.full(elements, 3, dtype)
+    assert x.tolist() == [3] * elements
+    assert x.dtype == dtype
+    assert x.ctypes.data % 64 == 0 or not elements
+    assert x.flags.writeable
+    assert x.flags.c_contiguous
+
+
+def test_warm_up_knows_every_kernel() -> None:
+    known = {kernel.py_func.__name__ for kernel, _ in kernels._kernels}
+    updates = {"sgd", "momentum", "adagrad", "rmsprop", "adam", "ftrl"}
+    assert known == updates | {"_accumulate", "_scale", "_exponents_below"}
+    variants = {kernel.py_func.__name__: len(signatures) for kernel, signatures in kernels._kernels}
+    assert variants["rmsprop"] == len(list(itertools.product(FLOATS, (False, True), (False, True))))

@@ -1,0 +1,198 @@
+"""Optimizers and schedules as specifications: their rates, their way over the wire, and what they refuse."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal import optim
+from shoal.errors import InvalidOptimizer
+from shoal.v1 import job_pb2
+
+UNTYPED: Any = optim  # what a caller without a type checker may pass
+FRACTIONS = st.floats(0, 1, exclude_max=True)
+FACTORS = st.floats(0, 1, exclude_min=True)
+SIZES = st.floats(0, 1e6)
+EPSILONS = st.floats(1e-30, 1)
+COUNTS = st.integers(1, 2**53)
+WARMUPS = st.integers(0, 2**53)
+SCHEDULES = st.one_of(
+    st.builds(optim.Constant, SIZES, warmup_steps=WARMUPS),
+    st.builds(optim.Step, SIZES, COUNTS, FACTORS, warmup_steps=WARMUPS),
+    st.builds(optim.Exponential, SIZES, FACTORS, warmup_steps=WARMUPS),
+    st.builds(optim.Cosine, SIZES.map(lambda x: x + 1), COUNTS, FRACTIONS, warmup_steps=WARMUPS),
+)
+COMMON: dict[str, Any] = {
+    "learning_rate": SIZES | SCHEDULES,
+    "weight_decay": SIZES,
+    "decay_exclude": st.lists(st.text(max_size=5).filter(str.isprintable), max_size=3).map(tuple),
+}
+OPTIMIZERS = st.one_of(
+    st.builds(optim.SGD, **COMMON),
+    st.builds(optim.Momentum, momentum=st.floats(0.1, 0.99), nesterov=st.booleans(), **COMMON),
+    st.builds(optim.Adagrad, initial_accumulator_value=SIZES, eps=EPSILONS, **COMMON),
+    st.builds(optim.RMSProp, alpha=FRACTIONS, eps=EPSILONS, momentum=FRACTIONS, centered=st.booleans(), **COMMON),
+    st.builds(optim.Adam, beta1=FRACTIONS, beta2=FRACTIONS, eps=EPSILONS, **COMMON),
+    st.builds(optim.AdamW, beta1=FRACTIONS, beta2=FRACTIONS, eps=EPSILONS, **COMMON),
+    st.builds(optim.FTRL, learning_rate_power=FRACTIONS.map(lambda x: -x), l1=SIZES, l2=SIZES, beta=SIZES, **COMMON),
+)
+
+
+@given(optimizer=OPTIMIZERS)
+def test_over_the_wire_and_back(optimizer: optim.Optimizer) -> None:
+    message = job_pb2.Optimizer.FromString(optimizer.to_proto().SerializeToString())
+    back = optim.from_proto(message)
+    assert back == optimizer
+    assert type(back) is type(optimizer)
+    assert repr(back) == repr(optimizer)  # so flags are bool again, and counts int
+    assert back.to_proto() == optimizer.to_proto()
+
+
+def test_the_message_holds_each_number_once() -> None:
+    message = optim.AdamW(optim.Step(0.5, 10, warmup_steps=3), decay_exclude=("*bias",)).to_proto()
+    assert message.name == "adamw"
+    assert dict(message.hyperparameters) == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    assert message.weight_decay == 0.01
+    assert list(message.decay_exclude) == ["*bias"]
+    assert message.learning_rate.name == "step"
+    assert dict(message.learning_rate.parameters) == {"learning_rate": 0.5, "step_size": 10, "gamma": 0.1}
+    assert message.learning_rate.warmup_steps == 3
+
+
+def test_names_on_the_wire_are_those_of_the_contract() -> None:
+    assert sorted(optim.Optimizer.known) == ["adagrad", "adam", "adamw", "ftrl", "momentum", "rmsprop", "sgd"]
+    assert sorted(optim.Schedule.known) == ["constant", "cosine", "exponential", "step"]
+    for name, known in {**optim.Optimizer.known, **optim.Schedule.known}.items():
+        assert known.name == name
+        assert known.__name__ in optim.__all__
+
+
+def test_what_a_message_lacks_takes_its_default() -> None:
+    assert optim.from_proto(job_pb2.Optimizer(name="adam")) == optim.Adam()
+    assert optim.from_proto(job_pb2.Optimizer(name="adamw")) == optim.AdamW(weight_decay=0.0)  # 0 is a value
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (
+            {"name": "adma"},
+            "unknown optimizer 'adma'; choose one of adagrad, adam, adamw, ftrl, momentum, rmsprop, sgd",
+        ),
+        ({}, "unknown optimizer ''"),
+        ({"name": "adam", "hyperparameters": {"beta3": 1}}, "adam: unknown beta3; it takes beta1, beta2, eps"),
+        ({"name": "sgd", "hyperparameters": {"weight_decay": 1}}, "sgd: unknown weight_decay; it takes no numbers"),
+        ({"name": "adam", "hyperparameters": {"beta1": 1}}, "adam: beta1 is 1.0; it must be finite and at least 0 and"),
+        ({"name": "momentum", "hyperparameters": {"nesterov": 0.5}}, "momentum: nesterov is 0.5"),
+        ({"name": "sgd", "weight_decay": math.inf}, "sgd: weight_decay is inf"),
+        (
+            {"name": "sgd", "learning_rate": {"name": "linear"}},
+            "unknown schedule 'linear'; choose one of constant, cosine",
+        ),
+        ({"name": "sgd", "learning_rate": {"name": "constant"}}, "constant: learning_rate is missing"),
+        (
+            {"name": "sgd", "learning_rate": {"name": "step", "parameters": {"learning_rate": 1}}},
+            "step: step_size is missing",
+        ),
+        (
+            {"name": "sgd", "learning_rate": {"name": "constant", "parameters": {"learning_rate": 1, "gamma": 1}}},
+            "constant: unknown gamma; it takes learning_rate",
+        ),
+    ],
+)
+def test_messages_that_are_not_ours_are_refused(message: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidOptimizer) as caught:
+        optim.from_proto(job_pb2.Optimizer(**message))
+    assert caught.value.message.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: UNTYPED.SGD(-0.1), "constant: learning_rate is -0.1; it must be finite and at least 0"),
+        (lambda: UNTYPED.SGD(math.nan), "constant: learning_rate is nan"),
+        (lambda: UNTYPED.Adam(math.inf), "constant: learning_rate is inf"),
+        (lambda: UNTYPED.Adam("fast"), "constant: learning_rate is 'fast'"),
+        (lambda: UNTYPED.Adam(None), "constant: learning_rate is None"),
+        (lambda: UNTYPED.Adam(beta1=1.0), "adam: beta1 is 1.0"),
+        (lambda: UNTYPED.AdamW(beta2=-0.1), "adamw: beta2 is -0.1"),
+        (lambda: UNTYPED.Adam(eps=0), "adam: eps is 0"),
+        (lambda: UNTYPED.Adagrad(eps=1e-40), "adagrad: eps is 1e-40"),
+        (lambda: UNTYPED.Adagrad(initial_accumulator_value=-1), "adagrad: initial_accumulator_value is -1"),
+        (lambda: UNTYPED.RMSProp(alpha=math.nan), "rmsprop: alpha is nan"),
+        (lambda: UNTYPED.RMSProp(centered=2), "rmsprop: centered is 2"),
+        (lambda: UNTYPED.Momentum(momentum=1), "momentum: momentum is 1"),
+        (lambda: UNTYPED.Momentum(momentum=0, nesterov=True), "momentum: nesterov needs a momentum above 0"),
+        (lambda: UNTYPED.FTRL(learning_rate_power=0.5), "ftrl: learning_rate_power is 0.5"),
+        (lambda: UNTYPED.FTRL(initial_accumulator_value=0), "ftrl: initial_accumulator_value is 0"),
+        (lambda: UNTYPED.FTRL(l1=-1), "ftrl: l1 is -1"),
+        (lambda: UNTYPED.SGD(weight_decay=-1), "sgd: weight_decay is -1"),
+        (lambda: UNTYPED.SGD(weight_decay=math.nan), "sgd: weight_decay is nan"),
+        (lambda: UNTYPED.SGD(decay_exclude="*bias"), "sgd: decay_exclude is '*bias'; give a tuple"),
+        (lambda: UNTYPED.SGD(decay_exclude=(1,)), "sgd: decay_exclude is (1,)"),
+        (lambda: UNTYPED.Step(1.0, 0), "step: step_size is 0"),
+        (lambda: UNTYPED.Step(1.0, 2.5), "step: step_size is 2.5"),
+        (lambda: UNTYPED.Step(1.0, 10, gamma=1.5), "step: gamma is 1.5"),
+        (lambda: UNTYPED.Exponential(1.0, 0.0), "exponential: gamma is 0.0"),
+        (lambda: UNTYPED.Cosine(1.0, 10, minimum=2.0), "cosine: minimum 2.0 is above learning_rate 1.0"),
+        (lambda: UNTYPED.Constant(1.0, warmup_steps=-1), "constant: warmup_steps is -1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(build: Callable[[], Any], says: str) -> None:
+    with pytest.raises(InvalidOptimizer) as caught:
+        build()
+    assert caught.value.message.startswith(says)
+
+
+def test_specifications_are_frozen_and_comparable() -> None:
+    optimizer = optim.Adam(np.float32(0.5), decay_exclude=["*bias"])  # type: ignore[arg-type]
+    assert optimizer == optim.Adam(optim.Constant(0.5), decay_exclude=("*bias",))
+    assert hash(optimizer) == hash(optim.Adam(0.5, decay_exclude=("*bias",)))
+    assert type(optimizer.learning_rate) is float
+    assert optimizer != optim.AdamW(0.5, decay_exclude=("*bias",), weight_decay=0.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        optimizer.beta1 = 0.5  # type: ignore[misc]
+
+
+def test_patterns_match_with_case() -> None:
+    optimizer = optim.SGD(weight_decay=0.5, decay_exclude=("*bias", "norm[0-9]/*"))
+    names = ("dense/kernel", "dense/bias", "dense/Bias", "norm1/scale", "normal/scale", "bias_of")
+    assert [optimizer.decay_of(name) for name in names] == [0.5, 0, 0.5, 0, 0.5, 0.5]
+
+
+def rates(schedule: optim.Schedule, *versions: int) -> list[float]:
+    return [schedule.rate(version) for version in versions]
+
+
+def test_rates() -> None:
+    assert rates(optim.Constant(0.5), 0, 10**9) == [0.5, 0.5]
+    assert rates(optim.Step(1.0, 10, 0.5), 0, 9, 10, 19, 20) == [1, 1, 0.5, 0.5, 0.25]
+    assert rates(optim.Exponential(8.0, 0.5), 0, 1, 3, 10**6) == [8, 4, 1, 0]
+    cosine = optim.Cosine(3.0, 100, minimum=1.0)
+    assert rates(cosine, 0, 50, 100, 101, 10**9) == pytest.approx([3, 2, 1, 1, 1], rel=1e-15)
+
+
+def test_warm_up_rises_to_the_rate_and_then_the_schedule_starts() -> None:
+    warm = optim.Step(1.0, 2, 0.5, warmup_steps=4)
+    assert rates(warm, *range(9)) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+    assert rates(optim.Constant(2.0, warmup_steps=1), 0, 1) == [2.0, 2.0]
+    assert optim.SGD(warm).rate(1) == 0.5
+
+
+@given(schedule=SCHEDULES, version=st.integers(0, 2**60))
+def test_a_rate_is_finite_and_never_above_where_it_starts(schedule: optim.Schedule, version: int) -> None:
+    rate = schedule.rate(version)
+    assert math.isfinite(rate)
+    assert 0 <= rate <= schedule.learning_rate * (1 + 1e-15)
+
+
+def test_users_need_no_compiler() -> None:
+    code = "import sys, shoal.optim; sys.exit('numba' in sys.modules or any('shoal_' in name for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
