@@ -137,21 +137,21 @@ class ParameterClient:
         return self._push(0.0, {}, [])
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Overwrites all variables, before training begins.
+        """Overwrites some variables' initial values, before training begins; the others keep theirs.
 
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit.
             BadRequest: training has begun.
         """
-        self._packer.check(values, list(Aggregation))
+        everything = {**self.pull(), **values}  # shards are overwritten whole
+        self._packer.check(everything, list(Aggregation))
 
         def send(server: _Server) -> None:
-            self._retrying(
-                server,
-                lambda: server.stub.Assign(
-                    self._requests(server, 1.0, values, list(Aggregation), commit=False), timeout=_PUSH_TIMEOUT_S
-                ),
-            )
+            def call() -> pb.PushReply:
+                requests = self._requests(server, 1.0, everything, list(Aggregation), commit=False)
+                return server.stub.Assign(requests, timeout=_PUSH_TIMEOUT_S)
+
+            self._retrying(server, call)
 
         self._each_server(send)
 

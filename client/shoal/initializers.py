@@ -57,6 +57,8 @@ class Initializer:
 
     def check(self, dtype: np.dtype) -> None:
         """Raises InvalidVariable if a variable of this dtype cannot hold the values."""
+        if dtype.kind == "i":
+            return
         with np.errstate(over="ignore"):
             fits = np.isfinite(np.float64(self._largest()).astype(dtype))
         if not fits:
@@ -349,7 +351,7 @@ def from_proto(message: tensor_pb2.Initializer) -> Initializer:
         ) from error
 
 
-def fill(  # noqa: PLR0917 - what the values are a function of
+def fill(
     out: np.ndarray, initializer: Initializer, variable: str, shape: tuple[int, ...], job_seed: int, start: int = 0
 ) -> None:
     """Writes a variable's initial values into a flat array, block by block: no second copy is made of a large one.

@@ -27,7 +27,7 @@ class Partitioner:
 
     def __post_init__(self) -> None:
         for parameter, value in self._parameters().items():
-            if not (isinstance(value, numbers.Integral) and value > 0):
+            if not isinstance(value, numbers.Integral) or int(value) < 1:
                 raise self._invalid(f"{parameter} is {value!r}; it must be an integer above 0")
 
     def to_proto(self) -> tensor_pb2.Partitioner:

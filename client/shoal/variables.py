@@ -122,6 +122,10 @@ class Variable:
             raise errors.InvalidVariable(
                 f"initializer is {self.initializer!r}; it must be an instance of one, such as Zeros()"
             )
+        if not isinstance(self.partitioner, Partitioner | None):
+            raise errors.InvalidVariable(
+                f"partitioner is {self.partitioner!r}; it must be an instance of one, such as FixedShards(4), or None"
+            )
         if self.dtype.kind == "i" and self.aggregation not in _INT64_AGGREGATIONS:
             raise errors.InvalidVariable(
                 f"a variable of {self.dtype} cannot be trained or averaged; "

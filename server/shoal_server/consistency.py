@@ -127,8 +127,7 @@ class Synchronous(Mode):
     def __init__(self, backup_workers: int) -> None:
         self._backup_workers = backup_workers
         self._open_step = 0
-        # By step, then rank. Steps after the open one come only from a worker that joined ahead of this shard.
-        self._held: dict[int, dict[int, Contribution]] = {}
+        self._held: dict[int, Contribution] = {}  # to the open step, by rank
 
     def may_pull(self, step: int, clocks: Clocks) -> bool:
         del clocks
@@ -139,25 +138,23 @@ class Synchronous(Mode):
         if contribution.step < self._open_step:
             return Taken(accepted=False)
         if contribution.payload is not None:
-            self._held.setdefault(contribution.step, {})[contribution.rank] = contribution
+            self._held[contribution.rank] = contribution
         return Taken(accepted=True)
 
     def settle(self, clocks: Clocks) -> list[Apply]:
         applies = []
         while self._closes(clocks):
-            held = self._held.pop(self._open_step, {})
-            if held:
-                applies.append(Apply(tuple(held[rank] for rank in sorted(held))))
+            if self._held:
+                applies.append(Apply(tuple(self._held[rank] for rank in sorted(self._held))))
+                self._held = {}
             self._open_step += 1
         return applies
 
     def _closes(self, clocks: Clocks) -> bool:
         owing = sum(clock.steps <= self._open_step for clock in clocks.values())
-        if self._held.get(self._open_step):
+        if self._held:
             return owing <= self._backup_workers
-        passed_by_all = bool(clocks) and owing == 0
-        # With nobody left, go on to what a worker that was ahead had contributed.
-        return passed_by_all or (not clocks and any(step > self._open_step for step in self._held))
+        return bool(clocks) and owing == 0
 
     def next_step(self, steps: int) -> int:
         return max(steps, self._open_step)

@@ -172,7 +172,7 @@ class ShardState:
         Raises:
             Fenced: the event comes from a worker, or a life of it, that is not admitted.
             NotStaged: a commit without a staged push.
-            BadRequest: a step that is behind the worker's own clock.
+            BadRequest: a push of a step that is long finished, or that the mode does not let the worker begin.
             Overloaded: too many pulls wait.
         """
         handler: Callable[[Any], list[Effect]] = getattr(self, f"_on_{_HANDLERS[type(event)]}")
@@ -289,6 +289,12 @@ class ShardState:
         answer = self.answer_to(event.worker, event.incarnation, event.step)
         if answer:
             return [answer]
+        if not self.mode.may_pull(event.step, self.clocks):
+            raise errors.BadRequest(
+                f"{self.name}: {event.worker} pushes step {event.step} before it may begin it; pull first, or wait "
+                "at the barrier",
+                step=event.step,
+            )
         clock = self.clocks[event.worker]
         self._staged[event.worker] = Contribution(clock.rank, event.step, event.weight, event.version, event.payload)
         return [AnswerPush("staged", 0, event.step, self.version)]

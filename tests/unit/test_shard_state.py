@@ -165,12 +165,20 @@ class TestBoundedStaleness:
         pull(state, "a", 1)
         assert answered(handle(state, WorkerReleased("b", 1, 0))) == [("a", 1)]
 
+    def test_a_push_does_not_get_around_the_bound(self):
+        state = shard(consistency.BoundedStaleness(1), "ab")
+        push(state, "a", 0)
+        push(state, "a", 1)
+        with pytest.raises(errors.BadRequest, match="pull first"):
+            push(state, "a", 2)
+
     def test_a_newcomer_starts_among_the_slowest_and_holds_nobody_up(self):
         state = shard(consistency.BoundedStaleness(1), "ab")
         for step in range(5):
             push(state, "a", step)
             push(state, "b", step)
         push(state, "b", 5)
+        assert answered(pull(state, "b", 7)) == []
         handle(state, WorkerAdmitted("c", 7, 2))
         assert state.clocks["c"].steps == 5
         assert answered(pull(state, "b", 6)) == [("b", 6)]

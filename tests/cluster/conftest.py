@@ -1,0 +1,37 @@
+"""Clusters of real processes on loopback."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = [ROOT / "tests" / "support", ROOT / "examples"]
+# Fast enough for tests to see deaths; slow enough for a machine that is busy with other tests.
+QUICK = {"coordinator": ["--lease", "3", "--heartbeat", "0.2"]}
+
+
+def local_cluster(servers: int, workers: int) -> shoal.LocalCluster:
+    return shoal.LocalCluster(servers=servers, workers=workers, path=PROGRAMS, flags=QUICK)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[shoal.LocalCluster]:
+    """Three servers and four workers, for tests that break nothing."""
+    with local_cluster(servers=3, workers=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(shared_cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
+    with shared_cluster.client() as client:
+        yield client
+
+
+@pytest.fixture
+def small_cluster() -> Iterator[shoal.LocalCluster]:
+    """Two servers and two workers, for tests that kill some."""
+    with local_cluster(servers=2, workers=2) as cluster:
+        yield cluster

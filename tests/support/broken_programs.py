@@ -1,0 +1,110 @@
+"""Programs that go wrong, each in its own way, and some that go right slowly."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+
+
+class Numbers:
+    def __init__(self, size=64):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def batch(self, indices):
+        return indices
+
+
+class Program:
+    """Trains one vector on nothing much; subclasses spoil one thing."""
+
+    def __init__(self, size=64):
+        self.dataset = Numbers(size)
+
+    def variables(self):
+        return {"w": np.zeros(4, np.float32)}
+
+    def loss_and_gradients(self, params, batch):
+        return 0.0, {"w": np.ones(4, np.float32)}
+
+
+def fine(size=64):
+    return Program(size)
+
+
+def factory_raises():
+    raise RuntimeError("the factory is out of order")
+
+
+class Raises(Program):
+    def loss_and_gradients(self, params, batch):
+        raise ValueError("the loss is out of order")
+
+
+class Gradients(Program):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def loss_and_gradients(self, params, batch):
+        right = np.ones(4, np.float32)
+        wrong = {"name": {"v": right}, "shape": {"w": np.ones(5, np.float32)}, "dtype": {"w": np.ones(4)}}
+        return 0.0, wrong[self.kind]
+
+
+class NotFinite(Program):
+    """Gives NaN once in `every` batches, or always with every=1."""
+
+    def __init__(self, every, size=64):
+        super().__init__(size)
+        self.every, self.calls = every, 0
+
+    def loss_and_gradients(self, params, batch):
+        self.calls += 1
+        value = np.nan if self.calls % self.every == 0 else 1.0
+        return 0.0, {"w": np.full(4, value, np.float32)}
+
+
+class Exits(Program):
+    """Ends its process by a signal, once: the file says that it has been done."""
+
+    def __init__(self, once, size=64):
+        super().__init__(size)
+        self.once = Path(once)
+
+    def loss_and_gradients(self, params, batch):
+        if not self.once.exists():
+            self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss_and_gradients(params, batch)
+
+
+class Gated(Program):
+    """Goes on only while the file is there, and counts its examples in a variable."""
+
+    def __init__(self, gate, size=64):
+        super().__init__(size)
+        self.gate = Path(gate)
+
+    def variables(self):
+        import shoal
+
+        return {
+            "w": np.zeros(4, np.float32),
+            "seen": shoal.Variable((self.dataset.size,), trainable=False, aggregation="sum", dtype="int64"),
+        }
+
+    def loss_and_gradients(self, params, batch):
+        import threading
+
+        import shoal
+
+        pause = threading.Event()
+        while not self.gate.exists():
+            pause.wait(0.01)
+        seen = np.zeros(self.dataset.size, np.int64)
+        np.add.at(seen, batch, 1)
+        return shoal.Step(0.0, {"w": np.ones(4, np.float32)}, updates={"seen": seen})

@@ -1,0 +1,42 @@
+"""What tests ask of a running cluster beyond what users do: the servers' own history, and sessions in threads."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from shoal import Client, Session, _rpc
+from shoal._layout import Placement
+from shoal.v1 import job_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import parameter_server_pb2_grpc
+
+
+def placement(client: Client, job: str) -> Placement:
+    """Where a job's shards are."""
+    coordinator = client._coordinator
+    return Placement.from_proto(coordinator.call(coordinator.jobs.GetPlacement, job_pb2.GetPlacementRequest(job=job)))
+
+
+def histories(client: Client, job: str) -> dict[int, list[pb.Admission]]:
+    """By shard: what its server says that it let pull and push, oldest first."""
+    found = {}
+    for shard in placement(client, job).shards:
+        with _rpc.channel(shard.address) as channel:
+            stub = parameter_server_pb2_grpc.ParameterServerStub(channel)
+            index = shard.layout.shard
+            found[index] = list(stub.GetHistory(pb.GetHistoryRequest(job=job, shard=index)).admissions)
+    return found
+
+
+def in_sessions(
+    client: Client, job: str, workers: int, loop: Callable[[Session, int], Any], **options: Any
+) -> list[Any]:
+    """Runs `loop(session, rank)` in a session a worker, each in its own thread; their results in order of rank."""
+
+    def run(index: int) -> tuple[int, Any]:
+        with client.session(job, workers=workers, worker=f"{job}-{index}", **options) as session:
+            return session.rank, loop(session, session.rank)
+
+    with ThreadPoolExecutor(workers) as pool:
+        results = [future.result() for future in [pool.submit(run, index) for index in range(workers)]]
+    return [result for _, result in sorted(results, key=lambda pair: pair[0])]

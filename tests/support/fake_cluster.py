@@ -1,0 +1,216 @@
+"""A coordinator and a parameter server on loopback that answer what a test tells them, and keep what they are sent."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from shoal import _rpc, errors
+from shoal._coordinator import CoordinatorClient
+from shoal._layout import Aggregation, ArenaLayout, Placement, ShardLayout, ShardPlacement, Slice
+from shoal.job import Job
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2, job_pb2, job_pb2_grpc, parameter_server_pb2_grpc
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.variables import Variable
+
+
+class Record:
+    """What was asked, in order, by all threads of a server."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards requests
+        self.requests: list[Any] = []
+
+    def add(self, request: Any) -> None:
+        with self._changed:
+            self.requests.append(request)
+            self._changed.notify_all()
+
+    def of(self, kind: type) -> list[Any]:
+        with self._changed:
+            return [request for request in self.requests if isinstance(request, kind)]
+
+    def wait_for(self, kind: type, count: int = 1, timeout_s: float = 30.0) -> list[Any]:
+        """Waits until so many requests of a kind have come."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._count(kind) >= count, timeout_s), (
+                f"{self._count(kind)} of {count} {kind.__name__} came"
+            )
+        return self.of(kind)
+
+    def _count(self, kind: type) -> int:
+        return sum(isinstance(request, kind) for request in self.requests)
+
+
+class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
+    """Registers everybody, with a new incarnation each time, and answers heartbeats with `assignments[incarnation]`."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.incarnation = 0
+        self.assignments: dict[int, tuple[str, int]] = {}
+
+    @_rpc.servicer
+    def Register(self, request, context):
+        self.incarnation += 1
+        self.record.add(request)
+        return coordinator_pb2.RegisterReply(incarnation=self.incarnation, lease_s=5.0, heartbeat_s=0.05)
+
+    @_rpc.servicer
+    def Heartbeat(self, request, context):
+        self.record.add(request)
+        job, assignment = self.assignments.get(request.incarnation, ("", 0))
+        return coordinator_pb2.HeartbeatReply(job=job, assignment=assignment)
+
+    @_rpc.servicer
+    def Leave(self, request, context):
+        self.record.add(request)
+        return coordinator_pb2.LeaveReply()
+
+
+class FakeJobs(job_pb2_grpc.JobsServicer):
+    """One job. Join is answered with each of `joins` in turn, the last one for ever; so are leases."""
+
+    def __init__(self, record: Record, job: Job) -> None:
+        self.record, self.job = record, job
+        self.assigns = False
+        self.joins: list[job_pb2.JoinReply] = []
+        self.leases = [job_pb2.LeaseReply(finished=True)]
+        self.error: errors.ShoalError | None = None
+        self.stop = False
+
+    def _note(self, request: Any) -> None:
+        self.record.add(request)
+        if self.error:
+            raise self.error
+
+    @_rpc.servicer
+    def Get(self, request, context):
+        self._note(request)
+        status = job_pb2.JobStatus(spec=self.job.to_proto(), state=job_pb2.FAILED, reason="no luck")
+        return job_pb2.GetReply(status=status)
+
+    @_rpc.servicer
+    def Describe(self, request, context):
+        self._note(request)
+        return job_pb2.DescribeReply(assigns=self.assigns)
+
+    @_rpc.servicer
+    def Join(self, request, context):
+        self._note(request)
+        return self.joins.pop(0) if len(self.joins) > 1 else self.joins[0]
+
+    @_rpc.servicer
+    def Lease(self, request, context):
+        self._note(request)
+        return self.leases.pop(0) if len(self.leases) > 1 else self.leases[0]
+
+    @_rpc.servicer
+    def Report(self, request, context):
+        self._note(request)
+        return job_pb2.ReportReply(stop=self.stop)
+
+    @_rpc.servicer
+    def Finish(self, request, context):
+        self._note(request)
+        return job_pb2.FinishReply()
+
+
+class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
+    """One shard with the variables w, of two elements, and b, of one, that no push changes."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.values = np.array([7.0, 7.0, 9.0], np.float32)
+
+    def Pull(self, request, context):
+        self.record.add(request)
+        yield pb.PullReply(headers=[header_pb2.ShardHeader(shard=0, epoch=1, step=request.stamp.step)])
+        if not request.headers_only:
+            yield pb.PullReply(chunks=[pb.Chunk(shard=0, arena=0, offset=0, data=self.values.tobytes())])
+
+    @_rpc.servicer
+    def Push(self, requests, context):
+        messages = list(requests)
+        for message in messages:
+            self.record.add(message)
+        header = messages[0].header
+        return pb.PushReply(
+            shards=[
+                pb.ShardPush(
+                    header=header_pb2.ShardHeader(shard=0, epoch=1, step=header.stamp.step + 1),
+                    outcome=pb.ACCEPTED if header.weight else pb.SKIPPED,
+                )
+            ]
+        )
+
+    @_rpc.servicer
+    def Assign(self, requests, context):
+        messages = list(requests)
+        for message in messages:
+            self.record.add(message)
+        self.values = np.frombuffer(b"".join(chunk.data for m in messages for chunk in m.chunks), np.float32)
+        return pb.PushReply()
+
+
+class FakeCluster:
+    """All of them behind one address.
+
+    Attributes:
+        record: everything they were asked.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.record = Record()
+        self.members, self.jobs = FakeMembers(self.record), FakeJobs(self.record, job)
+        self.server = FakeServer(self.record)
+        services: list[tuple[str, Callable[[Any, Any], None], Any]] = [
+            ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, self.members),
+            ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self.jobs),
+            (
+                "shoal.v1.ParameterServer",
+                parameter_server_pb2_grpc.add_ParameterServerServicer_to_server,
+                self.server,
+            ),
+        ]
+        self._rpc = _rpc.RpcServer("127.0.0.1:0", services, threads=8)
+        self.address = self._rpc.address
+        self.jobs.joins = [self.joined(ready=True, state=job_pb2.RUNNING)]
+        self._rpc.start()
+
+    def joined(
+        self,
+        ready: bool,
+        *,
+        placed: bool = True,
+        state: job_pb2.JobState.ValueType = job_pb2.STARTING,
+        step: int = 0,
+    ) -> job_pb2.JoinReply:
+        """An answer to Join."""
+        placement = self.placement().to_proto() if placed else None
+        spec = self.jobs.job.to_proto()
+        return job_pb2.JoinReply(ready=ready, placement=placement, rank=1, step=step, spec=spec, state=state)
+
+    def placement(self) -> Placement:
+        """One shard, here."""
+        slices = (Slice("w", 0, 2, 0), Slice("b", 0, 1, 2))
+        arena = ArenaLayout(np.dtype(np.float32), Aggregation.TRAINABLE, slices, 3)
+        shard = ShardPlacement(ShardLayout(0, (arena,)), "server-1", self.address)
+        return Placement(self.jobs.job.name, 1, {"w": Variable(2), "b": Variable(1)}, (shard,))
+
+    def stop(self) -> None:
+        self._rpc.stop()
+
+
+@contextmanager
+def fake_cluster(job: Job) -> Iterator[tuple[FakeCluster, CoordinatorClient]]:
+    """A fake cluster that has one job, and a way to it."""
+    cluster = FakeCluster(job)
+    client = CoordinatorClient(cluster.address, retry_for_s=5.0)
+    try:
+        yield cluster, client
+    finally:
+        client.close()
+        cluster.stop()

@@ -1,0 +1,135 @@
+"""Devices, with and without a CuPy: a fake one stands in where there is no GPU."""
+
+import collections
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from shoal import errors
+from shoal_worker.arrays import choose_device, namespace_of
+
+
+class FakeArray:
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+
+class FakeRuntimeError(RuntimeError):
+    pass
+
+
+def fake_cupy(devices: int | Exception) -> types.ModuleType:
+    """As much of CuPy as `arrays` needs, with so many devices, or an error in their place."""
+    cupy = types.ModuleType("cupy")
+    used: list[int] = []
+
+    def count() -> int:
+        if isinstance(devices, Exception):
+            raise devices
+        return devices
+
+    class FakeDevice:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def use(self) -> None:
+            used.append(self.index)
+
+    runtime = types.SimpleNamespace(
+        getDeviceCount=count,
+        getDeviceProperties=lambda index: {"name": f"Fake {index}".encode()},
+        CUDARuntimeError=FakeRuntimeError,
+    )
+    cupy.__dict__.update(
+        ndarray=FakeArray,
+        used=used,
+        asarray=FakeArray,
+        asnumpy=lambda array: array.values if isinstance(array, FakeArray) else array,
+        cuda=types.SimpleNamespace(runtime=runtime, Device=FakeDevice),
+    )
+    return cupy
+
+
+@pytest.fixture
+def without_cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    cupy = fake_cupy(2)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return cupy
+
+
+def test_auto_is_the_cpu_without_cupy(without_cupy):
+    device = choose_device("auto")
+    device.activate()
+    array = np.arange(3.0)
+    assert device.name == "cpu"
+    assert device.xp is np
+    assert device.to_device(array) is array
+    assert device.to_host(array) is array
+    assert namespace_of(array) is np
+
+
+def test_the_cpu_can_be_asked_for_where_there_are_gpus(two_gpus):
+    assert choose_device("cpu").name == "cpu"
+
+
+def test_auto_is_the_first_gpu(two_gpus):
+    device = choose_device("auto")
+    assert device.name == "cuda:0 Fake 0"
+    assert device.xp is two_gpus
+    assert two_gpus.used == []  # choosing takes no memory
+
+
+def test_a_gpu_is_used_once_it_is_activated(two_gpus):
+    device = choose_device("cuda:1")
+    device.activate()
+    assert two_gpus.used == [1]
+    array = np.arange(3.0)
+    there = device.to_device(array)
+    assert isinstance(there, FakeArray)
+    assert namespace_of(there) is two_gpus
+    assert namespace_of(array) is np
+    np.testing.assert_array_equal(device.to_host(there), array)
+
+
+def test_batches_are_brought_over_whole(two_gpus):
+    pair = collections.namedtuple("pair", "x y")
+    array = np.zeros(2)
+    batch = {"a": array, "b": [array, "text"], "c": (array, 3), "d": pair(array, None)}
+    moved = choose_device("auto").put(batch)
+    assert isinstance(moved["a"], FakeArray)
+    assert isinstance(moved["b"][0], FakeArray)
+    assert moved["b"][1] == "text"
+    assert isinstance(moved["c"][0], FakeArray)
+    assert isinstance(moved["d"], pair)
+    assert isinstance(moved["d"].x, FakeArray)
+    assert isinstance(batch["a"], np.ndarray)
+
+
+def test_a_gpu_that_is_not_there_is_an_error(two_gpus):
+    with pytest.raises(errors.ShoalError, match="cuda:2 is not here: there are 2, cuda:0 to cuda:1"):
+        choose_device("cuda:2")
+
+
+def test_a_gpu_without_cupy_says_what_to_install(without_cupy):
+    with pytest.raises(errors.ShoalError, match=r"install shoal\[gpu\]"):
+        choose_device("cuda:0")
+
+
+def test_a_cuda_that_does_not_work_is_told_or_done_without(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(FakeRuntimeError("cudaErrorInsufficientDriver")))
+    with pytest.raises(errors.ShoalError, match="CUDA says cudaErrorInsufficientDriver"):
+        choose_device("cuda:0")
+    assert choose_device("auto").name == "cpu"
+
+
+@pytest.mark.parametrize("wish", ["gpu", "cuda", "cuda:-1", "cuda:x", ""])
+def test_a_wish_that_makes_no_sense(wish):
+    with pytest.raises(errors.ShoalError, match="none of auto, cpu and cuda:N"):
+        choose_device(wish)

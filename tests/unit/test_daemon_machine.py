@@ -1,0 +1,175 @@
+"""What a worker's daemon decides to run: by example, and over drawn histories."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_worker.assignment import (
+    Assigned,
+    Closing,
+    Effect,
+    Event,
+    Finish,
+    JobOver,
+    Machine,
+    Reborn,
+    Renew,
+    StartTrainer,
+    StopTrainer,
+    TrainerEnded,
+    Work,
+)
+from shoal_worker.messages import Outcome
+
+A, B = Work("a", 1, 1), Work("b", 2, 1)
+DONE = TrainerEnded(0, Outcome(), progressed=True)
+KILLED = TrainerEnded(-9, None, progressed=False)
+
+
+def fed(machine: Machine, *events: Event) -> list[Effect]:
+    """The effects of the last event."""
+    effects: list[Effect] = []
+    for event in events:
+        effects = machine.handle(event)
+        machine.validate()
+    return effects
+
+
+def registered(*events: Event) -> Machine:
+    machine = Machine()
+    fed(machine, Reborn(1), *events)
+    return machine
+
+
+def test_work_is_started_once():
+    machine = registered()
+    assert fed(machine, Assigned(A)) == [StartTrainer(A)]
+    assert fed(machine, Assigned(A)) == []
+
+
+def test_work_that_is_done_is_finished_and_not_started_again():
+    machine = registered(Assigned(A))
+    assert fed(machine, DONE) == [Finish("")]
+    assert fed(machine, Assigned(A)) == []
+    assert fed(machine, Assigned(None), Assigned(B)) == [StartTrainer(B)]
+
+
+def test_a_new_assignment_of_the_same_job_starts_anew():
+    machine = registered(Assigned(A), DONE)
+    again = Work("a", 5, 1)
+    assert fed(machine, Assigned(again)) == [StartTrainer(again)]
+
+
+def test_an_error_is_told():
+    machine = registered(Assigned(A))
+    assert fed(machine, TrainerEnded(0, Outcome("ValueError"), progressed=True)) == [Finish("ValueError")]
+
+
+def test_other_work_waits_until_the_old_trainer_is_gone():
+    machine = registered(Assigned(A))
+    assert fed(machine, Assigned(B)) == [StopTrainer()]
+    assert fed(machine, Assigned(B)) == []
+    assert fed(machine, TrainerEnded(-15, None, progressed=True)) == [StartTrainer(B)]
+
+
+def test_work_that_is_taken_back_is_stopped_and_nobody_told():
+    machine = registered(Assigned(A))
+    assert fed(machine, Assigned(None)) == [StopTrainer()]
+    assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
+    assert fed(machine, Assigned(A)) == [StartTrainer(A)]
+
+
+def test_a_job_that_is_over_is_stopped():
+    machine = registered(Assigned(A))
+    assert fed(machine, JobOver(A)) == [StopTrainer()]
+    assert fed(machine, TrainerEnded(0, Outcome(), progressed=True)) == []
+    assert fed(machine, Assigned(A)) == []
+
+
+def test_a_killed_trainer_means_a_new_life():
+    machine = registered(Assigned(A))
+    assert fed(machine, KILLED) == [Renew("the trainer was killed by SIGKILL")]
+    assert fed(machine, Assigned(A)) == []  # an answer that was under way
+    again = Work("a", 3, 2)
+    assert fed(machine, Reborn(2), Assigned(again)) == [StartTrainer(again)]
+
+
+def test_an_answer_to_an_earlier_life_starts_nothing():
+    assert fed(registered(), Reborn(2), Assigned(A)) == []
+
+
+def test_a_program_that_always_kills_its_process_fails_its_job():
+    machine = registered()
+    for life in (1, 2):
+        work = Work("a", life, life)
+        assert fed(machine, Reborn(life), Assigned(work)) == [StartTrainer(work)]
+        assert fed(machine, KILLED) == [Renew("the trainer was killed by SIGKILL")]
+    [finish] = fed(machine, Reborn(3), Assigned(Work("a", 3, 3)), KILLED)
+    assert isinstance(finish, Finish)
+    assert "3 times in a row" in finish.error
+
+
+def test_deaths_after_progress_never_add_up():
+    machine = registered()
+    for life in range(1, 10):
+        fed(machine, Reborn(life), Assigned(Work("a", life, life)))
+        assert fed(machine, TrainerEnded(-9, None, progressed=True)) == [Renew("the trainer was killed by SIGKILL")]
+
+
+def test_an_exit_without_a_word_fails_the_job():
+    machine = registered(Assigned(A))
+    [finish] = fed(machine, TrainerEnded(3, None, progressed=False))
+    assert isinstance(finish, Finish)
+    assert "exit status 3" in finish.error
+
+
+def test_being_declared_dead_ends_what_runs():
+    machine = registered(Assigned(A))
+    assert fed(machine, Reborn(2)) == [StopTrainer()]
+    again = Work("a", 2, 2)
+    assert fed(machine, Assigned(again)) == []
+    assert fed(machine, TrainerEnded(-15, None, progressed=True)) == [StartTrainer(again)]
+
+
+def test_closing_waits_for_the_trainer_to_go():
+    machine = registered(Assigned(A))
+    assert fed(machine, Closing()) == [StopTrainer()]
+    assert not machine.done
+    assert fed(machine, Assigned(B)) == []
+    assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
+    assert machine.done
+
+
+works = st.builds(Work, st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 3))
+endings = st.builds(
+    TrainerEnded,
+    st.sampled_from([0, 1, -9]),
+    st.none() | st.builds(Outcome, st.sampled_from(["", "no"])),
+    st.booleans(),
+)
+events = st.one_of(
+    st.builds(Reborn, st.integers(1, 3)),
+    st.builds(Assigned, st.none() | works),
+    st.builds(JobOver, works),
+    endings,
+    st.builds(Closing),
+)
+
+
+@given(st.lists(events, max_size=30))
+def test_there_is_never_more_than_one_trainer_and_each_is_stopped_once(history):
+    machine = Machine()
+    running, stops = False, 0
+    for event in history:
+        if isinstance(event, TrainerEnded):
+            if not running:
+                continue
+            running, stops = False, 0
+        for effect in machine.handle(event):
+            if isinstance(effect, StartTrainer):
+                assert not running
+                running, stops = True, 0
+            elif isinstance(effect, StopTrainer):
+                assert running
+                stops += 1
+                assert stops == 1
+        machine.validate()

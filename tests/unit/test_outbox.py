@@ -1,0 +1,54 @@
+"""What waits for the coordinator is bounded, and nothing is sent twice or lost in silence."""
+
+from shoal._participant import Report
+from shoal_worker.outbox import Outbox
+
+
+def test_nothing_is_nothing():
+    assert Outbox().take() is None
+
+
+def test_figures_add_up_and_go_with_the_lines():
+    outbox = Outbox()
+    outbox.add_figures(Report(step=1, accepted=1, samples=4))
+    outbox.add_line("hello")
+    outbox.add_figures(Report(step=2, accepted=1, samples=4))
+    assert outbox.take() == Report(step=2, accepted=2, samples=8, log=("hello",))
+    assert outbox.take() is None
+
+
+def test_what_could_not_be_sent_goes_first_the_next_time():
+    outbox = Outbox()
+    outbox.add_line("one")
+    outbox.add_figures(Report(step=1, accepted=1))
+    taken = outbox.take()
+    assert taken
+    outbox.add_line("two")
+    outbox.add_figures(Report(step=2, accepted=1))
+    outbox.put_back(taken)
+    assert outbox.take() == Report(step=2, accepted=2, log=("one", "two"))
+
+
+def test_a_report_carries_a_thousand_lines_and_about_a_mebibyte():
+    outbox = Outbox()
+    for number in range(1_500):
+        outbox.add_line(str(number))
+    first, second = outbox.take(), outbox.take()
+    assert first
+    assert second
+    assert (len(first.log), len(second.log)) == (1_000, 500)
+    for _ in range(500):
+        outbox.add_line("x" * 8_192)
+    large = outbox.take()
+    assert large
+    assert sum(map(len, large.log)) <= (1 << 20) + 8_192
+
+
+def test_the_oldest_lines_go_and_their_number_is_told():
+    outbox = Outbox(kept_lines=3)
+    for number in range(5):
+        outbox.add_line(str(number))
+    taken = outbox.take()
+    assert taken
+    assert taken.log == ("[2 earlier lines were dropped]", "2", "3", "4")
+    assert outbox.lines_lost == 2

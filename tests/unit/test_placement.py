@@ -1,0 +1,271 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal import errors
+from shoal._layout import Aggregation, Placement, ShardLayout, ShardPlacement, row_elements, rows_of
+from shoal.partitioners import FixedShards, MaxSize
+from shoal.v1 import tensor_pb2
+from shoal.variables import Variable
+from shoal_coordinator.placement import ServerLoad, assign_shards, default_shards, plan_shards
+
+shapes = st.lists(st.integers(1, 40), max_size=3).map(tuple)
+variables = st.one_of(
+    st.builds(
+        Variable,
+        shapes,
+        st.sampled_from(["float32", "float64", "bfloat16"]),
+        partitioner=st.sampled_from([None, FixedShards(3), MaxSize(256)]),
+    ),
+    st.builds(Variable, shapes, trainable=st.just(False), aggregation=st.sampled_from(["mean", "sum", "last"])),
+    st.builds(Variable, shapes, st.just("int64"), trainable=st.just(False), aggregation=st.just("sum")),
+)
+jobs = st.lists(variables, min_size=1, max_size=12).map(lambda drawn: {f"v{i}": v for i, v in enumerate(drawn)})
+loads = st.lists(st.integers(0, 10_000), min_size=1, max_size=5).map(
+    lambda held: [ServerLoad(f"server-{i}", f"host-{i}:1", held_bytes) for i, held_bytes in enumerate(held)]
+)
+
+
+def slices_of(layout: ShardLayout):
+    return [(arena, piece) for arena in layout.arenas for piece in arena.slices]
+
+
+@given(job=jobs, shards=st.integers(1, 20))
+def test_each_row_lies_in_one_slice(job: dict[str, Variable], shards: int) -> None:
+    layouts = plan_shards(job, shards)
+    rows = sorted(
+        (piece.variable, row)
+        for layout in layouts
+        for _, piece in slices_of(layout)
+        for row in range(piece.row_start, piece.row_stop)
+    )
+    assert rows == sorted((name, row) for name, variable in job.items() for row in range(rows_of(variable.shape)))
+
+
+@given(job=jobs, shards=st.integers(1, 20))
+def test_shards_are_whole(job: dict[str, Variable], shards: int) -> None:
+    layouts = plan_shards(job, shards)
+    order = {name: position for position, name in enumerate(job)}
+    assert [layout.shard for layout in layouts] == list(range(len(layouts)))
+    assert 1 <= len(layouts) <= shards
+    for layout in layouts:
+        assert layout.arenas
+        kinds = [(arena.dtype, arena.aggregation) for arena in layout.arenas]
+        assert len(set(kinds)) == len(kinds)
+        for arena in layout.arenas:
+            places = [(order[piece.variable], piece.row_start) for piece in arena.slices]
+            assert places
+            assert places == sorted(places)
+            end = 0
+            for piece in arena.slices:
+                variable = job[piece.variable]
+                assert (variable.dtype, variable.aggregation) == (arena.dtype, arena.aggregation)
+                assert piece.offset == end
+                end += (piece.row_stop - piece.row_start) * row_elements(variable.shape)
+            assert arena.elements == end
+    assert sum(layout.nbytes for layout in layouts) == sum(variable.nbytes for variable in job.values())
+
+
+@given(job=jobs, shards=st.integers(1, 20), servers=loads)
+def test_loads_are_as_even_as_the_rule_promises(
+    job: dict[str, Variable], shards: int, servers: list[ServerLoad]
+) -> None:
+    layouts = plan_shards(job, shards)
+    largest_slice = max(
+        (stop - start) * row_elements(variable.shape) * variable.dtype.itemsize
+        for variable in job.values()
+        for start, stop in variable.slices()
+    )
+    sizes = [layout.nbytes for layout in layouts]
+    assert max(sizes) - min(sizes) <= largest_slice
+
+    held = {server.address: server.bytes for server in servers}
+    for shard in assign_shards(layouts, servers):
+        held[shard.address] += shard.layout.nbytes
+    received = {server.address for server in servers if held[server.address] > server.bytes}
+    assert max(held[address] for address in received) - min(held.values()) <= max(sizes)
+
+
+@given(job=jobs, shards=st.integers(1, 20), servers=loads)
+def test_placement_survives_the_wire(job: dict[str, Variable], shards: int, servers: list[ServerLoad]) -> None:
+    placement = Placement("job", 7, job, assign_shards(plan_shards(job, shards), servers))
+    message = tensor_pb2.Placement.FromString(placement.to_proto().SerializeToString())
+    decoded = Placement.from_proto(message)
+    assert decoded == placement
+    assert list(decoded.variables) == list(job)
+    assert sum(map(len, decoded.by_server().values())) == len(placement.shards)
+
+
+@given(job=jobs, shards=st.integers(1, 20))
+def test_plans_are_repeatable(job: dict[str, Variable], shards: int) -> None:
+    assert plan_shards(job, shards) == plan_shards(dict(job), shards)
+
+
+def test_equal_shards_are_shared_out_by_count() -> None:
+    layouts = plan_shards({f"v{i}": Variable((8,)) for i in range(12)}, 12)
+    servers = [ServerLoad(name, f"{name}:1", 0) for name in "abc"]
+    placement = Placement("job", 1, {}, assign_shards(layouts, servers))
+    assert {address: len(shards) for address, shards in placement.by_server().items()} == {"a:1": 4, "b:1": 4, "c:1": 4}
+
+
+def test_held_bytes_count() -> None:
+    layouts = plan_shards({f"v{i}": Variable((8,)) for i in range(4)}, 4)
+    placed = assign_shards(layouts, [ServerLoad("full", "full:1", 1000), ServerLoad("idle", "idle:1", 0)])
+    assert {shard.server for shard in placed} == {"idle"}
+
+
+def test_ties_go_by_name() -> None:
+    layouts = plan_shards({"v": Variable((8,))}, 1)
+    (placed,) = assign_shards(layouts, [ServerLoad("b", "b:1", 0), ServerLoad("a", "a:1", 0)])
+    assert placed == ShardPlacement(layouts[0], "a", "a:1")
+
+
+def resnet50() -> dict[str, Variable]:
+    """The trainable variables of ResNet-50 for 1,000 classes (He et al., CVPR 2016, table 1), with its batch norms."""
+    shapes: list[tuple[int, ...]] = []
+
+    def convolution(size: int, inputs: int, outputs: int) -> None:
+        shapes.extend([(size, size, inputs, outputs), (outputs,), (outputs,)])  # kernel, gamma, beta
+
+    convolution(7, 3, 64)
+    inputs = 64
+    for blocks, width in zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True):
+        for block in range(blocks):
+            convolution(1, inputs, width)
+            convolution(3, width, width)
+            convolution(1, width, 4 * width)
+            if block == 0:
+                convolution(1, inputs, 4 * width)
+            inputs = 4 * width
+    shapes.extend([(2048, 1000), (1000,)])
+    return {f"variable_{index}": Variable(shape) for index, shape in enumerate(shapes)}
+
+
+def test_resnet50_is_even_on_three_servers() -> None:
+    job = resnet50()
+    assert len(job) == 161
+    assert sum(math.prod(variable.shape) for variable in job.values()) == 25_557_032
+    layouts = plan_shards(job, default_shards(3))
+    assert len(layouts) == 12
+    servers = [ServerLoad(f"server-{i}", f"host-{i}:1", 0) for i in range(3)]
+    placement = Placement("resnet", 1, job, assign_shards(layouts, servers))
+    even = 4 * 25_557_032 / 3
+    for shards in placement.by_server().values():
+        assert sum(shard.layout.nbytes for shard in shards) == pytest.approx(even, rel=0.1)
+
+
+def test_no_shards_are_refused() -> None:
+    with pytest.raises(errors.InvalidJob, match="shards is 0; a job has 1 or more"):
+        plan_shards({"v": Variable(3)}, 0)
+
+
+def test_no_servers_are_refused() -> None:
+    with pytest.raises(errors.NotPlaced, match="there is no live server to place shards on"):
+        assign_shards(plan_shards({"v": Variable(3)}, 1), [])
+
+
+# Decoding refuses what does not fit.
+
+
+def message() -> tensor_pb2.Placement:
+    job = {"w": Variable((6, 2), partitioner=FixedShards(2)), "b": Variable(4)}
+    return Placement("job", 1, job, assign_shards(plan_shards(job, 1), [ServerLoad("s", "s:1", 0)])).to_proto()
+
+
+def arena_of(placement: tensor_pb2.Placement) -> tensor_pb2.ArenaLayout:
+    return placement.shards[0].layout.arenas[0]
+
+
+def move(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).slices[1].offset += 1
+
+
+def overrun(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).slices[1].row_stop = 7
+
+
+def empty_slice(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).slices[1].row_stop = 3
+
+
+def stranger(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).slices[2].variable = "c"
+
+
+def other_dtype(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).dtype = tensor_pb2.FLOAT64
+
+
+def no_dtype(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).dtype = tensor_pb2.DTYPE_UNSPECIFIED
+
+
+def no_slices(placement: tensor_pb2.Placement) -> None:
+    del arena_of(placement).slices[:]
+
+
+def missing(placement: tensor_pb2.Placement) -> None:
+    del arena_of(placement).slices[2:]
+
+
+def missing_end(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).slices[2].row_stop = 3
+
+
+def twice(placement: tensor_pb2.Placement) -> None:
+    placement.shards.add().CopyFrom(placement.shards[0])
+    placement.shards[1].layout.shard = 1
+
+
+def numbered(placement: tensor_pb2.Placement) -> None:
+    placement.shards[0].layout.shard = 5
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (
+            move,
+            "rows [3, 6) of variable 'w' of shape (6, 2) are placed at element 7 of their arena, after 6 others; "
+            "slices must be rows of their variable and lie in order, without gaps",
+        ),
+        (overrun, "rows [3, 7) of variable 'w' of shape (6, 2)"),
+        (empty_slice, "rows [3, 3) of variable 'w' of shape (6, 2)"),
+        (stranger, "variable 'c' lies in an arena of float32 and TRAINABLE, but the job has no such variable"),
+        (other_dtype, "variable 'w' lies in an arena of float64 and TRAINABLE, but the job has no such variable"),
+        (no_dtype, "an arena's dtype or aggregation is missing or unknown"),
+        (no_slices, "an arena has no slices"),
+        (missing, "the rows of variable 'b' of shape (4,) are placed as []; each must lie in one place"),
+        (missing_end, "the rows of variable 'b' of shape (4,) are placed as [(0, 3)]; each must lie in one place"),
+        (twice, "the rows of variable 'w' of shape (6, 2) are placed as [(0, 3), (0, 3), (3, 6), (3, 6)]"),
+        (numbered, "the shards are numbered [5]; they must count from 0"),
+    ],
+)
+def test_damaged_placements_are_refused(damage, complaint: str) -> None:
+    placement = message()
+    Placement.from_proto(placement)
+    damage(placement)
+    with pytest.raises(errors.BadRequest) as raised:
+        Placement.from_proto(placement)
+    assert raised.value.message.startswith(complaint)
+
+
+def test_arenas_are_kept_apart() -> None:
+    job = {
+        "kernel": Variable((2, 2)),
+        "mean": Variable(2, trainable=False, aggregation="mean"),
+        "half": Variable(2, "bfloat16"),
+        "bias": Variable(2),
+    }
+    (layout,) = plan_shards(job, 1)
+    assert [(arena.dtype.name, arena.aggregation, arena.elements) for arena in layout.arenas] == [
+        ("float32", Aggregation.TRAINABLE, 6),
+        ("float32", Aggregation.MEAN, 2),
+        ("bfloat16", Aggregation.TRAINABLE, 2),
+    ]
+    assert [piece.variable for piece in layout.arenas[0].slices] == ["kernel", "bias"]
+    assert layout.nbytes == 36
+    assert layout.arenas[0].dtype == np.float32

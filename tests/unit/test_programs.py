@@ -1,0 +1,167 @@
+"""What users hear when a program is not one."""
+
+import importlib
+import itertools
+from pathlib import Path
+
+import pytest
+
+from shoal import errors
+from shoal.program import Dataset, Program, Step
+from shoal_worker.programs import blamed, load_program
+
+_numbers = itertools.count()
+
+_GOOD = """
+import numpy as np
+
+class Examples:
+    def __len__(self):
+        return 10
+    def batch(self, indices):
+        return indices
+
+class Good:
+    dataset = Examples()
+    def __init__(self, hidden):
+        self.hidden = hidden
+    def variables(self):
+        return {"w": np.zeros(self.hidden)}
+    def loss_and_gradients(self, params, batch):
+        return 0.0, {"w": params["w"]}
+
+def classifier(hidden: int = 4):
+    return Good(hidden)
+
+def regressor(*, depth):
+    return Good(depth)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Writes a module and gives its name, a new one each time."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(source: str) -> str:
+        name = f"program_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(source)
+        importlib.invalidate_caches()
+        return name
+
+    return write
+
+
+def test_a_program_is_loaded_with_its_settings(module):
+    program = load_program(f"{module(_GOOD)}:classifier", {"hidden": 7})
+    assert isinstance(program, Program)
+    assert isinstance(program.dataset, Dataset)
+    assert program.variables()["w"].shape == (7,)
+
+
+def test_a_program_without_data_says_so(module):
+    name = module(_GOOD + "\nGood.dataset = None\n")
+    assert load_program(f"{name}:classifier", {}).dataset is None
+
+
+@pytest.mark.parametrize("reference", ["digits", "digits:", ":mlp", ""])
+def test_a_reference_names_a_module_and_a_factory(reference):
+    with pytest.raises(errors.ProgramError, match=r"package\.module:factory"):
+        load_program(reference, {})
+
+
+def test_a_missing_module_is_named_with_where_it_was_searched_for():
+    with pytest.raises(errors.ProgramError, match=r"No module named 'no_such_place'[\s\S]*--path"):
+        load_program("no_such_place.models:mlp", {})
+
+
+def test_a_module_that_raises_shows_the_programs_frames_only(module):
+    name = module("def broken():\n    return 1 / 0\n\nbroken()\n")
+    with pytest.raises(errors.ProgramError) as raised:
+        load_program(f"{name}:mlp", {})
+    message = raised.value.message
+    assert f"importing {name} raised ZeroDivisionError: division by zero" in message
+    assert f"{name}.py" in message
+    assert "return 1 / 0" in message
+    assert "importlib" not in message
+    assert "programs.py" not in message
+    assert "--path" not in message
+
+
+def test_a_syntax_error_shows_the_line(module):
+    with pytest.raises(errors.ProgramError, match=r"SyntaxError[\s\S]*def ]"):
+        load_program(f"{module('def ]')}:mlp", {})
+
+
+def test_a_module_that_exits_is_an_error_too(module):
+    with pytest.raises(errors.ProgramError, match="SystemExit: 3"):
+        load_program(f"{module('raise SystemExit(3)')}:mlp", {})
+
+
+def test_an_unknown_factory_lists_names_that_are_near(module):
+    with pytest.raises(errors.ProgramError, match=r"has no clasifier; did you mean classifier\?"):
+        load_program(f"{module(_GOOD)}:clasifier", {})
+
+
+def test_a_factory_that_is_no_function(module):
+    with pytest.raises(errors.ProgramError, match="mlp is not a function, but int"):
+        load_program(f"{module('mlp = 3')}:mlp", {})
+
+
+@pytest.mark.parametrize(
+    ("factory", "settings", "said"),
+    [
+        ("classifier", {"hiden": 3}, r"unexpected keyword argument 'hiden'; it is classifier\(hidden: int = 4\)"),
+        ("regressor", {}, r"missing a required argument: 'depth'.*the settings are none"),
+    ],
+)
+def test_settings_that_do_not_fit_show_the_signature(module, factory, settings, said):
+    with pytest.raises(errors.ProgramError, match=said):
+        load_program(f"{module(_GOOD)}:{factory}", settings)
+
+
+def test_a_factory_that_raises(module):
+    name = module("def mlp():\n    raise OSError('no data here')\n")
+    with pytest.raises(errors.ProgramError, match=r"the factory raised OSError: no data here[\s\S]*in mlp"):
+        load_program(f"{name}:mlp", {})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("pass", r"no method variables\(\)"),
+        ("variables = lambda self: {}", r"no method loss_and_gradients\(\)"),
+        ("variables = loss_and_gradients = lambda *a: {}", "no attribute `dataset`; set it to None"),
+        ("dataset = 3; variables = loss_and_gradients = lambda *a: {}", "is a int without __len__ and batch"),
+        (
+            "dataset = property(lambda self: 1 / 0); variables = loss_and_gradients = lambda *a: {}",
+            "`dataset` raised ZeroDivisionError",
+        ),
+    ],
+)
+def test_what_the_factory_returns_must_be_a_program(module, body, said):
+    name = module(f"class mlp:\n    {body}\n")
+    with pytest.raises(errors.ProgramError, match=said):
+        load_program(f"{name}:mlp", {})
+
+
+def test_blame_keeps_the_cause():
+    def inner():
+        raise KeyError("w")
+
+    def outer():
+        try:
+            inner()
+        except KeyError as error:
+            raise ValueError("no weights") from error
+
+    with (
+        pytest.raises(errors.ProgramError, match=r"loss raised ValueError: no weights[\s\S]*KeyError: 'w'"),
+        blamed("loss"),
+    ):
+        outer()
+
+
+def test_a_step_has_no_updates_unless_given():
+    step = Step(1.0, {})
+    assert (step.updates, step.metrics) == ({}, {})

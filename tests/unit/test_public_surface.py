@@ -1,0 +1,68 @@
+"""What `import shoal` gives, and what it costs."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import shoal
+
+# What a client needs none of: it would wait for it at every import.
+HEAVY = {"numba", "llvmlite", "typer", "matplotlib", "sklearn", "scipy", "cupy", "torch", "prometheus_client"}
+ROLES = {"shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn", "shoal_distribute"}
+
+
+def modules_after(statement: str) -> set[str]:
+    """The top-level modules of a fresh interpreter after a statement."""
+    code = (
+        f"{statement}; import sys, json; print(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    return set(json.loads(done.stdout))
+
+
+def test_all_names_what_is_there_and_only_that():
+    assert sorted(shoal.__all__) == sorted(set(shoal.__all__))
+    for name in shoal.__all__:
+        assert hasattr(shoal, name), name
+
+
+def test_nothing_public_is_missing_from_all():
+    submodules = {name for name in vars(shoal) if f"shoal.{name}" in sys.modules}
+    public = {name for name in vars(shoal) if not name.startswith("_")} - submodules
+    assert public <= set(shoal.__all__)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Client", "JobHandle", "LocalCluster", "Session", "Job", "Variable", "Step", "Synchronous", "connect"],
+)
+def test_what_users_touch_says_what_it_is(name):
+    assert len(getattr(shoal, name).__doc__ or "") > 40
+
+
+def test_the_errors_that_users_catch_are_at_hand():
+    ours = {"BadChunk", "BadRequest", "NotStaged", "UnknownShard"}  # between clients and servers; users see none
+    for name in set(shoal.errors.__all__) - ours:
+        assert getattr(shoal, name) is getattr(shoal.errors, name)
+        assert name in shoal.__all__
+
+
+def test_no_type_of_the_wire_is_public():
+    for name in shoal.__all__:
+        module = getattr(getattr(shoal, name), "__module__", "")
+        assert not module.startswith(("grpc", "google", "shoal.v1")), name
+
+
+def test_the_version_is_the_distribution_s():
+    assert shoal.__version__ == version("shoal")
+
+
+def test_importing_is_light_and_brings_no_role():
+    assert modules_after("import shoal") & (HEAVY | ROLES) == set()
+
+
+def test_the_command_line_brings_no_role_either():
+    assert modules_after("import shoal._cli") & (ROLES | HEAVY - {"typer"}) == set()

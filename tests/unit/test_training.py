@@ -1,0 +1,288 @@
+"""The training loop against a fake server and a fake coordinator, on a fake clock."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from shoal import errors
+from shoal._parameters import PushResult
+from shoal._participant import FINISHED, WAIT, DataRange
+from shoal.program import Step
+from shoal_worker.arrays import Cpu
+from shoal_worker.batches import LeasedBatches, NoBatches
+from shoal_worker.messages import Figures
+from shoal_worker.training import Training
+
+EXAMPLES = 20
+
+
+@dataclass
+class FakeClock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeStop(threading.Event):
+    """Waiting moves the clock."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.clock.now += timeout or 0.0
+        return self.is_set()
+
+
+@dataclass
+class FakeParameters:
+    """Answers each push with the next of `answers`, then accepts; writes down what was asked of it."""
+
+    clock: FakeClock
+    answers: list[PushResult | Exception] = field(default_factory=list)
+    step: int = 0
+    calls: list[str] = field(default_factory=list)
+    pushes: list[tuple[float, dict, Mapping | None]] = field(default_factory=list)
+
+    def pull(self):
+        self.calls.append("pull")
+        self.clock.now += 0.125
+        return {"w": np.full(2, float(self.step))}
+
+    def barrier(self):
+        self.calls.append("barrier")
+
+    def skip(self):
+        self.calls.append("skip")
+        self.step += 1
+        return PushResult("skipped", 0, self.step)
+
+    def push(self, gradients, *, updates, weight):
+        self.calls.append("push")
+        answer = self.answers.pop(0) if self.answers else PushResult("accepted", 0, self.step + 1)
+        if isinstance(answer, Exception):
+            raise answer
+        self.pushes.append((weight, gradients, updates))
+        self.step = answer.step
+        return answer
+
+
+class Examples:
+    def __init__(self, length: int = EXAMPLES) -> None:
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def batch(self, indices):
+        return indices
+
+
+class FakeProgram:
+    def __init__(self, compute: Callable | None = None, dataset: Examples | None = None) -> None:
+        self.dataset = dataset
+        self.batches: list[np.ndarray | None] = []
+        self.compute = compute or (lambda params, batch: (1.5, {"w": params["w"]}))
+
+    def variables(self):
+        return {"w": np.zeros(2)}
+
+    def loss_and_gradients(self, params, batch):
+        self.batches.append(batch)
+        return self.compute(params, batch)
+
+
+class Rig:
+    """A training with everything around it fake; `leases` are the coordinator's answers, in order."""
+
+    def __init__(self, leases=(), *, compute=None, answers=(), max_steps=0, batch_size=4, data=True) -> None:
+        self.clock = FakeClock()
+        self.stop = FakeStop(self.clock)
+        self.parameters = FakeParameters(self.clock, list(answers))
+        self.program = FakeProgram(compute, Examples() if data else None)
+        self.done: list[int] = []
+        self.leases = list(leases)
+        self.emitted: list[Figures] = []
+        batches = LeasedBatches(EXAMPLES, batch_size, seed=7, lease=self.lease) if data else NoBatches()
+        self.training = Training(
+            "tests:program",
+            self.program,
+            Cpu(),
+            self.parameters,
+            batches,
+            max_steps=max_steps,
+            emit=self.emitted.append,
+            clock=self.clock,
+            stop=self.stop,
+        )
+
+    def lease(self, done: int):
+        self.done.append(done)
+        self.parameters.calls.append("lease")
+        return self.leases.pop(0)
+
+    def run(self) -> "Rig":
+        self.training.run()
+        return self
+
+    def total(self, name: str) -> int:
+        return sum(getattr(figures.report, name) for figures in self.emitted)
+
+
+def test_a_range_is_cut_into_batches_of_the_epochs_permutation_and_given_back():
+    rig = Rig([DataRange(1, 0, 0, 8), DataRange(2, 0, 8, 18), FINISHED]).run()
+    permutation = np.random.Generator(np.random.Philox(key=np.array([7, 0], np.uint64))).permutation(EXAMPLES)
+    np.testing.assert_array_equal(np.concatenate(rig.program.batches), permutation[:18])
+    assert [len(batch) for batch in rig.program.batches] == [4, 4, 4, 4, 2]
+    assert [weight for weight, _, _ in rig.parameters.pushes] == [4, 4, 4, 4, 2]
+    assert rig.done == [0, 1, 2]
+    assert (rig.total("accepted"), rig.total("samples")) == (5, 18)
+
+
+def test_epochs_are_shuffled_differently_and_cover_everything():
+    rig = Rig([DataRange(1, 0, 0, EXAMPLES), DataRange(2, 1, 0, EXAMPLES), FINISHED], batch_size=EXAMPLES).run()
+    first, second = rig.program.batches
+    assert not np.array_equal(first, second)
+    assert set(first) == set(second) == set(range(EXAMPLES))
+
+
+def test_the_lease_comes_after_the_barrier_and_before_the_pull():
+    rig = Rig([DataRange(1, 0, 0, 4), FINISHED]).run()
+    assert rig.parameters.calls == ["barrier", "lease", "pull", "push", "barrier", "lease"]
+
+
+def test_an_empty_range_is_given_back():
+    assert Rig([DataRange(1, 0, 4, 4), FINISHED]).run().done == [0, 1]
+
+
+def test_a_worker_without_data_passes_its_steps_by_and_moves_no_values():
+    rig = Rig([WAIT, WAIT, DataRange(1, 0, 0, 4), FINISHED]).run()
+    idle = ["barrier", "lease", "skip"]
+    assert rig.parameters.calls == [*idle, *idle, "barrier", "lease", "pull", "push", "barrier", "lease"]
+
+
+def test_a_worker_without_data_neither_spins_nor_waits_longer_than_it_must():
+    rig = Rig([WAIT] * 50 + [FINISHED]).run()
+    assert rig.clock.now == pytest.approx(50 * 0.02)
+
+    slow = Rig([WAIT] * 50 + [FINISHED])
+
+    def barrier() -> None:  # others take 0.1 s a step
+        slow.clock.now += 0.1
+
+    slow.parameters.barrier = barrier
+    assert slow.run().clock.now == pytest.approx(51 * 0.1)
+
+
+def test_max_steps_counts_the_steps_of_the_job_not_of_the_worker():
+    rig = Rig([DataRange(1, 0, 0, EXAMPLES)], max_steps=5)
+    rig.parameters.step = 3
+    rig.run()
+    assert rig.parameters.calls.count("push") == 2
+
+
+def test_a_program_without_data_is_stepped_max_steps_times():
+    rig = Rig(max_steps=3, data=False).run()
+    assert rig.program.batches == [None, None, None]
+    assert [weight for weight, _, _ in rig.parameters.pushes] == [1.0, 1.0, 1.0]
+    assert rig.parameters.calls.count("barrier") == 0
+
+
+def test_a_gradient_with_nan_is_counted_and_its_step_passed_by():
+    rig = Rig([DataRange(1, 0, 0, 12), FINISHED], answers=[errors.NonFiniteGradient("w holds NaN")]).run()
+    assert rig.parameters.calls[2:6] == ["pull", "push", "skip", "pull"]
+    assert (rig.total("rejected"), rig.total("accepted"), rig.total("samples")) == (1, 2, 8)
+
+
+def test_more_than_ten_such_gradients_in_a_row_fail_the_job():
+    rig = Rig(max_steps=100, data=False, answers=[errors.NonFiniteGradient("w holds NaN")] * 20)
+    with pytest.raises(errors.ProgramError, match=r"11 gradients in a row held NaN or Inf.*step 10 \(w holds NaN\)"):
+        rig.run()
+    assert rig.total("rejected") == 11
+
+
+def test_one_good_gradient_ends_the_row():
+    bad: list = [errors.NonFiniteGradient("NaN")] * 10
+    answers = [*bad, PushResult("accepted", 0, 11), *bad]
+    rig = Rig(max_steps=22, data=False, answers=answers).run()
+    assert (rig.total("rejected"), rig.total("accepted")) == (20, 2)
+
+
+def test_a_push_that_came_late_is_counted_and_training_goes_on_where_the_others_are():
+    rig = Rig(max_steps=8, data=False, answers=[PushResult("dropped_late", 2, 6)]).run()
+    assert (rig.total("dropped"), rig.total("accepted")) == (1, 2)
+
+
+def test_a_wrong_gradient_ends_training_after_its_figures_are_told():
+    rig = Rig(
+        data=False, max_steps=3, answers=[PushResult("accepted", 0, 1), errors.InvalidGradient("w has shape (3,)")]
+    )
+    with pytest.raises(errors.InvalidGradient, match="shape"):
+        rig.run()
+    assert rig.total("accepted") == 1
+
+
+def raise_value_error(params, batch):
+    raise ValueError("upset")
+
+
+@pytest.mark.parametrize(
+    ("compute", "said"),
+    [
+        (
+            raise_value_error,
+            r"loss_and_gradients, step 0, raised ValueError: upset\n[\s\S]*raise_value_error",
+        ),
+        (lambda params, batch: params["v"], "KeyError: 'v'"),
+        (lambda params, batch: 3.0, r"returned a float; return \(loss, gradients by name\)"),
+        (lambda params, batch: (1.0, [np.zeros(2)]), "returned a tuple"),
+        (lambda params, batch: ("low", {}), "could not convert string to float"),
+        (lambda params, batch: Step(1.0, {}, metrics={"accuracy": "high"}), "could not convert string to float"),
+    ],
+)
+def test_a_program_that_raises_or_returns_something_else_is_blamed(compute, said):
+    with pytest.raises(errors.ProgramError, match=said) as raised:
+        Rig(data=False, max_steps=3, compute=compute).run()
+    assert "shoal_worker" not in raised.value.message
+
+
+def test_a_dataset_that_raises_is_blamed():
+    rig = Rig([DataRange(1, 0, 0, 4)])
+    rig.program.dataset.batch = lambda indices: indices[99]
+    with pytest.raises(errors.ProgramError, match=r"dataset\.batch, step 0, raised IndexError"):
+        rig.run()
+
+
+def test_updates_and_metrics_of_a_step_arrive():
+    def compute(params, batch):
+        return Step(np.array(2.0), {"w": params["w"]}, updates={"n": np.array(1)}, metrics={"accuracy": 0.5})
+
+    rig = Rig(data=False, max_steps=1, compute=compute).run()
+    assert rig.parameters.pushes[0][2] == {"n": np.array(1)}
+    values = rig.emitted[-1].report.values
+    assert (values["loss"], values["accuracy"]) == (2.0, 0.5)
+
+
+def test_figures_are_means_and_counts_of_about_half_a_second():
+    losses = iter([1.0, 2.0, 3.0, 4.0, 5.0])
+    answers = [PushResult("accepted", staleness, step + 1) for step, staleness in enumerate([0, 3, 3, 5000, 0])]
+    rig = Rig(data=False, max_steps=5, compute=lambda params, batch: (next(losses), {}), answers=answers).run()
+    first, last = rig.emitted  # a pull takes 0.125 s
+    assert (first.report.accepted, first.report.step, first.report.values["loss"]) == (4, 4, 2.5)
+    assert first.report.staleness == {0: 1, 3: 2, 1023: 1}
+    assert first.report.values["wait_share"] == pytest.approx(1.0)
+    assert first.durations["pull"].total_s == pytest.approx(0.5)
+    assert sum(first.durations["compute"].counts) == 4
+    assert (last.report.accepted, last.report.step, last.report.values["loss"]) == (1, 5, 5.0)
+
+
+def test_stopping_ends_after_the_step_in_progress():
+    rig = Rig(data=False, max_steps=100)
+    rig.program.compute = lambda params, batch: (rig.stop.set() or 1.0, {})
+    rig.run()
+    assert rig.parameters.calls == ["pull", "push"]

@@ -1,0 +1,164 @@
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal import errors, variables
+from shoal._elements import Aggregation
+from shoal.initializers import Constant, Given, GlorotNormal, Normal, Uniform, Zeros
+from shoal.partitioners import FixedShards, MaxSize, MinSize
+from shoal.v1 import tensor_pb2
+from shoal.variables import Variable, variable_from_array
+
+FLOATS = ["float32", "float64", "float16", "bfloat16"]
+
+names = st.text(st.characters(min_codepoint=32, max_codepoint=0x24F), min_size=1, max_size=255).filter(str.isprintable)
+shapes = st.lists(st.integers(1, 1000), max_size=3).map(tuple)
+partitioner = st.sampled_from([None, FixedShards(3), MinSize(max_slices=4), MaxSize(1 << 20, max_slices=9)])
+trained = st.builds(
+    Variable,
+    shapes,
+    st.sampled_from(FLOATS),
+    st.sampled_from([Zeros(), Constant(0.5), Uniform(-1, 1), Normal(seed=3), GlorotNormal(), Given()]),
+    partitioner=partitioner,
+)
+assigned = st.builds(
+    Variable,
+    shapes,
+    st.sampled_from(FLOATS),
+    trainable=st.just(False),
+    aggregation=st.sampled_from([None, "mean", "sum", "last"]),
+    partitioner=partitioner,
+)
+counters = st.builds(
+    Variable, shapes, st.just("int64"), trainable=st.just(False), aggregation=st.sampled_from(["sum", "last"])
+)
+
+
+@given(name=names, variable=trained | assigned | counters)
+def test_proto_roundtrip(name: str, variable: Variable) -> None:
+    message = tensor_pb2.Variable.FromString(variable.to_proto(name).SerializeToString())
+    assert variables.from_proto(message) == (name, variable)
+
+
+def test_defaults() -> None:
+    variable = Variable((784, 10))
+    assert variable.dtype == np.float32
+    assert variable.initializer == Zeros()
+    assert variable.trainable
+    assert variable.aggregation is Aggregation.TRAINABLE
+    assert variable.slices() == [(0, 784)]
+    assert (variable.size, variable.nbytes) == (7840, 31360)
+
+
+def test_one_form_for_each_argument() -> None:
+    assert Variable(3, np.float32) == Variable([3], "float32") == Variable(np.array([3]), np.dtype("float32"))
+    assert Variable((), ml_dtypes.bfloat16) == Variable((), "bfloat16")
+    assert Variable((), trainable=False) == Variable((), trainable=False, aggregation="last")
+    assert hash(Variable(3)) == hash(Variable((3,)))
+
+
+def test_scalar_has_one_row() -> None:
+    assert Variable((), partitioner=FixedShards(4)).slices() == [(0, 1)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_array_of_floats_is_trained(dtype: str) -> None:
+    assert variable_from_array(np.ones((2, 3), dtype)) == Variable((2, 3), dtype, Given())
+
+
+def test_array_of_integers_is_assigned() -> None:
+    assert variable_from_array(np.ones(2, np.int64)) == Variable(2, "int64", Given(), trainable=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Variable((0, 3)),
+            "shape (0, 3) has a dimension of 0 or less, so there is nothing to train; leave the variable out",
+        ),
+        (lambda: Variable(-1), "shape (-1,) has a dimension of 0 or less"),
+        (lambda: Variable((2.5,)), "shape (2.5,) is not made of integers"),
+        (lambda: Variable("ab"), "shape 'ab' is not made of integers"),
+        (lambda: Variable((1,) * 33), f"shape {(1,) * 33} has 33 dimensions; 32 are the most"),
+        (
+            lambda: Variable((1 << 20, 1 << 20)),
+            "a variable of shape (1048576, 1048576) and float32 has 4.0 TiB; 1 TiB is the most: check the shape, or "
+            "make it several variables",
+        ),
+        (
+            lambda: Variable(3, "int32"),
+            "dtype int32 is not one that servers keep; choose, or cast to, one of float32, float64, float16, bfloat16, "
+            "int64",
+        ),
+        (lambda: Variable(3, "float31"), "dtype float31 is not one that servers keep"),
+        (lambda: Variable(3, ">f4"), "dtype >f4 is not one that servers keep"),
+        (
+            lambda: Variable(3, "int64"),
+            'a variable of int64 cannot be trained or averaged; say trainable=False, aggregation="sum" or "last", '
+            "or give it a float dtype",
+        ),
+        (
+            lambda: Variable(3, "int64", trainable=False, aggregation="mean"),
+            "a variable of int64 cannot be trained or averaged",
+        ),
+        (
+            lambda: Variable(3, aggregation="mean"),
+            "aggregation is 'mean', but a trainable variable is changed by the optimizer; say trainable=False, or "
+            "leave the aggregation out",
+        ),
+        (
+            lambda: Variable(3, trainable=False, aggregation="max"),
+            "aggregation 'max' is not one of mean, sum, last",
+        ),
+        (
+            lambda: Variable(3, initializer="zeros"),
+            "initializer is 'zeros'; it must be an instance of one, such as Zeros()",
+        ),
+        (lambda: Variable(3, initializer=Zeros), "initializer is <class 'shoal.initializers.Zeros'>; it must be"),
+        (
+            lambda: Variable(3, partitioner=4),
+            "partitioner is 4; it must be an instance of one, such as FixedShards(4), or None",
+        ),
+        (
+            lambda: Variable(3, "int64", Normal(), trainable=False),
+            "initializer Normal: it draws real numbers, and the variable is int64",
+        ),
+        (lambda: Variable(100_000, partitioner=MaxSize(4)), "partitioner MaxSize: it cuts the shape (100000,)"),
+        (lambda: Variable(3).to_proto(""), "'' cannot be a variable's name; use 1 to 255 printable characters"),
+        (lambda: Variable(3).to_proto("a\0b"), "'a\\x00b' cannot be a variable's name"),
+        (lambda: Variable(3).to_proto("a" * 256), f"'{'a' * 256}' cannot be a variable's name"),
+        (lambda: variable_from_array(np.ones(3, bool)), "dtype bool is not one that servers keep"),
+        (lambda: variable_from_array(np.ones((0, 3))), "shape (0, 3) has a dimension of 0 or less"),
+    ],
+)
+def test_errors_say_what_is_wrong(make, message: str) -> None:
+    with pytest.raises(errors.InvalidVariable) as raised:
+        make()
+    assert raised.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (tensor_pb2.Variable(dtype=99), "its dtype or its aggregation is missing or unknown"),
+        (tensor_pb2.Variable(aggregation=99), "its dtype or its aggregation is missing or unknown"),
+        (tensor_pb2.Variable(shape=[0]), "shape (3, 0) has a dimension of 0 or less"),
+        (tensor_pb2.Variable(initializer=tensor_pb2.Initializer(name="lecun")), "there is no initializer 'lecun'"),
+        (tensor_pb2.Variable(partitioner=tensor_pb2.Partitioner(name="hash")), "there is no partitioner 'hash'"),
+    ],
+)
+def test_errors_of_messages_name_the_variable(changes: tensor_pb2.Variable, message: str) -> None:
+    broken = Variable(3).to_proto("bias")
+    broken.MergeFrom(changes)
+    with pytest.raises(errors.InvalidVariable) as raised:
+        variables.from_proto(broken)
+    assert raised.value.message.startswith(f"variable 'bias': {message}")
+    assert raised.value.details["variable"] == "bias"
+
+
+def test_empty_message_is_refused() -> None:
+    with pytest.raises(errors.InvalidVariable, match="cannot be a variable's name"):
+        variables.from_proto(tensor_pb2.Variable())
