@@ -5,12 +5,16 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 
-.PHONY: demo test lint types check-protos protos clean help
+BENCH ?= waiting_pulls
+comma := ,
+
+.PHONY: demo test lint bench check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
 	@echo "make test    lint, type-check and test"
 	@echo "make lint    ruff and mypy alone"
+	@echo "make bench   benchmarks; BENCH=waiting_pulls picks some"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
 	@echo "make clean   remove what the other targets made"
 
@@ -24,7 +28,10 @@ demo: $(SETUP)
 	$(BIN)/python examples/demo.py --out runs/demo
 
 test: lint check-protos
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term $(PYTEST)
+	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --cov --cov-report=term $(PYTEST)
+
+bench: $(SETUP)
+	@for name in $(subst $(comma), ,$(BENCH)); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

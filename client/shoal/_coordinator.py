@@ -1,6 +1,6 @@
 """The way to the coordinator that clients, sessions, servers and workers share: one channel, retries, our errors."""
 
-import random
+import secrets
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -85,10 +85,13 @@ class Membership:
     ) -> None:
         self._client = client
         self._request = request
-        self._request.process = f"{random.getrandbits(64):016x}"
+        self._request.process = _draw_process()
         self._on_reply, self._on_incarnation, self._load = on_reply, on_incarnation, load
         self._stopped = threading.Event()
         self._beat_now = threading.Event()
+        self._renewal = (
+            threading.Event()
+        )  # wanted; done by the heartbeat's thread, so that no beat is under way meanwhile
         self._thread: threading.Thread | None = None
         self.incarnation = 0
         self._heartbeat_s = 1.0
@@ -110,10 +113,9 @@ class Membership:
         self._thread.start()
 
     def renew(self) -> None:
-        """Becomes a new incarnation: the old one, and all that was assigned to it, is given up."""
-        self._request.process = f"{random.getrandbits(64):016x}"
-        self._leave()
-        self._register(None)
+        """Becomes a new incarnation, soon: the old one, and all that was assigned to it, is given up."""
+        self._renewal.set()
+        self.beat_now()
 
     def beat_now(self) -> None:
         """Sends the next heartbeat at once."""
@@ -154,11 +156,15 @@ class Membership:
             if self._stopped.is_set():
                 return
             try:
-                self._beat_once()
+                if self._renewal.is_set():
+                    self._leave()
+                    self._begin_anew()
+                    self._renewal.clear()
+                else:
+                    self._beat_once()
             except errors.Fenced as error:
                 _log.warning("declared dead, registering anew", reason=error.message)
-                self._request.process = f"{random.getrandbits(64):016x}"
-                self._rejoin()
+                self._begin_anew()
             except errors.ShoalError as error:
                 _log.warning("heartbeat failed", coordinator=self._client.address, reason=error.message)
 
@@ -171,8 +177,14 @@ class Membership:
         reply = self._client.call(self._client.members.Heartbeat, request, timeout_s=timeout_s, retry_for_s=0)
         self._on_reply(reply)
 
-    def _rejoin(self) -> None:
+    def _begin_anew(self) -> None:
+        self._request.process = _draw_process()
         try:
             self._register(0)
-        except errors.ShoalError as error:
+        except errors.ShoalError as error:  # the next beat is fenced, and tries again
             _log.warning("could not register", coordinator=self._client.address, reason=error.message)
+
+
+def _draw_process() -> str:
+    """Tells this life of a process from every other that has the same member id."""
+    return secrets.token_hex(8)

@@ -76,6 +76,10 @@ class ProgramError(ShoalError, code="PROGRAM_ERROR", status="FAILED_PRECONDITION
     """A job's program will not import, is not a program, or raised."""
 
 
+class DeviceUnavailable(ShoalError, code="DEVICE_UNAVAILABLE", status="FAILED_PRECONDITION"):
+    """The device that was asked for is not there, or cannot be used."""
+
+
 # Requests that do not fit the state of the cluster.
 
 
@@ -147,6 +151,7 @@ __all__ = [
     "BadRequest",
     "Cancelled",
     "DeadlineExceeded",
+    "DeviceUnavailable",
     "DuplicateMember",
     "Fenced",
     "InternalError",

@@ -181,7 +181,7 @@ class Shard:
             BadRequest: training has begun.
         """
         with self._lock:
-            if self._state.version or self._state.clocks:
+            if self._state.history:  # somebody may have seen the values that this would overwrite
                 raise errors.BadRequest(f"{self._state.name}: values are assigned before training begins, not during")
             for index, array in values.items():
                 self._arenas[index].assign(self._arenas[index].accept(array))

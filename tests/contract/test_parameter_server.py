@@ -66,9 +66,11 @@ class TestValues:
             values = servers.values()
             np.testing.assert_array_equal(values["x"], given["x"])
             np.testing.assert_array_equal(values["n"], given["n"])
-            servers.admit("a")
-            with servers.client() as client, pytest.raises(errors.BadRequest, match="before training begins"):
-                client.assign(given)
+            with servers.worker("a") as worker, servers.client() as client:
+                client.assign(given)  # again, and beside a worker that has not begun: harmless
+                worker.pull()
+                with pytest.raises(errors.BadRequest, match="before training begins"):
+                    client.assign(given)
 
     @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
     def test_half_precision_travels_as_half_and_adds_up_as_float32(self, dtype):

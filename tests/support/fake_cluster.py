@@ -124,6 +124,7 @@ class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
     def __init__(self, record: Record) -> None:
         self.record = record
         self.values = np.array([7.0, 7.0, 9.0], np.float32)
+        self.error: errors.ShoalError | None = None  # what pushes are answered
 
     def Pull(self, request, context):
         self.record.add(request)
@@ -136,6 +137,8 @@ class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
         messages = list(requests)
         for message in messages:
             self.record.add(message)
+        if self.error:
+            raise self.error
         header = messages[0].header
         return pb.PushReply(
             shards=[

@@ -115,6 +115,12 @@ def test_deaths_after_progress_never_add_up():
         assert fed(machine, TrainerEnded(-9, None, progressed=True)) == [Renew("the trainer was killed by SIGKILL")]
 
 
+def test_a_fenced_trainer_has_not_finished():
+    machine = registered(Assigned(A))
+    [renew] = fed(machine, TrainerEnded(0, Outcome("not admitted", fenced=True), progressed=True))
+    assert renew == Renew("servers refuse the trainer: not admitted")
+
+
 def test_an_exit_without_a_word_fails_the_job():
     machine = registered(Assigned(A))
     [finish] = fed(machine, TrainerEnded(3, None, progressed=False))
@@ -143,7 +149,7 @@ works = st.builds(Work, st.sampled_from("ab"), st.integers(1, 3), st.integers(1,
 endings = st.builds(
     TrainerEnded,
     st.sampled_from([0, 1, -9]),
-    st.none() | st.builds(Outcome, st.sampled_from(["", "no"])),
+    st.none() | st.builds(Outcome, st.sampled_from(["", "no"]), st.booleans()),
     st.booleans(),
 )
 events = st.one_of(

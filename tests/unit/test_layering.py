@@ -57,15 +57,14 @@ def test_one_module_imports_cupy():
     assert importing <= {ROOT / "worker/shoal_worker/arrays.py"}
 
 
-def test_grpc_stops_at_the_edge():
-    """Beside the shared plumbing and the generated code, only servicers and the two clients see a grpc type."""
-    allowed = {"_rpc.py", "_parameters.py", "_coordinator.py"}
+def test_grpc_stops_at_the_edge_of_what_users_import():
+    edge = {"_rpc.py", "_parameters.py", "v1"}
     importing = {
-        path.relative_to(ROOT).as_posix()
-        for _, path in (p.values for p in FILES)
-        if "grpc" in {name.partition(".")[0] for name in imports(path)} and "v1" not in path.parts
+        path.relative_to(ROOT / "client/shoal")
+        for room, path in (p.values for p in FILES)
+        if room == "shoal" and "grpc" in {name.partition(".")[0] for name in imports(path)}
     }
-    assert {path for path in importing if Path(path).name not in allowed and "servicer" not in path} == set()
+    assert {path.parts[0] for path in importing} <= edge
 
 
 def test_no_pickle():

@@ -1068,7 +1068,7 @@ class ReportRequest(_message.Message):
 
     @_builtins.property
     def log(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """At most 1,000 lines of at most 8 KiB."""
+        """At most 1,000 lines of at most 8 KiB, and about 1 MiB together."""
 
     def __init__(
         self,

@@ -171,7 +171,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Progress, metrics and log lines since the last report.
+        """Progress, metrics and log lines since the last report. Log lines may come alone, with step 0 and before Join.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

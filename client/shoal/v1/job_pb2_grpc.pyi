@@ -55,7 +55,7 @@ class JobsStub:
     Lease: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]
     """Leases the next range of examples and marks an earlier one as done."""
     Report: _grpc.UnaryUnaryMultiCallable[_job_pb2.ReportRequest, _job_pb2.ReportReply]
-    """Progress, metrics and log lines since the last report."""
+    """Progress, metrics and log lines since the last report. Log lines may come alone, with step 0 and before Join."""
     Finish: _grpc.UnaryUnaryMultiCallable[_job_pb2.FinishRequest, _job_pb2.FinishReply]
     """This worker is through with the job: done, or failed with the reason."""
 
@@ -85,7 +85,7 @@ class JobsAsyncStub(JobsStub):
     Lease: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]  # type: ignore[assignment]
     """Leases the next range of examples and marks an earlier one as done."""
     Report: _aio.UnaryUnaryMultiCallable[_job_pb2.ReportRequest, _job_pb2.ReportReply]  # type: ignore[assignment]
-    """Progress, metrics and log lines since the last report."""
+    """Progress, metrics and log lines since the last report. Log lines may come alone, with step 0 and before Join."""
     Finish: _aio.UnaryUnaryMultiCallable[_job_pb2.FinishRequest, _job_pb2.FinishReply]  # type: ignore[assignment]
     """This worker is through with the job: done, or failed with the reason."""
 
@@ -178,7 +178,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.ReportReply, _abc.Awaitable[_job_pb2.ReportReply]]:
-        """Progress, metrics and log lines since the last report."""
+        """Progress, metrics and log lines since the last report. Log lines may come alone, with step 0 and before Join."""
 
     @_abc_1.abstractmethod
     def Finish(

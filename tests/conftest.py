@@ -7,7 +7,7 @@ import pytest
 
 import shoal
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PROGRAMS = [ROOT / "tests" / "support", ROOT / "examples"]
 # Fast enough for tests to see deaths; slow enough for a machine that is busy with other tests.
 QUICK = {"coordinator": ["--lease", "3", "--heartbeat", "0.2"]}

@@ -1,0 +1,270 @@
+"""One worker's part in a job, told to the coordinator: what it trains, its data, its progress, its end.
+
+The worker daemon and its trainer use it, and so do sessions of users. Values travel through `ParameterClient`.
+"""
+
+import enum
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal import errors
+from shoal._coordinator import CoordinatorClient
+from shoal._layout import Placement
+from shoal._parameters import ParameterClient
+from shoal.job import Job
+from shoal.v1 import job_pb2
+from shoal.variables import Variable, variable_from_array
+
+# Waits between two calls of Join: short at first, since a small job is placed within milliseconds.
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
+# How long a report or a goodbye may take. They are worth no waiting: the next report carries what this one could not.
+_REPORT_TIMEOUT_S = 2.0
+# Of an error's text, whose end says the most.
+_MAX_ERROR_CHARACTERS = 32_768
+
+_OVER = {job_pb2.SUCCEEDED, job_pb2.FAILED, job_pb2.CANCELLED}
+
+
+@dataclass(frozen=True, slots=True)
+class DataRange:
+    """Examples [start, stop) of an epoch's seeded permutation, leased to one worker."""
+
+    lease: int
+    epoch: int
+    start: int
+    stop: int
+
+
+class NoRange(enum.Enum):
+    """Why there is no range to train on."""
+
+    WAIT = "others still hold ranges, which may come back"
+    FINISHED = "all data is done, or the job is over"
+
+
+WAIT, FINISHED = NoRange.WAIT, NoRange.FINISHED
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker did since its last report. The figures add up; `values` are means.
+
+    Attributes:
+        step: the worker's own, now.
+        accepted: pushes that servers took.
+        rejected: pushes refused for NaN or Inf.
+        dropped: pushes that came after their step had closed.
+        samples: examples in the accepted pushes.
+        values: means over the accepted pushes: "loss" and more.
+        staleness: accepted pushes by their staleness, 0 to 1,023 and above.
+        log: lines of the program's output, each at most 8 KiB.
+    """
+
+    step: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    dropped: int = 0
+    samples: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    log: tuple[str, ...] = ()
+
+    def then(self, later: "Report") -> "Report":
+        """This report and a later one as one, for when this one could not be sent."""
+        return Report(
+            step=later.step or self.step,
+            accepted=self.accepted + later.accepted,
+            rejected=self.rejected + later.rejected,
+            dropped=self.dropped + later.dropped,
+            samples=self.samples + later.samples,
+            values=self._joined_values(later),
+            staleness={
+                key: self.staleness.get(key, 0) + later.staleness.get(key, 0)
+                for key in sorted({*self.staleness, *later.staleness})
+            },
+            log=self.log + later.log,
+        )
+
+    def _joined_values(self, later: "Report") -> dict[str, float]:
+        total = self.accepted + later.accepted
+        share = later.accepted / total if total else 1.0
+        joined = {**self.values, **later.values}
+        both = self.values.keys() & later.values.keys()
+        return joined | {key: (1 - share) * self.values[key] + share * later.values[key] for key in both}
+
+
+class Participant:
+    """A worker in a job.
+
+    Args:
+        coordinator: the way to the coordinator; not closed here.
+        job: the job's name.
+        worker: the member id.
+        incarnation: which life of the member this is; one part in a job ends with it.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        job: str,
+        worker: str,
+        incarnation: int,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.job, self.worker, self.incarnation = job, worker, incarnation
+        self.rank = 0  # place among the job's workers; known after `enter`
+        self._coordinator = coordinator
+        self._jobs = coordinator.jobs
+        self._sleep = sleep
+        self._given: dict[str, np.ndarray] = {}  # initial values that this worker is to send
+        self._spec: Job | None = None
+
+    @property
+    def spec(self) -> Job:
+        """What the job's user asked for; fetched once.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        if self._spec is None:
+            self._spec = Job.from_proto(self._status().spec)
+        return self._spec
+
+    def describe(self, variables: Mapping[str, Variable | np.ndarray], examples: int) -> None:
+        """Says what the program trains: its variables and the number of its examples (0: no data set).
+
+        An array stands for a variable that begins with the array's values, as `variable_from_array` says.
+
+        Raises:
+            InvalidVariable: an array has a dtype that no server keeps, or a variable contradicts itself.
+            InvalidJob: another worker has described the job differently.
+        """
+        given = {name: variable for name, variable in variables.items() if isinstance(variable, np.ndarray)}
+        request = job_pb2.DescribeRequest(
+            job=self.job,
+            worker=self.worker,
+            incarnation=self.incarnation,
+            variables=[_variable(value).to_proto(name) for name, value in variables.items()],
+            examples=examples,
+        )
+        reply = self._coordinator.call(self._jobs.Describe, request)
+        self._given = given if reply.assigns else {}
+
+    def enter(self, stop: Callable[[], bool] = lambda: False) -> ParameterClient:
+        """Waits until the variables are placed and this worker is admitted.
+
+        Sends the initial values on the way where that is this worker's part.
+
+        Args:
+            stop: asked between two calls; True gives up.
+
+        Raises:
+            JobFailed: the job failed meanwhile; the message says why.
+            Cancelled: `stop` said so, or the job ended in another way.
+        """
+        assigned, delay = False, _FIRST_POLL_S
+        while True:
+            reply = self._join(assigned)
+            if reply.state in _OVER:
+                raise self._over(reply.state)
+            if self._given and not assigned and reply.HasField("placement"):
+                self._assign(Placement.from_proto(reply.placement))
+                assigned = True
+            elif reply.ready:
+                break
+            elif stop():
+                raise errors.Cancelled(f"{self.worker} gave up waiting to enter job {self.job}", job=self.job)
+            else:
+                self._sleep(delay)
+                delay = min(2 * delay, _LONGEST_POLL_S)
+        self._spec, self.rank = Job.from_proto(reply.spec), reply.rank
+        return self._parameters(Placement.from_proto(reply.placement), reply.step)
+
+    def lease(self, done: int = 0) -> DataRange | NoRange:
+        """Takes the next range of examples.
+
+        Args:
+            done: the lease of a range that is trained on; 0: none.
+        """
+        request = job_pb2.LeaseRequest(job=self.job, worker=self.worker, incarnation=self.incarnation, done=done)
+        reply = self._coordinator.call(self._jobs.Lease, request)
+        match reply.WhichOneof("answer"):
+            case "range":
+                leased = reply.range
+                return DataRange(leased.lease, leased.epoch, leased.start, leased.stop)
+            case "finished":
+                return FINISHED
+            case _:
+                return WAIT
+
+    def report(self, report: Report) -> bool:
+        """Sends progress, once; True says that the job is over for this worker.
+
+        Raises:
+            Unreachable, DeadlineExceeded: the coordinator does not answer; report the same with the next one
+                (`Report.then`).
+        """
+        request = job_pb2.ReportRequest(
+            job=self.job,
+            worker=self.worker,
+            incarnation=self.incarnation,
+            step=report.step,
+            accepted=report.accepted,
+            rejected=report.rejected,
+            dropped=report.dropped,
+            samples=report.samples,
+            values=report.values,
+            staleness=report.staleness,
+            log=report.log,
+        )
+        return self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0).stop
+
+    def finish(self, error: str = "", *, retry_for_s: float | None = None) -> None:
+        """Says that this worker is through with the job.
+
+        Args:
+            error: what the job fails with; empty: done.
+            retry_for_s: how long to try while nobody answers; None: as long as with other calls.
+        """
+        if len(error) > _MAX_ERROR_CHARACTERS:
+            error = f"[...]{error[-_MAX_ERROR_CHARACTERS:]}"
+        request = job_pb2.FinishRequest(job=self.job, worker=self.worker, incarnation=self.incarnation, error=error)
+        self._coordinator.call(self._jobs.Finish, request, retry_for_s=retry_for_s)
+
+    def _status(self) -> job_pb2.JobStatus:
+        return self._coordinator.call(self._jobs.Get, job_pb2.GetRequest(job=self.job)).status
+
+    def _join(self, assigned: bool) -> job_pb2.JoinReply:
+        request = job_pb2.JoinRequest(job=self.job, worker=self.worker, incarnation=self.incarnation, assigned=assigned)
+        return self._coordinator.call(self._jobs.Join, request)
+
+    def _over(self, state: job_pb2.JobState.ValueType) -> errors.ShoalError:
+        if state == job_pb2.FAILED:
+            return errors.JobFailed(f"job {self.job} failed: {self._status().reason}", job=self.job)
+        name = job_pb2.JobState.Name(state)
+        return errors.Cancelled(f"job {self.job} is over ({name.lower()}); there is nothing to enter", job=self.job)
+
+    def _assign(self, placement: Placement) -> None:
+        with ParameterClient(placement, refresh=self._placement) as client:
+            client.assign(self._given)
+
+    def _parameters(self, placement: Placement, step: int) -> ParameterClient:
+        return ParameterClient(
+            placement, worker=self.worker, incarnation=self.incarnation, step=step, refresh=self._placement
+        )
+
+    def _placement(self) -> Placement:
+        request = job_pb2.GetPlacementRequest(job=self.job)
+        return Placement.from_proto(self._coordinator.call(self._jobs.GetPlacement, request))
+
+
+def _variable(value: Variable | np.ndarray) -> Variable:
+    return variable_from_array(value) if isinstance(value, np.ndarray) else value
+
+
+__all__ = ["FINISHED", "WAIT", "DataRange", "NoRange", "Participant", "Report"]

@@ -1,0 +1,195 @@
+"""Processes that die, as they do, and what is left of the work: everything that was promised."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from waiting import wait_until
+
+import shoal
+from shoal import optim
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture
+def client(small_cluster):
+    with small_cluster.client() as client:
+        yield client
+
+
+def gated(gate, **options):
+    settings = {"gate": str(gate), "size": 256}
+    return shoal.Job(
+        "broken_programs:Gated", settings=settings, optimizer=optim.SGD(1.0), batch_size=8, range_size=8, **options
+    )
+
+
+def running(job):
+    return lambda: job.status().state is shoal.JobState.RUNNING
+
+
+MODES = [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_worker_that_dies_is_not_waited_for_and_its_data_goes_to_another(small_cluster, client, tmp_path, mode):
+    gate = tmp_path / "gate"
+    job = client.submit(gated(gate, workers=2, consistency=mode))
+    wait_until(running(job), what="the job's start")
+    small_cluster.kill("worker", 1)
+    gate.touch()
+    job.wait(timeout_s=60)
+    seen = client.pull(job)["seen"]
+    assert seen.min() >= 1, "an example was never trained on"
+
+
+def test_every_example_is_seen_exactly_once_when_nobody_dies(client, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    job = client.submit(gated(gate, workers=2, epochs=3))
+    job.wait(timeout_s=60)
+    np.testing.assert_array_equal(client.pull(job)["seen"], 3)
+
+
+def test_a_worker_that_comes_back_takes_its_place_again(small_cluster, client, tmp_path):
+    gate = tmp_path / "gate"
+    job = client.submit(gated(gate, workers=2))
+    wait_until(running(job), what="the job's start")
+    small_cluster.restart("worker", 1)
+    wait_until(lambda: "worker-1" in job.status().workers, what="the worker's return")
+    gate.touch()
+    job.wait(timeout_s=60)
+    assert client.pull(job)["seen"].min() >= 1
+
+
+def test_a_trainer_that_crashes_is_replaced_and_the_job_goes_on(client, tmp_path):
+    settings = {"once": str(tmp_path / "done"), "size": 256}
+    job = client.submit(shoal.Job("broken_programs:Exits", workers=2, settings=settings, batch_size=8))
+    result = job.wait(timeout_s=60)
+    assert (tmp_path / "done").exists()
+    assert result.progress.samples >= 256
+
+
+def test_a_worker_that_stood_still_is_fenced_and_does_no_harm(small_cluster, client, tmp_path):
+    gate = tmp_path / "gate"
+    job = client.submit(gated(gate, workers=2))
+    wait_until(running(job), what="the job's start")
+    frozen = psutil.Process(small_cluster.process("worker", 1).pid)
+    family = [frozen, *frozen.children(recursive=True)]
+    for process in family:
+        process.suspend()
+    wait_until(lambda: not member(client, "worker-1").alive, what="the lease's end")
+    for process in family:
+        process.resume()
+    wait_until(lambda: member(client, "worker-1").alive, what="the worker's new life")
+    gate.touch()
+    job.wait(timeout_s=60)
+    assert client.pull(job)["seen"].min() >= 1
+
+
+def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster, client):
+    """Half of its gradient is on the servers when it dies; the other worker goes on alone, from the same values."""
+    variables = {
+        "a": shoal.Variable((300_000,), initializer=shoal.initializers.Ones()),
+        "b": shoal.Variable((300_000,), initializer=shoal.initializers.Ones()),
+    }
+    command = [sys.executable, str(SUPPORT / "half_a_push.py"), small_cluster.address, "torn"]
+    options = {"variables": variables, "optimizer": optim.SGD(1.0), "workers": 2, "shards": 2}
+    victims = []
+
+    def start_victim():
+        victims.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+
+    waiting = subprocess_when_live(client, "torn", start_victim)
+    with client.session("torn", **options) as session:
+        waiting.join()
+        (victim,) = victims
+        before = session.pull()
+        assert victim.stdout.readline() == "half\n"
+        victim.kill()
+        victim.wait()
+        victim.stdout.close()
+        # Waits for the victim's step until it is declared dead, then closes the step with this gradient alone.
+        session.push({name: np.full_like(value, 0.25) for name, value in before.items()})
+        after = session.pull()
+    for value in after.values():
+        np.testing.assert_array_equal(value, 0.75)
+
+
+def test_a_server_that_dies_fails_its_jobs_and_says_so(small_cluster, client, tmp_path):
+    job = client.submit(gated(tmp_path / "never", workers=2))
+    wait_until(running(job), what="the job's start")
+    small_cluster.kill("server", 0)
+    with pytest.raises(shoal.JobFailed, match="server-0 is gone"):
+        job.wait(timeout_s=60)
+    small_cluster.restart("server", 0)
+    fine = client.submit(shoal.Job("broken_programs:fine", workers=2, optimizer=optim.SGD(1.0), batch_size=8))
+    fine.wait(timeout_s=60)
+
+
+def test_training_goes_on_while_the_coordinator_is_away(small_cluster, client):
+    """Sessions pull and push all the same; a coordinator that comes back finds its members again."""
+    with client.session("alone", variables={"w": np.zeros(3)}, optimizer=optim.SGD(1.0)) as session:
+        small_cluster.kill("coordinator")
+        for _ in range(5):
+            session.pull()
+            session.push({"w": np.ones(3)})
+        np.testing.assert_array_equal(session.pull()["w"], -5.0)
+        small_cluster.restart("coordinator")
+        names = {"server-0", "server-1", "worker-0", "worker-1"}
+        wait_until(
+            lambda: names <= {found.member for found in client.status().members if found.alive},
+            what="the members' return",
+        )
+        with pytest.raises(shoal.ShoalError):  # its state is in memory, and says so instead of hanging
+            session.close()
+    fine = client.submit(shoal.Job("broken_programs:fine", workers=2, optimizer=optim.SGD(1.0), batch_size=8))
+    fine.wait(timeout_s=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_shoal_up(number):
+    """However `shoal up` ends, and with a job running, none of its roles or trainers is left."""
+    command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1", "--listen", "127.0.0.1:0"]
+    up = subprocess.Popen(
+        [*command, "--path", str(SUPPORT), "--json"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    import json
+
+    address = json.loads(up.stdout.readline())["address"]
+    with shoal.Client(address) as client:
+        job = client.submit(gated("/nonexistent/gate", workers=1))
+        wait_until(running(job), what="the job's start")
+    family = psutil.Process(up.pid).children(recursive=True)
+    assert len(family) >= 4  # a coordinator, a server, a worker, its trainer
+    os.kill(up.pid, number)
+    up.wait(timeout=30)
+    up.stdout.close()
+    gone, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, f"still there: {alive}"
+
+
+def member(client, name):
+    return next(found for found in client.status().members if found.member == name)
+
+
+def subprocess_when_live(client, job, start):
+    """Runs `start` in a thread as soon as the job has been described, which its first session does while it waits."""
+    import threading
+
+    def run():
+        wait_until(lambda: any(status.job.name == job for status in client.jobs()), what="the job")
+        wait_until(lambda: client.job(job).status().state is not shoal.JobState.PENDING, what="the first session")
+        start()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread

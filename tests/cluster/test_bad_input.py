@@ -1,0 +1,114 @@
+"""Bad input to a running cluster: a clear error, nothing lost, and the cluster goes on."""
+
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import optim
+
+pytestmark = pytest.mark.cluster
+
+
+def job(program, **options):
+    return shoal.Job(f"broken_programs:{program}", optimizer=optim.SGD(1.0), batch_size=8, **options)
+
+
+@pytest.fixture(autouse=True)
+def healthy_afterwards(client):
+    yield
+    fine = client.submit(job("fine", workers=2))
+    assert fine.wait(timeout_s=30).progress.steps == 8
+    np.testing.assert_array_equal(client.pull(fine)["w"], -4.0)
+    fine.drop()
+
+
+class TestPrograms:
+    @pytest.mark.parametrize(
+        ("program", "settings", "messages"),
+        [
+            ("no_such_module:x", {}, ["no_such_module", "No module named"]),
+            ("broken_programs:no_such_factory", {}, ["no_such_factory", "broken_programs"]),
+            ("broken_programs:factory_raises", {}, ["Traceback", "the factory is out of order"]),
+            ("broken_programs:fine", {"sice": 3}, ["sice"]),
+            ("broken_programs:Raises", {}, ["Traceback", "ValueError: the loss is out of order"]),
+            ("broken_programs:Gradients", {"kind": "name"}, ["'w' is missing", "'v' is"]),
+            ("broken_programs:Gradients", {"kind": "shape"}, ["'w' has shape (5,), not (4,)"]),
+            ("broken_programs:Gradients", {"kind": "dtype"}, ["'w' is float64: cast it to float32"]),
+            ("broken_programs:NotFinite", {"every": 1}, ["NaN", "in a row"]),
+        ],
+        ids=["module", "factory", "factory raises", "setting", "loss raises", "name", "shape", "dtype", "nan"],
+    )
+    def test_a_program_that_goes_wrong_fails_its_job_and_says_why(self, client, program, settings, messages):
+        submitted = client.submit(shoal.Job(program, workers=2, settings=settings, batch_size=8))
+        with pytest.raises(shoal.JobFailed) as failure:
+            submitted.wait(timeout_s=40)
+        for message in messages:
+            assert message.lower() in failure.value.message.lower()
+        assert submitted.status().state is shoal.JobState.FAILED
+
+    def test_a_batch_that_gives_nan_is_rejected_counted_and_passed_by(self, client):
+        submitted = client.submit(job("NotFinite", workers=1, settings={"every": 4}))
+        result = submitted.wait(timeout_s=40)
+        assert result.progress.rejected == 2
+        assert result.progress.steps == 6
+        np.testing.assert_array_equal(client.pull(submitted)["w"], -6.0)
+
+
+class TestJobs:
+    def test_a_name_that_is_running(self, client, tmp_path):
+        gated = job("Gated", name="twice", settings={"gate": str(tmp_path / "gate")})
+        first = client.submit(gated)
+        with pytest.raises(shoal.JobExists, match="twice is .*: choose another name, or cancel it first"):
+            client.submit(gated)
+        first.cancel()
+        with pytest.raises(shoal.Cancelled):
+            first.wait(timeout_s=30)
+
+    def test_a_job_nobody_knows(self, client):
+        for call in (client.pull, client.cancel, client.drop):
+            with pytest.raises(shoal.UnknownJob, match="nobody-knows"):
+                call("nobody-knows")
+
+    def test_a_session_of_other_variables_than_the_jobs(self, client):
+        with client.session("mine", variables={"w": np.zeros(3)}):
+            with pytest.raises(shoal.ShoalError, match="mine"), client.session("mine", variables={"w": np.zeros(4)}):
+                pass
+
+
+class TestProcesses:
+    def run(self, *arguments):
+        command = [sys.executable, "-m", "shoal", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    @pytest.mark.parametrize("role", ["server", "coordinator"])
+    def test_a_port_in_use(self, shared_cluster, role):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            extra = ["--coordinator", shared_cluster.address, "--name", "another"] if role == "server" else []
+            done = self.run(role, "--listen", address, *extra)
+        assert done.returncode == 1
+        assert f"cannot listen on {address}" in done.stderr
+        assert "choose another port" in done.stderr
+
+    def test_a_metrics_port_in_use(self, shared_cluster):
+        done = self.run("coordinator", "--listen", "127.0.0.1:0", "--metrics-listen", shared_cluster.metrics["server-0"])
+        assert done.returncode == 1
+        assert "cannot serve metrics" in done.stderr
+
+    @pytest.mark.parametrize("role", ["server", "worker"])
+    def test_an_unreachable_coordinator(self, role):
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{closed.getsockname()[1]}"
+            done = self.run(role, "--coordinator", address, "--retry-for", "1")
+        assert done.returncode == 1
+        assert f"{address} did not answer within 1 s" in done.stderr
+
+    def test_two_processes_of_one_name(self, shared_cluster):
+        done = self.run("server", "--coordinator", shared_cluster.address, "--name", "server-0", "--retry-for", "1")
+        assert done.returncode == 1
+        assert "server-0" in done.stderr

@@ -1,0 +1,115 @@
+"""A cluster of real processes: it starts, says why if it cannot, and leaves nothing behind, whoever dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+import shoal
+from shoal.status import Role
+from waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+def our_files() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("shoal-*"))
+
+
+def descendants() -> set[psutil.Process]:
+    return {child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+
+
+def test_it_starts_loses_a_role_gets_it_back_and_leaves_nothing():
+    before, files = descendants(), our_files()
+    with shoal.LocalCluster(servers=1, workers=1, flags={"coordinator": ["--lease", "2"]}) as cluster:
+        assert [process.name for process in cluster.processes] == ["coordinator", "server-0", "worker-0"]
+        assert set(cluster.metrics) == {"coordinator", "server-0", "worker-0"}
+        with cluster.client() as client:
+            assert [member.member for member in client.status().alive(Role.WORKER)] == ["worker-0"]
+            cluster.kill("worker")
+            assert cluster.process("worker").returncode == -signal.SIGKILL
+            wait_until(lambda: not client.status().alive(Role.WORKER), what="the end of the worker's lease")
+            cluster.restart("worker")
+            assert [member.member for member in client.status().alive(Role.WORKER)] == ["worker-0"]
+    assert cluster.processes == []
+    assert descendants() == before
+    assert our_files() == files
+
+
+def test_a_session_trains_without_workers():
+    with shoal.LocalCluster(servers=1, workers=0) as cluster, cluster.client() as client:
+        variables = {"w": shoal.Variable(3, "float64")}
+        with client.session("loop", variables=variables, optimizer=shoal.optim.SGD(1.0)) as session:
+            session.push({"w": [1.0, 2.0, 3.0]}, metrics={"loss": 0.5})
+        result = client.job("loop").wait(timeout_s=20)
+        assert (result.progress.steps, result.progress.loss) == (1, 0.5)
+        assert client.pull("loop")["w"].tolist() == [-1.0, -2.0, -3.0]
+
+
+def test_a_role_that_cannot_start_says_why(tmp_path):
+    before = descendants()
+    cluster = shoal.LocalCluster(1, 0, flags={"server": ["--rpc-threads", "0"]}, log_dir=tmp_path)
+    with pytest.raises(shoal.Unreachable, match=r"(?s)server-0 ended with exit status 2 before.*--rpc-threads"):
+        cluster.start()
+    assert descendants() == before
+    assert "--rpc-threads" in (tmp_path / "server-0.log").read_text()
+
+
+def test_a_port_in_use_is_named():
+    with (
+        shoal.LocalCluster(0, 0) as first,
+        pytest.raises(shoal.Unreachable, match=rf"(?s)coordinator ended.*{first.address}.*in use"),
+    ):
+        shoal.LocalCluster(0, 0, listen=first.address).start()
+
+
+@pytest.fixture
+def up():
+    """`shoal up` in a process of its own, and what it said when it was ready."""
+    command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1"]
+    process = subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    said = json.loads(process.stdout.readline())
+    yield process, said
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert process.stderr
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_ends_with_all_its_roles(up, number):
+    process, said = up
+    with shoal.connect(said["address"]) as client:
+        assert len(client.status().members) == 2
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 0
+    assert gone(list(said["pids"].values()))
+
+
+def test_no_role_outlives_a_parent_that_is_killed(up):
+    process, said = up
+    files = our_files()
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: gone(list(said["pids"].values())), what="the end of the roles")
+    assert our_files() == files
+
+
+def test_up_says_when_a_role_dies(up):
+    process, said = up
+    os.kill(said["pids"]["worker-0"], signal.SIGKILL)
+    assert json.loads(process.stdout.readline()) == {"event": "ended", "name": "worker-0", "exit_status": -9}

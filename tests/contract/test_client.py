@@ -1,0 +1,207 @@
+"""The client against a coordinator on a real wire: what it returns, what it raises, and what it survives."""
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+import shoal
+from fake_coordinator import FakeCoordinator
+from shoal.events import LogLine, MetricsReported, StateChanged
+from shoal.status import JobState, Role
+from shoal.v1 import coordinator_pb2, job_pb2
+from waiting import wait_until
+
+
+@pytest.fixture
+def coordinator():
+    with FakeCoordinator() as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def client(coordinator):
+    with shoal.Client(coordinator.address, retry_for_s=5) as client:
+        yield client
+
+
+@pytest.fixture
+def job(coordinator, client):
+    coordinator.add(shoal.Job("models:linear", name="linear"))
+    return client.job("linear")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class TestJobs:
+    def test_what_is_submitted_is_what_the_cluster_has(self, client):
+        submitted = shoal.Job(
+            "models:linear",
+            workers=3,
+            consistency=shoal.BoundedStaleness(4),
+            optimizer=shoal.optim.Adam(0.01),
+            settings={"hidden": 64},
+        )
+        handle = client.submit(submitted)
+        assert handle.name == submitted.name
+        assert handle.status().job == submitted
+        assert [status.name for status in client.jobs()] == [submitted.name]
+
+    def test_a_name_that_runs_is_refused(self, client):
+        client.submit(shoal.Job("models:linear", name="twice"))
+        with pytest.raises(shoal.JobExists, match="twice"):
+            client.submit(shoal.Job("models:linear", name="twice"))
+
+    def test_a_job_is_cancelled_and_then_dropped(self, client, job):
+        with pytest.raises(shoal.JobRunning):
+            job.drop()
+        assert job.cancel().state is JobState.CANCELLED
+        client.drop(job)
+        with pytest.raises(shoal.UnknownJob):
+            client.cancel("linear")
+
+    def test_an_unknown_job_is_unknown_to_every_call(self, client):
+        nobody = client.job("nobody")
+        for call in (nobody.status, nobody.wait, nobody.result, nobody.cancel, nobody.drop, nobody.pull):
+            with pytest.raises(shoal.UnknownJob, match="nobody"):
+                call()
+        with pytest.raises(shoal.UnknownJob):
+            next(nobody.events())
+
+    def test_variables_that_are_nowhere_cannot_be_pulled(self, client, job):
+        with pytest.raises(shoal.NotPlaced):
+            client.pull("linear")
+
+
+class TestTheEnd:
+    def test_of_a_job_that_succeeds(self, coordinator, job):
+        coordinator.jobs["linear"].progress.steps = 9
+        coordinator.enter("linear", "SUCCEEDED")
+        result = job.wait()
+        assert (result.job, result.progress.steps, result.seconds) == ("linear", 9, 10.0)
+        assert job.result() == result
+
+    def test_of_one_that_fails_has_the_reason_and_the_traceback(self, coordinator, job):
+        coordinator.enter("linear", "FAILED", "worker-0 raised:\nTraceback ...\nValueError: bad batch")
+        with pytest.raises(shoal.JobFailed, match=r"job linear failed: worker-0 raised:\n.*\nValueError: bad batch"):
+            job.wait()
+
+    def test_of_one_that_is_cancelled(self, coordinator, job):
+        coordinator.enter("linear", "CANCELLED")
+        with pytest.raises(shoal.Cancelled, match="linear was cancelled"):
+            job.wait()
+
+    def test_that_does_not_come_in_time(self, job):
+        with pytest.raises(shoal.DeadlineExceeded, match=r"linear has not ended within 0\.1 s"):
+            job.wait(timeout_s=0.1)
+
+    def test_that_has_not_come(self, job):
+        with pytest.raises(shoal.JobRunning, match="linear is running"):
+            job.result()
+
+
+class TestEvents:
+    def test_are_typed(self, coordinator, job):
+        progress = job_pb2.Progress(steps=5, samples=160, loss=0.5)
+        coordinator.log("linear", "epoch 0")
+        coordinator.emit(
+            "linear", metrics=job_pb2.Metrics(worker="worker-1", step=5, values={"loss": 0.5}, progress=progress)
+        )
+        coordinator.enter("linear", "FAILED", "why")
+        log, metrics, state = job.events()
+        assert log == LogLine(1, 10.0, "worker-0", "epoch 0")
+        assert metrics == MetricsReported(2, 10.0, "worker-1", 5, {"loss": 0.5}, metrics.progress)
+        assert (metrics.progress.steps, metrics.progress.samples, metrics.progress.loss) == (5, 160, 0.5)
+        assert state == StateChanged(3, 10.0, JobState.FAILED, "why")
+
+    def test_end_with_what_there_is_when_not_followed(self, coordinator, job):
+        coordinator.log("linear", "a")
+        coordinator.log("linear", "b")
+        assert [event.sequence for event in job.events(follow=False)] == [1, 2]
+        assert [event.sequence for event in job.events(after=1, follow=False)] == [2]
+        assert list(job.logs()) == ["worker-0: a", "worker-0: b"]
+
+    @pytest.mark.parametrize("breaks", [[0], [1], [2], [0, 0, 0], [1, 1, 1]])
+    def test_come_once_each_though_the_stream_breaks(self, coordinator, job, breaks):
+        for text in "abc":
+            coordinator.log("linear", text)
+        coordinator.enter("linear", "SUCCEEDED")
+        coordinator.breaks = list(breaks)
+        assert [event.sequence for event in job.events()] == [1, 2, 3, 4]
+        assert len(coordinator.watched) == len(breaks) + 1
+
+    def test_go_on_after_the_coordinator_was_away(self, coordinator, job):
+        seen = []
+        watcher = threading.Thread(target=lambda: seen.extend(job.logs(follow=True)))
+        coordinator.log("linear", "before")
+        watcher.start()
+        wait_until(lambda: bool(coordinator.watched), what="the first watch")
+        coordinator.stop()
+        coordinator.log("linear", "meanwhile")
+        coordinator.start()
+        coordinator.enter("linear", "SUCCEEDED")
+        watcher.join(timeout=20)
+        assert seen == ["worker-0: before", "worker-0: meanwhile"]
+
+    def test_end_with_an_error_when_the_coordinator_stays_away(self, coordinator):
+        coordinator.add(shoal.Job("models:linear", name="linear"))
+        with shoal.Client(coordinator.address, retry_for_s=0.2) as client:
+            coordinator.log("linear", "last words")
+            events = client.job("linear").events()
+            assert next(events).sequence == 1
+            coordinator.stop()
+            with pytest.raises(shoal.Unreachable, match=coordinator.address):
+                next(events)
+
+
+class TestTheWayThere:
+    def test_an_unreachable_coordinator_is_named_with_the_time(self):
+        address = f"127.0.0.1:{free_port()}"
+        with (
+            shoal.Client(address, retry_for_s=0.2) as client,
+            pytest.raises(shoal.Unreachable, match=rf"{address} did not answer within 0\.2 s"),
+        ):
+            client.jobs()
+
+    def test_connect_finds_out_at_once(self):
+        with pytest.raises(shoal.Unreachable, match="did not answer"):
+            shoal.connect(f"127.0.0.1:{free_port()}", retry_for_s=0.1)
+
+    def test_a_call_waits_for_a_coordinator_that_comes_late(self, coordinator, client):
+        coordinator.stop()
+        late = threading.Thread(target=coordinator.start)
+        late.start()
+        assert client.status().cluster == "reef"
+        late.join()
+
+    @pytest.mark.parametrize("address", ["localhost", ":7070", "host:http", "host:"])
+    def test_what_is_no_address_is_refused(self, address):
+        with pytest.raises(shoal.Unreachable, match="give host:port"):
+            shoal.Client(address)
+
+    def test_the_address_comes_from_the_environment(self, coordinator, monkeypatch):
+        monkeypatch.setenv("SHOAL_COORDINATOR", coordinator.address)
+        with shoal.connect() as client:
+            assert client.address == coordinator.address
+
+
+def test_the_cluster_says_who_is_there(coordinator, client):
+    coordinator.status.members.add(
+        member="server-0", role=coordinator_pb2.SERVER, address="h:1", alive=True, shards=4, bytes=100
+    )
+    coordinator.status.members.add(member="server-1", role=coordinator_pb2.SERVER, alive=False, shards=4, bytes=100)
+    coordinator.status.members.add(member="worker-0", role=coordinator_pb2.WORKER, device="cpu", alive=True)
+    status = client.status()
+    assert (status.cluster, status.epoch, status.shards, status.bytes) == ("reef", 7, 4, 100)
+    assert [member.member for member in status.alive(Role.SERVER)] == ["server-0"]
+    assert [member.device for member in status.alive(Role.WORKER)] == ["cpu"]
+
+
+def test_numbers_that_are_not_finite_survive(coordinator, client, job):
+    coordinator.jobs["linear"].progress.loss = float("nan")
+    assert np.isnan(job.status().progress.loss)

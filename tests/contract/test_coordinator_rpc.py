@@ -1,0 +1,476 @@
+"""The coordinator's services over real gRPC on loopback, with parameter servers that only take notes."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import prometheus_client
+import pytest
+
+from shoal import _rpc, errors
+from shoal._coordinator import CoordinatorClient
+from shoal.consistency import Asynchronous, Synchronous
+from shoal.events import StateChanged, watch
+from shoal.initializers import Given
+from shoal.job import Job
+from shoal.status import JobState
+from shoal.v1 import coordinator_pb2 as members
+from shoal.v1 import job_pb2 as jobs
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import parameter_server_pb2_grpc
+from shoal.variables import Variable
+from shoal_coordinator import effects
+from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from waiting import wait_until
+
+LEASE_S = 1.5
+MAX_WATCHERS = 3
+
+
+class Notes(parameter_server_pb2_grpc.ParameterServerServicer):
+    """A parameter server that does nothing but take notes."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.calls: list[object] = []
+        self.fails: dict[str, errors.ShoalError] = {}
+
+    def note(self, kind: str, request: object) -> None:
+        self.calls.append(request)
+        if kind in self.fails:
+            raise self.fails[kind]
+
+    def of(self, kind: type) -> list:
+        return [call for call in self.calls if isinstance(call, kind)]
+
+    @_rpc.servicer
+    def CreateShards(self, request, context):
+        self.note("CreateShards", request)
+        return pb.CreateShardsReply()
+
+    @_rpc.servicer
+    def DropShards(self, request, context):
+        self.note("DropShards", request)
+        return pb.DropShardsReply()
+
+    @_rpc.servicer
+    def AdmitWorker(self, request, context):
+        self.note("AdmitWorker", request)
+        return pb.AdmitWorkerReply(step=self.step)
+
+    @_rpc.servicer
+    def FenceWorker(self, request, context):
+        self.note("FenceWorker", request)
+        return pb.FenceWorkerReply(committed_steps=self.step)
+
+    @_rpc.servicer
+    def ReleaseWorker(self, request, context):
+        self.note("ReleaseWorker", request)
+        return pb.ReleaseWorkerReply()
+
+
+class Rig:
+    """A coordinator, two note-taking servers, and calls to them."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        config = CoordinatorConfig(
+            listen="127.0.0.1:0", lease_s=LEASE_S, heartbeat_s=0.1, max_watchers=MAX_WATCHERS, threads=4
+        )
+        self.process = start_coordinator(config, self.registry)
+        self.client = CoordinatorClient(self.process.address, retry_for_s=5.0)
+        self.lives: dict[str, int] = {}
+        self.notes = {name: Notes(step) for step, name in ((3, "s0"), (5, "s1"))}
+        self.servers = []
+        for name, notes in self.notes.items():
+            add = parameter_server_pb2_grpc.add_ParameterServerServicer_to_server
+            server = _rpc.RpcServer("127.0.0.1:0", [("shoal.v1.ParameterServer", add, notes)], threads=2)
+            server.start()
+            self.servers.append(server)
+            self.register(members.SERVER, name, address=server.address)
+        self.silent: set[str] = set()
+        self.stopped = threading.Event()
+        self.heart = threading.Thread(target=self.beat_on)
+        self.heart.start()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.heart.join()
+        self.client.close()
+        self.process.stop()
+        for server in self.servers:
+            server.stop(0.1)
+
+    def beat_on(self) -> None:
+        while not self.stopped.wait(0.1):
+            for name in set(self.lives) - self.silent:
+                self.beat(name)
+
+    def register(self, role, name, **fields) -> int:
+        request = members.RegisterRequest(role=role, member=name, process=fields.pop("process", f"p-{name}"), **fields)
+        self.lives[name] = self.client.call(self.client.members.Register, request).incarnation
+        return self.lives[name]
+
+    def beat(self, name):
+        request = members.HeartbeatRequest(member=name, incarnation=self.lives[name], shards=1, bytes=64)
+        return self.client.call(self.client.members.Heartbeat, request)
+
+    def member_status(self) -> dict[str, members.Member]:
+        reply = self.client.call(self.client.members.GetStatus, members.GetStatusRequest())
+        return {member.member: member for member in reply.members}
+
+    def job(self, method: str, **fields):
+        """Calls one of Jobs by name; fields of a worker's call are filled in."""
+        if "worker" in fields:
+            fields.setdefault("incarnation", self.lives[fields["worker"]])
+        request = getattr(jobs, f"{method}Request")(**fields)
+        return self.client.call(getattr(self.client.jobs, method), request)
+
+    def submit(self, spec: Job) -> jobs.JobStatus:
+        return self.job("Submit", spec=spec.to_proto()).status
+
+    def describe(self, name, worker, variables=None, examples=64):
+        variables = variables or {"w": Variable((8, 4)), "v": Variable((8, 4))}  # a shard for each server
+        messages = [variable.to_proto(key) for key, variable in variables.items()]
+        return self.job("Describe", job=name, worker=worker, variables=messages, examples=examples)
+
+    def state(self, name) -> JobState:
+        return JobState.from_proto(self.job("Get", job=name).status.state)
+
+    def join(self, name, worker) -> jobs.JoinReply:
+        """Joins until it is ready."""
+        replies: list[jobs.JoinReply] = []
+
+        def ready() -> bool:
+            replies.append(self.job("Join", job=name, worker=worker))
+            return replies[-1].ready
+
+        wait_until(ready, what=f"{worker}'s entry")
+        return replies[-1]
+
+    def run(self, spec: Job, *workers: str) -> None:
+        """Brings a job to RUNNING."""
+        self.submit(spec)
+        for worker in workers:
+            self.describe(spec.name, worker)
+        with ThreadPoolExecutor(len(workers)) as pool:
+            list(pool.map(lambda worker: self.join(spec.name, worker), workers))
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    try:
+        yield rig
+    finally:
+        rig.stop()
+
+
+@pytest.fixture
+def crew(rig) -> Rig:
+    for name in ("w0", "w1"):
+        rig.register(members.WORKER, name, device="cpu")
+    return rig
+
+
+def job(name="a", workers=2, **options) -> Job:
+    return Job("m:f", name=name, workers=workers, consistency=Asynchronous(), **options)
+
+
+def test_a_jobs_whole_life(crew):
+    spec = job(settings={"hidden": 8}, batch_size=8, range_size=32)
+    assert crew.submit(spec).state == jobs.STARTING
+    assignment = crew.beat("w0")
+    assert assignment.job == "a"
+    assert assignment.assignment > 0
+    crew.describe("a", "w0")
+    crew.describe("a", "w1")
+    wait_until(lambda: crew.job("Join", job="a", worker="w0").HasField("placement"))
+    assert crew.state("a") is JobState.PLACING
+    crew.job("Join", job="a", worker="w1")
+    joined = crew.join("a", "w0")
+    assert (joined.rank, joined.step, joined.state) == (0, 5, jobs.RUNNING), "the furthest of all servers' steps"
+    assert Job.from_proto(joined.spec) == spec
+    placement = crew.job("GetPlacement", job="a")
+    assert {shard.server for shard in placement.shards} <= {"s0", "s1"}
+
+    leased = crew.job("Lease", job="a", worker="w0").range
+    assert (leased.lease, leased.epoch, leased.start, leased.stop) == (1, 0, 0, 32)
+    assert crew.job("Lease", job="a", worker="w1").range.start == 32
+    assert crew.job("Lease", job="a", worker="w0", done=1).wait
+    assert crew.job("Lease", job="a", worker="w1", done=2).finished
+    report = crew.job(
+        "Report",
+        job="a",
+        worker="w0",
+        step=4,
+        accepted=4,
+        samples=32,
+        values={"loss": 0.5},
+        staleness={1: 4},
+        log=["hi"],
+    )
+    assert not report.stop
+    crew.job("Finish", job="a", worker="w0")
+    crew.job("Finish", job="a", worker="w1")
+    status = crew.job("Get", job="a").status
+    assert (status.state, status.progress.steps, status.progress.staleness_max) == (jobs.SUCCEEDED, 4, 1)
+    assert list(status.workers) == ["w0", "w1"]
+    seen = [type(event).__name__ for event in watch(crew.client, "a")]
+    assert seen.count("LogLine") == 1
+    assert seen[-1] == "StateChanged"
+
+
+def test_servers_are_told_in_order(crew):
+    crew.run(job(workers=1), "w0")
+    crew.job("Finish", job="a", worker="w0")
+    crew.job("Drop", job="a")
+    wait_until(lambda: all(notes.of(pb.DropShardsRequest) for notes in crew.notes.values()))
+    for notes in crew.notes.values():
+        kinds = [type(call).__name__.removesuffix("Request") for call in notes.calls]
+        assert kinds == ["CreateShards", "AdmitWorker", "FenceWorker", "ReleaseWorker", "DropShards"]
+        [release] = notes.of(pb.ReleaseWorkerRequest)
+        assert (release.incarnation, release.committed_steps) == (crew.lives["w0"], 5)
+
+
+def test_only_its_own_shards_are_created_on_a_server(crew):
+    crew.run(job(workers=1, shards=3), "w0")
+    created = {name: notes.of(pb.CreateShardsRequest) for name, notes in crew.notes.items()}
+    placement = crew.job("GetPlacement", job="a")
+    for shard in placement.shards:
+        [request] = created[shard.server]
+        assert shard.layout in list(request.shards)
+        assert (request.job, request.epoch, request.seed) == ("a", placement.epoch, 0)
+
+
+def test_a_silent_worker_is_declared_dead_and_replaced(crew):
+    crew.run(job(), "w0", "w1")
+    leased = crew.job("Lease", job="a", worker="w1").range
+    crew.register(members.WORKER, "w2", device="cpu")
+    crew.silent.add("w1")
+    wait_until(lambda: crew.beat("w2").job == "a", what="the replacement")
+    assert not crew.member_status()["w1"].alive
+    crew.describe("a", "w2")
+    assert crew.join("a", "w2").rank == 1
+    again = crew.job("Lease", job="a", worker="w2").range
+    assert (again.epoch, again.start, again.stop) == (leased.epoch, leased.start, leased.stop)
+    with pytest.raises(errors.Fenced):
+        crew.beat("w1")
+    with pytest.raises(errors.Fenced):
+        crew.job("Lease", job="a", worker="w1")
+
+
+def test_a_dead_server_fails_its_jobs(crew):
+    crew.run(job(workers=1), "w0")
+    shard = crew.job("GetPlacement", job="a").shards[0]
+    crew.silent.add(shard.server)
+    wait_until(lambda: crew.state("a") is JobState.FAILED)
+    assert f"server {shard.server} is gone" in crew.job("Get", job="a").status.reason
+
+
+def test_a_server_that_refuses_fails_the_job_and_nothing_else(crew):
+    for notes in crew.notes.values():
+        notes.fails["CreateShards"] = errors.Overloaded("no memory for 1 GiB")
+    crew.submit(job(workers=1))
+    crew.describe("a", "w0")
+    wait_until(lambda: crew.state("a") is JobState.FAILED)
+    assert "its shards could not be created: no memory for 1 GiB" in crew.job("Get", job="a").status.reason
+    for notes in crew.notes.values():
+        notes.fails.clear()
+    crew.run(job("b", workers=1), "w0")
+
+
+def test_an_unreachable_server_is_tried_again_for_a_while(crew, monkeypatch):
+    monkeypatch.setattr(effects, "_RETRY_FOR_S", 0.3)
+    for server in crew.servers:
+        server.stop(0.1)
+    crew.submit(job(workers=1))
+    crew.describe("a", "w0")
+    wait_until(lambda: crew.state("a") is JobState.FAILED)
+    assert "did not answer within 0.3 s" in crew.job("Get", job="a").status.reason
+
+
+# Refusals: every code that the contract names.
+
+
+def test_refused_registrations(rig):
+    rig.register(members.WORKER, "w0")
+    with pytest.raises(errors.DuplicateMember, match="give each process its own"):
+        rig.register(members.WORKER, "w0", process="other")
+    for fields in ({"role": members.WORKER, "name": "W"}, {"role": 0, "name": "w1"}, {"role": 99, "name": "w1"}):
+        with pytest.raises(errors.BadRequest):
+            rig.register(**fields)
+    with pytest.raises(errors.BadRequest, match="no address"):
+        rig.register(members.SERVER, "s9")
+
+
+def test_leaving_is_at_once(crew):
+    crew.silent.add("w0")
+    request = members.LeaveRequest(member="w0", incarnation=crew.lives["w0"])
+    crew.client.call(crew.client.members.Leave, request)
+    crew.client.call(crew.client.members.Leave, request)
+    assert not crew.member_status()["w0"].alive
+    with pytest.raises(errors.Fenced):
+        crew.beat("w0")
+
+
+def test_refused_jobs(crew):
+    crew.submit(job())
+    with pytest.raises(errors.JobExists, match="choose another name"):
+        crew.submit(job())
+    message = job("b").to_proto()
+    message.consistency.CopyFrom(Synchronous(backup_workers=2).to_proto())
+    with pytest.raises(errors.InvalidJob, match="backup workers"):
+        crew.job("Submit", spec=message)
+    message = job("b").to_proto()
+    message.optimizer.name = "lion"
+    with pytest.raises(errors.InvalidOptimizer):
+        crew.job("Submit", spec=message)
+    with pytest.raises(errors.JobRunning):
+        crew.job("Drop", job="a")
+    with pytest.raises(errors.NotPlaced):
+        crew.job("GetPlacement", job="a")
+
+
+@pytest.mark.parametrize("method", ["Get", "Cancel", "Drop", "GetPlacement"])
+def test_unknown_jobs(rig, method):
+    with pytest.raises(errors.UnknownJob, match="'nope'"):
+        rig.job(method, job="nope")
+
+
+@pytest.mark.parametrize("method", ["Describe", "Join", "Lease", "Report", "Finish"])
+def test_workers_of_unknown_jobs_and_fenced_workers(crew, method):
+    with pytest.raises(errors.UnknownJob):
+        crew.job(method, job="nope", worker="w0")
+    crew.submit(job())
+    with pytest.raises(errors.Fenced):
+        crew.job(method, job="a", worker="w0", incarnation=99)
+
+
+def test_a_description_that_conflicts(crew):
+    crew.submit(job())
+    crew.describe("a", "w0")
+    with pytest.raises(errors.InvalidJob, match="63 examples instead of 64"):
+        crew.describe("a", "w1", examples=63)
+    assert crew.state("a") is JobState.FAILED
+    with pytest.raises(errors.JobFailed):
+        crew.describe("a", "w0")
+
+
+def test_descriptions_that_make_no_sense(crew):
+    crew.submit(job())
+    variable = Variable(2).to_proto("w")
+    with pytest.raises(errors.InvalidVariable, match="twice"):
+        crew.job("Describe", job="a", worker="w0", variables=[variable, variable])
+    with pytest.raises(errors.InvalidJob, match="nothing to train"):
+        crew.job("Describe", job="a", worker="w0")
+    variable.dtype = 0
+    with pytest.raises(errors.InvalidVariable):
+        crew.job("Describe", job="a", worker="w0", variables=[variable])
+    with pytest.raises(errors.InvalidJob, match="at most"):
+        crew.describe("a", "w0", examples=2**63)
+    assert crew.describe("a", "w0", {"w": Variable(4, initializer=Given())}).assigns
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"log": [""] * 1_001},
+        {"log": ["é" * 5_000]},
+        {"values": {f"v{number}": 0.0 for number in range(300)}},
+        {"staleness": {1_025: 1}},
+    ],
+)
+def test_reports_over_their_bounds(crew, fields):
+    with pytest.raises(errors.BadRequest):
+        crew.job("Report", job="a", worker="w0", **fields)
+
+
+def test_a_session_without_a_seat(rig):
+    for name in ("x", "y"):
+        rig.register(members.SESSION, name)
+    rig.submit(Job(name="s"))
+    rig.describe("s", "x")
+    with pytest.raises(errors.Overloaded, match="all its 1 workers"):
+        rig.job("Join", job="s", worker="y")
+
+
+def test_a_worker_without_a_part(crew):
+    crew.submit(job(workers=1))
+    with pytest.raises(errors.Cancelled, match="no part"):
+        crew.job("Join", job="a", worker="w1")
+
+
+def test_a_lease_that_makes_no_sense_is_refused():
+    with pytest.raises(errors.BadRequest, match="less than half the lease"):
+        CoordinatorConfig(lease_s=1.0, heartbeat_s=0.5)
+
+
+def test_a_port_in_use(rig):
+    with pytest.raises(errors.PortInUse):
+        start_coordinator(CoordinatorConfig(listen=rig.process.address), prometheus_client.CollectorRegistry())
+
+
+# Watching.
+
+
+def test_watching_from_a_number_and_without_waiting(crew):
+    crew.submit(job(workers=3))
+    events = list(watch(crew.client, "a", follow=False))
+    assert [event.reason for event in events] == ["", "waiting for workers: 2 of 3"]
+    assert list(watch(crew.client, "a", after=1, follow=False)) == events[1:]
+    assert list(watch(crew.client, "a", after=99, follow=False)) == []
+    with pytest.raises(errors.UnknownJob):
+        list(watch(crew.client, "nope"))
+
+
+def test_events_come_as_they_happen_and_end_with_the_job(crew):
+    crew.submit(job(workers=3))
+    stream = watch(crew.client, "a", timeout_s=20)
+    assert [next(stream).sequence, next(stream).sequence] == [1, 2]
+    crew.job("Cancel", job="a")
+    [last] = list(stream)
+    assert isinstance(last, StateChanged)
+    assert last.state is JobState.CANCELLED
+
+
+def open_watch(rig: Rig):
+    call = rig.client.jobs.Watch(jobs.WatchRequest(job="a"), timeout=30)
+    next(call)
+    return call
+
+
+def test_watchers_starve_nobody_and_too_many_are_told_so(crew):
+    crew.submit(job(workers=3))
+    calls = [open_watch(crew) for _ in range(MAX_WATCHERS)]
+    with pytest.raises(errors.Overloaded, match="try again later"), _rpc.translated("coordinator"):
+        open_watch(crew)
+    for _ in range(20):  # on 4 threads, of which the watchers would hold 3
+        crew.beat("w0")
+    assert crew.registry.get_sample_value("shoal_coordinator_watchers") == MAX_WATCHERS
+    calls[0].cancel()
+    wait_until(lambda: crew.registry.get_sample_value("shoal_coordinator_watchers") == MAX_WATCHERS - 1)
+    open_watch(crew).cancel()
+    for call in calls:
+        call.cancel()
+
+
+def test_watchers_are_let_go_when_the_coordinator_stops(crew):
+    crew.submit(job(workers=3))
+    call = open_watch(crew)
+    crew.process.stop()
+    with pytest.raises(errors.Unreachable), _rpc.translated("coordinator"):
+        list(call)
+
+
+def test_metrics_tell_the_state(crew):
+    crew.submit(job(workers=3))
+    sample = crew.registry.get_sample_value
+    assert sample("shoal_coordinator_members", {"role": "worker", "state": "alive"}) == 2
+    assert sample("shoal_coordinator_members", {"role": "server", "state": "dead"}) == 0
+    assert sample("shoal_coordinator_jobs", {"state": "pending"}) == 1
+    assert sample("shoal_coordinator_epoch") == 0
+    assert sample("shoal_coordinator_events_total", {"event": "JobSubmitted"}) == 1
+    with pytest.raises(errors.JobExists):
+        crew.submit(job())
+    assert sample("shoal_coordinator_refusals_total", {"code": "JOB_EXISTS"}) == 1

@@ -1,0 +1,150 @@
+"""A participant against fake servicers on loopback: what it sends, how it waits, what it makes of the answers."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from fake_cluster import FakeCluster, fake_cluster
+from shoal import errors
+from shoal._coordinator import CoordinatorClient
+from shoal._participant import FINISHED, WAIT, DataRange, Participant, Report
+from shoal.job import Job
+from shoal.v1 import job_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.variables import Variable, variable_from_array
+
+SPEC = Job("models.digits:mlp", name="digits", workers=2, settings={"hidden": 3})
+
+
+class Rig:
+    def __init__(self, cluster: FakeCluster, client: CoordinatorClient) -> None:
+        self.cluster, self.jobs, self.server, self.record = cluster, cluster.jobs, cluster.server, cluster.record
+        self.joined = cluster.joined
+        self.slept: list[float] = []
+        self.participant = Participant(client, "digits", "worker-1", 4, sleep=self.slept.append)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with fake_cluster(SPEC) as (cluster, client):
+        yield Rig(cluster, client)
+
+
+def test_the_spec_is_fetched_once(rig):
+    assert rig.participant.spec == SPEC
+    assert rig.participant.spec.settings == {"hidden": 3}
+    assert len(rig.record.requests) == 1
+
+
+def test_describe_turns_arrays_into_given_variables(rig):
+    array = np.zeros((2, 3))
+    rig.participant.describe({"w": array, "b": Variable(1)}, examples=50)
+    [request] = rig.record.requests
+    assert (request.job, request.worker, request.incarnation, request.examples) == ("digits", "worker-1", 4, 50)
+    assert list(request.variables) == [variable_from_array(array).to_proto("w"), Variable(1).to_proto("b")]
+
+
+def test_enter_waits_longer_and_longer_until_it_is_ready(rig):
+    rig.jobs.joins = [*[rig.joined(False, placed=False)] * 7, rig.joined(True, state=job_pb2.RUNNING, step=12)]
+    with rig.participant.enter() as parameters:
+        assert parameters.step == 12
+    assert rig.participant.rank == 1
+    assert rig.slept == [0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+
+
+def test_the_assigning_worker_sends_the_values_once_and_says_so(rig):
+    rig.jobs.assigns = True
+    rig.jobs.joins = [rig.joined(False, placed=False), rig.joined(False), rig.joined(False), rig.joined(True)]
+    rig.participant.describe({"w": np.ones(2, np.float32), "b": np.full(1, 3.0, np.float32)}, examples=0)
+    rig.participant.enter().close()
+    np.testing.assert_array_equal(rig.server.values, [1, 1, 3])
+    assert sum(request.HasField("header") for request in rig.record.of(pb.PushRequest)) == 1
+    assert [join.assigned for join in rig.record.of(job_pb2.JoinRequest)] == [False, False, True, True]
+
+
+def test_variables_that_are_not_given_keep_their_values(rig):
+    rig.jobs.assigns = True
+    rig.jobs.joins = [rig.joined(False), rig.joined(True)]
+    rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, examples=0)
+    rig.participant.enter().close()
+    np.testing.assert_array_equal(rig.server.values, [1, 1, 9])
+
+
+def test_the_other_workers_send_nothing(rig):
+    rig.jobs.joins = [rig.joined(False), rig.joined(True)]
+    rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, examples=0)
+    rig.participant.enter().close()
+    assert rig.record.of(pb.PushRequest) == []
+
+
+def test_a_job_that_failed_meanwhile_says_why(rig):
+    rig.jobs.joins = [rig.joined(False, placed=False), rig.joined(False, placed=False, state=job_pb2.FAILED)]
+    with pytest.raises(errors.JobFailed, match="digits failed: no luck"):
+        rig.participant.enter()
+
+
+@pytest.mark.parametrize("state", [job_pb2.CANCELLED, job_pb2.SUCCEEDED])
+def test_a_job_that_is_over_cannot_be_entered(rig, state):
+    rig.jobs.joins = [rig.joined(False, placed=False, state=state)]
+    with pytest.raises(errors.Cancelled, match=job_pb2.JobState.Name(state).lower()):
+        rig.participant.enter()
+
+
+def test_enter_gives_up_when_told_to(rig):
+    rig.jobs.joins = [rig.joined(False, placed=False)]
+    with pytest.raises(errors.Cancelled, match="gave up"):
+        rig.participant.enter(stop=lambda: len(rig.slept) == 3)
+
+
+def test_leases(rig):
+    leased = job_pb2.DataRange(lease=5, epoch=1, start=32, stop=64)
+    rig.jobs.leases = [
+        job_pb2.LeaseReply(range=leased),
+        job_pb2.LeaseReply(wait=True),
+        job_pb2.LeaseReply(finished=True),
+    ]
+    assert rig.participant.lease() == DataRange(lease=5, epoch=1, start=32, stop=64)
+    assert rig.participant.lease(done=5) is WAIT
+    assert rig.participant.lease() is FINISHED
+    assert [request.done for request in rig.record.requests] == [0, 5, 0]
+
+
+def test_a_report_carries_everything_and_brings_the_end(rig):
+    rig.jobs.stop = True
+    report = Report(3, 4, 5, 6, 7, {"loss": 0.5}, {0: 3, 2: 1}, ("hello",))
+    assert rig.participant.report(report) is True
+    [request] = rig.record.requests
+    assert (request.step, request.accepted, request.rejected, request.dropped, request.samples) == (3, 4, 5, 6, 7)
+    assert dict(request.values) == {"loss": 0.5}
+    assert dict(request.staleness) == {0: 3, 2: 1}
+    assert list(request.log) == ["hello"]
+
+
+def test_an_error_keeps_its_end_however_long_it_is(rig):
+    rig.participant.finish("x" * 100_000 + "the reason")
+    [request] = rig.record.requests
+    assert len(request.error) < 33_000
+    assert request.error.endswith("the reason")
+
+
+def test_a_fenced_participant_hears_so(rig):
+    rig.jobs.error = errors.Fenced("worker-1 was declared dead")
+    for call in (rig.participant.lease, lambda: rig.participant.report(Report()), rig.participant.finish):
+        with pytest.raises(errors.Fenced, match="declared dead"):
+            call()
+
+
+def test_a_report_to_nobody_fails_at_once(rig):
+    client = CoordinatorClient("127.0.0.1:1", retry_for_s=600)
+    with pytest.raises(errors.Unreachable, match=r"127\.0\.0\.1:1"):
+        Participant(client, "digits", "worker-1", 4).report(Report())
+    client.close()
+
+
+def test_reports_join_into_one():
+    early = Report(2, 3, 1, 0, 30, {"loss": 1.0, "old": 5.0}, {0: 3}, ("a",))
+    late = Report(5, 1, 0, 2, 10, {"loss": 2.0, "new": 6.0}, {0: 1, 4: 1}, ("b",))
+    assert early.then(late) == Report(5, 4, 1, 2, 40, {"loss": 1.25, "old": 5.0, "new": 6.0}, {0: 4, 4: 1}, ("a", "b"))
+    assert Report().then(late) == late
+    assert early.then(Report()) == early

@@ -1,0 +1,187 @@
+"""Sessions: a loop of one's own against real servers, with the coordinator played by the test."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import shoal
+from fake_coordinator import FakeCoordinator
+from shard_servers import ShardServers
+from shoal.v1 import job_pb2
+from waiting import wait_until
+
+GRADIENT = {"w": np.ones(3)}
+
+
+@pytest.fixture
+def coordinator():
+    with FakeCoordinator() as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def client(coordinator):
+    with shoal.Client(coordinator.address, retry_for_s=5) as client:
+        yield client
+
+
+@pytest.fixture
+def servers(coordinator):
+    with ShardServers({"w": np.zeros(3)}) as servers:
+        coordinator.placement = servers.placement.to_proto()
+        servers.admit("me", incarnation=1)
+        yield servers
+
+
+@pytest.fixture
+def session(client, servers):
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        yield session
+
+
+def test_a_loop_trains(session, servers, client):
+    for step in range(3):
+        assert session.step == step
+        np.testing.assert_array_equal(session.pull()["w"], np.full(3, -step, float))
+        assert session.push(GRADIENT).outcome == "accepted"
+    session.barrier()
+    assert session.skip().outcome == "skipped"
+    assert session.step == 4
+    np.testing.assert_array_equal(client.pull("job")["w"], np.full(3, -3.0))
+
+
+def test_gradients_may_be_anything_that_numpy_reads(session, client):
+    session.push({"w": [1.0, 2.0, 3.0]})
+    np.testing.assert_array_equal(client.pull("job")["w"], [-1, -2, -3])
+
+
+def test_the_first_starts_the_job_and_describes_it(coordinator, session):
+    assert coordinator.jobs["job"].spec.program == ""
+    (described,) = coordinator.described
+    assert [variable.name for variable in described.variables] == ["w"]
+    assert described.variables[0].initializer.name == "given"
+    assert described.examples == 0
+
+
+def test_leaving_finishes_and_reports(coordinator, client, servers):
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        session.push(GRADIENT, weight=32, metrics={"loss": 0.5})
+        session.log("first line\nsecond line")
+    assert [request.error for request in coordinator.finished] == [""]
+    report = coordinator.reports[-1]
+    assert (report.accepted, report.samples, report.step, dict(report.values)) == (1, 32, 1, {"loss": 0.5})
+    assert list(report.log) == ["first line", "second line"]
+    assert coordinator.members == {}
+    session.close()  # again: nothing happens
+    assert len(coordinator.finished) == 1
+
+
+def test_an_exception_fails_the_job_with_its_traceback(coordinator, client, servers):
+    with (
+        pytest.raises(ZeroDivisionError),
+        client.session("job", variables={"w": np.zeros(3)}, worker="me"),
+    ):
+        raise ZeroDivisionError("my loop")
+    assert "ZeroDivisionError: my loop" in coordinator.finished[0].error
+
+
+def test_a_gradient_of_nan_is_counted_and_changes_nothing(coordinator, session, client):
+    with pytest.raises(shoal.NonFiniteGradient):
+        session.push({"w": np.array([1.0, np.nan, 1.0])})
+    session.close()
+    assert coordinator.reports[-1].rejected == 1
+    np.testing.assert_array_equal(client.pull("job")["w"], np.zeros(3))
+
+
+def test_a_session_that_servers_have_fenced_says_what_to_do(session, servers, coordinator):
+    servers.remove("me")
+    for _ in range(2):
+        with pytest.raises(shoal.Fenced, match=r"me of job job was declared dead.*open a new one"):
+            session.push(GRADIENT)
+    session.close()
+    assert coordinator.finished == []
+
+
+def test_a_session_whose_member_was_declared_dead_pushes_no_more(session, coordinator, client):
+    coordinator.fenced.add("me")
+    wait_until(lambda: coordinator.members.get("me") == 2, what="another life")
+
+    def refused() -> bool:
+        try:
+            session.skip()
+        except shoal.Fenced:
+            return True
+        return False
+
+    wait_until(refused, what="the end of the session's life")
+
+
+def test_a_job_that_is_over_stops_the_loop(coordinator, client, servers):
+    coordinator.over = True
+
+    def train_for_ever() -> None:
+        with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+            while True:
+                session.push(GRADIENT)
+
+    with pytest.raises(shoal.Cancelled, match="stop the loop"):
+        train_for_ever()
+
+
+def test_others_join_without_a_description(coordinator, client, servers, session):
+    servers.admit("other", incarnation=1)
+    with client.session("job", worker="other") as other:
+        other.push(GRADIENT)
+    assert len(coordinator.described) == 1
+
+
+def test_several_threads_of_one_script_open_the_same_job(coordinator, client, servers):
+    names = ["a", "b", "c"]
+    for name in names:
+        servers.admit(name, incarnation=1)
+
+    def train(name: str) -> None:
+        with client.session("job", variables={"w": np.zeros(3)}, workers=3, worker=name) as session:
+            session.push(GRADIENT)
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    np.testing.assert_array_equal(client.pull("job")["w"], np.full(3, -3.0))
+    assert len(coordinator.finished) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workers": 2}, "runs with workers=1, not 2"),
+        ({"optimizer": shoal.optim.Adam()}, "runs with optimizer=SGD"),
+        ({"consistency": shoal.Asynchronous()}, "runs with consistency=sync"),
+        ({"seed": 9}, "runs with seed=0"),
+    ],
+)
+def test_another_description_of_a_live_job_is_refused(client, session, options, said):
+    with pytest.raises(shoal.InvalidJob, match=said):
+        client.session("job", worker="other", **options)
+
+
+def test_what_nobody_started_cannot_be_joined(client, coordinator):
+    with pytest.raises(shoal.UnknownJob):
+        client.session("job")
+    coordinator.add(shoal.Job(name="job"), "SUCCEEDED")
+    with pytest.raises(shoal.UnknownJob, match=r"job is succeeded.*give variables"):
+        client.session("job")
+
+
+def test_a_session_that_cannot_enter_leaves_nothing_behind(coordinator, client):
+    with pytest.raises(shoal.InvalidVariable):
+        client.session("job", variables={"w": np.zeros(3, complex)}, worker="me")
+    assert coordinator.jobs["job"].state == job_pb2.CANCELLED
+    assert coordinator.members == {}
+
+
+def test_a_session_is_a_member(coordinator, session):
+    assert coordinator.members == {"me": 1}

@@ -1,0 +1,204 @@
+"""A daemon and its real trainers against a fake cluster: what it starts, tells, survives, and leaves behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fake_cluster import FakeCluster, fake_cluster
+from shoal import errors
+from shoal.job import Job
+from shoal.v1 import coordinator_pb2, job_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_worker.daemon import Daemon, WorkerConfig, start_worker
+
+JOB = Job("trained:program", name="digits", batch_size=4)
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np
+
+class Examples:
+    def __len__(self):
+        return 16
+    def batch(self, indices):
+        return indices
+
+class Program:
+    dataset = Examples()
+    def variables(self):
+        return {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
+    def loss_and_gradients(self, params, batch):
+        BODY
+        return 0.5, {name: np.ones_like(value) for name, value in params.items()}
+
+def program():
+    print("the factory speaks")
+    return Program()
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with fake_cluster(JOB) as (cluster, _):
+        cluster.jobs.leases = [
+            job_pb2.LeaseReply(range=job_pb2.DataRange(lease=1, start=0, stop=16)),
+            job_pb2.LeaseReply(finished=True),
+        ]
+        cluster.members.assignments[1] = ("digits", 1)
+        yield cluster
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def start(cluster: FakeCluster, registry: CollectorRegistry, tmp_path: Path) -> Iterator[Callable[[str], Daemon]]:
+    """Starts a daemon whose program has this as a part of its `loss_and_gradients`."""
+    daemons: list[Daemon] = []
+
+    def go(body: str = "pass") -> Daemon:
+        (tmp_path / "trained.py").write_text(PROGRAM.replace("BODY", body))
+        config = WorkerConfig(cluster.address, "worker-1", device="cpu", paths=(str(tmp_path),), retry_for_s=5.0)
+        daemons.append(start_worker(config, registry))
+        return daemons[-1]
+
+    yield go
+    for daemon in daemons:
+        daemon.stop()
+    assert [child for child in psutil.Process().children() if "shoal_worker.trainer" in child.cmdline()] == []
+
+
+def test_a_job_is_trained_told_of_and_finished(cluster, start, registry):
+    start("print('batch', sorted(batch)[0] >= 0)")
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert (finish.job, finish.worker, finish.incarnation, finish.error) == ("digits", "worker-1", 1, "")
+    reports = cluster.record.of(job_pb2.ReportRequest)
+    assert cluster.record.requests.index(reports[-1]) < cluster.record.requests.index(finish)
+    assert sum(report.accepted for report in reports) == 4
+    assert sum(report.samples for report in reports) == 16
+    assert [line for report in reports for line in report.log] == ["the factory speaks", *["batch True"] * 4]
+    assert {push.header.weight for push in cluster.record.of(pb.PushRequest)} == {4.0}
+    assert [lease.done for lease in cluster.record.of(job_pb2.LeaseRequest)] == [0, 1]
+    assert registry.get_sample_value("shoal_worker_steps_total") == 4
+    assert registry.get_sample_value("shoal_worker_samples_total") == 16
+    assert registry.get_sample_value("shoal_worker_compute_seconds_count") == 4
+    assert registry.get_sample_value("shoal_worker_device_info", {"device": "cpu"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("1 / 0", "loss_and_gradients, step 0, raised ZeroDivisionError: division by zero"),
+        ("return 1.0, {'w': params['w']}", "INVALID_GRADIENT"),
+        ("sys.exit('enough')", "raised SystemExit: enough"),
+        ("os._exit(3)", "exit status 3"),
+        ("os._exit(0)", "exit status 0"),
+    ],
+)
+def test_a_program_that_fails_fails_its_job_and_not_the_daemon(cluster, start, body, said):
+    start(body)
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert said in finish.error
+    beats = len(cluster.record.of(coordinator_pb2.HeartbeatRequest))
+    cluster.record.wait_for(coordinator_pb2.HeartbeatRequest, beats + 2)
+    assert len(cluster.record.of(coordinator_pb2.RegisterRequest)) == 1
+
+
+def test_a_trainer_that_is_killed_means_a_new_incarnation(cluster, start, registry):
+    start("print('about to die'); sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)")
+    cluster.record.wait_for(coordinator_pb2.RegisterRequest, 2)
+    assert cluster.record.of(job_pb2.FinishRequest) == []
+    lines = [line for report in cluster.record.of(job_pb2.ReportRequest) for line in report.log]
+    assert "about to die" in lines
+    assert lines[-1].startswith("the trainer was killed by SIGKILL")
+    assert registry.get_sample_value("shoal_worker_trainer_deaths_total") == 1
+
+
+@pytest.mark.parametrize("way", ["heartbeat", "report"])
+def test_a_job_that_is_taken_back_is_killed(cluster, start, way):
+    # The program, and a child that it leaves behind, would run for ever; when asked, it writes a line first.
+    start(
+        "import subprocess; subprocess.Popen(['sleep', '1000']); "
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); print('pid', os.getpid()); "
+        "signal.sigwait([signal.SIGUSR1]); print('asked'); signal.pause()"
+    )
+    trainer = psutil.Process(pid_of(cluster))
+    family = [trainer, *trainer.children()]
+    if way == "heartbeat":
+        del cluster.members.assignments[1]
+    else:
+        cluster.jobs.stop = True
+        trainer.send_signal(signal.SIGUSR1)
+    gone, alive = psutil.wait_procs(family, timeout=20)
+    assert (len(gone), alive) == (len(family), [])
+    assert [finish.error for finish in cluster.record.of(job_pb2.FinishRequest)] == []
+
+
+def test_the_end_is_told_however_long_the_coordinator_is_away(cluster, start):
+    start("pass")
+    cluster.record.wait_for(job_pb2.DescribeRequest)
+    cluster.jobs.error = errors.Unreachable("away")
+    cluster.record.wait_for(job_pb2.ReportRequest, 3)
+    cluster.jobs.error = None
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert finish.error == ""
+
+
+def test_a_fenced_trainer_means_a_new_incarnation(cluster, start):
+    cluster.server.error = errors.Fenced("incarnation 1 of worker-1 is not admitted")
+    start()
+    cluster.record.wait_for(coordinator_pb2.RegisterRequest, 2)
+    assert cluster.record.of(job_pb2.FinishRequest) == []
+
+
+def test_a_job_that_ended_before_the_trainer_came_is_left_alone(cluster, start):
+    cluster.jobs.joins = [cluster.joined(ready=False, placed=False, state=job_pb2.CANCELLED)]
+    start()
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert finish.error == ""
+
+
+def test_a_device_that_is_not_there_stops_the_start(cluster, registry):
+    with pytest.raises(errors.ShoalError, match="cuda:99 is not here"):
+        start_worker(WorkerConfig(cluster.address, "worker-1", device="cuda:99"), registry)
+
+
+def test_a_trainer_ends_when_its_parent_is_killed(cluster, tmp_path):
+    (tmp_path / "trained.py").write_text(PROGRAM.replace("BODY", "print('pid', os.getpid()); signal.pause()"))
+    script = f"""
+        from prometheus_client import CollectorRegistry
+        from shoal_worker.daemon import WorkerConfig, start_worker
+        start_worker(WorkerConfig({cluster.address!r}, "worker-1", "cpu", ({str(tmp_path)!r},)), CollectorRegistry())
+        import signal
+        signal.pause()
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)]) as parent:
+        trainer = os.pidfd_open(pid_of(cluster))
+        try:
+            parent.kill()
+            ended, _, _ = select.select([trainer], [], [], 20)
+        finally:
+            os.close(trainer)
+    assert ended
+
+
+def pid_of(cluster: FakeCluster) -> int:
+    """The trainer's, which its program prints once it computes."""
+    count = 0
+    while True:
+        count += 1
+        report = cluster.record.wait_for(job_pb2.ReportRequest, count)[count - 1]
+        for line in report.log:
+            if line.startswith("pid "):
+                return int(line.split()[1])

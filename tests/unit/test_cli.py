@@ -1,0 +1,287 @@
+"""The command line: what it prints for people and for machines, and the exit codes that scripts rely on."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import shoal
+from fake_coordinator import FakeCoordinator
+from shard_servers import ShardServers
+from shoal._cli import app, options
+from shoal.v1 import coordinator_pb2, job_pb2
+
+
+@pytest.fixture
+def coordinator():
+    with FakeCoordinator() as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def run(coordinator, monkeypatch):
+    """Runs a command against the coordinator; wide, so that tables are not folded."""
+    monkeypatch.setenv("SHOAL_COORDINATOR", coordinator.address)
+    monkeypatch.setenv("SHOAL_RETRY_FOR", "5")
+    monkeypatch.setenv("COLUMNS", "240")
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def job(coordinator):
+    coordinator.add(
+        shoal.Job("models.digits:mlp", name="digits", workers=2, consistency=shoal.BoundedStaleness(4), max_steps=10),
+        workers=["worker-0", "worker-1"],
+        progress=job_pb2.Progress(steps=1234, samples=39488, samples_per_s=5000, loss=0.25, staleness_max=3),
+    )
+    return "digits"
+
+
+def records(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+class TestSubmit:
+    def test_makes_the_job_that_its_options_say(self, coordinator, run):
+        result = run(
+            *("submit", "models:mlp", "--name", "mine", "--workers", 3, "--consistency", "ssp:4", "--epochs", 2),
+            *("--set", "hidden=64", "--set", "name=mnist", "--set", "layers=[1,2]", "--set", "fast=true"),
+            *("--optimizer", "adam:learning_rate=0.01,beta1=0.8", "--batch-size", 16, "--max-steps", 9),
+            *("--shards", 5, "--seed", 7),
+        )
+        assert result.exit_code == 0, result.output
+        assert "submitted mine" in result.stdout
+        assert shoal.Job.from_proto(coordinator.jobs["mine"].spec) == shoal.Job(
+            "models:mlp",
+            name="mine",
+            workers=3,
+            consistency=shoal.BoundedStaleness(4),
+            optimizer=shoal.optim.Adam(0.01, beta1=0.8),
+            settings={"hidden": 64, "name": "mnist", "layers": [1, 2], "fast": True},
+            epochs=2,
+            batch_size=16,
+            max_steps=9,
+            shards=5,
+            seed=7,
+        )
+
+    def test_defaults_are_those_of_a_job(self, coordinator, run):
+        assert run("submit", "models:mlp", "--name", "plain").exit_code == 0
+        assert shoal.Job.from_proto(coordinator.jobs["plain"].spec) == shoal.Job("models:mlp", name="plain")
+
+    def test_prints_the_job_for_machines(self, run):
+        (record,) = records(run("submit", "models:mlp", "--name", "mine", "--json").stdout)
+        assert (record["name"], record["state"], record["program"]) == ("mine", "pending", "models:mlp")
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["--consistency", "ssp:-1"], "bound is -1"),
+            (["--consistency", "fast"], "is not one of sync"),
+            (["--workers", "0"], "workers is 0"),
+            (["--workers", "2", "--consistency", "sync:2"], "leave none to wait for"),
+            (["--optimizer", "adamm"], "choose one of"),
+            (["--set", "hidden"], "is not KEY=VALUE"),
+            (["--name", "No Name"], "job name 'No Name'"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused_before_it_is_sent(self, coordinator, run, options, said):
+        result = run("submit", "models:mlp", *options)
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert "Traceback" not in result.output
+        assert coordinator.jobs == {}
+
+    def test_follows_to_the_end(self, coordinator, run):
+        result = self.follow(coordinator, run, "SUCCEEDED")
+        assert result.exit_code == 0, result.output
+        assert "worker-0: hello" in result.stderr
+        assert "mine succeeded" in result.stdout
+
+    def test_follows_to_a_bad_end(self, coordinator, run):
+        result = self.follow(coordinator, run, "FAILED", "--json")
+        assert result.exit_code == 1
+        assert [record.get("event") for record in records(result.stdout)] == [None, "log", "metrics", "state"]
+        (error,) = records(result.stderr)
+        assert error["error"]["code"] == "JOB_FAILED"
+        assert "ValueError: no" in error["error"]["message"]
+
+    def test_figures_that_json_has_no_word_for_are_null(self, coordinator, run):
+        result = self.follow(coordinator, run, "SUCCEEDED", "--json")
+        assert records(result.stdout)[2]["values"] == {"loss": None}
+        assert records(result.stdout)[-1]["state"] == "succeeded"
+
+    def follow(self, coordinator, run, end, *options):
+        submit = coordinator.Submit
+
+        def submit_and_train(request, context):
+            reply = submit(request, context)
+            coordinator.log("mine", "hello")
+            metrics = job_pb2.Metrics(worker="worker-0", step=1, values={"loss": float("nan")})
+            coordinator.emit("mine", metrics=metrics)
+            coordinator.enter("mine", end, "worker-0: ValueError: no" if end == "FAILED" else "")
+            return reply
+
+        coordinator.Submit = submit_and_train
+        coordinator.stop()
+        coordinator.start()
+        return run("submit", "models:mlp", "--name", "mine", "--follow", *options)
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize(
+        ("text", "made"),
+        [
+            ("sgd", shoal.optim.SGD()),
+            ("momentum:learning_rate=0.1,momentum=0.8,nesterov=true", shoal.optim.Momentum(0.1, 0.8, True)),
+            (
+                "adamw:learning_rate=1e-3,schedule=cosine,steps=100,warmup_steps=10",
+                shoal.optim.AdamW(shoal.optim.Cosine(1e-3, steps=100, warmup_steps=10)),
+            ),
+            ("adam:schedule=exponential,gamma=0.9", shoal.optim.Adam(shoal.optim.Exponential(1e-3, gamma=0.9))),
+            (
+                "sgd:weight_decay=0.1,decay_exclude=*bias|norm*",
+                shoal.optim.SGD(weight_decay=0.1, decay_exclude=("*bias", "norm*")),
+            ),
+        ],
+    )
+    def test_are_read_as_people_write_them(self, text, made):
+        assert options.optimizer(text) == made
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("addam", "unknown optimizer 'addam'"),
+            ("adam:schedule=cos", "unknown schedule 'cos'"),
+            ("adam:beta3=1", "unknown beta3; with this schedule it takes learning_rate"),
+            ("adam:0.1", "'0.1' is not KEY=VALUE"),
+            ("adam:schedule=cosine", "schedule=cosine needs steps"),
+            ("adam:learning_rate=fast", "learning_rate"),
+            ("adam:beta1=2", "beta1"),
+        ],
+    )
+    def test_say_what_is_wrong(self, text, said):
+        with pytest.raises(shoal.InvalidOptimizer, match=said):
+            options.optimizer(text)
+
+
+class TestJobs:
+    def test_are_listed(self, run, job):
+        lines = run("jobs").stdout.splitlines()
+        assert lines[-1].split()[:6] == ["digits", "running", "models.digits:mlp", "ssp:4", "2/2", "1,234"]
+        (record,) = records(run("jobs", "--json").stdout)
+        assert (record["name"], record["state"], record["consistency"]) == ("digits", "running", "ssp:4")
+        assert record["progress"]["staleness_max"] == 3
+
+    def test_are_waited_for(self, coordinator, run, job):
+        assert run("wait", job, "--timeout", 0.1).exit_code == 6
+        coordinator.enter(job, "SUCCEEDED")
+        result = run("wait", job)
+        assert result.exit_code == 0
+        assert "digits succeeded in 10.0 s: 1,234 steps" in result.stdout
+
+    def test_that_failed_fail_those_who_wait(self, coordinator, run, job):
+        coordinator.enter(job, "FAILED", "Traceback:\n[x] ValueError")
+        result = run("wait", job)
+        assert result.exit_code == 1
+        assert "job digits failed: Traceback:\n[x] ValueError" in result.stderr
+
+    def test_have_logs(self, coordinator, run, job):
+        coordinator.log(job, "[bold]not markup[/]")
+        assert run("logs", job).stdout == "worker-0: [bold]not markup[/]\n"
+        (record,) = records(run("logs", job, "--json").stdout)
+        assert (record["worker"], record["text"]) == ("worker-0", "[bold]not markup[/]")
+
+    def test_are_cancelled_and_dropped(self, coordinator, run, job):
+        refused = run("drop", job)
+        assert refused.exit_code == 5
+        assert "cancel it first" in refused.stderr
+        assert "digits is cancelled" in run("cancel", job).stdout
+        assert records(run("drop", job, "--json").stdout) == [{"name": job, "dropped": True}]
+        assert coordinator.jobs == {}
+
+    def test_are_unknown_with_a_code_of_their_own(self, run):
+        for command in (["wait", "no"], ["logs", "no"], ["cancel", "no"], ["drop", "no"], ["pull", "no", "x.npz"]):
+            result = run(*command, "--json")
+            assert result.exit_code == 4, command
+            assert records(result.stderr)[0]["error"]["code"] == "UNKNOWN_JOB"
+
+    def test_names_in_use_are_a_conflict(self, run, job):
+        assert run("submit", "models:mlp", "--name", job).exit_code == 5
+
+    def test_are_pulled_into_a_file(self, coordinator, run, job, tmp_path):
+        values = {"layer/w": np.arange(6, dtype=np.float32).reshape(2, 3), "file": np.ones((2,))}
+        half = shoal.Variable((4,), "bfloat16", shoal.initializers.Ones())
+        file = tmp_path / "out.npz"
+        with ShardServers({**values, "half": half}) as servers:
+            coordinator.placement = servers.placement.to_proto()
+            result = run("pull", job, file)
+        assert result.exit_code == 0, result.output
+        with np.load(file, allow_pickle=False) as saved:
+            assert sorted(saved) == ["file", "half", "layer/w"]
+            np.testing.assert_array_equal(saved["layer/w"], values["layer/w"])
+            assert saved["half"].dtype == np.float32
+        assert list(tmp_path.iterdir()) == [file]
+
+    def test_without_variables_leave_no_file(self, run, job, tmp_path):
+        assert run("pull", job, tmp_path / "out.npz").exit_code == 5
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestStatus:
+    def test_shows_members_and_what_they_hold(self, coordinator, run):
+        members = coordinator.status.members
+        members.add(member="server-0", role=coordinator_pb2.SERVER, alive=True, shards=8, bytes=4096)
+        members.add(member="worker-0", role=coordinator_pb2.WORKER, device="cpu", silent_s=12, job="digits")
+        shown = run("status").stdout
+        assert "cluster reef · epoch 7 · 8 shards · 4,096 bytes" in shown
+        assert "silent for 12 s" in shown
+        (record,) = records(run("status", "--json").stdout)
+        assert (record["epoch"], record["shards"], record["bytes"]) == (7, 8, 4096)
+        assert [member["role"] for member in record["members"]] == ["server", "worker"]
+
+
+class TestTheCommand:
+    def test_has_an_exit_code_for_a_cluster_that_is_not_there(self, coordinator, run):
+        coordinator.stop()
+        result = run("jobs", "--retry-for", "0.1")
+        assert result.exit_code == 3
+        assert f"{coordinator.address} did not answer within 0.1 s" in result.stderr.replace("\n", "")
+
+    def test_has_one_for_wrong_usage(self, run):
+        assert run("jobs", "--nope").exit_code == 2
+        assert run("nope").exit_code == 2
+
+    def test_has_one_for_an_interruption(self, monkeypatch, run):
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(shoal.Client, "jobs", interrupted)
+        assert run("jobs").exit_code == 130
+
+    def test_documents_them(self, run):
+        assert "Exit codes: 0 success" in run("--help").stdout
+
+    def test_has_every_command(self, run):
+        shown = run("--help").stdout
+        jobs = ["submit", "jobs", "wait", "logs", "cancel", "drop", "pull"]
+        for command in ["up", "status", *jobs, "coordinator", "server", "worker"]:
+            assert f" {command} " in shown
+
+    @pytest.mark.parametrize("role", ["coordinator", "server", "worker"])
+    def test_finds_the_roles(self, run, role):
+        result = run(role, "--help")
+        assert result.exit_code == 0
+        assert "--metrics-listen" in result.stdout
+
+    def test_says_its_version(self, run):
+        assert run("--version").stdout == f"shoal {shoal.__version__}\n"
+
+    def test_is_a_module_too(self):
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout == f"shoal {shoal.__version__}\n"

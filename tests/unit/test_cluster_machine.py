@@ -1,0 +1,667 @@
+"""The cluster machine with a fake clock: scripted scenarios, then drawn ones; `validate` after every event."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from shoal import errors
+from shoal.consistency import Asynchronous
+from shoal.events import StateChanged
+from shoal.initializers import Given
+from shoal.job import Job
+from shoal.status import JobState, Role
+from shoal.variables import Variable
+from shoal_coordinator import cluster as cluster_module
+from shoal_coordinator import events
+from shoal_coordinator.cluster import Cluster, ClusterPolicy
+from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker
+from shoal_coordinator.ledger import Lease, NoRange
+from shoal_coordinator.membership import Registration
+
+START, LEASE_S = 1_000_000.0, 5.0
+VARIABLES = {"w": Variable((8, 4)), "b": Variable(4)}
+GIVEN = {"w": Variable((8, 4), initializer=Given())}
+
+
+def job(name="a", workers=2, **options):
+    return Job("m:f", name=name, workers=workers, consistency=Asynchronous(), **options)
+
+
+def session(name="s", workers=1, **options):
+    return Job(name=name, workers=workers, consistency=Asynchronous(), **options)
+
+
+@dataclass
+class Rig:
+    """A cluster, its clock, and whoever performs its effects."""
+
+    machine: Cluster = field(default_factory=lambda: Cluster("reef", ClusterPolicy(LEASE_S, 2), START))
+    now: float = START
+    pending: list[events.Effect] = field(default_factory=list)
+    performed: list[events.Effect] = field(default_factory=list)
+    lives: dict[str, int] = field(default_factory=dict)
+    processes: int = 0
+
+    def handle(self, event):
+        try:
+            answer, effects = self.machine.handle(event, self.now)
+            self.pending += effects
+        finally:
+            self.machine.validate()
+        return answer
+
+    def join(self, role, *names):
+        for name in names:
+            self.processes += 1
+            address = f"{name}:1" if role is Role.SERVER else ""
+            registration = Registration(role, name, f"p{self.processes}", address)
+            self.lives[name] = self.handle(events.RegistrationReceived(registration)).incarnation
+        return self
+
+    def servers(self, *names):
+        return self.join(Role.SERVER, *names)
+
+    def workers(self, *names):
+        return self.join(Role.WORKER, *names)
+
+    def beat(self, *names):
+        return [self.handle(events.HeartbeatReceived(name, self.lives[name])) for name in names]
+
+    def pass_time(self, seconds, *silent):
+        """Lets time pass in which all but the silent beat."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            alive = [m.member for m in self.machine.status(self.now).members if m.alive and m.member not in silent]
+            self.beat(*alive)
+            self.handle(events.TimePassed())
+        return self
+
+    def kill(self, *names):
+        return self.pass_time(LEASE_S + 1.5, *names)
+
+    def leave(self, name):
+        self.handle(events.MemberLeft(name, self.lives[name]))
+
+    def submit(self, spec):
+        return self.handle(events.JobSubmitted(spec))
+
+    def describe(self, name, worker, variables=VARIABLES, examples=100):
+        return self.handle(events.JobDescribed(name, worker, self.lives[worker], variables, examples))
+
+    def enter(self, name, worker, assigned=False):
+        return self.handle(events.JoinRequested(name, worker, self.lives[worker], assigned))
+
+    def lease(self, name, worker, done=0):
+        return self.handle(events.LeaseRequested(name, worker, self.lives[worker], done))
+
+    def report(self, name, worker, **figures):
+        return self.handle(events.WorkerReported(name, worker, self.lives[worker], **figures))
+
+    def finish(self, name, worker, error=""):
+        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error))
+
+    def perform(self, *, step=0):
+        """Performs what is decided, and what follows from it; what was performed."""
+        done = []
+        while self.pending:
+            effect = self.pending.pop(0)
+            done.append(effect)
+            if isinstance(effect, CreateShards):
+                self.handle(events.ShardsCreated(effect.job))
+            elif isinstance(effect, AdmitWorker):
+                self.handle(events.WorkerAdmitted(effect.job, effect.assignment, step))
+        self.performed += done
+        return done
+
+    def start(self, name, *workers, variables=VARIABLES, examples=100):
+        """Brings a job to RUNNING."""
+        for worker in workers:
+            self.describe(name, worker, variables, examples)
+        self.perform()
+        for worker in workers:
+            self.enter(name, worker)
+        self.perform()
+        return self
+
+    def status(self, name):
+        return self.machine.job(name).status(self.now)
+
+    def state(self, name):
+        return self.status(name).state
+
+    def history(self, name):
+        log = self.machine.job(name).log.after(0)
+        return [(event.state.value, event.reason) for event in log if isinstance(event, StateChanged)]
+
+
+@pytest.fixture
+def rig():
+    return Rig().servers("s0", "s1").workers("w0", "w1")
+
+
+def test_a_job_from_submission_to_success(rig):
+    assert rig.submit(job()).state is JobState.STARTING
+    assert [assignment.job for assignment in rig.beat("w0", "w1")] == ["a", "a"]
+    assert rig.enter("a", "w0").placement is None
+    assert not rig.describe("a", "w0").assigns
+    assert rig.state("a") is JobState.PLACING
+    rig.describe("a", "w1")
+    [created] = rig.perform()
+    assert isinstance(created, CreateShards)
+    assert {shard.server for shard in created.placement.shards} == {"s0", "s1"}
+    assert created.placement.epoch == rig.machine.epoch == 1
+
+    assert not rig.enter("a", "w0").ready
+    [admitted] = rig.perform()
+    assert (admitted.worker, admitted.rank, len(admitted.servers)) == ("w0", 0, 2)
+    assert not rig.enter("a", "w0").ready, "the other one is not in yet"
+    assert rig.state("a") is JobState.PLACING
+    rig.enter("a", "w1")
+    rig.perform()
+    joined = rig.enter("a", "w1")
+    assert (joined.ready, joined.rank, joined.step) == (True, 1, 0)
+    assert rig.enter("a", "w0").ready
+    assert rig.state("a") is JobState.RUNNING
+
+    rig.now += 10
+    assert rig.report("a", "w0", step=5, accepted=5, samples=160, values={"loss": 0.5}) is False
+    assert rig.status("a").progress.samples_per_s == pytest.approx(16)
+    while isinstance(lease := rig.lease("a", "w0"), Lease):
+        rig.lease("a", "w0", lease.number)
+        if rig.lease("a", "w1") is NoRange.FINISHED:
+            break
+        rig.lease("a", "w1", rig.lease("a", "w1").number)
+    rig.finish("a", "w0")
+    assert rig.state("a") is JobState.RUNNING
+    rig.finish("a", "w1")
+    assert rig.state("a") is JobState.SUCCEEDED
+    assert [type(effect) for effect in rig.perform()] == [RemoveWorker, RemoveWorker]
+    assert rig.status("a").workers == ("w0", "w1")
+    assert rig.beat("w0", "w1") == [None, None]
+    assert rig.machine.job("a").placed.epoch == 1, "variables stay readable"
+
+
+def test_it_waits_for_all_workers_and_says_so(rig):
+    rig.submit(job(workers=3))
+    assert rig.status("a").reason == "waiting for workers: 2 of 3"
+    rig.workers("w2")
+    assert rig.state("a") is JobState.STARTING
+    assert rig.status("a").reason == ""
+    assert rig.history("a")[:2] == [("pending", ""), ("pending", "waiting for workers: 2 of 3")]
+
+
+def test_jobs_are_served_in_order(rig):
+    rig.submit(job("first"))
+    rig.submit(job("second", workers=2))
+    rig.submit(job("third", workers=1))
+    rig.start("first", "w0", "w1")
+    rig.finish("first", "w0")
+    assert rig.beat("w0") == [None], "the second job's turn, and it needs both"
+    assert rig.status("second").reason == "waiting for workers: 1 of 2"
+    rig.finish("first", "w1")
+    assert [assignment.job for assignment in rig.beat("w0", "w1")] == ["second", "second"]
+    assert rig.status("third").reason == "waiting for workers: 0 of 1"
+
+
+def test_a_job_that_asks_for_more_than_there_is_holds_nobody_up(rig):
+    rig.submit(job("huge", workers=9))
+    rig.submit(job("small", workers=2))
+    assert rig.state("small") is JobState.STARTING
+    assert rig.state("huge") is JobState.PENDING
+
+
+def test_it_waits_for_a_server():
+    rig = Rig().workers("w0")
+    rig.submit(job(workers=1))
+    rig.describe("a", "w0")
+    assert rig.status("a").reason == "waiting for a server"
+    rig.servers("s0")
+    assert rig.state("a") is JobState.PLACING
+
+
+def test_a_worker_dies_and_another_takes_its_place(rig):
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    lost = rig.lease("a", "w1")
+    rig.workers("w2").kill("w1")
+    [removed] = rig.perform()
+    assert (removed.worker, removed.incarnation) == ("w1", rig.lives["w1"])
+    [assignment] = rig.beat("w2")
+    assert assignment.job == "a"
+    assert rig.state("a") is JobState.RUNNING
+    rig.describe("a", "w2")
+    assert not rig.enter("a", "w2").ready
+    rig.perform(step=17)
+    joined = rig.enter("a", "w2")
+    assert (joined.ready, joined.rank, joined.step) == (True, 1, 17)
+    assert rig.lease("a", "w2").range == lost.range
+    with pytest.raises(errors.Fenced):
+        rig.lease("a", "w1", lost.number)
+
+
+def test_the_same_worker_comes_back_as_another_life(rig):
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    first = rig.beat("w1")[0].number
+    rig.kill("w1")
+    assert rig.status("a").reason == "waiting for workers: 1 of 2"
+    rig.workers("w1")
+    assert rig.beat("w1")[0].number > first
+    rig.start("a", "w1")
+    effects = [effect for effect in rig.performed if getattr(effect, "worker", "") == "w1"]
+    assert [type(effect) for effect in effects] == [AdmitWorker, RemoveWorker, AdmitWorker]
+    assert rig.status("a").reason == ""
+
+
+def test_all_workers_die_and_the_job_waits_for_others(rig):
+    rig.submit(job())
+    rig.start("a", "w0", "w1").kill("w0", "w1")
+    assert rig.state("a") is JobState.RUNNING
+    rig.workers("w2", "w3")
+    rig.start("a", "w2", "w3")
+    assert rig.enter("a", "w2").ready
+
+
+def test_a_worker_that_dies_while_others_finish_is_not_replaced(rig):
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    rig.finish("a", "w0")
+    rig.workers("w2").kill("w1")
+    assert rig.state("a") is JobState.SUCCEEDED
+    assert rig.beat("w2") == [None]
+
+
+def test_a_worker_that_dies_before_the_start_is_replaced(rig):
+    rig.submit(job())
+    rig.describe("a", "w0")
+    rig.leave("w0")
+    assert rig.status("a").reason == "waiting for workers: 1 of 2"
+    rig.workers("w2")
+    rig.start("a", "w1", "w2")
+    assert rig.state("a") is JobState.RUNNING
+
+
+def test_a_server_dies_and_its_jobs_fail_and_say_why(rig):
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    rig.submit(job("b", workers=1))
+    rig.kill("s1")
+    status = rig.status("a")
+    assert status.state is JobState.FAILED
+    assert "server s1 is gone, and with it the only replica of shard" in status.reason
+    removed = [effect for effect in rig.perform() if isinstance(effect, RemoveWorker)]
+    assert {server.member for effect in removed for server in effect.servers} == {"s0"}, (
+        "the dead one is not waited for"
+    )
+    assert rig.beat("w0")[0].job == "b", "the cluster is healthy"
+
+
+def test_cancelling_stops_the_workers(rig):
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    assert rig.handle(events.JobCancelled("a")).state is JobState.CANCELLED
+    assert rig.beat("w0", "w1") == [None, None]
+    assert rig.report("a", "w0", step=1, accepted=1) is True
+    assert rig.lease("a", "w0") is NoRange.FINISHED
+    assert rig.enter("a", "w0").state is JobState.CANCELLED
+    rig.finish("a", "w0", "too late to matter")
+    assert rig.handle(events.JobCancelled("a")).state is JobState.CANCELLED
+    with pytest.raises(errors.Cancelled):
+        rig.describe("a", "w0")
+
+
+def test_cancelling_before_it_ran_frees_the_shards(rig):
+    rig.submit(job())
+    rig.describe("a", "w0")
+    rig.handle(events.JobCancelled("a"))
+    assert [type(effect) for effect in rig.perform()] == [CreateShards, DropShards]
+    with pytest.raises(errors.NotPlaced):
+        _ = rig.machine.job("a").placed
+
+
+def test_a_program_that_raises_fails_the_job_with_its_traceback(rig):
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    rig.finish("a", "w0", "Traceback ...\nValueError: no")
+    assert rig.status("a").reason == "worker w0 failed: Traceback ...\nValueError: no"
+    with pytest.raises(errors.JobFailed, match="ValueError: no"):
+        rig.describe("a", "w1")
+
+
+def test_a_worker_that_is_through_before_the_job_ran_fails_it(rig):
+    rig.submit(job())
+    rig.finish("a", "w0")
+    assert rig.status("a").reason.startswith("worker w0 was through before the job ran")
+
+
+def test_a_name_is_used_again_once_its_job_has_ended(rig):
+    rig.submit(job())
+    with pytest.raises(errors.JobExists):
+        rig.submit(job())
+    rig.start("a", "w0", "w1")
+    rig.handle(events.JobCancelled("a"))
+    rig.submit(job())
+    rig.describe("a", "w0")
+    kinds = [type(effect) for effect in rig.pending]
+    assert kinds == [RemoveWorker, RemoveWorker, DropShards, CreateShards], "the old shards go first"
+    rig.start("a", "w0", "w1")
+    assert rig.machine.job("a").placed.epoch == 2
+
+
+def test_what_comes_late_from_an_earlier_job_of_that_name_changes_nothing(rig):
+    rig.submit(job())
+    rig.describe("a", "w0")
+    [late] = rig.pending
+    rig.pending.clear()
+    rig.handle(events.JobCancelled("a"))
+    rig.submit(job())
+    for outcome in (events.ShardsCreated(late.job), events.EffectFailed(late.job, "late")):
+        rig.handle(outcome)
+    assert rig.state("a") is JobState.STARTING
+
+
+def test_what_cannot_be_done_fails_the_job(rig):
+    rig.submit(job())
+    rig.describe("a", "w0")
+    rig.handle(events.EffectFailed(rig.pending[0].job, "its shards could not be created: no memory"))
+    assert rig.status("a").reason == "its shards could not be created: no memory"
+
+
+def test_only_the_newest_finished_jobs_are_kept(rig):
+    for name in ("a", "b", "c"):
+        rig.submit(job(name))
+        rig.start(name, "w0", "w1")
+        rig.now += 1
+        rig.handle(events.JobCancelled(name))
+    assert [status.name for status in rig.machine.jobs(rig.now)] == ["c", "b"]
+    assert [effect.job.name for effect in rig.perform() if isinstance(effect, DropShards)] == ["a"]
+    with pytest.raises(errors.UnknownJob):
+        rig.machine.job("a")
+
+
+def test_dropping(rig):
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    with pytest.raises(errors.JobRunning):
+        rig.handle(events.JobDropped("a"))
+    rig.handle(events.JobCancelled("a"))
+    rig.handle(events.JobDropped("a"))
+    assert isinstance(rig.perform()[-1], DropShards)
+    with pytest.raises(errors.UnknownJob):
+        rig.handle(events.JobDropped("a"))
+
+
+def test_given_values_are_sent_by_one_worker_and_waited_for(rig):
+    rig.submit(job())
+    assert rig.describe("a", "w0", GIVEN).assigns
+    assert rig.describe("a", "w0", GIVEN).assigns, "a repeated call is answered the same"
+    assert not rig.describe("a", "w1", GIVEN).assigns
+    rig.perform()
+    assert rig.enter("a", "w0").placement, "known before the start, for the values to be sent"
+    rig.enter("a", "w1", assigned=True)
+    rig.perform()
+    assert rig.state("a") is JobState.PLACING, "only the one that was told to can have sent them"
+    assert rig.enter("a", "w0", assigned=True).ready
+    assert not rig.describe("a", "w0", GIVEN).assigns
+
+
+def test_when_the_sender_of_given_values_dies_another_is_asked(rig):
+    rig.submit(job())
+    assert rig.describe("a", "w0", GIVEN).assigns
+    rig.perform()
+    rig.leave("w0")
+    rig.workers("w2")
+    assert rig.describe("a", "w2", GIVEN).assigns
+    rig.enter("a", "w1")
+    rig.enter("a", "w2", assigned=True)
+    rig.perform()
+    assert rig.state("a") is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("variables", "examples", "said"),
+    [
+        (VARIABLES, 99, "99 examples instead of 100"),
+        ({"w": Variable((8, 5)), "b": Variable(4)}, 100, "variable 'w' is"),
+        ({"w": Variable((8, 4))}, 100, "variable 'b' is only in one of the two"),
+    ],
+)
+def test_a_different_description_fails_the_job(rig, variables, examples, said):
+    rig.submit(job())
+    rig.describe("a", "w0")
+    assert said in rig.describe("a", "w1", variables, examples).conflict
+    assert rig.state("a") is JobState.FAILED
+    assert said in rig.status("a").reason
+
+
+def test_a_program_without_variables_is_refused(rig):
+    rig.submit(job())
+    with pytest.raises(errors.InvalidJob, match="nothing to train"):
+        rig.describe("a", "w0", {})
+
+
+def test_a_worker_without_a_part_is_told_so(rig):
+    rig.submit(job(workers=1))
+    with pytest.raises(errors.Cancelled):
+        rig.enter("a", "w1")
+    with pytest.raises(errors.Cancelled):
+        rig.describe("a", "w1")
+    assert rig.lease("a", "w1") is NoRange.FINISHED
+    assert rig.report("a", "w1") is True
+    with pytest.raises(errors.UnknownJob):
+        rig.enter("nope", "w1")
+
+
+# Sessions.
+
+
+@pytest.fixture
+def open_sea():
+    rig = Rig().servers("s0")
+    rig.join(Role.SESSION, "x", "y", "z")
+    return rig
+
+
+def test_a_session_job_runs_and_ends_with_its_last_session(open_sea):
+    assert open_sea.submit(session(workers=2)).reason == "waiting for sessions: 0 of 2"
+    open_sea.start("s", "x", examples=0)
+    assert open_sea.status("s").reason == "waiting for sessions: 1 of 2"
+    assert not open_sea.enter("s", "x").ready
+    open_sea.start("s", "y", examples=0)
+    assert open_sea.enter("s", "x").ready
+    with pytest.raises(errors.Overloaded):
+        open_sea.enter("s", "z")
+    open_sea.finish("s", "x")
+    assert open_sea.state("s") is JobState.RUNNING
+    open_sea.enter("s", "z")
+    open_sea.perform(step=9)
+    assert open_sea.enter("s", "z").step == 9, "one that joins late need not describe"
+    open_sea.finish("s", "z")
+    open_sea.finish("s", "y")
+    assert open_sea.state("s") is JobState.SUCCEEDED
+    assert open_sea.machine.job("s").placed
+
+
+def test_a_session_job_outlives_the_death_of_its_last_session(open_sea):
+    open_sea.submit(session())
+    open_sea.start("s", "x", examples=0).kill("x")
+    assert open_sea.state("s") is JobState.RUNNING
+    open_sea.join(Role.SESSION, "x")
+    open_sea.start("s", "x", examples=0)
+    assert open_sea.enter("s", "x").ready
+    open_sea.handle(events.JobCancelled("s"))
+    assert open_sea.state("s") is JobState.CANCELLED
+
+
+def test_an_incarnation_of_a_session_has_one_part_in_one_job(open_sea):
+    open_sea.submit(session(workers=2))
+    open_sea.submit(session("t"))
+    open_sea.start("s", "x", "y", examples=0)
+    with pytest.raises(errors.Fenced):
+        open_sea.enter("t", "x")
+    open_sea.finish("s", "x")
+    with pytest.raises(errors.Fenced):
+        open_sea.enter("s", "x")
+    open_sea.leave("x")
+    open_sea.join(Role.SESSION, "x")
+    open_sea.enter("s", "x")
+
+
+def test_a_session_that_leaves_before_the_start_does_not_end_the_job(open_sea):
+    open_sea.submit(session(workers=2))
+    open_sea.describe("s", "x")
+    open_sea.finish("s", "x")
+    assert open_sea.state("s") is JobState.PLACING
+    open_sea.start("s", "y", "z")
+    assert open_sea.state("s") is JobState.RUNNING
+
+
+# Members.
+
+
+def test_nobody_is_blamed_for_the_coordinators_own_absence(rig):
+    rig.now += 60
+    rig.handle(events.TimePassed())
+    rig.workers("w2")
+    rig.beat("w0", "w1", "s0", "s1")
+
+
+def test_every_kind_of_event_is_handled(rig):
+    kinds = {kind.__name__ for kind in events.Event.__subclasses__()}
+    assert {kind.__name__ for kind in rig.machine._handlers} == kinds
+
+
+def test_deaths_are_told_once(rig):
+    rig.now += 2
+    rig.handle(events.TimePassed())
+    rig.now += 2
+    rig.beat("w0", "s0", "s1")
+    rig.handle(events.TimePassed())
+    rig.now += 2
+    assert rig.handle(events.TimePassed()) == ("w1",)
+    assert rig.handle(events.TimePassed()) == ()
+
+
+def test_status_tells_who_is_there_and_what_they_do(rig):
+    rig.submit(job())
+    rig.kill("w1")
+    status = rig.machine.status(rig.now)
+    assert [(m.member, m.role, m.alive, m.job) for m in status.members] == [
+        ("s0", Role.SERVER, True, ""),
+        ("s1", Role.SERVER, True, ""),
+        ("w0", Role.WORKER, True, "a"),
+        ("w1", Role.WORKER, False, ""),
+    ]
+    assert status.members[3].silent_s == pytest.approx(LEASE_S + 1.5)
+
+
+def test_too_many_jobs(rig, monkeypatch):
+    monkeypatch.setattr(cluster_module, "MAX_LIVE_JOBS", 1)
+    rig.submit(job())
+    with pytest.raises(errors.Overloaded):
+        rig.submit(job("b"))
+
+
+class Voyage(RuleBasedStateMachine):
+    """Members come, go and die, jobs come and end, effects are performed late: the machine keeps its promises."""
+
+    names = st.sampled_from(["a", "b", "c"])
+    members = st.sampled_from(["s0", "s1", "w0", "w1", "w2", "x", "y"])
+
+    @initialize()
+    def begin(self):
+        self.rig = Rig().servers("s0", "s1").workers("w0", "w1").join(Role.SESSION, "x")
+
+    @rule(member=members)
+    def come(self, member):
+        role = {"s": Role.SERVER, "w": Role.WORKER}.get(member[0], Role.SESSION)
+        self.attempt(lambda: self.rig.join(role, member))
+
+    @rule(member=members)
+    def go(self, member):
+        if member in self.rig.lives:
+            self.rig.leave(member)
+
+    @rule(silent=st.sets(members, max_size=2))
+    def die(self, silent):
+        self.rig.kill(*silent)
+
+    @rule(name=names, workers=st.integers(1, 3), is_session=st.booleans(), run=st.booleans())
+    def submit(self, name, workers, is_session, run):
+        self.attempt(lambda: self.rig.submit(session(name, workers) if is_session else job(name, workers)))
+        if run:
+            self.run_jobs()
+
+    @rule(name=names, kind=st.sampled_from([events.JobCancelled, events.JobDropped]))
+    def end(self, name, kind):
+        self.attempt(lambda: self.rig.handle(kind(name)))
+
+    @rule(name=names, member=members, given=st.booleans())
+    def describe(self, name, member, given):
+        self.attempt(lambda: self.rig.describe(name, member, GIVEN if given else VARIABLES))
+
+    @rule(name=names, member=members, assigned=st.booleans())
+    def enter(self, name, member, assigned):
+        self.attempt(lambda: self.rig.enter(name, member, assigned))
+
+    @rule(name=names, member=members)
+    def train(self, name, member):
+        def once():
+            lease = self.rig.lease(name, member)
+            if isinstance(lease, Lease):
+                self.rig.lease(name, member, lease.number)
+
+        self.attempt(once)
+
+    @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]))
+    def finish(self, name, member, error):
+        self.attempt(lambda: self.rig.finish(name, member, error))
+
+    @rule(fails=st.booleans())
+    def perform_one(self, fails):
+        if self.rig.pending:
+            effect = self.rig.pending[0]
+            if fails and not isinstance(effect, DropShards):
+                self.rig.pending.pop(0)
+                self.rig.handle(events.EffectFailed(effect.job, "it went wrong"))
+            else:
+                later, self.rig.pending = self.rig.pending[1:], [effect]
+                self.rig.perform()
+                self.rig.pending += later
+
+    @rule()
+    def run_jobs(self):
+        """The happy path, which drawn calls would seldom take."""
+        self.rig.perform()
+        for status in self.rig.machine.jobs(self.rig.now):
+            crew = ("x", "y", "w0") if status.job.is_session else status.workers
+            for worker in crew if not status.state.finished else ():
+                self.attempt(lambda name=status.name, worker=worker: self.rig.start(name, worker))
+        event(f"running: {sum(s.state is JobState.RUNNING for s in self.rig.machine.jobs(self.rig.now))}")
+
+    def attempt(self, call):
+        before = self.rig.machine.jobs(self.rig.now)
+        try:
+            call()
+        except KeyError:
+            pass  # of the rig: a member that never was
+        except errors.ShoalError:
+            known = {status.name: status.state for status in self.rig.machine.jobs(self.rig.now)}
+            ended = {status.name for status in before if status.state.finished}
+            assert all(known.get(name, JobState.FAILED).finished for name in ended), "a refusal woke the ended"
+
+    @invariant()
+    def holds(self):
+        if hasattr(self, "rig"):
+            self.rig.machine.validate()
+            admitted = [effect for effect in self.rig.performed if isinstance(effect, AdmitWorker)]
+            lives = [(effect.job, effect.worker, effect.incarnation) for effect in admitted]
+            assert len(set(lives)) == len(lives), "servers refuse a life that was released"
+
+
+TestVoyage = Voyage.TestCase
+TestVoyage.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

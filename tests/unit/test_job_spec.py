@@ -1,0 +1,122 @@
+import pytest
+
+from shoal import errors, optim
+from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
+from shoal.job import Job
+from shoal.v1 import job_pb2
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job("models.digits:classifier"),
+        Job(name="mine"),
+        Job(
+            "m:f",
+            name="a-1",
+            workers=4,
+            consistency=Synchronous(backup_workers=1),
+            optimizer=optim.Adam(1e-3),
+            settings={"hidden": 64, "rates": [0.5, None], "deep": {"a": True}},
+            epochs=3,
+            batch_size=16,
+            range_size=64,
+            max_steps=100,
+            shards=7,
+            seed=2**64 - 1,
+        ),
+        Job("m:f", consistency=Asynchronous(scale_by_staleness=True)),
+        Job("m:f", consistency=BoundedStaleness(4)),
+    ],
+)
+def test_a_job_survives_the_wire(job):
+    assert Job.from_proto(job.to_proto()) == job
+
+
+def test_what_the_wire_leaves_out_takes_its_default():
+    message = job_pb2.JobSpec(name="a", program="m:f", workers=1, consistency=Asynchronous().to_proto())
+    job = Job.from_proto(message)
+    assert (job.epochs, job.batch_size, job.settings) == (1, 32, {})
+    assert job.optimizer == Job("m:f").optimizer
+
+
+def test_a_name_is_drawn_from_the_program():
+    first, second = Job("models.My_Digits2:classifier"), Job("models.My_Digits2:classifier")
+    assert first.name.startswith("my-digits2-")
+    assert first.name != second.name
+    assert Job().name.startswith("session-")
+    assert Job("_9:f").name.startswith("job-")
+    assert len(Job("m" * 200 + ":f").name) <= 63
+
+
+def test_settings_are_a_copy():
+    settings = {"hidden": [1]}
+    job = Job("m:f", settings=settings)
+    settings["hidden"].append(2)
+    assert job.settings == {"hidden": [1]}
+
+
+@pytest.mark.parametrize("name", ["A", "1a", "a_b", "a/b", "a" * 64, "-a", "ä", "a\n"])
+def test_bad_names(name):
+    with pytest.raises(errors.InvalidJob, match="job name"):
+        Job("m:f", name=name)
+
+
+@pytest.mark.parametrize("program", ["m", "m:", ":f", "m.:f", "m:f:g", "m:f()", "a b:f", "../m:f", "m:1"])
+def test_bad_programs(program):
+    with pytest.raises(errors.InvalidJob, match=r"package\.module:factory"):
+        Job(program)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"workers": 0}, "workers is 0"),
+        ({"workers": True}, "workers is True"),
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 1.5}, "batch_size"),
+        ({"max_steps": -1}, "max_steps"),
+        ({"shards": -1}, "shards"),
+        ({"seed": 2**64}, "seed"),
+        ({"batch_size": 32, "range_size": 48}, "multiple of batch_size"),
+        ({"workers": 2, "consistency": Synchronous(backup_workers=2)}, "backup workers"),
+        ({"consistency": "sync"}, "consistency"),
+        ({"optimizer": "adam"}, "optimizer"),
+        ({"settings": {"x": object()}}, "not JSON"),
+        ({"settings": {"x": float("nan")}}, "not JSON"),
+        ({"settings": {1: 2}}, "mapping of argument names"),
+        ({"settings": [1]}, "mapping of argument names"),
+        ({"settings": {"x": "y" * (1 << 20)}}, "at most"),
+    ],
+)
+def test_contradictions(arguments, said):
+    with pytest.raises(errors.InvalidJob, match=said):
+        Job("m:f", **arguments)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": ""},
+        {"workers": 0},
+        {"settings_json": "{"},
+        {"settings_json": "[1]"},
+        {"settings_json": '{"x": NaN}'},
+        {"consistency": job_pb2.Consistency()},
+    ],
+)
+def test_a_message_that_contradicts_itself_is_refused(change):
+    message = Job("m:f").to_proto()
+    for field in change:
+        message.ClearField(field)
+    message.MergeFrom(job_pb2.JobSpec(**change))
+    with pytest.raises(errors.InvalidJob):
+        Job.from_proto(message)
+
+
+def test_an_unknown_optimizer_is_refused():
+    message = Job("m:f").to_proto()
+    message.optimizer.name = "lion"
+    with pytest.raises(errors.InvalidOptimizer):
+        Job.from_proto(message)

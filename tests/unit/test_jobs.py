@@ -1,0 +1,152 @@
+"""One job's figures, events and waiting; how it plays together with members and others is in test_cluster_machine."""
+
+import pytest
+
+from shoal._layout import Placement
+from shoal.consistency import Asynchronous
+from shoal.events import LogLine, MetricsReported, StateChanged
+from shoal.job import Job
+from shoal.status import JobState
+from shoal.variables import Variable
+from shoal_coordinator.event_log import EventLog
+from shoal_coordinator.events import JobDescribed, JobRef, WorkerReported
+from shoal_coordinator.jobs import JobLife
+from shoal_coordinator.ledger import Lease, NoRange
+from shoal_coordinator.placement import ServerLoad, assign_shards, plan_shards
+
+START = 1_000.0
+VARIABLES = {"w": Variable((8, 4))}
+
+
+def running(workers=1, examples=100, **options):
+    """A job that runs since START."""
+    spec = Job("m:f", name="a", workers=workers, consistency=Asynchronous(), **options)
+    job = JobLife(JobRef("a", 1), spec, START - 5)
+    names = [f"w{rank}" for rank in range(workers)]
+    for number, name in enumerate(names):
+        job.enrol(name, number + 1, number + 1, START - 4)
+        job.describe(JobDescribed("a", name, number + 1, VARIABLES, examples), START - 3)
+    shards = assign_shards(plan_shards(VARIABLES, 2), [ServerLoad("s0", "h:1", 0)])
+    job.place(Placement("a", 1, VARIABLES, shards), START - 2)
+    job.shards_created(START - 1)
+    for number, name in enumerate(names):
+        job.join(name, False, START)
+        job.admitted(number + 1, 0, START)
+    assert job.state is JobState.RUNNING
+    return job
+
+
+def report(worker="w0", **figures):
+    return WorkerReported("a", worker, 1, **figures)
+
+
+def test_figures_add_up_over_workers():
+    job = running(workers=2, epochs=3)
+    job.report(report(step=4, accepted=4, samples=40, staleness={0: 3, 2: 1}, values={"loss": 2.0}), START + 1)
+    job.report(
+        report("w1", step=5, accepted=3, rejected=1, dropped=1, samples=30, staleness={7: 3}, values={"loss": 1.5}),
+        START + 2,
+    )
+    progress = job.status(START + 10).progress
+    assert (progress.steps, progress.samples, progress.total_samples) == (7, 70, 300)
+    assert (progress.rejected, progress.dropped, progress.loss) == (1, 1, 1.5)
+    assert (progress.staleness_p50, progress.staleness_max) == (2.0, 7)
+    assert progress.samples_per_s == pytest.approx(7.0)
+    job.validate()
+
+
+def test_a_repeated_report_counts_once():
+    job = running()
+    for _ in range(2):
+        job.report(report(step=4, accepted=4, samples=40), START + 1)
+    assert job.status(START + 2).progress.steps == 4
+
+
+def test_the_rate_stands_still_when_the_job_has_ended():
+    job = running()
+    job.report(report(step=1, accepted=1, samples=100), START + 5)
+    job.finish("w0", "", START + 10)
+    assert job.state is JobState.SUCCEEDED
+    assert job.status(START + 1_000).progress.samples_per_s == pytest.approx(10.0)
+
+
+def test_events_in_order():
+    job = running()
+    job.report(report(step=2, accepted=2, samples=8, values={"loss": 0.5}, log=("hello", "there")), START + 1)
+    job.report(report(log=("only a line",)), START + 2)
+    job.cancel(START + 3)
+    events = job.log.after(0)
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert [event.time for event in events] == sorted(event.time for event in events)
+    states = [event.state.value for event in events if isinstance(event, StateChanged)]
+    assert states == ["pending", "starting", "placing", "running", "cancelled"]
+    assert [str(event) for event in events if isinstance(event, LogLine)] == [
+        "w0: hello",
+        "w0: there",
+        "w0: only a line",
+    ]
+    [metrics] = [event for event in events if isinstance(event, MetricsReported)]
+    assert (metrics.step, metrics.values, metrics.progress.samples) == (2, {"loss": 0.5}, 8)
+    assert job.log.ended
+
+
+def test_a_lack_is_told_once():
+    job = running()
+    before = job.log.last
+    for _ in range(3):
+        job.wait_for("waiting for workers: 0 of 1", START)
+    job.wait_for("", START)
+    assert job.log.last == before + 1
+    assert job.status(START).reason == ""
+
+
+def test_what_ended_stays_ended():
+    job = running()
+    job.fail("first", START + 1)
+    assert job.cancel(START + 2) == []
+    assert job.fail("second", START + 3) == []
+    status = job.status(START + 4)
+    assert (status.state, status.reason, status.finished_at) == (JobState.FAILED, "first", START + 1)
+
+
+def test_data_is_leased_only_while_it_runs():
+    job = JobLife(JobRef("a", 1), Job("m:f", name="a"), START)
+    job.enrol("w0", 1, 1, START)
+    assert job.lease("w0", 0) is NoRange.WAIT
+
+
+def test_range_size_is_the_jobs_or_a_good_one():
+    assert running(batch_size=4, range_size=8).lease("w0", 0).range.stop == 8
+    assert running(batch_size=4, examples=1000).lease("w0", 0).range.stop == 124
+
+
+def test_every_example_of_every_epoch_is_leased():
+    job = running(workers=2, epochs=2, batch_size=10)
+    seen, done, crew = [], {"w0": 0, "w1": 0}, {"w0", "w1"}
+    while crew:
+        for worker in sorted(crew):
+            answer = job.lease(worker, done[worker])
+            if isinstance(answer, Lease):
+                seen.append((answer.range.epoch, answer.range.start))
+                done[worker] = answer.number
+            elif answer is NoRange.FINISHED:
+                crew.remove(worker)
+    assert seen == [(epoch, start) for epoch in (0, 1) for start in range(0, 100, 10)]
+    assert job.status(START).progress.epoch == 1
+
+
+def test_the_log_forgets_the_oldest():
+    log = EventLog(max_events=3, max_log_bytes=10)
+    for text in ("aaaa", "bbbb", "cccc"):
+        log.append(LogLine(log.next, START, "w0", text))
+        log.validate()
+    assert [event.text for event in log.after(0)] == ["bbbb", "cccc"]
+    assert [event.sequence for event in log.after(2)] == [3]
+    assert log.after(3) == log.after(99) == []
+    for _ in range(4):
+        log.append(StateChanged(log.next, START, JobState.RUNNING, ""))
+        log.validate()
+    assert [event.sequence for event in log.after(0)] == [5, 6, 7]
+    assert not log.ended
+    log.append(StateChanged(log.next, START, JobState.FAILED, "x"))
+    assert log.ended

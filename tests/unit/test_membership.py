@@ -1,0 +1,168 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from shoal import errors
+from shoal.status import Role
+from shoal_coordinator import membership
+from shoal_coordinator.membership import Membership, Registration
+
+LEASE_S = 5.0
+
+
+def worker(name="w0", process="p0"):
+    return Registration(Role.WORKER, name, process)
+
+
+def test_a_repeated_registration_is_the_same_life():
+    members = Membership(LEASE_S)
+    first = members.register(worker(), 0.0)
+    assert members.register(worker(), 1.0).incarnation == first.incarnation
+    assert members.expire(1.0 + LEASE_S) == []
+
+
+def test_another_process_with_the_id_of_a_live_one_is_refused_and_told_how_long():
+    members = Membership(LEASE_S)
+    members.register(worker(), 0.0)
+    with pytest.raises(errors.DuplicateMember, match=r"try again in 3\.0 s") as refused:
+        members.register(worker(process="p1"), 2.0)
+    assert refused.value.details["retry_in_s"] == "3.000"
+    with pytest.raises(errors.DuplicateMember):
+        members.register(Registration(Role.SESSION, "w0", "p0"), 2.0)
+
+
+def test_a_killed_process_comes_back_under_its_id_when_the_lease_is_over():
+    members = Membership(LEASE_S)
+    first = members.register(worker(), 0.0).incarnation
+    assert [member.id for member in members.expire(LEASE_S + 0.1)] == ["w0"]
+    second = members.register(worker(process="p1"), LEASE_S + 0.1).incarnation
+    assert second > first
+    with pytest.raises(errors.Fenced, match="register again"):
+        members.beat("w0", first, 0, 0, LEASE_S + 0.2)
+    members.beat("w0", second, 0, 0, LEASE_S + 0.2)
+
+
+def test_the_dead_stay_dead():
+    members = Membership(LEASE_S)
+    life = members.register(worker(), 0.0).incarnation
+    members.expire(LEASE_S + 1)
+    for call in (members.check, lambda *who: members.beat(*who, 0, 0, LEASE_S + 1)):
+        with pytest.raises(errors.Fenced):
+            call("w0", life)
+    with pytest.raises(errors.Fenced):
+        members.check("nobody", 1)
+    assert members.register(worker(), LEASE_S + 1).incarnation != life  # the same process, another life
+
+
+def test_leaving_ends_it_at_once_and_only_the_life_that_leaves():
+    members = Membership(LEASE_S)
+    first = members.register(worker(), 0.0).incarnation
+    assert members.leave("w0", first, 1.0).id == "w0"
+    assert members.leave("w0", first, 1.0) is None
+    members.register(worker(process="p1"), 1.0)
+    assert members.leave("w0", first, 1.0) is None
+    assert members.is_alive("w0")
+
+
+def test_a_beat_renews_the_lease_and_brings_the_load():
+    members = Membership(LEASE_S)
+    life = members.register(Registration(Role.SERVER, "s0", "p", address="h:1"), 0.0).incarnation
+    members.beat("s0", life, 3, 1024, 4.0)
+    assert members.expire(4.0 + LEASE_S) == []
+    (server,) = members.alive(Role.SERVER)
+    assert (server.shards, server.bytes) == (3, 1024)
+    assert members.alive(Role.WORKER) == []
+
+
+def test_the_dead_are_remembered_for_a_while_and_not_too_many():
+    members = Membership(LEASE_S)
+    for number in range(membership.MAX_DEAD + 10):
+        members.register(worker(f"w{number}"), float(number) / 1000)
+    members.expire(100.0)
+    assert len(list(members)) == membership.MAX_DEAD
+    members.expire(100.0 + membership.DEAD_KEPT_S)
+    assert list(members) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"role": Role.WORKER, "member": "", "process": "p"},
+        {"role": Role.WORKER, "member": "W0", "process": "p"},
+        {"role": Role.WORKER, "member": "w/0", "process": "p"},
+        {"role": Role.WORKER, "member": "w" * 64, "process": "p"},
+        {"role": Role.WORKER, "member": "w0", "process": ""},
+        {"role": Role.SERVER, "member": "s0", "process": "p"},
+    ],
+)
+def test_bad_registrations(arguments):
+    with pytest.raises(errors.BadRequest):
+        Registration(**arguments)
+
+
+def test_too_many_members(monkeypatch):
+    monkeypatch.setattr(membership, "MAX_MEMBERS", 2)
+    members = Membership(LEASE_S)
+    members.register(worker("w0"), 0.0)
+    members.register(worker("w1"), 0.0)
+    with pytest.raises(errors.Overloaded):
+        members.register(worker("w2"), 0.0)
+
+
+class Leases(RuleBasedStateMachine):
+    """A model of who is alive, beside the real one."""
+
+    def __init__(self):
+        super().__init__()
+        self.members = Membership(LEASE_S)
+        self.now = 0.0
+        self.alive: dict[str, tuple[str, int, float]] = {}  # process, incarnation, last seen
+        self.given: list[int] = []
+
+    names, processes = st.sampled_from(["a", "b", "c"]), st.sampled_from(["p", "q"])
+
+    @rule(name=names, process=processes)
+    def register(self, name, process):
+        self.pass_time(0.0)
+        known = self.alive.get(name)
+        if known and known[0] != process:
+            with pytest.raises(errors.DuplicateMember):
+                self.members.register(worker(name, process), self.now)
+            return
+        incarnation = self.members.register(worker(name, process), self.now).incarnation
+        if known:
+            assert incarnation == known[1]
+        else:
+            assert incarnation not in self.given
+            self.given.append(incarnation)
+        self.alive[name] = (process, incarnation, self.now)
+
+    @rule(name=names)
+    def beat(self, name):
+        if name in self.alive:
+            process, incarnation, _ = self.alive[name]
+            self.members.beat(name, incarnation, 0, 0, self.now)
+            self.alive[name] = (process, incarnation, self.now)
+
+    @rule(name=names)
+    def leave(self, name):
+        if name in self.alive:
+            assert self.members.leave(name, self.alive.pop(name)[1], self.now)
+
+    @rule(seconds=st.floats(0, 2 * LEASE_S))
+    def pass_time(self, seconds):
+        self.now += seconds
+        expired = {name for name, (_, _, seen) in self.alive.items() if self.now - seen > LEASE_S}
+        assert {member.id for member in self.members.expire(self.now)} == expired
+        for name in expired:
+            del self.alive[name]
+
+    @invariant()
+    def holds(self):
+        self.members.validate()
+        assert {member.id for member in self.members if member.alive} == set(self.alive)
+
+
+TestLeases = Leases.TestCase
+TestLeases.settings = settings(max_examples=40, stateful_step_count=30)

@@ -1,0 +1,188 @@
+"""What a daemon should be running: a state machine that decides, without processes, clocks, threads or I/O.
+
+`Machine.handle(event)` returns effects, which `shoal_worker.daemon` performs in order.
+"""
+
+import signal
+from dataclasses import dataclass
+
+from shoal_worker.messages import Outcome
+
+# A job that ends its trainers so often in a row, without a push in between, will do so again anywhere.
+_MAX_DEATHS_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One assignment of a job to one life of this worker."""
+
+    job: str
+    assignment: int
+    incarnation: int
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Reborn:
+    """The worker has a new incarnation: what was assigned to the old one is given up."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The coordinator says what to be working on; None: nothing."""
+
+    work: Work | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The coordinator says, in answer to a report, that the job has ended for this worker."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerEnded:
+    """The trainer's process is gone, and all that it wrote has been read.
+
+    Attributes:
+        status: its exit status; negative: the signal that killed it.
+        outcome: what it said about its end; None: nothing.
+        progressed: a server took one of its pushes.
+    """
+
+    status: int
+    outcome: Outcome | None
+    progressed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The daemon is to stop."""
+
+
+Event = Reborn | Assigned | JobOver | TrainerEnded | Closing
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class StartTrainer:
+    """Start a process for this work."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class StopTrainer:
+    """End the process: SIGTERM, and SIGKILL if it stays. `TrainerEnded` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Tell the coordinator that this worker is through with its job, after the last log lines."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Become a new incarnation, so that others get the work at once. `Reborn` follows.
+
+    Attributes:
+        reason: for the job's log.
+    """
+
+    reason: str
+
+
+Effect = StartTrainer | StopTrainer | Finish | Renew
+
+
+class Machine:
+    """The machine of one daemon."""
+
+    def __init__(self) -> None:
+        self.incarnation = 0  # 0: not registered yet
+        self.wanted: Work | None = None  # of this incarnation
+        self.running: Work | None = None  # has a process, be it on its way out
+        self.halting = False  # `running` was told to stop
+        self.over: Work | None = None  # came to its end here; is not started again
+        self.closing = False
+        self._deaths: tuple[str, int] = ("", 0)  # job, and how many of its trainers died in a row without a push
+
+    @property
+    def done(self) -> bool:
+        """Whether the daemon may end."""
+        return self.closing and self.running is None
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Takes one event and says what to do."""
+        effects: list[Effect] = []
+        match event:
+            case Reborn(incarnation):
+                self.incarnation, self.wanted, self.over = incarnation, None, None
+            case Assigned(work):
+                if work is None or work.incarnation == self.incarnation:  # else an answer to an earlier life
+                    self.wanted = work
+            case JobOver(work):
+                self.over = work
+            case TrainerEnded():
+                effects = self._on_ended(event)
+            case Closing():
+                self.closing = True
+        return effects + self._reconcile()
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken; called after every event in tests."""
+        assert self.wanted is None or self.wanted.incarnation == self.incarnation
+        assert not (self.halting and self.running is None)
+        wrong = self.running is not None and (self.running != self._due() or self.closing)
+        assert not wrong or self.halting, "a trainer runs that nobody wants"
+
+    def _due(self) -> Work | None:
+        return None if self.closing or self.wanted == self.over else self.wanted
+
+    def _reconcile(self) -> list[Effect]:
+        due = self._due()
+        if self.running is None and due is not None:
+            self.running = due
+            return [StartTrainer(due)]
+        if self.running is not None and self.running != due and not self.halting:
+            self.halting = True
+            return [StopTrainer()]
+        return []
+
+    def _on_ended(self, event: TrainerEnded) -> list[Effect]:
+        ended, asked = self.running, self.halting
+        self.running, self.halting = None, False
+        if ended is None or asked:
+            return []
+        self.over = ended
+        if event.outcome is not None and not event.outcome.fenced:
+            self._deaths = ("", 0)
+            return [Finish(event.outcome.error)]
+        if event.outcome is None and event.status >= 0:
+            return [Finish(f"the program ended its process with exit status {event.status}; its log may say why")]
+        return self._on_death(ended.job, _reason(event), event.progressed)
+
+    def _on_death(self, job: str, reason: str, progressed: bool) -> list[Effect]:
+        last_job, count = self._deaths
+        count = 1 if progressed or job != last_job else count + 1
+        self._deaths = (job, count)
+        if count < _MAX_DEATHS_IN_A_ROW:
+            return [Renew(reason)]  # nobody knows how far it came: as with a dead worker, this life of it is fenced
+        return [Finish(f"{reason}; it happened {count} times in a row, without one push in between")]
+
+
+def _reason(event: TrainerEnded) -> str:
+    if event.outcome is not None:
+        return f"servers refuse the trainer: {event.outcome.error}"
+    try:
+        return f"the trainer was killed by {signal.Signals(-event.status).name}"
+    except ValueError:
+        return f"the trainer was killed by signal {-event.status}"

@@ -1,0 +1,269 @@
+"""The worker's daemon: a member of the cluster that runs a trainer for what it is assigned.
+
+What to run is decided by `shoal_worker.assignment`; here events come in and effects are performed, all on one thread,
+so that nothing but the queue is shared.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from shoal import errors
+from shoal._coordinator import CoordinatorClient, Membership
+from shoal._participant import Participant
+from shoal.v1 import coordinator_pb2
+from shoal_worker.arrays import choose_device
+from shoal_worker.assignment import (
+    Assigned,
+    Closing,
+    Effect,
+    Event,
+    Finish,
+    JobOver,
+    Machine,
+    Reborn,
+    Renew,
+    StartTrainer,
+    StopTrainer,
+    TrainerEnded,
+    Work,
+)
+from shoal_worker.messages import Figures, Instructions, Outcome
+from shoal_worker.metrics import WorkerMetrics
+from shoal_worker.outbox import Outbox
+from shoal_worker.process import Ending, TrainerProcess
+
+_log = structlog.get_logger(__name__)
+
+# Events wait here while one is dealt with; heartbeats bring one a second.
+_MAX_EVENTS = 256
+# How often figures and lines go to the coordinator while there is a trainer.
+_SHIP_EVERY_S = 0.25
+
+StartProcess = Callable[..., TrainerProcess]
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker is told by flags.
+
+    Attributes:
+        coordinator: host:port.
+        name: member id, 1 to 63 characters of [a-z0-9-].
+        device: "auto", "cpu" or "cuda:N".
+        paths: folders that programs are imported from, before all others.
+        retry_for_s: how long calls are repeated while nobody answers, in seconds.
+        stop_grace_s: seconds that a trainer gets to end when it is told to.
+    """
+
+    coordinator: str
+    name: str
+    device: str = "auto"
+    paths: tuple[str, ...] = (".",)
+    retry_for_s: float = 30.0
+    stop_grace_s: float = 3.0
+
+
+@dataclass
+class _Part:
+    """This worker's part in one job, from its trainer's start until the coordinator was told of its end."""
+
+    work: Work
+    participant: Participant
+    outbox: Outbox = field(default_factory=Outbox)
+    process: TrainerProcess | None = None  # None: it could not be started
+    progressed: bool = False  # a server took a push; written by the thread that reads figures, read after its end
+    farewell: str | None = None  # the error to finish with, "" for none; None: the trainer has not ended
+
+
+class Daemon:
+    """A running worker. Made by `start_worker`.
+
+    Args:
+        config: what to be.
+        client: the way to the coordinator; closed by `stop`.
+        device: the name of the device, for people.
+        metrics: what trainers did.
+        metrics_address: where they are served.
+        start_process: makes a `TrainerProcess`.
+    """
+
+    address = ""  # it serves nothing
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        client: CoordinatorClient,
+        device: str,
+        metrics: WorkerMetrics,
+        *,
+        metrics_address: str = "",
+        start_process: StartProcess = TrainerProcess,
+    ) -> None:
+        self._config, self._client, self._metrics = config, client, metrics
+        self._start_process = start_process
+        self._events: queue.Queue[Event] = queue.Queue(_MAX_EVENTS)
+        self._machine = Machine()  # touched by _thread alone, as is _part
+        self._part: _Part | None = None
+        self._membership = Membership(
+            client,
+            coordinator_pb2.RegisterRequest(
+                role=coordinator_pb2.WORKER, member=config.name, device=device, metrics_address=metrics_address
+            ),
+            on_reply=self._on_heartbeat,
+            on_incarnation=lambda incarnation: self._events.put(Reborn(incarnation)),
+        )
+        self._thread = threading.Thread(target=self._run, name="daemon", daemon=True)
+
+    def start(self) -> None:
+        """Registers, and begins to take work.
+
+        Raises:
+            Unreachable: no coordinator answered for `retry_for_s` seconds.
+            DuplicateMember: a live process has this name.
+        """
+        self._membership.start(retry_for_s=self._config.retry_for_s)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._events.put(Closing())
+        self._thread.join()
+        self._membership.stop()
+        self._client.close()
+
+    # Events, from other threads.
+
+    def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
+        work = Work(reply.job, reply.assignment, self._membership.incarnation) if reply.job else None
+        try:
+            self._events.put_nowait(Assigned(work))
+        except queue.Full:  # the next heartbeat says it again
+            _log.warning("too busy to hear what to work on")
+
+    def _on_figures(self, part: _Part, figures: Figures) -> None:
+        part.progressed = part.progressed or figures.report.accepted > 0
+        part.outbox.add_figures(figures.report)
+        self._metrics.add(figures)
+
+    # The daemon's thread.
+
+    def _run(self) -> None:
+        while not self._machine.done:
+            try:
+                event = self._events.get(timeout=_SHIP_EVERY_S if self._part else None)
+            except queue.Empty:
+                pass
+            else:
+                self._handle(event)
+            self._tell_coordinator()
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._machine.handle(event):
+            _log.debug("to do", effect=effect)
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        part = self._part
+        match effect:
+            case StartTrainer(work):
+                self._start_trainer(work)
+            case StopTrainer() if part and part.process:
+                part.process.stop(self._config.stop_grace_s)
+            case Finish(error) if part:
+                _log.info("job ends here", job=part.work.job, error=error or None)
+                part.farewell = error
+            case Renew(reason) if part:
+                _log.warning("beginning a new life", job=part.work.job, reason=reason)
+                self._metrics.count("trainer_deaths")
+                part.outbox.add_line(f"{reason}; another worker, or this one, starts anew")
+                self._ship(part)  # in this life, or never
+                self._part = None
+                self._membership.renew()
+
+    def _start_trainer(self, work: Work) -> None:
+        config = self._config
+        _log.info("starting a trainer", job=work.job, assignment=work.assignment)
+        part = _Part(work, Participant(self._client, work.job, config.name, work.incarnation))
+        self._part = part
+        instructions = Instructions(
+            coordinator=config.coordinator,
+            job=work.job,
+            worker=config.name,
+            incarnation=work.incarnation,
+            device=config.device,
+            paths=config.paths,
+            retry_for_s=config.retry_for_s,
+            figures_fd=-1,
+        )
+
+        def on_end(ending: Ending) -> None:
+            self._metrics.count("log_lines_dropped", part.outbox.lines_lost)
+            self._events.put(TrainerEnded(ending.status, ending.outcome, part.progressed))
+
+        try:
+            part.process = self._start_process(
+                instructions,
+                on_figures=lambda figures: self._on_figures(part, figures),
+                on_line=part.outbox.add_line,
+                on_end=on_end,
+            )
+        except OSError as error:
+            self._handle(TrainerEnded(1, Outcome(f"worker {config.name} cannot start a trainer: {error}"), False))
+
+    def _tell_coordinator(self) -> None:
+        """Sends what there is: figures and lines, and after the last of them the end."""
+        part = self._part
+        if part is None:
+            return
+        shipped = self._ship(part)
+        if part.farewell is None:
+            if self._machine.running != part.work:
+                self._part = None  # its trainer was told to stop: nobody waits for how it ended
+            return
+        if not shipped:
+            return
+        try:
+            part.participant.finish(part.farewell, retry_for_s=0)
+        except (errors.Unreachable, errors.DeadlineExceeded) as error:
+            _log.debug("could not finish yet", job=part.work.job, reason=error.message)
+            return
+        except errors.ShoalError as error:  # fenced, or the job is gone: nobody waits for this
+            _log.info("the end of a job was not wanted", job=part.work.job, reason=error.message)
+        self._part = None
+        self._membership.beat_now()  # there may be other work
+
+    def _ship(self, part: _Part) -> bool:
+        """Sends figures and lines; False if some are left for later."""
+        while report := part.outbox.take():
+            try:
+                over = part.participant.report(report)
+            except (errors.Unreachable, errors.DeadlineExceeded):  # the trainer goes on; so do we
+                part.outbox.put_back(report)
+                return False
+            except errors.ShoalError as error:  # fenced, or the job is gone: a heartbeat will say what next
+                _log.info("a report was not wanted", job=part.work.job, reason=error.message)
+                return True
+            if over and part.farewell is None and self._machine.running == part.work:
+                self._handle(JobOver(part.work))
+        return True
+
+
+def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_address: str = "") -> Daemon:
+    """Starts a worker in this process; its trainers are processes of their own.
+
+    Raises:
+        ShoalError: the device is not there, no coordinator answers, or the name is taken.
+    """
+    with ExitStack() as undo:
+        device = choose_device(config.device).name
+        client = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
+        undo.callback(client.close)
+        daemon = Daemon(config, client, device, WorkerMetrics(registry, device), metrics_address=metrics_address)
+        daemon.start()
+        undo.pop_all()
+    return daemon

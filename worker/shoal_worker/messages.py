@@ -1,0 +1,121 @@
+"""What the daemon and its trainer say to each other: one line of JSON down, then many up, each bounded."""
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from shoal._participant import Report
+
+# Upper bounds of a duration's buckets, in seconds; above the last one there is one more.
+BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# What a training step's time goes into. "wait": barriers, leases and idling.
+PHASES = ("pull", "compute", "push", "wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """All that a trainer is told; the rest it asks the coordinator.
+
+    Attributes:
+        coordinator: host:port.
+        job: to train.
+        worker: the daemon's member id, under which the trainer pulls and pushes.
+        incarnation: of the daemon.
+        device: "auto", "cpu" or "cuda:N".
+        paths: folders that the program is imported from, before all others.
+        retry_for_s: how long calls are repeated while nobody answers, in seconds.
+        figures_fd: the file that the trainer writes its lines to.
+    """
+
+    coordinator: str
+    job: str
+    worker: str
+    incarnation: int
+    device: str
+    paths: tuple[str, ...]
+    retry_for_s: float
+    figures_fd: int
+
+    def to_line(self) -> bytes:
+        """One line of JSON."""
+        return _line(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "Instructions":
+        """Reads `to_line`."""
+        fields = json.loads(line)
+        return cls(**{**fields, "paths": tuple(fields["paths"])})
+
+
+@dataclass(slots=True)
+class Durations:
+    """A histogram of seconds."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))  # by bucket of BUCKETS_S
+    total_s: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Adds one duration."""
+        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self.total_s += seconds
+
+    def add(self, other: "Durations") -> None:
+        """Adds all durations of another."""
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total_s += other.total_s
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a trainer did since its last figures.
+
+    Attributes:
+        report: for the coordinator.
+        durations: for metrics, by phase of a step.
+    """
+
+    report: Report
+    durations: Mapping[str, Durations]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trainer ended.
+
+    It tells its daemon and not the coordinator, because the job's last log lines are still on their way to the
+    daemon: they go first.
+
+    Attributes:
+        error: what the job fails with; empty: it ended well.
+        fenced: servers refuse this life of the worker, so it neither finished nor failed; `error` says why.
+    """
+
+    error: str = ""
+    fenced: bool = False
+
+
+def encode(message: Figures | Outcome) -> bytes:
+    """One line of JSON."""
+    return _line({type(message).__name__: asdict(message)})
+
+
+def decode(line: bytes) -> Figures | Outcome:
+    """Reads `encode`."""
+    [(kind, fields)] = json.loads(line).items()
+    if kind == "Outcome":
+        return Outcome(**fields)
+    report = fields["report"]
+    staleness = {int(key): count for key, count in report["staleness"].items()}
+    return Figures(
+        report=Report(**{**report, "staleness": staleness, "log": tuple(report["log"])}),
+        durations={phase: Durations(**durations) for phase, durations in fields["durations"].items()},
+    )
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+__all__ = ["BUCKETS_S", "PHASES", "Durations", "Figures", "Instructions", "Outcome", "decode", "encode"]

@@ -1,0 +1,128 @@
+"""Loading a job's program, and blaming it for what it raises. What a program is: `shoal.program`."""
+
+import difflib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import dropwhile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from shoal import errors
+from shoal.program import Dataset, Program
+
+_OURS = str(Path(__file__).parent)
+
+
+def load_program(reference: str, settings: Mapping[str, Any]) -> Program:
+    """Imports a program's module and calls its factory.
+
+    Args:
+        reference: package.module:factory.
+        settings: the factory's keyword arguments.
+
+    Raises:
+        ProgramError: the module does not import, has no such factory, the settings do not fit it, it raises, or what
+            it returns is not a program.
+    """
+    module_name, _, factory_name = reference.partition(":")
+    if not module_name or not factory_name:
+        raise errors.ProgramError(f"program {reference!r} is not of the form package.module:factory", program=reference)
+    factory = _find_factory(reference, _import(reference, module_name), factory_name)
+    _check_settings(reference, factory, settings)
+    with blamed(f"program {reference}: the factory"):
+        program = factory(**settings)
+    return _checked(reference, program)
+
+
+@contextmanager
+def blamed(who: str) -> Iterator[None]:
+    """Turns whatever a program raises in the block into a ProgramError with the traceback from the program on.
+
+    Args:
+        who: begins the message: "program a.b:c: loss_and_gradients, step 7,".
+    """
+    try:
+        yield
+    except errors.ProgramError:  # our own finding
+        raise
+    except (Exception, SystemExit) as error:
+        raise errors.ProgramError(f"{who} raised {type(error).__name__}: {error}{_program_trace(error)}") from None
+
+
+def _program_trace(error: BaseException) -> str:
+    trace = traceback.TracebackException.from_exception(error)
+    trace.stack = traceback.StackSummary.from_list([*dropwhile(_is_ours, list(trace.stack))])
+    if not trace.stack and not isinstance(error, SyntaxError):  # raised before the program was reached
+        return ""
+    lines = trace.format() if trace.stack else trace.format_exception_only()
+    return "\n" + "".join(lines).rstrip()
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_OURS) or "importlib" in frame.filename
+
+
+def _import(reference: str, name: str) -> ModuleType:
+    try:
+        with blamed(f"program {reference}: importing {name}"):
+            return importlib.import_module(name)
+    except errors.ProgramError as error:
+        searched = f"\nModules are searched for first in {sys.path[0]!r}; see --path of shoal worker"
+        missing = f"ModuleNotFoundError: No module named {name.partition('.')[0]!r}"
+        raise (errors.ProgramError(error.message + searched) if missing in error.message else error) from None
+
+
+def _find_factory(reference: str, module: ModuleType, name: str) -> Callable[..., Any]:
+    factory: Callable[..., Any] | None = getattr(module, name, None)
+    if callable(factory):
+        return factory
+    if factory is not None:
+        raise errors.ProgramError(f"program {reference}: {name} is not a function, but {type(factory).__name__}")
+    public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    near = difflib.get_close_matches(name, public, n=3, cutoff=0.5) or sorted(public)[:5]
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    raise errors.ProgramError(f"program {reference}: {module.__file__} has no {name}{hint}", program=reference)
+
+
+def _check_settings(reference: str, factory: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # some built-in callables have none; the call itself will tell
+        return
+    try:
+        signature.bind(**settings)
+    except TypeError as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in settings.items()) or "none"
+        raise errors.ProgramError(
+            f"program {reference}: the settings do not fit the factory: {error}; "
+            f"it is {factory.__name__}{signature}, and the settings are {given}",
+            program=reference,
+        ) from None
+
+
+def _checked(reference: str, program: Any) -> Program:
+    what = f"program {reference}: the factory returned a {type(program).__name__}"
+    for method in ("variables", "loss_and_gradients"):
+        if not callable(getattr(program, method, None)):
+            raise errors.ProgramError(f"{what}, which has no method {method}(); see shoal.Program")
+    with blamed(f"program {reference}: `dataset`"):
+        has_dataset = hasattr(program, "dataset")
+        dataset = program.dataset if has_dataset else None
+    if not has_dataset:
+        raise errors.ProgramError(
+            f"{what}, which has no attribute `dataset`; set it to None if the program makes its own batches"
+        )
+    if dataset is not None and not isinstance(dataset, Dataset):
+        raise errors.ProgramError(
+            f"{what}, whose `dataset` is a {type(dataset).__name__} without __len__ and batch(indices)"
+        )
+    checked: Program = program
+    return checked
+
+
+__all__ = ["blamed", "load_program"]

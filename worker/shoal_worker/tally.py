@@ -1,0 +1,87 @@
+"""What a trainer did since it last said so."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from shoal._parameters import PushResult
+from shoal._participant import Report
+from shoal_worker.messages import PHASES, Durations, Figures
+
+# Staleness at or above this is counted as this.
+_MAX_STALENESS = 1023
+
+
+class Tally:
+    """Counts until the figures are taken.
+
+    Args:
+        clock: seconds, from any start.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._reset()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the figures were last taken."""
+        return self._clock() - self._since
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Counts the block's time, also when it raises.
+
+        Args:
+            phase: one of PHASES.
+        """
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._durations[phase].observe(self._clock() - start)
+
+    def pushed(self, result: PushResult, samples: int, values: Mapping[str, float]) -> None:
+        """Counts a push that was answered; the figures of one that came late are not the job's."""
+        if result.outcome == "dropped_late":
+            self._dropped += 1
+            return
+        self._accepted += 1
+        self._samples += samples
+        self._staleness[min(result.staleness, _MAX_STALENESS)] += 1
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] += 1
+
+    def rejected(self) -> None:
+        """Counts a push that was refused for NaN or Inf."""
+        self._rejected += 1
+
+    def take(self, step: int) -> Figures:
+        """The figures since the last time, and a new beginning."""
+        values = {name: total / self._counts[name] for name, total in self._sums.items()}
+        if self._accepted and (age_s := self.age_s):
+            values["wait_share"] = max(0.0, 1 - self._durations["compute"].total_s / age_s)
+        report = Report(
+            step=step,
+            accepted=self._accepted,
+            rejected=self._rejected,
+            dropped=self._dropped,
+            samples=self._samples,
+            values=values,
+            staleness=dict(self._staleness),
+        )
+        figures = Figures(report, self._durations)
+        self._reset()
+        return figures
+
+    def _reset(self) -> None:
+        self._since = self._clock()
+        self._accepted = self._rejected = self._dropped = self._samples = 0
+        self._staleness: Counter[int] = Counter()
+        self._sums: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()
+        self._durations = {phase: Durations() for phase in PHASES}
+
+
+__all__ = ["Tally"]

@@ -1,0 +1,170 @@
+"""The process that trains one job: started by the daemon, told what to do on standard input, gone when that closes.
+
+A process a job means fresh imports, no memory or CUDA context that outlives the job, and a cancel that always works.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import structlog
+
+from shoal import errors
+from shoal._coordinator import CoordinatorClient
+from shoal._participant import Participant
+from shoal._role import configure_logging
+from shoal.program import Program
+from shoal.variables import Variable
+from shoal_worker.arrays import Device, choose_device
+from shoal_worker.batches import Batches, LeasedBatches, NoBatches
+from shoal_worker.messages import Figures, Instructions, Outcome, encode
+from shoal_worker.programs import blamed, load_program
+from shoal_worker.training import Training
+
+_log = structlog.get_logger(__name__)
+
+# After its daemon is gone, time for a trainer that is just ending to end by itself.
+_ORPHAN_GRACE_S = 1.0
+# After its last word, time for the program's threads and exit handlers.
+_EXIT_GRACE_S = 5.0
+
+Emit = Callable[[Figures], None]
+
+
+def main() -> None:
+    """Reads its instructions, trains, says how it ended, and leaves."""
+    lifeline = _take_standard_input()
+    instructions = Instructions.from_line(_read_line(lifeline))
+    ended = threading.Event()
+    threading.Thread(target=_end_with_parent, args=(lifeline, ended), name="lifeline", daemon=True).start()
+    configure_logging("console", "info")
+    sys.path[:0] = instructions.paths
+    os.set_inheritable(instructions.figures_fd, False)
+    with os.fdopen(instructions.figures_fd, "wb") as upwards:
+
+        def emit(message: Figures | Outcome) -> None:
+            upwards.write(encode(message))
+            upwards.flush()
+
+        emit(outcome_of(lambda: train(instructions, emit)))
+    ended.set()
+    # Threads that the program left running must not keep a finished trainer for long.
+    last_call = threading.Timer(_EXIT_GRACE_S, os._exit, [0])
+    last_call.daemon = True
+    last_call.start()
+
+
+def outcome_of(run: Callable[[], None]) -> Outcome:
+    """Runs, and says how that ended."""
+    try:
+        run()
+    except errors.Fenced as error:
+        return Outcome(error.message, fenced=True)
+    except errors.ShoalError as error:
+        return Outcome(f"{error.code}: {error.message}")
+    except Exception as error:
+        _log.exception("a defect of the trainer")
+        return Outcome(f"the trainer failed with {type(error).__name__}: {error}; the job's log has the traceback")
+    return Outcome()
+
+
+def train(instructions: Instructions, emit: Emit) -> None:
+    """Trains one job from its description to its end.
+
+    Raises:
+        ShoalError: what stopped it.
+    """
+    device = choose_device(instructions.device)
+    device.activate()
+    coordinator = CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s)
+    try:
+        participant = Participant(coordinator, instructions.job, instructions.worker, instructions.incarnation)
+        name = participant.spec.program
+        program = load_program(name, participant.spec.settings)
+        examples = _examples_of(name, program)
+        participant.describe(variables_of(name, program, device), examples)
+        batches = _batches(participant, examples)
+        try:
+            parameters = participant.enter()
+        except (errors.Cancelled, errors.JobFailed) as error:  # whoever ended the job knows why
+            _log.info("too late to take part", reason=error.message)
+            return
+        with parameters:
+            limit = participant.spec.max_steps
+            Training(name, program, device, parameters, batches, max_steps=limit, emit=emit).run()
+    finally:
+        coordinator.close()
+
+
+def variables_of(name: str, program: Program, device: Device) -> Mapping[str, Variable | np.ndarray]:
+    """The program's variables, arrays among them on the host.
+
+    Raises:
+        ProgramError: `variables` raises, or returns something else.
+    """
+    with blamed(f"program {name}: variables()"):
+        given: object = program.variables()
+        if not isinstance(given, Mapping) or not given:
+            raise errors.ProgramError(
+                f"program {name}: variables() returned {type(given).__name__}; "
+                "return one shoal.Variable or array at least, by name"
+            )
+        for key, value in given.items():
+            if not isinstance(value, Variable) and not hasattr(value, "dtype"):
+                raise errors.ProgramError(
+                    f"program {name}: variables()[{key!r}] is a {type(value).__name__}; "
+                    "give a shoal.Variable or an array"
+                )
+        return {key: value if isinstance(value, Variable) else device.to_host(value) for key, value in given.items()}
+
+
+def _examples_of(name: str, program: Program) -> int:
+    with blamed(f"program {name}: len(dataset)"):
+        return 0 if program.dataset is None else len(program.dataset)
+
+
+def _batches(participant: Participant, examples: int) -> Batches:
+    spec = participant.spec
+    if examples:
+        return LeasedBatches(examples, spec.batch_size, spec.seed, participant.lease)
+    if not spec.max_steps:
+        raise errors.InvalidJob(
+            f"job {spec.name}: program {spec.program} has no examples, so nothing says when it ends; set max_steps"
+        )
+    return NoBatches()
+
+
+def _take_standard_input() -> int:
+    """Keeps standard input for itself: a program that reads from it gets nothing, and cannot eat the instructions."""
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lifeline
+
+
+def _read_line(descriptor: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(descriptor, 65_536)
+        if not piece:
+            raise SystemExit("standard input ended before the instructions did; the worker daemon starts trainers")
+        line += piece
+    return line
+
+
+def _end_with_parent(lifeline: int, ended: threading.Event) -> None:
+    """Ends this process, and all that its program started, once nobody holds the other end."""
+    while os.read(lifeline, 4096):
+        pass
+    ended.wait(_ORPHAN_GRACE_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The loop that trains: lease, pull, compute, push, report. It owns the order of things and no way to any server."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from shoal import errors
+from shoal._parameters import PushResult
+from shoal._participant import NoRange
+from shoal.program import Array, Program, Step
+from shoal_worker.arrays import Device
+from shoal_worker.batches import Batches
+from shoal_worker.messages import Figures
+from shoal_worker.programs import blamed
+from shoal_worker.tally import Tally
+
+_REPORT_EVERY_S = 0.5
+# A round without data lasts at least this long: enough to ask for data soon, too little to hold up anyone for long.
+_IDLE_ROUND_S = 0.02
+# More gradients in a row than this with NaN or Inf are not bad luck.
+_MAX_REJECTED_IN_A_ROW = 10
+
+
+class Parameters(Protocol):
+    """What the loop needs of `ParameterClient`."""
+
+    step: int
+
+    def pull(self) -> dict[str, np.ndarray]:
+        """The variables, when the consistency mode lets this step have them."""
+        ...
+
+    def push(
+        self, gradients: Mapping[str, np.ndarray], *, updates: Mapping[str, np.ndarray] | None, weight: float
+    ) -> PushResult:
+        """Pushes this step's gradients and goes on to the next."""
+        ...
+
+    def skip(self) -> PushResult:
+        """Passes this step by, so that nobody waits for it."""
+        ...
+
+    def barrier(self) -> None:
+        """Waits as `pull` does, and fetches nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A step's result on the host."""
+
+    gradients: dict[str, np.ndarray]
+    updates: dict[str, np.ndarray] | None
+    values: dict[str, float]  # loss and metrics
+
+
+class Training:
+    """One worker's training of one job.
+
+    **A worker without data must not hold up the others.** It is told WAIT while others hold the last ranges, and has
+    to stay, for a range whose worker dies comes to it. Were it to sit still, its clock would: a synchronous step
+    waits for a contribution of every worker, and a bounded mode lets nobody run further ahead of the slowest than the
+    bound. The others would wait for it, while it waits for them. So it keeps stepping: at each step it waits at the
+    barrier, asks for data, and, if there is none, skips the step, which weighs nothing in the step's mean.
+
+    - Synchronous: the barrier opens when the others have pushed, so the idle worker goes at their pace.
+    - Bounded staleness: it runs ahead as far as the bound, where the barrier stops it until the slowest moves.
+    - Asynchronous: no barrier ever waits, and neither does it when all workers are idle. There the pause paces it:
+      a round without data lasts `_IDLE_ROUND_S` or longer. The pause comes after the skip, so it holds up nobody
+      whose step takes that long.
+
+    None of this looks at the mode. The barrier moves no values, so an idle worker costs no bandwidth.
+
+    **The lease comes after the barrier**, not before: which ranges are given out at a synchronous step then depends
+    only on the step, so that its joined batch is the same in each run, whichever worker gets which part of it.
+
+    Args:
+        name: of the program, for messages.
+        program: what to compute.
+        device: where to compute it; active on this thread.
+        parameters: where values come from and gradients go.
+        batches: which examples come next.
+        max_steps: the step to stop at; 0: none.
+        emit: is given the figures about every half second, and once at the end, however it ends. Must not block long.
+        clock: seconds, from any start.
+        stop: set to end after the step in progress.
+
+    Raises:
+        ProgramError: from `run`: the program raised, or its gradients were NaN or Inf too often in a row.
+        InvalidGradient: from `run`: a gradient has a name, shape or dtype that the variables do not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        device: Device,
+        parameters: Parameters,
+        batches: Batches,
+        *,
+        max_steps: int,
+        emit: Callable[[Figures], None],
+        clock: Callable[[], float] = time.monotonic,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self._name = name
+        self._program = program
+        self._device = device
+        self._parameters = parameters
+        self._batches = batches
+        self._max_steps = max_steps
+        self._emit = emit
+        self._clock = clock
+        self._stop = stop or threading.Event()
+        self._tally = Tally(clock)
+        self._rejected_in_a_row = 0
+
+    def run(self) -> None:
+        """Trains until the data is done, `max_steps` is reached, or `stop` is set."""
+        try:
+            while not self._stop.is_set() and not self._at_last_step() and self._advance():
+                if self._tally.age_s >= _REPORT_EVERY_S:
+                    self._emit(self._tally.take(self._parameters.step))
+        finally:
+            self._emit(self._tally.take(self._parameters.step))
+
+    def _at_last_step(self) -> bool:
+        return 0 < self._max_steps <= self._parameters.step
+
+    def _advance(self) -> bool:
+        """Trains on a batch, or gets some, or passes a step by; False when there is nothing left to do."""
+        if self._batches.in_hand:
+            self._train()
+            return True
+        start = self._clock()
+        with self._tally.timed("wait"):
+            self._parameters.barrier()
+            answer = self._batches.lease()
+            if answer is NoRange.WAIT:
+                self._parameters.skip()
+                self._stop.wait(max(0.0, start + _IDLE_ROUND_S - self._clock()))
+        return answer is not NoRange.FINISHED
+
+    def _train(self) -> None:
+        with self._tally.timed("pull"):
+            values = self._parameters.pull()
+        indices = self._batches.take()
+        with self._tally.timed("compute"):
+            computed = self._compute(values, indices)
+        samples = 0 if indices is None else len(indices)
+        try:
+            with self._tally.timed("push"):
+                result = self._parameters.push(computed.gradients, updates=computed.updates, weight=samples or 1.0)
+        except errors.NonFiniteGradient as error:
+            self._reject(error)
+        else:
+            self._rejected_in_a_row = 0
+            self._tally.pushed(result, samples, computed.values)
+
+    def _compute(self, values: Mapping[str, np.ndarray], indices: np.ndarray | None) -> _Computed:
+        program, device = self._program, self._device
+        params = {name: device.to_device(value) for name, value in values.items()}
+        batch = None
+        if indices is not None and program.dataset is not None:
+            with self._blamed("dataset.batch"):
+                batch = device.put(program.dataset.batch(indices))
+        with self._blamed("loss_and_gradients"):
+            step = self._checked(program.loss_and_gradients(params, batch))
+            metrics = {name: float(value) for name, value in step.metrics.items()}
+            return _Computed(
+                gradients=self._on_host(step.gradients),
+                updates=self._on_host(step.updates) or None,
+                values={**metrics, "loss": float(step.loss)},
+            )
+
+    def _checked(self, result: object) -> Step:
+        match result:
+            case Step():
+                return result
+            case (loss, Mapping() as gradients):
+                return Step(loss, gradients)
+        raise errors.ProgramError(
+            f"program {self._name}: loss_and_gradients returned a {type(result).__name__}; "
+            "return (loss, gradients by name) or a shoal.Step"
+        )
+
+    def _on_host(self, arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
+        return {name: self._device.to_host(array) for name, array in arrays.items()}
+
+    def _reject(self, error: errors.NonFiniteGradient) -> None:
+        """Goes on without this gradient: the step is passed by, since the others may be waiting for it."""
+        self._tally.rejected()
+        self._rejected_in_a_row += 1
+        if self._rejected_in_a_row > _MAX_REJECTED_IN_A_ROW:
+            raise errors.ProgramError(
+                f"program {self._name}: {self._rejected_in_a_row} gradients in a row held NaN or Inf, the last one at "
+                f"step {self._parameters.step} ({error.message}); the variables are as before the first of them. "
+                "A lower learning rate, or a look at the data, may help"
+            ) from None
+        self._parameters.skip()
+
+    def _blamed(self, what: str) -> AbstractContextManager[None]:
+        return blamed(f"program {self._name}: {what}, step {self._parameters.step},")
+
+
+__all__ = ["Parameters", "Training"]
