@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,6 +13,9 @@ from shoal import _rpc, errors
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc
 
 T = TypeVar("T")
+
+# A lease that has run out is noticed a little later.
+_EXPIRY_SLACK_S, _EXPIRY_POLL_S = 1.0, 0.1
 _log = structlog.get_logger(__name__)
 
 
@@ -104,11 +108,25 @@ class Membership:
     def start(self, *, retry_for_s: float | None = None) -> None:
         """Registers and begins to beat.
 
+        A process that was killed and started again finds its earlier life's lease still running, and waits for its
+        end.
+
         Raises:
             Unreachable: no coordinator answered for `retry_for_s` seconds.
             DuplicateMember: a live process has this id.
         """
-        self._register(retry_for_s)
+        deadline: float | None = None
+        while True:
+            try:
+                self._register(retry_for_s)
+                break
+            except errors.DuplicateMember as error:
+                left_s = float(error.details.get("retry_in_s", 0))
+                deadline = deadline or time.monotonic() + left_s + _EXPIRY_SLACK_S
+                if time.monotonic() >= deadline:
+                    raise
+                _log.info("waiting for the lease of an earlier life", member=self.member, seconds=left_s)
+                self._stopped.wait(min(left_s, max(0.0, deadline - time.monotonic())) + _EXPIRY_POLL_S)
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 

@@ -6,7 +6,7 @@ The worker daemon and its trainer use it, and so do sessions of users. Values tr
 import enum
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -117,6 +117,7 @@ class Participant:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.job, self.worker, self.incarnation = job, worker, incarnation
+        self._told = Report()  # what the coordinator has heard, in sum
         self.rank = 0  # place among the job's workers; known after `enter`
         self._coordinator = coordinator
         self._jobs = coordinator.jobs
@@ -209,20 +210,23 @@ class Participant:
             Unreachable, DeadlineExceeded: the coordinator does not answer; report the same with the next one
                 (`Report.then`).
         """
+        totals = self._told.then(replace(report, values={}, log=()))
         request = job_pb2.ReportRequest(
             job=self.job,
             worker=self.worker,
             incarnation=self.incarnation,
-            step=report.step,
-            accepted=report.accepted,
-            rejected=report.rejected,
-            dropped=report.dropped,
-            samples=report.samples,
+            step=totals.step,
+            accepted=totals.accepted,
+            rejected=totals.rejected,
+            dropped=totals.dropped,
+            samples=totals.samples,
             values=report.values,
-            staleness=report.staleness,
+            staleness=totals.staleness,
             log=report.log,
         )
-        return self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0).stop
+        reply = self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0)
+        self._told = totals
+        return reply.stop
 
     def finish(self, error: str = "", *, retry_for_s: float | None = None) -> None:
         """Says that this worker is through with the job.

@@ -332,7 +332,7 @@ class JobStatus(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     state: Global___JobState.ValueType
     reason: _builtins.str
-    """Why it failed, with the program's traceback where there is one."""
+    """Why it failed, with the program's traceback where there is one; before its end, what it waits for."""
     submitted_at: _builtins.float
     """Seconds since the epoch of Unix time; 0: not yet."""
     started_at: _builtins.float
@@ -383,6 +383,7 @@ class Progress(_message.Message):
     total_samples: _builtins.int
     """Examples in all epochs; 0: not known."""
     epoch: _builtins.int
+    """From 0."""
     samples_per_s: _builtins.float
     """Over the time since the job began to run."""
     loss: _builtins.float
@@ -420,16 +421,20 @@ class SubmitRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """Drawn for each submission: a repeat is answered as the first was, instead of with JOB_EXISTS."""
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     def __init__(
         self,
         *,
         spec: Global___JobSpec | None = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -689,6 +694,8 @@ Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class StateChange(_message.Message):
+    """May repeat a state with another reason: a worker came or went."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
@@ -799,7 +806,7 @@ class DescribeRequest(_message.Message):
     worker: _builtins.str
     incarnation: _builtins.int
     examples: _builtins.int
-    """Examples of one pass. 0: the program has no data set of its own and is stepped max_steps times."""
+    """Examples of one pass, at most 2^48. 0: the program has no data set of its own and is stepped max_steps times."""
     @_builtins.property
     def variables(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Variable]: ...
     def __init__(
@@ -920,6 +927,7 @@ class DataRange(_message.Message):
     lease: _builtins.int
     """Unique in the job, > 0."""
     epoch: _builtins.int
+    """From 0."""
     start: _builtins.int
     stop: _builtins.int
     def __init__(
@@ -999,6 +1007,10 @@ Global___LeaseReply: _TypeAlias = LeaseReply  # noqa: Y015
 
 @_typing.final
 class ReportRequest(_message.Message):
+    """Counts are totals since the worker entered the job, so a report that is sent again, or whose answer was lost, counts
+    once. Values and log lines are those since the last report.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -1056,15 +1068,18 @@ class ReportRequest(_message.Message):
     worker: _builtins.str
     incarnation: _builtins.int
     step: _builtins.int
+    """The worker's own, now."""
     accepted: _builtins.int
     rejected: _builtins.int
     dropped: _builtins.int
     samples: _builtins.int
     @_builtins.property
-    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """At most 256."""
+
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """Pushes by their staleness, 0 to 1,023 and above (under 1,024)."""
+        """Accepted pushes by their staleness, 0 to 1,023 and above (under 1,024)."""
 
     @_builtins.property
     def log(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1125,7 +1140,7 @@ class FinishRequest(_message.Message):
     worker: _builtins.str
     incarnation: _builtins.int
     error: _builtins.str
-    """Empty: done. Else what went wrong, with the traceback: the job fails."""
+    """Empty: done. Else what went wrong, with the traceback: the job fails. The last 64 Ki characters are kept."""
     def __init__(
         self,
         *,

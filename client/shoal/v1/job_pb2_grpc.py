@@ -151,6 +151,8 @@ class JobsServicer:
     def Describe(self, request, context):
         """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
         Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
+        Describe and Join of a job that is over: CANCELLED or JOB_FAILED; of a session where all places are taken:
+        RESOURCE_EXHAUSTED, OVERLOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

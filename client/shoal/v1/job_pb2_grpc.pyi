@@ -49,6 +49,8 @@ class JobsStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]
     """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
     Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
+    Describe and Join of a job that is over: CANCELLED or JOB_FAILED; of a session where all places are taken:
+    RESOURCE_EXHAUSTED, OVERLOADED.
     """
     Join: _grpc.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]
     """Enters a job. Answers `ready` false until the variables are placed and this worker is admitted."""
@@ -79,6 +81,8 @@ class JobsAsyncStub(JobsStub):
     Describe: _aio.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]  # type: ignore[assignment]
     """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
     Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
+    Describe and Join of a job that is over: CANCELLED or JOB_FAILED; of a session where all places are taken:
+    RESOURCE_EXHAUSTED, OVERLOADED.
     """
     Join: _aio.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]  # type: ignore[assignment]
     """Enters a job. Answers `ready` false until the variables are placed and this worker is admitted."""
@@ -154,6 +158,8 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_job_pb2.DescribeReply, _abc.Awaitable[_job_pb2.DescribeReply]]:
         """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
         Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
+        Describe and Join of a job that is over: CANCELLED or JOB_FAILED; of a session where all places are taken:
+        RESOURCE_EXHAUSTED, OVERLOADED.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,159 @@
+"""What happens to a job, event by event, and a stream of it that survives a broken connection."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from shoal import _rpc, errors
+from shoal._coordinator import CoordinatorClient
+from shoal.status import JobState, Progress
+from shoal.v1 import job_pb2
+
+# Waits between two attempts to watch that both brought nothing.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a job.
+
+    Attributes:
+        sequence: its number in the job, from 1; resume with `events(after=sequence)`.
+        time: seconds of Unix time, by the coordinator's clock.
+    """
+
+    sequence: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged(Event):
+    """The job entered a state.
+
+    Attributes:
+        state: the new one.
+        reason: why, where there is something to say: of a failure, with the program's traceback where there is one.
+    """
+
+    state: JobState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsReported(Event):
+    """A worker reported.
+
+    Attributes:
+        worker: its member id.
+        step: its own.
+        values: means since its last report: "loss", and what the program adds.
+        progress: of the whole job, after this report.
+    """
+
+    worker: str
+    step: int
+    values: Mapping[str, float]
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine(Event):
+    """A line that a worker's program wrote."""
+
+    worker: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.worker}: {self.text}"
+
+
+def from_proto(message: job_pb2.Event) -> Event:
+    """The event that a message carries; a plain `Event` for a kind that is newer than this client."""
+    sequence, when = message.sequence, message.time
+    match message.WhichOneof("kind"):
+        case "state":
+            return StateChanged(sequence, when, JobState.from_proto(message.state.state), message.state.reason)
+        case "metrics":
+            metrics = message.metrics
+            progress = Progress.from_proto(metrics.progress)
+            return MetricsReported(sequence, when, metrics.worker, metrics.step, dict(metrics.values), progress)
+        case "log":
+            return LogLine(sequence, when, message.log.worker, message.log.text)
+        case _:
+            return Event(sequence, when)
+
+
+def watch(
+    coordinator: CoordinatorClient,
+    job: str,
+    *,
+    after: int = 0,
+    follow: bool = True,
+    timeout_s: float | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+    jitter: Callable[[], float] = random.random,
+) -> Iterator[Event]:
+    """Yields a job's events in order, each once, through broken streams and coordinators that come back.
+
+    A stream that breaks is opened anew after the last event that came, once the coordinator answers again.
+
+    Args:
+        coordinator: the way to it.
+        job: name.
+        after: the sequence number to begin behind.
+        follow: wait for more until the job has ended, instead of ending with what there is.
+        timeout_s: how long to follow; None: as long as the job lives.
+        sleep: waits so many seconds.
+        jitter: a number in [0, 1), drawn for each pause.
+
+    Raises:
+        UnknownJob: there is no such job, or none any more.
+        Unreachable: the coordinator was away for longer than it is waited for.
+        DeadlineExceeded: `timeout_s` is over.
+    """
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            for event in _stream(coordinator, job, after, follow, end):
+                yield event
+                after, pause = event.sequence, _FIRST_PAUSE_S
+                if isinstance(event, StateChanged) and event.state.finished:
+                    return
+            whole = True
+        except errors.DeadlineExceeded:
+            raise errors.DeadlineExceeded(f"job {job} has not ended within {timeout_s:g} s", job=job) from None
+        except (errors.Unreachable, errors.Cancelled):  # a coordinator that goes down cancels its calls
+            whole = False
+        if whole and not follow:
+            return
+        if _has_ended(coordinator, job) and whole:
+            return
+        sleep(pause * (1 - jitter() / 2))
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _has_ended(coordinator: CoordinatorClient, job: str) -> bool:
+    """Whether a job is over; waits for a coordinator that is away."""
+    try:
+        status = coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=job)).status
+    except errors.Cancelled:  # it goes down in this moment
+        return False
+    return JobState.from_proto(status.state).finished
+
+
+def _stream(coordinator: CoordinatorClient, job: str, after: int, follow: bool, end: float | None) -> Iterator[Event]:
+    """One attempt: the events of one call."""
+    left = None if end is None else max(0.0, end - time.monotonic())
+    request = job_pb2.WatchRequest(job=job, after=after, no_wait=not follow)
+    with _rpc.translated(coordinator.address):
+        call = coordinator.jobs.Watch(request, timeout=left)
+        try:
+            for message in call:
+                yield from_proto(message)
+        finally:
+            call.cancel()
+
+
+__all__ = ["Event", "LogLine", "MetricsReported", "StateChanged", "from_proto", "watch"]

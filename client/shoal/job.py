@@ -1,0 +1,207 @@
+"""What users submit: a job's specification, checked when it is made and again when the coordinator receives it."""
+
+import json
+import random
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from shoal import consistency as modes
+from shoal import errors, optim
+from shoal.v1 import job_pb2
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_MAX_SETTINGS_BYTES = 1 << 20
+_MAX_WORKERS = 100_000
+# The wire's widths.
+_UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
+# The smallest and the largest value of each number.
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "workers": (1, _MAX_WORKERS),
+    "epochs": (1, _UINT32),
+    "batch_size": (1, _UINT32),
+    "range_size": (0, _UINT32),
+    "max_steps": (0, _UINT64),
+    "shards": (0, _UINT32),
+    "seed": (0, _UINT64),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job.
+
+        job = Job("models.digits:classifier", workers=2, consistency=BoundedStaleness(4), settings={"hidden": 64})
+
+    Args:
+        program: `package.module:factory`, which the workers import. Empty: a job whose workers are sessions of users.
+        name: 1 to 63 characters of a-z, 0-9 and -, starting with a letter; may be used again once the job has ended.
+            Empty: drawn from the program's name, with a random ending.
+        workers: how many train at once; it starts when all of them are there.
+        consistency: how their pushes and pulls are ordered.
+        optimizer: what turns gradients into updates.
+        settings: keyword arguments of the factory; they travel as JSON, so tuples arrive as lists.
+        epochs: passes over the data set.
+        batch_size: examples a step, of one worker.
+        range_size: examples that a worker leases at a time, a multiple of batch_size. 0: the coordinator chooses.
+        max_steps: steps after which a worker stops, though data is left. 0: no limit.
+        shards: how many the variables are cut into. 0: four a server.
+        seed: of initial values and of the order of the data.
+
+    Raises:
+        InvalidJob: any of these contradicts the above; the message says which and how to mend it.
+    """
+
+    program: str = ""
+    name: str = field(default="", kw_only=True)
+    workers: int = field(default=1, kw_only=True)
+    consistency: modes.Consistency = field(default=modes.Synchronous(), kw_only=True)
+    optimizer: optim.Optimizer = field(default=optim.SGD(0.1), kw_only=True)
+    settings: Mapping[str, JSON] = field(default_factory=dict, kw_only=True)
+    epochs: int = field(default=1, kw_only=True)
+    batch_size: int = field(default=32, kw_only=True)
+    range_size: int = field(default=0, kw_only=True)
+    max_steps: int = field(default=0, kw_only=True)
+    shards: int = field(default=0, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_program(self.program)
+        if not self.name:
+            object.__setattr__(self, "name", _draw_name(self.program))
+        _check_name(self.name)
+        for name, (least, most) in _RANGES.items():
+            _check_number(name, getattr(self, name), least, most)
+        if self.range_size % self.batch_size:
+            raise errors.InvalidJob(
+                f"range_size is {self.range_size}; it must be a multiple of batch_size ({self.batch_size}), "
+                "or 0 to let the coordinator choose",
+                range_size=self.range_size,
+                batch_size=self.batch_size,
+            )
+        if not isinstance(self.consistency, modes.Consistency):
+            raise errors.InvalidJob(f"consistency is {self.consistency!r}; give a mode, such as Synchronous()")
+        if not isinstance(self.optimizer, optim.Optimizer):
+            raise errors.InvalidJob(f"optimizer is {self.optimizer!r}; give one of shoal.optim, such as SGD(0.1)")
+        self.consistency.check(self.workers)
+        # A copy as the factory will get it: later changes to the caller's own do not reach a job.
+        object.__setattr__(self, "settings", json.loads(_settings_json(self.settings)))
+
+    @property
+    def is_session(self) -> bool:
+        """Whether its workers are sessions of users, not daemons that run a program."""
+        return not self.program
+
+    def to_proto(self) -> job_pb2.JobSpec:
+        """The message that carries this specification."""
+        return job_pb2.JobSpec(
+            name=self.name,
+            program=self.program,
+            settings_json=_settings_json(self.settings),
+            workers=self.workers,
+            consistency=self.consistency.to_proto(),
+            optimizer=self.optimizer.to_proto(),
+            shards=self.shards,
+            seed=self.seed,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            range_size=self.range_size,
+            max_steps=self.max_steps,
+        )
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.JobSpec) -> "Job":
+        """The specification that a message carries.
+
+        Raises:
+            InvalidJob: it has no name, or contradicts itself.
+            InvalidOptimizer: its optimizer is unknown or out of range.
+        """
+        if not message.name:
+            raise errors.InvalidJob(
+                "the job has no name; whoever submits it gives one, so that a retry is the same job"
+            )
+        defaults: dict[str, Any] = {}
+        if message.HasField("optimizer"):
+            defaults["optimizer"] = optim.from_proto(message.optimizer)
+        return cls(
+            message.program,
+            name=message.name,
+            workers=message.workers,
+            consistency=modes.from_proto(message.consistency),
+            settings=_parsed_settings(message.settings_json),
+            epochs=message.epochs or 1,
+            batch_size=message.batch_size or 32,
+            range_size=message.range_size,
+            max_steps=message.max_steps,
+            shards=message.shards,
+            seed=message.seed,
+            **defaults,
+        )
+
+
+def _draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> str:
+    module = program.partition(":")[0].rpartition(".")[2].lower()
+    stem = "".join(letter if letter in string.ascii_lowercase + string.digits else "-" for letter in module)
+    stem = stem.lstrip("-0123456789")[:48].rstrip("-") or ("job" if program else "session")
+    return f"{stem}-{draw(24):06x}"
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise errors.InvalidJob(
+            f"job name {name!r} is not 1 to 63 characters of a-z, 0-9 and -, starting with a letter", name=name
+        )
+
+
+def _check_program(program: object) -> None:
+    if not isinstance(program, str):
+        raise errors.InvalidJob(f"program is {program!r}; give its name as text, package.module:factory")
+    module, colon, factory = program.partition(":")
+    named = bool(colon) and all(part.isidentifier() for part in [*module.split("."), factory])
+    if program and not named:
+        raise errors.InvalidJob(
+            f"program {program!r} does not name a factory; write package.module:factory", program=program
+        )
+
+
+def _check_number(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise errors.InvalidJob(
+            f"{name} is {value!r}; it must be a whole number from {least} to {most}", **{name: value}
+        )
+
+
+def _settings_json(settings: object) -> str:
+    if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
+        raise errors.InvalidJob(f"settings are {settings!r}; give a mapping of argument names to JSON values")
+    try:
+        text = json.dumps(dict(settings), allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.InvalidJob(
+            f"settings are not JSON: {error}; use strings, finite numbers, booleans, None, lists and mappings"
+        ) from None
+    if len(text) > _MAX_SETTINGS_BYTES:
+        raise errors.InvalidJob(
+            f"settings are {len(text)} bytes of JSON; at most {_MAX_SETTINGS_BYTES} travel with a job, "
+            "so put large data where the program can load it",
+            bytes=len(text),
+        )
+    return text
+
+
+def _parsed_settings(text: str) -> Mapping[str, JSON]:
+    try:
+        settings = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise errors.InvalidJob(f"settings_json is not JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise errors.InvalidJob("settings_json is not a JSON object of keyword arguments")
+    return settings
+
+
+__all__ = ["JSON", "Job"]

@@ -1,0 +1,246 @@
+"""What the cluster says of its jobs and members, as plain values."""
+
+import enum
+from dataclasses import dataclass
+
+from shoal import errors
+from shoal.job import Job
+from shoal.v1 import coordinator_pb2, job_pb2
+
+
+class JobState(enum.Enum):
+    """Where a job is in its life."""
+
+    PENDING = "pending"  # waits for workers
+    STARTING = "starting"  # workers load the program; its variables are not yet known
+    PLACING = "placing"  # servers allocate the shards
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def finished(self) -> bool:
+        """No other state follows."""
+        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+
+    @classmethod
+    def from_proto(cls, state: "job_pb2.JobState.ValueType") -> "JobState":
+        """The state that a message carries."""
+        return cls(job_pb2.JobState.Name(state).lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job has come.
+
+    Attributes:
+        steps: pushes that servers accepted, of all workers.
+        samples: examples in them.
+        total_samples: examples in all epochs; 0: not known.
+        epoch: the pass over the data set, from 0.
+        samples_per_s: over the time since the job began to run.
+        loss: of the latest report.
+        staleness_p50: over all accepted pushes, in versions.
+        staleness_max: over all accepted pushes, in versions.
+        rejected: pushes refused for NaN or Inf.
+        dropped: pushes that came after their step had closed.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    total_samples: int = 0
+    epoch: int = 0
+    samples_per_s: float = 0.0
+    loss: float = 0.0
+    staleness_p50: float = 0.0
+    staleness_max: int = 0
+    rejected: int = 0
+    dropped: int = 0
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.Progress) -> "Progress":
+        """The progress that a message carries."""
+        return cls(
+            steps=message.steps,
+            samples=message.samples,
+            total_samples=message.total_samples,
+            epoch=message.epoch,
+            samples_per_s=message.samples_per_s,
+            loss=message.loss,
+            staleness_p50=message.staleness_p50,
+            staleness_max=message.staleness_max,
+            rejected=message.rejected,
+            dropped=message.dropped,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """What a job that succeeded did.
+
+    Attributes:
+        job: its name.
+        progress: in the end.
+        seconds: from its first step's beginning to its end.
+    """
+
+    job: str
+    progress: Progress
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as the coordinator sees it.
+
+    Attributes:
+        job: what was submitted, defaults filled in.
+        state: where it is in its life.
+        reason: why it failed, with the program's traceback where there is one.
+        submitted_at: seconds of Unix time; this and the next two are 0 as long as that has not happened.
+        started_at: when it began to run.
+        finished_at: when it ended.
+        workers: member ids of those that work on it.
+        progress: how far it has come.
+    """
+
+    job: Job
+    state: JobState
+    reason: str = ""
+    submitted_at: float = 0.0
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    workers: tuple[str, ...] = ()
+    progress: Progress = Progress()
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.job.name
+
+    def result(self) -> JobResult:
+        """What the job did, once it has succeeded.
+
+        Raises:
+            JobFailed: it failed; the message has the reason and the program's traceback.
+            Cancelled: it was cancelled.
+            JobRunning: it has not ended.
+        """
+        match self.state:
+            case JobState.SUCCEEDED:
+                return JobResult(self.name, self.progress, self.finished_at - (self.started_at or self.finished_at))
+            case JobState.FAILED:
+                raise errors.JobFailed(f"job {self.name} failed: {self.reason}", job=self.name)
+            case JobState.CANCELLED:
+                raise errors.Cancelled(f"job {self.name} was cancelled", job=self.name)
+            case _:
+                raise errors.JobRunning(f"job {self.name} is {self.state.value}; wait for its end", job=self.name)
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.JobStatus) -> "JobStatus":
+        """The status that a message carries."""
+        return cls(
+            job=Job.from_proto(message.spec),
+            state=JobState.from_proto(message.state),
+            reason=message.reason,
+            submitted_at=message.submitted_at,
+            started_at=message.started_at,
+            finished_at=message.finished_at,
+            workers=tuple(message.workers),
+            progress=Progress.from_proto(message.progress),
+        )
+
+
+class Role(enum.Enum):
+    """What a member is."""
+
+    SERVER = "server"
+    WORKER = "worker"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A member of the cluster.
+
+    Attributes:
+        member: its id.
+        role: what it is.
+        incarnation: which life of it this is.
+        address: host:port of a server; empty for the others.
+        device: of a worker: "cpu", "cuda:0 NVIDIA H200".
+        metrics_address: host:port of its /metrics.
+        alive: its lease runs.
+        silent_s: seconds since its last sign of life.
+        shards: how many it holds.
+        bytes: of values and slots in them.
+        job: what it works on; empty: nothing.
+    """
+
+    member: str
+    role: Role
+    incarnation: int
+    address: str
+    device: str
+    metrics_address: str
+    alive: bool
+    silent_s: float
+    shards: int
+    bytes: int
+    job: str
+
+    @classmethod
+    def from_proto(cls, message: coordinator_pb2.Member) -> "MemberStatus":
+        """The member that a message describes."""
+        return cls(
+            member=message.member,
+            role=Role(coordinator_pb2.Role.Name(message.role).lower()),
+            incarnation=message.incarnation,
+            address=message.address,
+            device=message.device,
+            metrics_address=message.metrics_address,
+            alive=message.alive,
+            silent_s=message.silent_s,
+            shards=message.shards,
+            bytes=message.bytes,
+            job=message.job,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The cluster as the coordinator sees it.
+
+    Attributes:
+        cluster: its id, drawn when the coordinator started on an empty store.
+        epoch: the newest placement's number.
+        members: servers, workers and sessions, dead ones too.
+    """
+
+    cluster: str
+    epoch: int
+    members: tuple[MemberStatus, ...]
+
+    @property
+    def shards(self) -> int:
+        """Shards on live servers."""
+        return sum(member.shards for member in self.members if member.alive)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of values and slots on live servers."""
+        return sum(member.bytes for member in self.members if member.alive)
+
+    def alive(self, role: Role) -> tuple[MemberStatus, ...]:
+        """The live members of one role."""
+        return tuple(member for member in self.members if member.alive and member.role is role)
+
+    @classmethod
+    def from_proto(cls, message: coordinator_pb2.GetStatusReply) -> "ClusterStatus":
+        """The status that a message carries."""
+        members = tuple(MemberStatus.from_proto(member) for member in message.members)
+        return cls(message.cluster, message.epoch, members)
+
+
+__all__ = ["ClusterStatus", "JobResult", "JobState", "JobStatus", "MemberStatus", "Progress", "Role"]

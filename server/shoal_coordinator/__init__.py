@@ -1,0 +1,1 @@
+"""The coordinator: membership, placement, jobs and the data ledger."""

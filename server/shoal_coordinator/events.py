@@ -1,0 +1,276 @@
+"""What happens to the cluster, what it answers, and what it wants done: the words of `shoal_coordinator.cluster`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, NamedTuple, TypeVar
+
+from shoal._layout import Placement
+from shoal.job import Job
+from shoal.status import JobState, JobStatus
+from shoal.variables import Variable
+from shoal_coordinator.ledger import Lease, NoRange
+from shoal_coordinator.membership import Registration
+
+R = TypeVar("R")
+
+
+class JobRef(NamedTuple):
+    """One submission of a job name, which may be used again; the number is the cluster's own count."""
+
+    name: str
+    submission: int
+
+
+class ServerRef(NamedTuple):
+    """A server and where to reach it."""
+
+    member: str
+    address: str
+
+
+# Answers.
+
+
+@dataclass(frozen=True, slots=True)
+class Membered:
+    """The caller is a member."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a worker should be doing; the number is another one whenever it should start anew."""
+
+    job: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the cluster makes of a description.
+
+    Attributes:
+        assigns: the caller is to send the values of variables whose initializer is "given".
+        conflict: why the description was not taken; the job has failed for it.
+    """
+
+    assigns: bool = False
+    conflict: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """How far the caller's entry into a job is. The rest says nothing before `placement` is there."""
+
+    state: JobState
+    spec: Job
+    ready: bool = False
+    placement: Placement | None = None
+    rank: int = 0
+    step: int = 0
+
+
+# Events. Each names, in brackets, the type of its answer.
+
+
+class Event(Generic[R]):
+    """Something that happened."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed(Event[tuple[str, ...]]):
+    """Nothing else happened for a while. The answer: who was declared dead since the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationReceived(Event[Membered]):
+    """A process wants to be a member."""
+
+    registration: Registration
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived(Event[Assignment | None]):
+    """A member is alive; servers say what they hold."""
+
+    member: str
+    incarnation: int
+    shards: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLeft(Event[None]):
+    """A member ends its incarnation."""
+
+    member: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted(Event[JobStatus]):
+    """A user wants a job to run."""
+
+    spec: Job
+    token: str = ""  # the same: a repeat of the same submission
+
+
+@dataclass(frozen=True, slots=True)
+class JobCancelled(Event[JobStatus]):
+    """A user wants a job to end; one that has ended stays as it is."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobDropped(Event[None]):
+    """A user wants an ended job to be forgotten."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobDescribed(Event[Described]):
+    """A worker has loaded the program; `examples` are those of one pass."""
+
+    job: str
+    worker: str
+    incarnation: int
+    variables: Mapping[str, Variable]
+    examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequested(Event[Joined]):
+    """A worker wants to enter; `assigned` says that the given initial values are in place."""
+
+    job: str
+    worker: str
+    incarnation: int
+    assigned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequested(Event[Lease | NoRange]):
+    """A worker wants a range of data; `done` is one that it has trained on, or 0."""
+
+    job: str
+    worker: str
+    incarnation: int
+    done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReported(Event[bool]):
+    """What a worker did since it entered; values and log since its last report. The answer: is the job over for it."""
+
+    job: str
+    worker: str
+    incarnation: int
+    step: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    dropped: int = 0
+    samples: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    log: tuple[str, ...] = ()
+
+    def since(self, earlier: "WorkerReported | None") -> "WorkerReported":
+        """The same with counts of what came after an earlier one; none is negative, should they come out of order."""
+        if earlier is None:
+            return self
+        return replace(
+            self,
+            accepted=max(0, self.accepted - earlier.accepted),
+            rejected=max(0, self.rejected - earlier.rejected),
+            dropped=max(0, self.dropped - earlier.dropped),
+            samples=max(0, self.samples - earlier.samples),
+            staleness={
+                key: count - earlier.staleness.get(key, 0)
+                for key, count in self.staleness.items()
+                if count > earlier.staleness.get(key, 0)
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFinished(Event[None]):
+    """A worker is through with a job; with an error, the job fails."""
+
+    job: str
+    worker: str
+    incarnation: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsCreated(Event[None]):
+    """All servers hold the job's shards."""
+
+    job: JobRef
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAdmitted(Event[None]):
+    """All servers let a worker in; it begins at `step`."""
+
+    job: JobRef
+    assignment: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class EffectFailed(Event[None]):
+    """Something that the job cannot do without was not done."""
+
+    job: JobRef
+    reason: str
+
+
+# Effects. Those of one job name are to be performed one after the other, in the order in which they were decided.
+
+
+@dataclass(frozen=True, slots=True)
+class CreateShards:
+    """Allocate a job's shards where the placement says; then `ShardsCreated`."""
+
+    job: JobRef
+    placement: Placement
+    spec: Job
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitWorker:
+    """Let a worker pull and push, and others wait for it; then `WorkerAdmitted`."""
+
+    job: JobRef
+    worker: str
+    incarnation: int
+    rank: int
+    assignment: int
+    servers: tuple[ServerRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWorker:
+    """Fence an incarnation on every server; then release it on every one, at the furthest step that it committed."""
+
+    job: JobRef
+    worker: str
+    incarnation: int
+    servers: tuple[ServerRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropShards:
+    """Free a job's shards. A failure is not reported: a server that cannot be reached has lost them anyway."""
+
+    job: JobRef
+    servers: tuple[ServerRef, ...]
+
+
+Effect = CreateShards | AdmitWorker | RemoveWorker | DropShards

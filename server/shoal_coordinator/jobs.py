@@ -1,0 +1,372 @@
+"""One job's life, from submission to its end. Pure: no clock, no I/O; what is to be done comes back as effects.
+
+A job begins to run when all of its `workers` have entered, so that no barrier is passed by too few. From then on it
+goes on with those that are there: who dies is taken out of the barriers, and another enters in its place. Workers stop
+by themselves, when the data is out or `max_steps` are taken; once one has, nobody new is sent in, and the job succeeds
+when the last one has. The workers of a session job come and go as their users please; it succeeds when the last one
+present finishes, while the death of the last one leaves it running, for its user to come back to.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal import errors
+from shoal._layout import Placement
+from shoal.events import LogLine, MetricsReported, StateChanged
+from shoal.initializers import Given
+from shoal.job import Job
+from shoal.status import JobState, JobStatus, Progress
+from shoal.variables import Variable
+from shoal_coordinator.event_log import EventLog
+from shoal_coordinator.events import (
+    AdmitWorker,
+    CreateShards,
+    Described,
+    DropShards,
+    Effect,
+    JobDescribed,
+    JobRef,
+    Joined,
+    RemoveWorker,
+    ServerRef,
+    WorkerReported,
+)
+from shoal_coordinator.ledger import Lease, Ledger, NoRange, default_range_size
+from shoal_coordinator.progress import Tally
+
+
+class Stage(enum.Enum):
+    """How far a worker's entry into a job is."""
+
+    ASSIGNED = "loads the program"
+    ENTERING = "servers are told"
+    ADMITTED = "may pull and push"
+
+
+@dataclass(slots=True)
+class Participant:
+    """A live worker's part in a job. Only `JobLife` changes it."""
+
+    worker: str
+    incarnation: int
+    rank: int  # in [0, workers), unique among the job's participants
+    assignment: int  # unique in the cluster
+    stage: Stage = Stage.ASSIGNED
+    step: int = 0  # where it begins
+    told: WorkerReported | None = None  # its last report
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """What the program trains."""
+
+    variables: Mapping[str, Variable]
+    examples: int
+
+    @property
+    def given(self) -> bool:
+        """Whether a worker has to send initial values."""
+        return any(isinstance(variable.initializer, Given) for variable in self.variables.values())
+
+
+class JobLife:
+    """The state machine of one job.
+
+    Args:
+        ref: its name and which submission of that name it is.
+        spec: what the user asked for.
+        now: seconds of Unix time, as in every method.
+        token: of the submission, by which a repeat of it is known.
+    """
+
+    def __init__(self, ref: JobRef, spec: Job, now: float, token: str = "") -> None:
+        self.ref, self.spec, self.token = ref, spec, token
+        self.log = EventLog()
+        self.state = JobState.PENDING
+        self.placement: Placement | None = None  # set when the shards are planned; None again when they are dropped
+        self.active: dict[str, Participant] = {}  # by worker; empty once the job has ended
+        self._reason = ""  # why it failed
+        self._lack = ""  # what it waits for
+        self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
+        self._crew: dict[int, str] = {}  # by rank: who works there, or did until it finished or the job ended
+        self._finished = 0  # participants that were through
+        self._description: _Description | None = None
+        self._assigner = 0  # assignment of who sends the given values; 0: nobody
+        self._assigned = False  # the given values are in place
+        self._created = False  # the shards are on the servers
+        self._ledger: Ledger | None = None  # None until the job is described
+        self._tally = Tally()
+        self._enter(JobState.PENDING, "", now)
+
+    # What it is like now.
+
+    @property
+    def ended(self) -> bool:
+        """Whether no other state follows."""
+        return self.state.finished
+
+    @property
+    def finished_at(self) -> float:
+        """When it ended; 0: not yet."""
+        return self._finished_at
+
+    @property
+    def placed(self) -> Placement:
+        """Where the variables are.
+
+        Raises:
+            NotPlaced: they are not on servers yet, or no more.
+        """
+        if self.placement is None or not self._created:
+            raise errors.NotPlaced(
+                f"the variables of job {self.spec.name} are not on servers; it is {self.state.value}",
+                job=self.spec.name,
+            )
+        return self.placement
+
+    @property
+    def servers(self) -> tuple[ServerRef, ...]:
+        """Who holds its shards, or is asked to."""
+        if self.placement is None:
+            return ()
+        return tuple(sorted({ServerRef(shard.server, shard.address) for shard in self.placement.shards}))
+
+    @property
+    def vacancies(self) -> list[int]:
+        """The ranks that wait for a worker."""
+        if self.ended or (self._finished and not self.spec.is_session):
+            return []
+        taken = {participant.rank for participant in self.active.values()}
+        return [rank for rank in range(self.spec.workers) if rank not in taken]
+
+    @property
+    def unplaced(self) -> Mapping[str, Variable] | None:
+        """The variables that wait for a place on servers; None: none do."""
+        if self._description is None or self.placement is not None or self.ended:
+            return None
+        return self._description.variables
+
+    def status(self, now: float) -> JobStatus:
+        """The job as its user sees it."""
+        return JobStatus(
+            job=self.spec,
+            state=self.state,
+            reason=self._reason or self._lack,
+            submitted_at=self._submitted_at,
+            started_at=self._started_at,
+            finished_at=self._finished_at,
+            workers=tuple(self._crew[rank] for rank in sorted(self._crew)),
+            progress=self._progress(now),
+        )
+
+    def joined(self, worker: str) -> Joined:
+        """How far a worker's entry is; of one that has no part in the job, only what became of the job."""
+        participant = self.active.get(worker)
+        if participant is None:
+            return Joined(self.state, self.spec)
+        ready = self.state is JobState.RUNNING and participant.stage is Stage.ADMITTED
+        placement = self.placement if self._created else None
+        return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step)
+
+    # Workers come.
+
+    def wait_for(self, what: str, now: float) -> None:
+        """Tells the user what the job lacks, once when that changes; "" is nothing."""
+        if what and what != self._lack:
+            self._enter(self.state, what, now)
+        self._lack = what
+
+    def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> Participant:
+        """Gives a worker the first vacant rank."""
+        participant = Participant(worker, incarnation, self.vacancies[0], assignment)
+        self.active[worker] = participant
+        self._crew[participant.rank] = worker
+        state = JobState.STARTING if self.state is JobState.PENDING else self.state
+        self._enter(state, f"worker {worker} enters as rank {participant.rank}", now)
+        return participant
+
+    def describe(self, event: JobDescribed, now: float) -> tuple[Described, list[Effect]]:
+        """Takes what a worker says of its program; a second, different description ends the job."""
+        participant = self.active[event.worker]
+        description = _Description(dict(event.variables), event.examples)
+        if not description.variables:
+            raise errors.InvalidJob(f"the program of job {self.spec.name} has no variables; there is nothing to train")
+        if self._description is None:
+            self._description = description
+            self._ledger = self._new_ledger(event.examples)
+        elif conflict := _difference(self._description, description):
+            reason = f"{event.worker} describes the job in another way than its first worker: {conflict}"
+            return Described(conflict=reason), self.fail(reason, now)
+        if description.given and not self._assigned:
+            self._assigner = self._assigner or participant.assignment
+        return Described(assigns=self._assigner == participant.assignment and not self._assigned), []
+
+    def place(self, placement: Placement, now: float) -> list[Effect]:
+        """Has the shards allocated where they are planned."""
+        self.placement = placement
+        self._enter(JobState.PLACING, "", now)
+        return [CreateShards(self.ref, placement, self.spec)]
+
+    def shards_created(self, now: float) -> None:
+        """All servers hold the shards."""
+        self._created = True
+        self._run_when_ready(now)
+
+    def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
+        """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
+        participant = self.active[worker]
+        if assigned and participant.assignment == self._assigner:
+            self._assigned = True
+        if self._created and participant.stage is Stage.ASSIGNED:
+            participant.stage = Stage.ENTERING
+            return [
+                AdmitWorker(
+                    self.ref, worker, participant.incarnation, participant.rank, participant.assignment, self.servers
+                )
+            ]
+        self._run_when_ready(now)
+        return []
+
+    def admitted(self, assignment: int, step: int, now: float) -> None:
+        """All servers let a worker in."""
+        for participant in self.active.values():
+            if participant.assignment == assignment:
+                participant.stage, participant.step = Stage.ADMITTED, step
+        self._run_when_ready(now)
+
+    # They work.
+
+    def lease(self, worker: str, done: int) -> Lease | NoRange:
+        """Gives a worker the next range, after marking an earlier one as done."""
+        if self._ledger is None or self.state is not JobState.RUNNING:
+            return NoRange.WAIT
+        if done:
+            self._ledger.complete(worker, done)
+        return self._ledger.lease(worker)
+
+    def report(self, report: WorkerReported, now: float) -> None:
+        """Counts in what a worker did, and shows it to those who watch."""
+        participant = self.active[report.worker]
+        fresh = report.since(participant.told)
+        participant.told = report
+        self._tally.add(fresh)
+        for line in report.log:
+            self.log.append(LogLine(self.log.next, now, report.worker, line))
+        if fresh.accepted or fresh.rejected or fresh.dropped:
+            values, progress = dict(report.values), self._progress(now)
+            self.log.append(MetricsReported(self.log.next, now, report.worker, report.step, values, progress))
+
+    # They go, and the job ends.
+
+    def finish(self, worker: str, error: str, now: float) -> list[Effect]:
+        """A worker is through: done, or with an error, which ends the job. Before it runs, sessions may still leave."""
+        if error:
+            return self.fail(f"worker {worker} failed: {error}", now)
+        if self.state is not JobState.RUNNING and self.spec.is_session:
+            return self.lose(worker, now)
+        if self.state is not JobState.RUNNING:
+            return self.fail(f"worker {worker} was through before the job ran; its daemon's log may say why", now)
+        effects = self._release(worker)
+        self._finished += 1
+        return effects + self._succeed_when_done(now)
+
+    def lose(self, worker: str, now: float) -> list[Effect]:
+        """A worker died or left in the midst of its work; what it held goes to others."""
+        participant = self.active[worker]
+        effects = self._release(worker)
+        del self._crew[participant.rank]
+        if participant.assignment == self._assigner and not self._assigned:
+            self._assigner = 0
+        self._enter(self.state, f"worker {worker} (rank {participant.rank}) is gone", now)
+        return effects if self.spec.is_session else effects + self._succeed_when_done(now)
+
+    def fail(self, reason: str, now: float) -> list[Effect]:
+        """Ends the job for a reason that its user is told."""
+        return self._end(JobState.FAILED, reason, now)
+
+    def cancel(self, now: float) -> list[Effect]:
+        """Ends the job because its user wants so."""
+        return self._end(JobState.CANCELLED, "", now)
+
+    def drop(self) -> list[Effect]:
+        """Frees the variables."""
+        servers, self.placement, self._created = self.servers, None, False
+        return [DropShards(self.ref, servers)] if servers else []
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        ranks = [participant.rank for participant in self.active.values()]
+        assert len(set(ranks)) == len(ranks), "two workers share a rank"
+        assert all(0 <= rank < self.spec.workers for rank in ranks)
+        assert all(self._crew[participant.rank] == worker for worker, participant in self.active.items())
+        assert not (self.ended and self.active), "a job that ended has workers"
+        assert self.ended == bool(self._finished_at) == self.log.ended
+        assert not self._created or self.placement is not None
+        assert self._started_at or self.state is not JobState.RUNNING
+        assert self.state is not JobState.PENDING or not self.active
+        admitted = any(participant.stage is not Stage.ASSIGNED for participant in self.active.values())
+        assert self._created or not admitted, "servers were told of a worker before they had the shards"
+        if self._ledger:
+            self._ledger.validate()
+        self.log.validate()
+
+    def _enter(self, state: JobState, reason: str, now: float) -> None:
+        self.state = state
+        self.log.append(StateChanged(self.log.next, now, state, reason))
+
+    def _new_ledger(self, examples: int) -> Ledger:
+        spec = self.spec
+        size = spec.range_size or default_range_size(examples, spec.workers, spec.batch_size)
+        return Ledger(examples, spec.epochs, size)
+
+    def _run_when_ready(self, now: float) -> None:
+        everyone = len(self.active) == self.spec.workers and all(
+            participant.stage is Stage.ADMITTED for participant in self.active.values()
+        )
+        given = self._description is not None and self._description.given
+        if self.state is JobState.PLACING and self._created and everyone and (self._assigned or not given):
+            self._started_at = now
+            self._enter(JobState.RUNNING, "", now)
+
+    def _release(self, worker: str) -> list[Effect]:
+        participant = self.active.pop(worker)
+        if self._ledger:
+            self._ledger.take_back(worker)
+        if participant.stage is Stage.ASSIGNED:
+            return []
+        return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
+
+    def _succeed_when_done(self, now: float) -> list[Effect]:
+        return self._end(JobState.SUCCEEDED, "", now) if self._finished and not self.active else []
+
+    def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
+        if self.ended:
+            return []
+        # Fenced, so that nothing changes the variables any more and nobody goes on waiting at a barrier.
+        effects = [effect for worker in list(self.active) for effect in self._release(worker)]
+        self._finished_at, self._reason, self._lack = now, reason, ""
+        self._enter(state, reason, now)
+        # What never ran has nothing worth keeping.
+        return effects if self._started_at else effects + self.drop()
+
+    def _progress(self, now: float) -> Progress:
+        ledger = self._ledger
+        return self._tally.progress(
+            total_samples=ledger.samples if ledger else 0,
+            epoch=ledger.epoch if ledger else 0,
+            seconds=(self._finished_at or now) - self._started_at if self._started_at else 0.0,
+        )
+
+
+def _difference(first: _Description, second: _Description) -> str:
+    """Where two descriptions of one job differ; empty: nowhere."""
+    if first.examples != second.examples:
+        return f"{second.examples} examples instead of {first.examples}"
+    for name in sorted(first.variables.keys() | second.variables.keys()):
+        here, there = first.variables.get(name), second.variables.get(name)
+        if here is None or there is None:
+            return f"variable {name!r} is only in one of the two"
+        if here != there:
+            return f"variable {name!r} is {there} instead of {here}"
+    return ""

@@ -1,0 +1,91 @@
+"""A whole coordinator in this process: the shell, its services on a port, its metrics."""
+
+import secrets
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from shoal import _rpc, errors
+from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
+from shoal_coordinator.cluster import ClusterPolicy
+from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.metrics import StateCollector, count_events
+from shoal_coordinator.servicers import CoordinatorService, JobsService
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """How a coordinator is run.
+
+    Attributes:
+        listen: host:port; port 0 takes any free one.
+        advertise: host that others reach this one by; empty: the one bound.
+        lease_s: seconds of silence after which a member is dead.
+        heartbeat_s: seconds between two signs of life; less than half a lease, so that one may be lost.
+        keep_finished: ended jobs whose variables stay readable.
+        max_watchers: calls that watch jobs at the same time.
+        threads: calls of all other kinds that are answered at the same time; none of them waits for anything.
+    """
+
+    listen: str = "127.0.0.1:7070"
+    advertise: str = ""
+    lease_s: float = 5.0
+    heartbeat_s: float = 0.5
+    keep_finished: int = 8
+    max_watchers: int = 64
+    threads: int = 16
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_s < self.lease_s / 2:
+            raise errors.BadRequest(
+                f"a heartbeat every {self.heartbeat_s:g} s with a lease of {self.lease_s:g} s: the heartbeat must be "
+                "above 0 and less than half the lease, so that members outlive the loss of one",
+                heartbeat_s=self.heartbeat_s,
+                lease_s=self.lease_s,
+            )
+        if self.keep_finished < 0:
+            raise errors.BadRequest(f"keep_finished is {self.keep_finished}; it must be 0 or more jobs")
+
+
+class CoordinatorProcess:
+    """A coordinator that runs; made by `start_coordinator`."""
+
+    def __init__(self, config: CoordinatorConfig, registry: CollectorRegistry) -> None:
+        policy = ClusterPolicy(lease_s=config.lease_s, keep_finished=config.keep_finished)
+        self._coordinator = Coordinator(secrets.token_hex(8), policy, count_events(registry))
+        members = CoordinatorService(self._coordinator, lease_s=config.lease_s, heartbeat_s=config.heartbeat_s)
+        self._jobs = JobsService(self._coordinator, max_watchers=config.max_watchers)
+        registry.register(StateCollector(self._coordinator, lambda: self._jobs.watchers))
+        self._server = _rpc.RpcServer(
+            config.listen,
+            [
+                ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
+                ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self._jobs),
+            ],
+            threads=config.threads,
+            advertise=config.advertise,
+        )
+        self.address = self._server.address
+        self._coordinator.start()
+        self._server.start()
+        self._server.set_ready(True)
+
+    def stop(self) -> None:
+        """Ends it: no thread and no port is left."""
+        self._server.set_ready(False)
+        self._coordinator.stop()
+        self._server.stop()
+        self._jobs.close()
+
+
+def start_coordinator(config: CoordinatorConfig, registry: CollectorRegistry) -> CoordinatorProcess:
+    """Starts a coordinator in this process.
+
+    Args:
+        config: how.
+        registry: where its metrics go.
+
+    Raises:
+        PortInUse: another process listens there.
+    """
+    return CoordinatorProcess(config, registry)

@@ -1,0 +1,265 @@
+"""The coordinator's two services: decode, check, call, encode."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import structlog
+
+from shoal import _rpc, errors, variables
+from shoal.job import Job
+from shoal.status import Role
+from shoal.v1 import coordinator_pb2 as members_pb
+from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
+from shoal.v1 import job_pb2 as pb
+from shoal.variables import Variable
+from shoal_coordinator import codecs, events
+from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.membership import Registration
+
+_log = structlog.get_logger(__name__)
+
+# What one request may carry.
+MAX_LOG_LINES, MAX_LOG_LINE_BYTES = 1_000, 8 << 10
+MAX_VALUES = 256
+MAX_STALENESS = 1_024  # the bucket of all that is above the others
+MAX_ERROR_CHARACTERS = 64 << 10
+MAX_EXAMPLES = 1 << 48
+# Threads beside those of the watchers, which tell further ones that there are too many.
+_SPARE_THREADS = 2
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """Membership.
+
+    Args:
+        coordinator: the shell.
+        lease_s: told to members.
+        heartbeat_s: told to members.
+    """
+
+    def __init__(self, coordinator: Coordinator, *, lease_s: float, heartbeat_s: float) -> None:
+        self._coordinator = coordinator
+        self._lease_s, self._heartbeat_s = lease_s, heartbeat_s
+
+    @_rpc.servicer
+    def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
+        registration = Registration(
+            role=_role(request.role),
+            member=request.member,
+            process=request.process,
+            address=request.address,
+            device=request.device,
+            metrics_address=request.metrics_address,
+        )
+        member = self._coordinator.handle(events.RegistrationReceived(registration))
+        _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
+        return members_pb.RegisterReply(
+            incarnation=member.incarnation, lease_s=self._lease_s, heartbeat_s=self._heartbeat_s
+        )
+
+    @_rpc.servicer
+    def Heartbeat(self, request: members_pb.HeartbeatRequest, _: grpc.ServicerContext) -> members_pb.HeartbeatReply:
+        beat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes)
+        assignment = self._coordinator.handle(beat)
+        if assignment is None:
+            return members_pb.HeartbeatReply()
+        return members_pb.HeartbeatReply(job=assignment.job, assignment=assignment.number)
+
+    @_rpc.servicer
+    def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
+        self._coordinator.handle(events.MemberLeft(request.member, request.incarnation))
+        return members_pb.LeaveReply()
+
+    @_rpc.servicer
+    def GetStatus(self, _request: members_pb.GetStatusRequest, _: grpc.ServicerContext) -> members_pb.GetStatusReply:
+        with self._coordinator.reading() as (cluster, now):
+            status = cluster.status(now)
+        return codecs.cluster_message(status)
+
+
+class JobsService(job_pb2_grpc.JobsServicer):
+    """Jobs, for users and for workers.
+
+    Args:
+        coordinator: the shell.
+        max_watchers: calls of Watch at the same time; each holds a thread, of a pool of their own, so that they never
+            keep a heartbeat waiting.
+    """
+
+    def __init__(self, coordinator: Coordinator, *, max_watchers: int = 64) -> None:
+        self._coordinator = coordinator
+        self._watching = _Watch(coordinator, max_watchers)
+
+    def close(self) -> None:
+        """Waits for the watchers' threads; to be called after the coordinator and the server have stopped."""
+        self._watching.experimental_thread_pool.shutdown(wait=True)
+
+    @property
+    def watchers(self) -> int:
+        """Calls of Watch that are open."""
+        return self._watching.open
+
+    @property
+    def Watch(self) -> "_Watch":
+        """Streams a job's events."""
+        return self._watching
+
+    @_rpc.servicer
+    def Submit(self, request: pb.SubmitRequest, _: grpc.ServicerContext) -> pb.SubmitReply:
+        status = self._coordinator.handle(events.JobSubmitted(Job.from_proto(request.spec), request.token))
+        return pb.SubmitReply(status=codecs.job_message(status))
+
+    @_rpc.servicer
+    def List(self, _request: pb.ListRequest, _: grpc.ServicerContext) -> pb.ListReply:
+        with self._coordinator.reading() as (cluster, now):
+            jobs = cluster.jobs(now)
+        return pb.ListReply(jobs=[codecs.job_message(job) for job in jobs])
+
+    @_rpc.servicer
+    def Get(self, request: pb.GetRequest, _: grpc.ServicerContext) -> pb.GetReply:
+        with self._coordinator.reading() as (cluster, now):
+            status = cluster.job(request.job).status(now)
+        return pb.GetReply(status=codecs.job_message(status))
+
+    @_rpc.servicer
+    def Cancel(self, request: pb.CancelRequest, _: grpc.ServicerContext) -> pb.CancelReply:
+        status = self._coordinator.handle(events.JobCancelled(request.job))
+        return pb.CancelReply(status=codecs.job_message(status))
+
+    @_rpc.servicer
+    def Drop(self, request: pb.DropRequest, _: grpc.ServicerContext) -> pb.DropReply:
+        self._coordinator.handle(events.JobDropped(request.job))
+        return pb.DropReply()
+
+    @_rpc.servicer
+    def GetPlacement(self, request: pb.GetPlacementRequest, _: grpc.ServicerContext) -> tensor_pb2.Placement:
+        with self._coordinator.reading() as (cluster, _now):
+            placement = cluster.job(request.job).placed
+        return placement.to_proto()
+
+    @_rpc.servicer
+    def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
+        if request.examples > MAX_EXAMPLES:
+            raise errors.InvalidJob(f"a pass of {request.examples} examples; at most {MAX_EXAMPLES} are counted")
+        described = self._coordinator.handle(
+            events.JobDescribed(
+                request.job, request.worker, request.incarnation, _variables(request.variables), request.examples
+            )
+        )
+        if described.conflict:
+            raise errors.InvalidJob(f"job {request.job} failed: {described.conflict}", job=request.job)
+        return pb.DescribeReply(assigns=described.assigns)
+
+    @_rpc.servicer
+    def Join(self, request: pb.JoinRequest, _: grpc.ServicerContext) -> pb.JoinReply:
+        joined = self._coordinator.handle(
+            events.JoinRequested(request.job, request.worker, request.incarnation, request.assigned)
+        )
+        return codecs.join_message(joined)
+
+    @_rpc.servicer
+    def Lease(self, request: pb.LeaseRequest, _: grpc.ServicerContext) -> pb.LeaseReply:
+        answer = self._coordinator.handle(
+            events.LeaseRequested(request.job, request.worker, request.incarnation, request.done)
+        )
+        return codecs.lease_message(answer)
+
+    @_rpc.servicer
+    def Report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportReply:
+        _check_report(request)
+        stop = self._coordinator.handle(
+            events.WorkerReported(
+                job=request.job,
+                worker=request.worker,
+                incarnation=request.incarnation,
+                step=request.step,
+                accepted=request.accepted,
+                rejected=request.rejected,
+                dropped=request.dropped,
+                samples=request.samples,
+                values=dict(request.values),
+                staleness=dict(request.staleness),
+                log=tuple(request.log),
+            )
+        )
+        return pb.ReportReply(stop=stop)
+
+    @_rpc.servicer
+    def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:
+        # A traceback's end says the most.
+        error = request.error[-MAX_ERROR_CHARACTERS:]
+        self._coordinator.handle(events.WorkerFinished(request.job, request.worker, request.incarnation, error))
+        return pb.FinishReply()
+
+
+class _Watch:
+    """The handler of Watch, whose calls run in a pool of their own."""
+
+    def __init__(self, coordinator: Coordinator, max_watchers: int) -> None:
+        self._coordinator = coordinator
+        self._max_watchers = max_watchers
+        # grpcio runs a handler that has this attribute in that pool instead of the server's.
+        self.experimental_thread_pool = ThreadPoolExecutor(max_watchers + _SPARE_THREADS, thread_name_prefix="watch")
+        self._lock = threading.Lock()  # guards open
+        self.open = 0
+
+    def __call__(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
+        try:
+            self._enter()
+        except errors.ShoalError as error:
+            _rpc.refuse(context, error)
+            return
+        try:
+            context.add_callback(self._coordinator.wake)
+            watched = self._coordinator.watch(
+                request.job, request.after, wait=not request.no_wait, gone=lambda: not context.is_active()
+            )
+            for event in watched:
+                yield codecs.event_message(event)
+        except errors.ShoalError as error:
+            _rpc.refuse(context, error)
+        finally:
+            with self._lock:
+                self.open -= 1
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self.open >= self._max_watchers:
+                raise errors.Overloaded(
+                    f"{self._max_watchers} calls watch jobs already, the most at a time; try again later",
+                    watchers=self._max_watchers,
+                )
+            self.open += 1
+
+
+def _role(code: "members_pb.Role.ValueType") -> Role:
+    try:
+        return Role[members_pb.Role.Name(code)]
+    except (KeyError, ValueError):
+        raise errors.BadRequest(f"role {code} is none of SERVER, WORKER, SESSION") from None
+
+
+def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
+    decoded: dict[str, Variable] = {}
+    for message in messages:
+        name, variable = variables.from_proto(message)
+        if name in decoded:
+            raise errors.InvalidVariable(f"variable {name!r} is there twice", variable=name)
+        decoded[name] = variable
+    return decoded
+
+
+def _check_report(request: pb.ReportRequest) -> None:
+    problems = {
+        f"{len(request.log)} log lines; at most {MAX_LOG_LINES}": len(request.log) > MAX_LOG_LINES,
+        f"a log line of more than {MAX_LOG_LINE_BYTES} bytes": any(
+            len(line.encode()) > MAX_LOG_LINE_BYTES for line in request.log
+        ),
+        f"{len(request.values)} values; at most {MAX_VALUES}": len(request.values) > MAX_VALUES,
+        f"a staleness above {MAX_STALENESS}": max(request.staleness, default=0) > MAX_STALENESS,
+    }
+    for problem, there in problems.items():
+        if there:
+            raise errors.BadRequest(f"the report of {request.worker} on job {request.job} has {problem}")
