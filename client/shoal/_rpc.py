@@ -57,7 +57,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 _STATUS_TO_ERROR: dict[grpc.StatusCode, type[errors.ShoalError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
-    grpc.StatusCode.CANCELLED: errors.Cancelled,
+    # Of a server that stops in the middle of a call. Who gives up a call of its own does not wait for its error.
+    grpc.StatusCode.CANCELLED: errors.Unreachable,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.MessageTooLarge,
     grpc.StatusCode.INVALID_ARGUMENT: errors.BadRequest,
 }
@@ -97,11 +98,17 @@ def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
 
 @contextmanager
 def translated(address: str) -> Iterator[None]:
-    """Raises a `ShoalError` for any gRPC error of the block."""
+    """Raises a `ShoalError` for any gRPC error of the block; Cancelled if our own channel was closed."""
     try:
         yield
     except grpc.RpcError as failure:
         raise error_from(failure, address) from None
+    except ValueError as failure:
+        if "closed" not in str(
+            failure
+        ):  # the only ValueError that grpc raises for a call has this and no type of its own
+            raise
+        raise errors.Cancelled(f"the connection to {address} was closed on this side", address=address) from None
 
 
 def servicer(method: Callable[..., Any]) -> Callable[..., Any]:

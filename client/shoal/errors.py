@@ -142,6 +142,10 @@ class Overloaded(ShoalError, code="OVERLOADED", status="RESOURCE_EXHAUSTED"):
     """A bound was reached (watchers, staged bytes): try again later."""
 
 
+class StartFailed(ShoalError, code="START_FAILED", status="FAILED_PRECONDITION"):
+    """A role of a local cluster ended before it was ready; the message has the end of its log."""
+
+
 class PortInUse(ShoalError, code="PORT_IN_USE", status="UNAVAILABLE"):
     """Another process listens there: choose another port, or 0 for any free one."""
 
@@ -171,6 +175,7 @@ __all__ = [
     "ProgramError",
     "ShoalError",
     "StaleEpoch",
+    "StartFailed",
     "UnknownJob",
     "UnknownShard",
     "Unreachable",

@@ -113,7 +113,7 @@ def watch(
         DeadlineExceeded: `timeout_s` is over.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    pause = _FIRST_PAUSE_S
+    pause, over = _FIRST_PAUSE_S, False
     while True:
         try:
             for event in _stream(coordinator, job, after, follow, end):
@@ -124,22 +124,19 @@ def watch(
             whole = True
         except errors.DeadlineExceeded:
             raise errors.DeadlineExceeded(f"job {job} has not ended within {timeout_s:g} s", job=job) from None
-        except (errors.Unreachable, errors.Cancelled):  # a coordinator that goes down cancels its calls
+        except errors.Unreachable:
             whole = False
-        if whole and not follow:
+        if whole and (over or not follow):
             return
-        if _has_ended(coordinator, job) and whole:
-            return
+        # A stream that ended without the job's end may have been cut short: only one that began after it was not.
+        over = _has_ended(coordinator, job)
         sleep(pause * (1 - jitter() / 2))
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def _has_ended(coordinator: CoordinatorClient, job: str) -> bool:
     """Whether a job is over; waits for a coordinator that is away."""
-    try:
-        status = coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=job)).status
-    except errors.Cancelled:  # it goes down in this moment
-        return False
+    status = coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=job)).status
     return JobState.from_proto(status.state).finished
 
 

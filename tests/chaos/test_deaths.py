@@ -1,18 +1,20 @@
 """Processes that die, as they do, and what is left of the work: everything that was promised."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from waiting import wait_until
 
 import shoal
 from shoal import optim
+from waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
@@ -149,8 +151,8 @@ def test_training_goes_on_while_the_coordinator_is_away(small_cluster, client):
             lambda: names <= {found.member for found in client.status().members if found.alive},
             what="the members' return",
         )
-        with pytest.raises(shoal.ShoalError):  # its state is in memory, and says so instead of hanging
-            session.close()
+        with pytest.raises(shoal.Fenced, match="open a new one"):  # its state is in memory: it knows nobody any more
+            session.push({"w": np.ones(3)})
     fine = client.submit(shoal.Job("broken_programs:fine", workers=2, optimizer=optim.SGD(1.0), batch_size=8))
     fine.wait(timeout_s=60)
 
@@ -162,8 +164,6 @@ def test_nothing_outlives_shoal_up(number):
     up = subprocess.Popen(
         [*command, "--path", str(SUPPORT), "--json"], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    import json
-
     address = json.loads(up.stdout.readline())["address"]
     with shoal.Client(address) as client:
         job = client.submit(gated("/nonexistent/gate", workers=1))
@@ -173,7 +173,7 @@ def test_nothing_outlives_shoal_up(number):
     os.kill(up.pid, number)
     up.wait(timeout=30)
     up.stdout.close()
-    gone, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive, f"still there: {alive}"
 
 
@@ -183,7 +183,6 @@ def member(client, name):
 
 def subprocess_when_live(client, job, start):
     """Runs `start` in a thread as soon as the job has been described, which its first session does while it waits."""
-    import threading
 
     def run():
         wait_until(lambda: any(status.job.name == job for status in client.jobs()), what="the job")

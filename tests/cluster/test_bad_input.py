@@ -38,7 +38,7 @@ class TestPrograms:
             ("broken_programs:Gradients", {"kind": "name"}, ["'w' is missing", "'v' is"]),
             ("broken_programs:Gradients", {"kind": "shape"}, ["'w' has shape (5,), not (4,)"]),
             ("broken_programs:Gradients", {"kind": "dtype"}, ["'w' is float64: cast it to float32"]),
-            ("broken_programs:NotFinite", {"every": 1}, ["NaN", "in a row"]),
+            ("broken_programs:NotFinite", {"every": 1, "size": 512}, ["NaN", "in a row"]),
         ],
         ids=["module", "factory", "factory raises", "setting", "loss raises", "name", "shape", "dtype", "nan"],
     )
@@ -62,7 +62,7 @@ class TestJobs:
     def test_a_name_that_is_running(self, client, tmp_path):
         gated = job("Gated", name="twice", settings={"gate": str(tmp_path / "gate")})
         first = client.submit(gated)
-        with pytest.raises(shoal.JobExists, match="twice is .*: choose another name, or cancel it first"):
+        with pytest.raises(shoal.JobExists, match=r"twice is .*: choose another name, or cancel it first"):
             client.submit(gated)
         first.cancel()
         with pytest.raises(shoal.Cancelled):
@@ -74,9 +74,12 @@ class TestJobs:
                 call("nobody-knows")
 
     def test_a_session_of_other_variables_than_the_jobs(self, client):
-        with client.session("mine", variables={"w": np.zeros(3)}):
-            with pytest.raises(shoal.ShoalError, match="mine"), client.session("mine", variables={"w": np.zeros(4)}):
-                pass
+        with (
+            client.session("mine", variables={"w": np.zeros(3)}),
+            pytest.raises(shoal.ShoalError, match="mine"),
+            client.session("mine", variables={"w": np.zeros(4)}),
+        ):
+            pass
 
 
 class TestProcesses:
@@ -95,7 +98,9 @@ class TestProcesses:
         assert "choose another port" in done.stderr
 
     def test_a_metrics_port_in_use(self, shared_cluster):
-        done = self.run("coordinator", "--listen", "127.0.0.1:0", "--metrics-listen", shared_cluster.metrics["server-0"])
+        done = self.run(
+            "coordinator", "--listen", "127.0.0.1:0", "--metrics-listen", shared_cluster.metrics["server-0"]
+        )
         assert done.returncode == 1
         assert "cannot serve metrics" in done.stderr
 

@@ -60,7 +60,7 @@ def test_a_session_trains_without_workers():
 def test_a_role_that_cannot_start_says_why(tmp_path):
     before = descendants()
     cluster = shoal.LocalCluster(1, 0, flags={"server": ["--rpc-threads", "0"]}, log_dir=tmp_path)
-    with pytest.raises(shoal.Unreachable, match=r"(?s)server-0 ended with exit status 2 before.*--rpc-threads"):
+    with pytest.raises(shoal.StartFailed, match=r"(?s)server-0 ended with exit status 2 before.*--rpc-threads"):
         cluster.start()
     assert descendants() == before
     assert "--rpc-threads" in (tmp_path / "server-0.log").read_text()
@@ -69,7 +69,7 @@ def test_a_role_that_cannot_start_says_why(tmp_path):
 def test_a_port_in_use_is_named():
     with (
         shoal.LocalCluster(0, 0) as first,
-        pytest.raises(shoal.Unreachable, match=rf"(?s)coordinator ended.*{first.address}.*in use"),
+        pytest.raises(shoal.StartFailed, match=rf"(?s)coordinator ended.*{first.address}.*in use"),
     ):
         shoal.LocalCluster(0, 0, listen=first.address).start()
 

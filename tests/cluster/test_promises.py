@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from cluster_probe import histories, in_sessions
+from digits import Digits
 
 import shoal
+from cluster_probe import histories, in_sessions
 from shoal import initializers, optim, partitioners
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -124,10 +125,13 @@ def test_updates_are_counted(client, mode):
 
 def test_an_asynchronous_run_converges(client):
     """The digits, 4 workers."""
-    from digits import Digits
-
     job = shoal.Job(
-        "digits:Digits", name="converges", workers=4, consistency=shoal.Asynchronous(), optimizer=optim.Adam(0.003), epochs=30
+        "digits:Digits",
+        name="converges",
+        workers=4,
+        consistency=shoal.Asynchronous(),
+        optimizer=optim.Adam(0.003),
+        epochs=30,
     )
     result = client.submit(job).wait(timeout_s=100)
     assert result.progress.staleness_max > 0

@@ -148,6 +148,10 @@ class TestEvents:
         watcher.join(timeout=20)
         assert seen == ["worker-0: before", "worker-0: meanwhile"]
 
+    def test_after_the_last_are_none(self, coordinator, job):
+        coordinator.enter("linear", "SUCCEEDED")
+        assert list(job.events(after=1)) == []
+
     def test_end_with_an_error_when_the_coordinator_stays_away(self, coordinator):
         coordinator.add(shoal.Job("models:linear", name="linear"))
         with shoal.Client(coordinator.address, retry_for_s=0.2) as client:

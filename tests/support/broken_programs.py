@@ -2,9 +2,12 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
+
+import shoal
 
 
 class Numbers:
@@ -90,18 +93,12 @@ class Gated(Program):
         self.gate = Path(gate)
 
     def variables(self):
-        import shoal
-
         return {
             "w": np.zeros(4, np.float32),
             "seen": shoal.Variable((self.dataset.size,), trainable=False, aggregation="sum", dtype="int64"),
         }
 
     def loss_and_gradients(self, params, batch):
-        import threading
-
-        import shoal
-
         pause = threading.Event()
         while not self.gate.exists():
             pause.wait(0.01)

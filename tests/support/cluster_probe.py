@@ -6,9 +6,8 @@ from typing import Any
 
 from shoal import Client, Session, _rpc
 from shoal._layout import Placement
-from shoal.v1 import job_pb2
+from shoal.v1 import job_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal.v1 import parameter_server_pb2_grpc
 
 
 def placement(client: Client, job: str) -> Placement:

@@ -36,7 +36,7 @@ def marked_processes(mark: str) -> list[str]:
 
 def shared_memory() -> set[str]:
     """Names in /dev/shm."""
-    folder = Path("/dev/shm")  # noqa: S108
+    folder = Path("/dev/shm")
     return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
 
 

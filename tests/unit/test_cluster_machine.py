@@ -352,6 +352,13 @@ def test_a_name_is_used_again_once_its_job_has_ended(rig):
     assert rig.machine.job("a").placed.epoch == 2
 
 
+def test_a_submission_that_is_repeated_is_answered_as_the_first_was(rig):
+    first = rig.handle(events.JobSubmitted(job(), "token"))
+    assert rig.handle(events.JobSubmitted(job(), "token")) == first
+    with pytest.raises(errors.JobExists):
+        rig.handle(events.JobSubmitted(job(), "another"))
+
+
 def test_what_comes_late_from_an_earlier_job_of_that_name_changes_nothing(rig):
     rig.submit(job())
     rig.describe("a", "w0")

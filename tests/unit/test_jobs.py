@@ -62,6 +62,17 @@ def test_a_repeated_report_counts_once():
     assert job.status(START + 2).progress.steps == 4
 
 
+def test_reports_are_totals_so_one_whose_answer_was_lost_counts_once():
+    job = running()
+    job.report(report(step=4, accepted=4, samples=40, staleness={0: 4}), START + 1)  # its answer was lost
+    job.report(report(step=9, accepted=9, samples=90, staleness={0: 5, 1: 4}), START + 2)
+    progress = job.status(START + 3).progress
+    assert (progress.steps, progress.samples) == (9, 90)
+    assert job._tally._staleness == {0: 5, 1: 4}
+    metrics = [event for event in job.log.after(0) if isinstance(event, MetricsReported)]
+    assert [event.progress.steps for event in metrics] == [4, 9]
+
+
 def test_the_rate_stands_still_when_the_job_has_ended():
     job = running()
     job.report(report(step=1, accepted=1, samples=100), START + 5)

@@ -155,12 +155,18 @@ class Daemon:
     def _run(self) -> None:
         while not self._machine.done:
             try:
-                event = self._events.get(timeout=_SHIP_EVERY_S if self._part else None)
-            except queue.Empty:
-                pass
-            else:
-                self._handle(event)
-            self._tell_coordinator()
+                self._take_turn()
+            except Exception:  # a defect; this thread must outlive it, or nobody would ever stop the trainer
+                _log.exception("a turn failed")
+
+    def _take_turn(self) -> None:
+        try:
+            event = self._events.get(timeout=_SHIP_EVERY_S if self._part else None)
+        except queue.Empty:
+            pass
+        else:
+            self._handle(event)
+        self._tell_coordinator()
 
     def _handle(self, event: Event) -> None:
         for effect in self._machine.handle(event):

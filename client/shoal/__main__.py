@@ -1,0 +1,6 @@
+"""`python -m shoal`: the same as `shoal`."""
+
+from shoal._cli import main
+
+if __name__ == "__main__":
+    main()

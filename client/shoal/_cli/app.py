@@ -1,0 +1,61 @@
+"""The command tree: our own commands, and those of the roles that are installed."""
+
+import os
+import sys
+from importlib.metadata import entry_points, version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from shoal._cli import cluster, jobs, submit
+from shoal._cli.output import EXIT_CODES_HELP
+
+
+class _WithRoles(TyperGroup):
+    """Finds `shoal coordinator|server|worker` by entry point when they are asked for.
+
+    The shared package imports no role, and `shoal jobs` does not wait for what a server needs.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *entry_points(group="shoal.roles").names]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        for role in entry_points(group="shoal.roles", name=cmd_name):
+            single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            single.command(name=cmd_name, rich_help_panel="One role")(role.load())
+            return typer.main.get_command(single)
+        return super().get_command(ctx, cmd_name)
+
+
+app = typer.Typer(
+    cls=_WithRoles,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    epilog=EXIT_CODES_HELP,
+)
+app.command(rich_help_panel="Cluster")(cluster.up)
+app.command(rich_help_panel="Cluster")(cluster.status)
+app.command(rich_help_panel="Jobs")(submit.submit)
+for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.cancel, jobs.drop, jobs.pull):
+    app.command(rich_help_panel="Jobs")(_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"shoal {version('shoal')}{os.linesep}")
+        raise typer.Exit
+
+
+@app.callback()
+def shoal(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A parameter-server cluster for training."""
+
+
+__all__ = ["app"]

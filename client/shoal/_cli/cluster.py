@@ -1,0 +1,132 @@
+"""Commands on the cluster: up, status."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal._cli import options, records
+from shoal._cli.output import Output
+from shoal.client import Client
+from shoal.local_cluster import LocalCluster
+from shoal.status import MemberStatus
+
+# How often `up` looks whether a role has died.
+_LOOK_EVERY_S = 0.5
+
+
+def up(
+    servers: Annotated[int, typer.Option(min=1, help="Parameter servers.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, help="Workers; 0 for sessions alone.")] = 2,
+    path: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Folder to import programs from; repeatable. By default this one."
+        ),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(envvar="SHOAL_LISTEN", help="The coordinator's host:port; port 0 takes any free one.")
+    ] = options.DEFAULT_ADDRESS,
+    log_level: Annotated[
+        str, typer.Option(envvar="SHOAL_LOG_LEVEL", help="Of the roles: debug, info, warning or error.")
+    ] = "warning",
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the roles' logs. By default they go to standard error.")
+    ] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Runs a cluster on this machine until Ctrl-C, which stops all of it.
+
+    --json prints one object when the cluster is ready, and one for each role that dies.
+    """
+    cluster = LocalCluster(
+        servers,
+        workers,
+        path=path or ["."],
+        listen=listen,
+        log_level=log_level,
+        log_dir=log_dir,
+        show_logs=log_dir is None,
+    )
+    with Output(as_json) as out, _until_interrupted():
+        if not as_json:
+            out.errors.print(f"starting a coordinator, {servers} servers and {workers} workers ...")
+        with cluster:
+            _announce(cluster, out)
+            _watch(cluster, out)
+
+
+def status(
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Shows the cluster's members and what they hold."""
+    columns = ["member", "role", "state", "address", "device", "job", "shards", "bytes", "metrics"]
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        now = client.status()
+        if as_json:
+            out.record(records.cluster(now))
+            return
+        title = f"cluster {now.cluster} · epoch {now.epoch} · {now.shards} shards · {now.bytes:,} bytes"
+        out.rows(title, columns, [(_member_cells(member), {}) for member in now.members])
+
+
+def _member_cells(member: MemberStatus) -> list[str]:
+    return [
+        member.member,
+        member.role.value,
+        "alive" if member.alive else f"silent for {member.silent_s:.0f} s",
+        member.address,
+        member.device,
+        member.job,
+        str(member.shards or ""),
+        f"{member.bytes:,}" if member.bytes else "",
+        member.metrics_address,
+    ]
+
+
+def _announce(cluster: LocalCluster, out: Output) -> None:
+    out.say(
+        f"Shoal runs at {cluster.address}. Ctrl-C stops it. From another terminal:\n"
+        f"  export SHOAL_COORDINATOR={cluster.address}\n"
+        "  shoal submit PACKAGE.MODULE:FACTORY --workers 2 --follow\n"
+        "  shoal status",
+        {
+            "address": cluster.address,
+            "metrics": cluster.metrics,
+            "pids": {process.name: process.pid for process in cluster.processes},
+        },
+    )
+
+
+def _watch(cluster: LocalCluster, out: Output) -> None:
+    """Says it when a role dies, until it is interrupted."""
+    dead: set[str] = set()
+    while True:
+        time.sleep(_LOOK_EVERY_S)
+        for process in cluster.processes:
+            code = process.returncode
+            if code is not None and process.name not in dead:
+                dead.add(process.name)
+                record = {"event": "ended", "name": process.name, "exit_status": code}
+                out.say(f"{process.name} ended with exit status {code}; the others go on", record)
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block, at whatever point it is, and are no error."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+__all__ = ["status", "up"]

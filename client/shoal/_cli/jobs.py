@@ -1,0 +1,146 @@
+"""Commands on jobs that are there: jobs, wait, logs, cancel, drop, pull."""
+
+import os
+import secrets
+import time
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from shoal._cli import options, records
+from shoal._cli.follow import summary
+from shoal._cli.output import Output, Row
+from shoal.client import Client
+from shoal.events import LogLine
+from shoal.status import JobStatus
+
+
+def jobs(
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Lists all jobs, newest first."""
+    columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "age"]
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        now = time.time()
+        out.rows("", columns, [_job_row(status, now) for status in client.jobs()])
+
+
+def wait(
+    job: options.JobArgument,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; by default as long as it takes.")] = None,
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Waits for a job's end, and ends as it does."""
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        result = client.job(job).wait(timeout)
+        out.say(summary(result), records.result(result))
+
+
+def logs(
+    job: options.JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Prints the lines that a job's programs wrote."""
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        for event in client.job(job).events(follow=follow):
+            if isinstance(event, LogLine):
+                out.say(str(event), records.event(event))
+
+
+def cancel(
+    job: options.JobArgument,
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Ends a job; one that has ended stays as it is."""
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        status = client.cancel(job)
+        out.say(f"{job} is {status.state.value}", records.job(status))
+
+
+def drop(
+    job: options.JobArgument,
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Frees an ended job's variables and forgets it."""
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        client.drop(job)
+        out.say(f"{job} is dropped", {"name": job, "dropped": True})
+
+
+def pull(
+    job: options.JobArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE.npz", dir_okay=False, help="Written whole or not at all.")],
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Saves a job's variables as they are now, for `numpy.load`.
+
+    bfloat16 is saved as float32, which holds it exactly.
+    """
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        variables = client.pull(job)
+        _save(file, variables)
+        size = sum(array.nbytes for array in variables.values())
+        out.say(
+            f"{file}: {len(variables)} variables, {size:,} bytes",
+            {"name": job, "file": str(file), "variables": len(variables), "bytes": size},
+        )
+
+
+def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
+    done = status.progress
+    cells = [
+        status.name,
+        status.state.value,
+        status.job.program or "(sessions)",
+        str(status.job.consistency),
+        f"{len(status.workers)}/{status.job.workers}",
+        f"{done.steps:,}",
+        f"{done.samples_per_s:,.0f}",
+        f"{done.loss:.4g}",
+        f"{done.staleness_p50:g}/{done.staleness_max}",
+        _duration(now - status.submitted_at),
+    ]
+    return cells, records.job(status)
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
+
+
+def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Writes an .npz. Not by `numpy.savez`, which takes names as keyword arguments and cannot write bfloat16."""
+    unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        with zipfile.ZipFile(unfinished, "x") as archive:
+            for name, array in variables.items():
+                known = array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, known, allow_pickle=False)
+        os.replace(unfinished, file)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {file}: {error}") from None
+    finally:
+        with suppress(FileNotFoundError):
+            unfinished.unlink()
+
+
+__all__ = ["cancel", "drop", "jobs", "logs", "pull", "wait"]

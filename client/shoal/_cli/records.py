@@ -1,0 +1,75 @@
+"""What `--json` prints: the fields are a contract with scripts, so each is named here."""
+
+from dataclasses import asdict
+from typing import Any
+
+from shoal.events import Event, LogLine, MetricsReported, StateChanged
+from shoal.status import ClusterStatus, JobResult, JobStatus, MemberStatus
+
+
+def job(status: JobStatus) -> dict[str, Any]:
+    """A job."""
+    submitted = status.job
+    return {
+        "name": submitted.name,
+        "state": status.state.value,
+        "reason": status.reason,
+        "program": submitted.program,
+        "settings": dict(submitted.settings),
+        "consistency": str(submitted.consistency),
+        "optimizer": submitted.optimizer.name,
+        "workers": list(status.workers),
+        "workers_wanted": submitted.workers,
+        "shards": submitted.shards,
+        "seed": submitted.seed,
+        "epochs": submitted.epochs,
+        "batch_size": submitted.batch_size,
+        "max_steps": submitted.max_steps,
+        "submitted_at": status.submitted_at,
+        "started_at": status.started_at,
+        "finished_at": status.finished_at,
+        "progress": asdict(status.progress),
+    }
+
+
+def result(result: JobResult) -> dict[str, Any]:
+    """What a job did."""
+    return {"name": result.job, "state": "succeeded", "seconds": result.seconds, "progress": asdict(result.progress)}
+
+
+def member(member: MemberStatus) -> dict[str, Any]:
+    """A member."""
+    return {**asdict(member), "role": member.role.value}
+
+
+def cluster(status: ClusterStatus) -> dict[str, Any]:
+    """The cluster."""
+    return {
+        "cluster": status.cluster,
+        "epoch": status.epoch,
+        "shards": status.shards,
+        "bytes": status.bytes,
+        "members": [member(each) for each in status.members],
+    }
+
+
+def event(event: Event) -> dict[str, Any]:
+    """An event; `event` says of which kind."""
+    record: dict[str, Any] = {"event": "other", "sequence": event.sequence, "time": event.time}
+    match event:
+        case StateChanged():
+            record |= {"event": "state", "state": event.state.value, "reason": event.reason}
+        case MetricsReported():
+            record |= {
+                "event": "metrics",
+                "worker": event.worker,
+                "step": event.step,
+                "values": dict(event.values),
+                "progress": asdict(event.progress),
+            }
+        case LogLine():
+            record |= {"event": "log", "worker": event.worker, "text": event.text}
+    return record
+
+
+__all__ = ["cluster", "event", "job", "member", "result"]

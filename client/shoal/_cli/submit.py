@@ -1,0 +1,78 @@
+"""`shoal submit`."""
+
+from typing import Annotated
+
+import typer
+
+from shoal import consistency as modes
+from shoal._cli import options, records
+from shoal._cli.follow import follow as follow_job
+from shoal._cli.follow import summary
+from shoal._cli.output import INTERRUPTED, Output
+from shoal.client import Client, JobHandle
+from shoal.job import Job
+
+
+def submit(
+    program: Annotated[
+        str, typer.Argument(metavar="PROGRAM", help="package.module:factory, which the workers import.")
+    ],
+    name: Annotated[str, typer.Option(help="Of the job. By default drawn from the program's name.")] = "",
+    workers: Annotated[int, typer.Option("--workers", "-w", help="How many train at once.")] = 1,
+    consistency: Annotated[
+        str, typer.Option(help="sync, sync:BACKUP_WORKERS, async, async:scaled, or ssp:BOUND.")
+    ] = "sync",
+    optimizer: Annotated[str, typer.Option(help=options.OPTIMIZER_HELP)] = "sgd:learning_rate=0.1",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Argument of the factory, as JSON or a string; repeatable."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the data set.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Examples a step, of one worker.")] = 32,
+    max_steps: Annotated[int, typer.Option(help="Steps after which a worker stops; 0: no limit.")] = 0,
+    shards: Annotated[int, typer.Option(help="How many the variables are cut into; 0: four a server.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of initial values and of the order of the data.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Watch it to its end, and end as it does. Ctrl-C leaves it running.")
+    ] = False,
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Starts a job.
+
+    --json prints the job; with --follow then its events, and at last its result.
+    """
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        job = Job(
+            program,
+            name=name,
+            workers=workers,
+            consistency=modes.parse(consistency),
+            optimizer=options.optimizer(optimizer),
+            settings=options.settings(settings or []),
+            epochs=epochs,
+            batch_size=batch_size,
+            max_steps=max_steps,
+            shards=shards,
+            seed=seed,
+        )
+        handle = client.submit(job)
+        if out.as_json:
+            out.record(records.job(handle.status()))
+        elif not follow:
+            out.say(f"submitted {handle.name}; watch it with `shoal logs --follow {handle.name}`", {})
+        if follow:
+            _follow(handle, out)
+
+
+def _follow(job: JobHandle, out: Output) -> None:
+    try:
+        result = follow_job(job, out)
+    except KeyboardInterrupt:
+        out.errors.print(f"{job.name} goes on without you; `shoal cancel {job.name}` ends it")
+        raise typer.Exit(INTERRUPTED) from None
+    out.say(summary(result), records.result(result))
+
+
+__all__ = ["submit"]

@@ -1,0 +1,255 @@
+"""The cluster as a user's program sees it: submit jobs, watch them, fetch what they trained."""
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from shoal import errors, events
+from shoal._coordinator import CoordinatorClient
+from shoal._layout import Placement
+from shoal._parameters import ParameterClient
+from shoal.consistency import Consistency
+from shoal.events import Event, LogLine
+from shoal.job import Job
+from shoal.optim import Optimizer
+from shoal.session import Session
+from shoal.status import ClusterStatus, JobResult, JobStatus
+from shoal.v1 import coordinator_pb2, job_pb2
+from shoal.variables import Variable
+
+DEFAULT_ADDRESS = "127.0.0.1:7070"
+
+
+class JobHandle:
+    """One job of a cluster, by name. Made by `Client.submit` and `Client.job`; valid as long as its client is open."""
+
+    def __init__(self, coordinator: CoordinatorClient, name: str) -> None:
+        self._coordinator = coordinator
+        self._jobs = coordinator.jobs
+        self.name = name
+
+    def status(self) -> JobStatus:
+        """The job as the coordinator sees it now.
+
+        Raises:
+            UnknownJob: there is no such job, or none any more.
+        """
+        return JobStatus.from_proto(self._coordinator.call(self._jobs.Get, job_pb2.GetRequest(job=self.name)).status)
+
+    def wait(self, timeout_s: float | None = None) -> JobResult:
+        """Waits for the job's end and says what it did.
+
+        Args:
+            timeout_s: how long to wait; None: as long as it takes. The job goes on in any case.
+
+        Raises:
+            JobFailed: it failed; the message has the reason and the program's traceback.
+            Cancelled: it was cancelled.
+            DeadlineExceeded: it has not ended in time.
+            Unreachable: the coordinator was away for longer than the client's `retry_for_s`.
+        """
+        for _ in events.watch(self._coordinator, self.name, timeout_s=timeout_s):
+            pass
+        return self.result()
+
+    def result(self) -> JobResult:
+        """What the job did, without waiting.
+
+        Raises:
+            JobRunning: it has not ended.
+            JobFailed, Cancelled: as for `wait`.
+        """
+        return self.status().result()
+
+    def events(self, after: int = 0, *, follow: bool = True) -> Iterator[Event]:
+        """What happens to the job, in order and each once, though the connection may break on the way.
+
+        Args:
+            after: the sequence number to begin behind; 0: from the oldest that is kept (20,000 a job).
+            follow: wait for more until the job has ended, instead of ending with what there is.
+
+        Yields:
+            `StateChanged`, `MetricsReported` and `LogLine`.
+        """
+        return events.watch(self._coordinator, self.name, after=after, follow=follow)
+
+    def logs(self, *, follow: bool = False) -> Iterator[str]:
+        """The lines that the job's programs wrote, each with its worker's name in front.
+
+        Args:
+            follow: wait for more until the job has ended.
+        """
+        return (str(event) for event in self.events(follow=follow) if isinstance(event, LogLine))
+
+    def cancel(self) -> JobStatus:
+        """Ends the job. One that has ended stays as it is."""
+        request = job_pb2.CancelRequest(job=self.name)
+        return JobStatus.from_proto(self._coordinator.call(self._jobs.Cancel, request).status)
+
+    def drop(self) -> None:
+        """Frees the ended job's variables and forgets it.
+
+        Raises:
+            JobRunning: it has not ended; cancel it first.
+        """
+        self._coordinator.call(self._jobs.Drop, job_pb2.DropRequest(job=self.name))
+
+    def pull(self) -> dict[str, np.ndarray]:
+        """The job's variables as they are now; while it runs, shards may be some updates apart.
+
+        Returns:
+            Fresh arrays by name, in the variables' shapes and dtypes.
+
+        Raises:
+            UnknownJob: there is no such job, or it was dropped.
+            NotPlaced: its variables are not on servers yet.
+        """
+        with ParameterClient(self._placement(), refresh=self._placement) as parameters:
+            return parameters.pull()
+
+    def _placement(self) -> Placement:
+        request = job_pb2.GetPlacementRequest(job=self.name)
+        return Placement.from_proto(self._coordinator.call(self._jobs.GetPlacement, request))
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.name!r})"
+
+
+class Client:
+    """A connection to a cluster's coordinator. May be used by several threads at once.
+
+        with shoal.Client("127.0.0.1:7070") as client:
+            job = client.submit(shoal.Job("regression:linear", workers=2))
+            print(job.wait())
+            weights = client.pull(job)["w"]
+
+    Args:
+        address: the coordinator's host:port; by default $SHOAL_COORDINATOR, else 127.0.0.1:7070.
+        retry_for_s: how long a call is repeated while nobody answers, in seconds. Connects at the first call.
+
+    Raises:
+        Unreachable: the address is none.
+    """
+
+    def __init__(self, address: str | None = None, *, retry_for_s: float = 20.0) -> None:
+        self.address = address or os.environ.get("SHOAL_COORDINATOR") or DEFAULT_ADDRESS
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise errors.Unreachable(
+                f"{self.address!r} is no coordinator's address; give host:port, such as {DEFAULT_ADDRESS}",
+                address=self.address,
+            )
+        self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s)
+
+    def submit(self, job: Job) -> JobHandle:
+        """Starts a job.
+
+        Raises:
+            InvalidJob: its specification contradicts itself.
+            JobExists: a job of that name is running.
+        """
+        request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
+        reply = self._coordinator.call(self._coordinator.jobs.Submit, request)
+        return JobHandle(self._coordinator, reply.status.spec.name)
+
+    def jobs(self) -> list[JobStatus]:
+        """All jobs that the cluster knows, newest first."""
+        reply = self._coordinator.call(self._coordinator.jobs.List, job_pb2.ListRequest())
+        return [JobStatus.from_proto(status) for status in reply.jobs]
+
+    def job(self, name: str) -> JobHandle:
+        """The handle of a job that was submitted somewhere else. Not checked before its first use."""
+        return JobHandle(self._coordinator, name)
+
+    def status(self) -> ClusterStatus:
+        """The cluster's members and what they hold."""
+        reply = self._coordinator.call(self._coordinator.members.GetStatus, coordinator_pb2.GetStatusRequest())
+        return ClusterStatus.from_proto(reply)
+
+    def cancel(self, job: JobHandle | str) -> JobStatus:
+        """Ends a job: see `JobHandle.cancel`."""
+        return self.job(_name(job)).cancel()
+
+    def drop(self, job: JobHandle | str) -> None:
+        """Forgets an ended job: see `JobHandle.drop`."""
+        self.job(_name(job)).drop()
+
+    def pull(self, job: JobHandle | str) -> dict[str, np.ndarray]:
+        """A job's variables as NumPy arrays: see `JobHandle.pull`."""
+        return self.job(_name(job)).pull()
+
+    def session(
+        self,
+        job: str,
+        *,
+        variables: Mapping[str, Variable | ArrayLike] | None = None,
+        optimizer: Optimizer | None = None,
+        consistency: Consistency | None = None,
+        workers: int | None = None,
+        shards: int | None = None,
+        seed: int | None = None,
+        worker: str = "",
+    ) -> Session:
+        """Opens a session: pull and push from a loop of your own, in any framework. See `Session`.
+
+        Starts the job if none of that name is live, else joins the one that is.
+
+        Args:
+            job: name, 1 to 63 characters of [a-z0-9-], starting with a letter.
+            variables: what is trained, by name; an array is a trainable variable's initial value. Needed to start a
+                job; who joins one may leave it out.
+            optimizer, consistency, workers, shards, seed: as for `Job`, whose defaults hold for what is left out.
+                Who joins a job gets its values, and may repeat them.
+            worker: member id of this session; by default a random one.
+
+        Raises:
+            UnknownJob: no such job is live, and there are no variables to start one with.
+            InvalidJob: the job that runs is described in another way.
+        """
+        given = {
+            "optimizer": optimizer,
+            "consistency": consistency,
+            "workers": workers,
+            "shards": shards,
+            "seed": seed,
+        }
+        options = {key: value for key, value in given.items() if value is not None}
+        return Session(self._coordinator, job, variables, options, worker=worker)
+
+    def close(self) -> None:
+        """Closes the connection; calls in progress end with Cancelled."""
+        self._coordinator.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(address: str | None = None, *, retry_for_s: float = 20.0) -> Client:
+    """Opens a `Client` and makes sure that a coordinator answers.
+
+    Raises:
+        Unreachable: none did for `retry_for_s` seconds.
+    """
+    client = Client(address, retry_for_s=retry_for_s)
+    try:
+        client.status()
+    except errors.ShoalError:
+        client.close()
+        raise
+    return client
+
+
+def _name(job: JobHandle | str) -> str:
+    return job if isinstance(job, str) else job.name
+
+
+__all__ = ["DEFAULT_ADDRESS", "Client", "JobHandle", "connect"]

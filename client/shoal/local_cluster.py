@@ -1,0 +1,158 @@
+"""A whole cluster on this machine, as child processes: for trying things out, for notebooks and for tests."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from shoal._role_process import RoleProcess
+from shoal.client import Client
+
+_ROLES = ("coordinator", "server", "worker")
+_LOOPBACK = "127.0.0.1:0"
+# How long a role may take to end before it is killed.
+_STOP_S = 10.0
+
+
+class LocalCluster:
+    """A coordinator, servers and workers on loopback.
+
+        with shoal.LocalCluster(servers=2, workers=2, path=["examples"]) as cluster, cluster.client() as client:
+            print(client.submit(shoal.Job("digits:classifier", workers=2)).wait())
+
+    No process, port or file outlives it, even if this process is killed. Works in scripts, notebooks and the REPL.
+
+    Args:
+        servers: how many.
+        workers: how many; 0 for a cluster whose workers are sessions.
+        path: folders that workers import programs from.
+        listen: host:port of the coordinator; port 0 takes any free one.
+        env: environment variables for the roles, beside this process's own.
+        flags: further flags by role: {"coordinator": ["--lease", "2"]}; see `shoal coordinator --help`.
+        log_level: debug, info, warning or error.
+        log_dir: folder for the roles' logs, one file each, which stay. None: kept only as long as the cluster runs.
+        show_logs: roles log to this process's standard error instead.
+        start_timeout_s: how long all of it may take to start. The first start compiles the optimizers' kernels.
+
+    Raises:
+        StartFailed: on entering: a role did not start; the message has the end of its log.
+    """
+
+    def __init__(
+        self,
+        servers: int = 2,
+        workers: int = 2,
+        *,
+        path: Sequence[str | Path] = (".",),
+        listen: str = _LOOPBACK,
+        env: Mapping[str, str] | None = None,
+        flags: Mapping[str, Sequence[str]] | None = None,
+        log_level: str = "warning",
+        log_dir: str | Path | None = None,
+        show_logs: bool = False,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        self._counts = {"server": servers, "worker": workers}
+        self._path = [str(Path(folder).resolve()) for folder in path]
+        self._listen = listen
+        self._env = {**os.environ, **(env or {})}
+        self._flags = flags or {}
+        self._log_level = log_level
+        self._log_dir = None if log_dir is None else Path(log_dir)
+        self._show_logs = show_logs
+        self._start_timeout_s = start_timeout_s
+        self._processes: dict[tuple[str, int], RoleProcess] = {}
+
+    @property
+    def address(self) -> str:
+        """The coordinator's host:port."""
+        return self.process("coordinator").address
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The host:port of /metrics of each role, by its name ("server-0")."""
+        return {process.name: process.metrics for process in self.processes}
+
+    @property
+    def processes(self) -> list[RoleProcess]:
+        """All roles: the coordinator, the servers, the workers."""
+        return list(self._processes.values())
+
+    def process(self, role: str, index: int = 0) -> RoleProcess:
+        """One role."""
+        return self._processes[role, index]
+
+    def client(self) -> Client:
+        """A new client of this cluster; close it, or use it in a `with`."""
+        return Client(self.address)
+
+    def start(self) -> None:
+        """Starts all roles and returns when they are ready; what `with` does."""
+        deadline = time.monotonic() + self._start_timeout_s
+        with ExitStack() as undo:
+            undo.callback(self.stop)
+            self._launch("coordinator", 0, self._listen).wait_ready(deadline - time.monotonic())
+            members = [self._launch(role, index) for role, count in self._counts.items() for index in range(count)]
+            for process in members:
+                process.wait_ready(deadline - time.monotonic())
+            undo.pop_all()
+
+    def stop(self) -> None:
+        """Ends all roles, workers first, the coordinator last; what the end of `with` does."""
+        for role in reversed(_ROLES):
+            ending = [process for process in self.processes if process.role == role]
+            for process in ending:
+                process.ask_to_stop()
+            for process in ending:
+                process.reap(_STOP_S)
+                del self._processes[process.role, process.index]
+
+    def kill(self, role: str, index: int = 0) -> None:
+        """Ends one role as a crash would."""
+        self.process(role, index).kill()
+
+    def restart(self, role: str, index: int = 0) -> RoleProcess:
+        """Starts a role anew under its name, having killed it if it still runs; the coordinator keeps its address.
+
+        Raises:
+            Unreachable: it did not start. A killed member is let in again only when its last life's lease has ended.
+        """
+        old = self.process(role, index)
+        old.kill()
+        old.reap(_STOP_S)
+        process = self._launch(role, index, old.address if role == "coordinator" else _LOOPBACK)
+        process.wait_ready(self._start_timeout_s)
+        return process
+
+    def __enter__(self) -> "LocalCluster":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _launch(self, role: str, index: int, listen: str = _LOOPBACK) -> RoleProcess:
+        flags = ["--metrics-listen", _LOOPBACK, "--log-level", self._log_level]
+        if role != "coordinator":
+            flags += ["--coordinator", self.address, "--name", f"{role}-{index}"]
+        if role != "worker":
+            flags += ["--listen", listen]
+        else:
+            flags += [flag for folder in self._path for flag in ("--path", folder)]
+        process = RoleProcess(
+            role,
+            index,
+            [*flags, *self._flags.get(role, ())],
+            env=self._env,
+            log_dir=self._log_dir,
+            show_log=self._show_logs,
+        )
+        self._processes[role, index] = process
+        return process
+
+
+__all__ = ["LocalCluster"]

@@ -1,0 +1,281 @@
+"""Sessions: a user's own training loop as a worker of a job, in any framework that knows NumPy arrays."""
+
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import ArrayLike
+
+from shoal import errors
+from shoal._coordinator import CoordinatorClient, Membership
+from shoal._parameters import ParameterClient, PushResult
+from shoal._participant import Participant, Report
+from shoal.job import Job
+from shoal.status import JobStatus
+from shoal.v1 import coordinator_pb2, job_pb2
+from shoal.variables import Variable
+
+_log = structlog.get_logger(__name__)
+
+# Progress goes to the coordinator with the first push after so many seconds: it is not on the data path.
+_REPORT_EVERY_S = 0.5
+
+
+class Session:
+    """A worker of a job that lives in your own process. Opened by `Client.session`; closed by `with`, or `close`.
+
+        variables = {"w": np.zeros(3), "b": shoal.Variable((1,), initializer=shoal.initializers.Ones())}
+        with client.session("my-job", variables=variables, optimizer=shoal.optim.SGD(0.1)) as session:
+            for x, y in batches:
+                params = session.pull()
+                loss, gradients = loss_and_gradients(params, x, y)
+                session.push(gradients, weight=len(x), metrics={"loss": loss})
+
+    Opening waits until as many sessions as the job has workers are there and the variables are placed. The job
+    succeeds when the last one present has closed; one that closes because of an exception fails the job with its
+    traceback. The variables stay, for `Client.pull`, until the job is dropped.
+
+    Every process or thread opens a session of its own; one session is not for several threads at once. A thread of the
+    session's keeps it alive: a process that stands still for longer than the cluster's lease is declared dead, the
+    others go on without it, and its next call raises `Fenced`.
+
+    Attributes:
+        job: the job's name.
+        worker: this session's member id.
+    """
+
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        job: str,
+        variables: Mapping[str, Variable | ArrayLike] | None,
+        options: Mapping[str, Any],
+        *,
+        worker: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.job, self.worker = job, worker or f"session-{secrets.token_hex(4)}"
+        self._clock = clock
+        self._reported_at = clock()
+        self._unreported = Report()
+        self._incarnation = 0
+        self._fenced = self._over = self._closed = False
+        with ExitStack() as opened:
+            if _start_or_find(coordinator, job, variables, options):
+                opened.push(lambda _kind, error, _trace: _cancel(coordinator, job) if error else None)
+            member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=self.worker)
+            membership = opened.enter_context(Membership(coordinator, member, on_incarnation=self._live_as))
+            membership.start()
+            self._participant = Participant(coordinator, job, self.worker, membership.incarnation)
+            if variables is not None:
+                self._participant.describe({name: _plain(value) for name, value in variables.items()}, examples=0)
+            self._parameters: ParameterClient = opened.enter_context(self._participant.enter())
+            opened.pop_all()
+        self._membership = membership
+
+    @property
+    def step(self) -> int:
+        """The step to take next: how many this session has taken, or more where others have overtaken it."""
+        return self._parameters.step
+
+    @property
+    def rank(self) -> int:
+        """This session's place among the job's workers, from 0."""
+        return self._participant.rank
+
+    def pull(self) -> dict[str, np.ndarray]:
+        """All variables, as soon as the job's consistency mode lets this session have them.
+
+        Returns:
+            Fresh arrays by name, in the variables' shapes and dtypes.
+
+        Raises:
+            Fenced: this session was declared dead; the message says what to do.
+            Cancelled: the job was cancelled, or is over.
+            Unreachable: a server was away for too long.
+        """
+        with self._alive():
+            return self._parameters.pull()
+
+    def push(
+        self,
+        gradients: Mapping[str, ArrayLike],
+        *,
+        updates: Mapping[str, ArrayLike] | None = None,
+        weight: float = 1.0,
+        metrics: Mapping[str, float] | None = None,
+    ) -> PushResult:
+        """Sends this step's gradients; they count whole or not at all, and once.
+
+        Args:
+            gradients: of every trainable variable, in its shape and dtype.
+            updates: of every non-trainable variable, or of none: values, or increments where they are summed.
+            weight: in a synchronous step's mean, > 0: the number of samples.
+            metrics: figures of the step for whoever watches the job: {"loss": 0.3}.
+
+        Raises:
+            InvalidGradient: names, shapes or dtypes do not fit; nothing was sent.
+            NonFiniteGradient: NaN or Inf; nothing changed. `skip` the step, or push it again with other values.
+            Fenced, Cancelled, Unreachable: as for `pull`.
+        """
+        arrays = {name: np.asarray(value) for name, value in gradients.items()}
+        new = {name: np.asarray(value) for name, value in updates.items()} if updates else None
+        with self._alive():
+            try:
+                result = self._parameters.push(arrays, updates=new, weight=weight)
+            except errors.NonFiniteGradient:
+                self._account(Report(step=self.step, rejected=1))
+                raise
+            self._account(_report_of(result, weight, metrics or {}))
+            return result
+
+    def skip(self) -> PushResult:
+        """Passes this step by, so that nobody waits for a gradient of this session's."""
+        with self._alive():
+            return self._parameters.skip()
+
+    def barrier(self) -> None:
+        """Waits until `pull` would answer, without moving the values."""
+        with self._alive():
+            self._parameters.barrier()
+
+    def log(self, text: str) -> None:
+        """Adds lines to the job's log, which goes out with the next report."""
+        lines = tuple(line[:8000] for line in text.splitlines())
+        self._account(Report(step=self.step, log=lines))
+
+    def close(self, error: str = "") -> None:
+        """Ends this session's part in the job, which is then done, or fails if an error's text is given.
+
+        Raises:
+            Unreachable: the coordinator could not be told; it will miss this session when its lease runs out.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as closing:
+            closing.callback(self._membership.stop)
+            closing.callback(self._parameters.close)
+            if not self._fenced:
+                self._send_report()
+                self._participant.finish(error)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close("".join(traceback.format_exception(error)))
+        except errors.ShoalError as second:  # the first error is the one to be seen
+            _log.warning("could not end the session", job=self.job, reason=second.message)
+
+    def _live_as(self, incarnation: int) -> None:
+        """Notes, on the heartbeat's thread, that this member has begun another life: this session's is over."""
+        self._fenced = self._incarnation not in {0, incarnation}
+        self._incarnation = incarnation
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        if self._over or self._closed:
+            raise errors.Cancelled(f"job {self.job} is over for {self.worker}: stop the loop", job=self.job)
+        if self._fenced:
+            raise self._declared_dead()
+        try:
+            yield
+        except errors.Fenced:
+            self._fenced = True
+            raise self._declared_dead() from None
+
+    def _declared_dead(self) -> errors.Fenced:
+        return errors.Fenced(
+            f"{self.worker} of job {self.job} was declared dead: it was silent for longer than the cluster's lease. "
+            "What it had pushed counts; the others went on without it. Close this session and open a new one",
+            job=self.job,
+            worker=self.worker,
+        )
+
+    def _account(self, report: Report) -> None:
+        self._unreported = self._unreported.then(report)
+        if self._clock() - self._reported_at >= _REPORT_EVERY_S:
+            self._send_report()
+
+    def _send_report(self) -> None:
+        self._reported_at = self._clock()
+        try:
+            self._over = self._participant.report(self._unreported)
+        except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training goes on without the coordinator
+            _log.debug("could not report", job=self.job, reason=error.message)
+        else:
+            self._unreported = Report()
+
+
+def _start_or_find(
+    coordinator: CoordinatorClient,
+    name: str,
+    variables: Mapping[str, Variable | ArrayLike] | None,
+    options: Mapping[str, Any],
+) -> bool:
+    """Starts a job for sessions, or checks that the live one is the one meant; True if it was started."""
+    if variables is not None:
+        job = Job(name=name, **options)
+        try:
+            request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
+            coordinator.call(coordinator.jobs.Submit, request)
+        except errors.JobExists:
+            pass
+        else:
+            return True
+    status = JobStatus.from_proto(coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=name)).status)
+    if status.state.finished:
+        raise errors.UnknownJob(
+            f"job {name} is {status.state.value}: there is nothing to join; give variables to start it anew", job=name
+        )
+    for option, wanted in options.items():
+        running = getattr(status.job, option)
+        chosen_for_us = option == "shards" and wanted == 0
+        if wanted != running and not chosen_for_us:
+            raise errors.InvalidJob(
+                f"job {name} runs with {option}={running}, not {wanted}; leave {option} out to join it, "
+                "or choose another name",
+                job=name,
+                option=option,
+            )
+    return False
+
+
+def _cancel(coordinator: CoordinatorClient, job: str) -> None:
+    """Gives up a job that this session started and could not enter."""
+    try:
+        coordinator.call(coordinator.jobs.Cancel, job_pb2.CancelRequest(job=job), retry_for_s=0)
+    except errors.ShoalError as error:
+        _log.warning("could not cancel", job=job, reason=error.message)
+
+
+def _plain(value: Variable | ArrayLike) -> Variable | np.ndarray:
+    return value if isinstance(value, Variable) else np.asarray(value)
+
+
+def _report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -> Report:
+    if result.outcome != "accepted":
+        return Report(step=result.step, dropped=1)
+    return Report(
+        step=result.step,
+        accepted=1,
+        samples=round(weight),
+        values={name: float(value) for name, value in metrics.items()},
+        staleness={min(result.staleness, 1023): 1},
+    )
+
+
+__all__ = ["PushResult", "Session"]

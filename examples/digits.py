@@ -1,0 +1,97 @@
+"""A program that Shoal trains: a two-layer perceptron that reads handwritten digits.
+
+    shoal up --path examples                                           in one terminal
+    shoal submit digits:Digits --workers 2 --set hidden=64 --follow    in another
+
+The job names the factory `digits:Digits`. Each worker calls it with the job's settings, and owns the loop from there.
+The arithmetic is NumPy's, through operators and universal functions only. CuPy's arrays answer to both, so the same
+lines run on a GPU when that is where the worker put the parameters and the batch.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import shoal
+from shoal.initializers import HeNormal
+from shoal.program import Array
+
+PIXELS, CLASSES = 8 * 8, 10
+HELD_OUT = 360  # of 1,797 images
+
+
+class Images:
+    """Labelled images, by number.
+
+    Args:
+        pixels: [images, 64], from 0 to 1.
+        labels: [images], from 0 to 9.
+    """
+
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray) -> None:
+        self.pixels = pixels
+        self.targets = np.eye(CLASSES, dtype=pixels.dtype)[labels]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.pixels[indices], self.targets[indices]
+
+
+class Digits:
+    """What a job trains: variables, a data set, and a function that gives gradients. See `shoal.Program`.
+
+    Args:
+        hidden: units of the hidden layer.
+        seed: chooses the images that are held out; the same on every worker, as a job's settings are.
+        dtype: float32 or float64.
+    """
+
+    def __init__(self, hidden: int = 64, seed: int = 0, dtype: str = "float32") -> None:
+        self.hidden, self.dtype = hidden, dtype
+        values, labels = load_digits(return_X_y=True)
+        pixels = (values / 16).astype(dtype)
+        test, train = np.split(np.random.default_rng(seed).permutation(len(pixels)), [HELD_OUT])
+        self.dataset = Images(pixels[train], labels[train])
+        self.held_out = Images(pixels[test], labels[test])
+
+    def variables(self) -> dict[str, shoal.Variable]:
+        """Shapes and initial values: the servers make them, so that no worker has to send them."""
+        return {
+            "hidden/w": shoal.Variable((PIXELS, self.hidden), self.dtype, HeNormal()),
+            "hidden/b": shoal.Variable(self.hidden, self.dtype),
+            "output/w": shoal.Variable((self.hidden, CLASSES), self.dtype, HeNormal()),
+            "output/b": shoal.Variable(CLASSES, self.dtype),
+        }
+
+    def loss_and_gradients(
+        self, params: Mapping[str, Array], batch: tuple[Array, Array]
+    ) -> tuple[Array, dict[str, Array]]:
+        """The mean cross-entropy of a batch, and its gradient by the chain rule, from the last layer to the first."""
+        x, targets = batch
+        hidden = np.maximum(x @ params["hidden/w"] + params["hidden/b"], 0)
+        log_p = _log_softmax(hidden @ params["output/w"] + params["output/b"])
+        loss = -(targets * log_p).sum() / len(x)
+
+        d_logits = (np.exp(log_p) - targets) / len(x)
+        d_hidden = (d_logits @ params["output/w"].T) * (hidden > 0)
+        return loss, {
+            "hidden/w": x.T @ d_hidden,
+            "hidden/b": d_hidden.sum(axis=0),
+            "output/w": hidden.T @ d_logits,
+            "output/b": d_logits.sum(axis=0),
+        }
+
+    def evaluate(self, params: Mapping[str, Array]) -> dict[str, float]:
+        """How well given parameters do on the held-out images. Shoal does not call it: whoever has the result does."""
+        hidden = np.maximum(self.held_out.pixels @ params["hidden/w"] + params["hidden/b"], 0)
+        logits = hidden @ params["output/w"] + params["output/b"]
+        right = logits.argmax(axis=1) == self.held_out.targets.argmax(axis=1)
+        return {"accuracy": float(right.mean())}
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(axis=1, keepdims=True)  # so that no exponential overflows
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
