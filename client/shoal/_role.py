@@ -99,8 +99,10 @@ def run_role(
         done.wait()
         log.info("stopping")
     finally:
+        metrics_end = threading.Thread(target=stop_metrics, name="metrics end")  # takes up to half a second
+        metrics_end.start()
         role.stop()
-        stop_metrics()
+        metrics_end.join()
     log.info("stopped")
 
 

@@ -35,7 +35,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
 class Job:
     """A training job.
 
-        job = Job("models.digits:classifier", workers=2, consistency=BoundedStaleness(4), settings={"hidden": 64})
+        job = Job("digits:Digits", workers=2, consistency=BoundedStaleness(4), settings={"hidden": 64})
 
     Args:
         program: `package.module:factory`, which the workers import. Empty: a job whose workers are sessions of users.

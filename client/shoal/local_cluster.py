@@ -20,7 +20,7 @@ class LocalCluster:
     """A coordinator, servers and workers on loopback.
 
         with shoal.LocalCluster(servers=2, workers=2, path=["examples"]) as cluster, cluster.client() as client:
-            print(client.submit(shoal.Job("digits:classifier", workers=2)).wait())
+            print(client.submit(shoal.Job("digits:Digits", workers=2)).wait())
 
     No process, port or file outlives it, even if this process is killed. Works in scripts, notebooks and the REPL.
 
@@ -29,7 +29,8 @@ class LocalCluster:
         workers: how many; 0 for a cluster whose workers are sessions.
         path: folders that workers import programs from.
         listen: host:port of the coordinator; port 0 takes any free one.
-        env: environment variables for the roles, beside this process's own.
+        env: environment variables for the roles, beside this process's own. Where neither says how many threads
+            linear algebra takes (OMP_NUM_THREADS), each worker gets its share of the cores.
         flags: further flags by role: {"coordinator": ["--lease", "2"]}; see `shoal coordinator --help`.
         log_level: debug, info, warning or error.
         log_dir: folder for the roles' logs, one file each, which stay. None: kept only as long as the cluster runs.
@@ -57,7 +58,7 @@ class LocalCluster:
         self._counts = {"server": servers, "worker": workers}
         self._path = [str(Path(folder).resolve()) for folder in path]
         self._listen = listen
-        self._env = {**os.environ, **(env or {})}
+        self._env = {**_share_of_cores(workers), **os.environ, **(env or {})}
         self._flags = flags or {}
         self._log_level = log_level
         self._log_dir = None if log_dir is None else Path(log_dir)
@@ -153,6 +154,12 @@ class LocalCluster:
         )
         self._processes[role, index] = process
         return process
+
+
+def _share_of_cores(workers: int) -> dict[str, str]:
+    """Else every worker would take all cores, and they would spend them on waiting for each other."""
+    share = max(1, (os.cpu_count() or 1) // max(1, workers))
+    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(share))
 
 
 __all__ = ["LocalCluster"]

@@ -1,4 +1,4 @@
-"""`shoal coordinator`: one source of truth for its flags and `SHOAL_*` variables."""
+"""`shoal coordinator`: its flags and `SHOAL_*` variables."""
 
 from typing import Annotated
 
@@ -6,20 +6,13 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from shoal import _role
+from shoal import _role_flags as flags
 
 
 def coordinator(
-    listen: Annotated[
-        str,
-        typer.Option(envvar="SHOAL_LISTEN", help="host:port to serve at; port 0 takes any free one."),
-    ] = "127.0.0.1:7070",
-    advertise: Annotated[
-        str,
-        typer.Option(envvar="SHOAL_ADVERTISE", help="Host that others reach it by, if not that of --listen."),
-    ] = "",
-    metrics_listen: Annotated[
-        str, typer.Option(envvar="SHOAL_METRICS_LISTEN", help="host:port of /metrics; port 0 takes any free one.")
-    ] = "127.0.0.1:0",
+    listen: flags.Listen = flags.DEFAULT_COORDINATOR,
+    advertise: flags.Advertise = "",
+    metrics_listen: flags.MetricsListen = flags.ANY_PORT,
     lease: Annotated[
         float, typer.Option(envvar="SHOAL_LEASE", help="Seconds of silence after which a member is declared dead.")
     ] = 5.0,
@@ -32,14 +25,12 @@ def coordinator(
     keep_finished: Annotated[
         int,
         typer.Option(
-            min=0,
-            envvar="SHOAL_KEEP_FINISHED",
-            help="Ended jobs whose variables stay readable; older ones go.",
+            envvar="SHOAL_KEEP_FINISHED", min=0, help="Ended jobs whose variables stay readable; older ones go."
         ),
     ] = 8,
-    log_format: Annotated[str, typer.Option(envvar="SHOAL_LOG_FORMAT", help="console or json.")] = "console",
-    log_level: Annotated[str, typer.Option(envvar="SHOAL_LOG_LEVEL", help="debug, info, warning or error.")] = "info",
-    supervised: Annotated[bool, typer.Option(hidden=True)] = False,
+    log_format: flags.LogFormat = "console",
+    log_level: flags.LogLevel = "info",
+    supervised: flags.Supervised = False,
 ) -> None:
     """Keeps the cluster's small state: members, placement, jobs and who trains on which data."""
 

@@ -1,4 +1,4 @@
-"""`shoal server`: one source of truth for its flags and `SHOAL_*` variables."""
+"""`shoal server`: its flags and `SHOAL_*` variables."""
 
 import socket
 from typing import Annotated
@@ -7,38 +7,28 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from shoal import _role
+from shoal import _role_flags as flags
 
 
 def server(
-    coordinator: Annotated[
-        str, typer.Option(envvar="SHOAL_COORDINATOR", help="The coordinator's host:port.")
-    ] = "127.0.0.1:7070",
+    coordinator: flags.Coordinator = flags.DEFAULT_COORDINATOR,
     name: Annotated[
         str,
         typer.Option(
             envvar="SHOAL_NAME",
-            help="Member id, kept over restarts: [a-z0-9-], up to 63. By default server- and this host's name.",
+            help="Member id, kept over restarts: a-z, 0-9 and -. By default server- and this host's name.",
         ),
     ] = "",
-    listen: Annotated[
-        str, typer.Option(envvar="SHOAL_LISTEN", help="host:port to serve at; port 0 takes any free one.")
-    ] = "127.0.0.1:0",
-    advertise: Annotated[
-        str,
-        typer.Option(envvar="SHOAL_ADVERTISE", help="Host that workers reach this server by, if not that of --listen."),
-    ] = "",
-    metrics_listen: Annotated[
-        str, typer.Option(envvar="SHOAL_METRICS_LISTEN", help="host:port of /metrics; port 0 takes any free one.")
-    ] = "127.0.0.1:0",
+    listen: flags.Listen = flags.ANY_PORT,
+    advertise: flags.Advertise = "",
+    metrics_listen: flags.MetricsListen = flags.ANY_PORT,
     rpc_threads: Annotated[
         int, typer.Option(envvar="SHOAL_RPC_THREADS", min=2, max=256, help="Pushes, and pulls, served at once.")
     ] = 16,
-    retry_for: Annotated[
-        float, typer.Option(envvar="SHOAL_RETRY_FOR", min=0, help="Seconds to look for the coordinator at start.")
-    ] = 30.0,
-    log_format: Annotated[str, typer.Option(envvar="SHOAL_LOG_FORMAT", help="console or json.")] = "console",
-    log_level: Annotated[str, typer.Option(envvar="SHOAL_LOG_LEVEL", help="debug, info, warning or error.")] = "info",
-    supervised: Annotated[bool, typer.Option(hidden=True)] = False,
+    retry_for: flags.RetryFor = 30.0,
+    log_format: flags.LogFormat = "console",
+    log_level: flags.LogLevel = "info",
+    supervised: flags.Supervised = False,
 ) -> None:
     """Hosts shards of jobs' variables and applies updates to them."""
 

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
 from shoal._participant import Participant
+from shoal._rpc import RpcServer
 from shoal.v1 import coordinator_pb2
 from shoal_worker.arrays import choose_device
 from shoal_worker.assignment import (
@@ -59,6 +60,8 @@ class WorkerConfig:
         paths: folders that programs are imported from, before all others.
         retry_for_s: how long calls are repeated while nobody answers, in seconds.
         stop_grace_s: seconds that a trainer gets to end when it is told to.
+        listen: host:port of the health service; port 0 takes any free one.
+        advertise: host that others reach it by; empty: the one bound.
     """
 
     coordinator: str
@@ -67,6 +70,8 @@ class WorkerConfig:
     paths: tuple[str, ...] = (".",)
     retry_for_s: float = 30.0
     stop_grace_s: float = 3.0
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""
 
 
 @dataclass
@@ -87,25 +92,26 @@ class Daemon:
     Args:
         config: what to be.
         client: the way to the coordinator; closed by `stop`.
+        health: says that it is alive; stopped by `stop`.
         device: the name of the device, for people.
         metrics: what trainers did.
         metrics_address: where they are served.
         start_process: makes a `TrainerProcess`.
     """
 
-    address = ""  # it serves nothing
-
     def __init__(
         self,
         config: WorkerConfig,
         client: CoordinatorClient,
+        health: RpcServer,
         device: str,
         metrics: WorkerMetrics,
         *,
         metrics_address: str = "",
         start_process: StartProcess = TrainerProcess,
     ) -> None:
-        self._config, self._client, self._metrics = config, client, metrics
+        self._config, self._client, self._health, self._metrics = config, client, health, metrics
+        self.address = health.address
         self._start_process = start_process
         self._events: queue.Queue[Event] = queue.Queue(_MAX_EVENTS)
         self._machine = Machine()  # touched by _thread alone, as is _part
@@ -113,7 +119,11 @@ class Daemon:
         self._membership = Membership(
             client,
             coordinator_pb2.RegisterRequest(
-                role=coordinator_pb2.WORKER, member=config.name, device=device, metrics_address=metrics_address
+                role=coordinator_pb2.WORKER,
+                member=config.name,
+                address=self.address,
+                device=device,
+                metrics_address=metrics_address,
             ),
             on_reply=self._on_heartbeat,
             on_incarnation=lambda incarnation: self._events.put(Reborn(incarnation)),
@@ -129,12 +139,15 @@ class Daemon:
         """
         self._membership.start(retry_for_s=self._config.retry_for_s)
         self._thread.start()
+        self._health.set_ready(True)
 
     def stop(self) -> None:
+        self._health.set_ready(False)
         self._events.put(Closing())
         self._thread.join()
         self._membership.stop()
         self._client.close()
+        self._health.stop()
 
     # Events, from other threads.
 
@@ -263,13 +276,17 @@ def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_addr
     """Starts a worker in this process; its trainers are processes of their own.
 
     Raises:
-        ShoalError: the device is not there, no coordinator answers, or the name is taken.
+        ShoalError: the device is not there, no coordinator answers, or the name or port is taken.
     """
     with ExitStack() as undo:
         device = choose_device(config.device).name
         client = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
         undo.callback(client.close)
-        daemon = Daemon(config, client, device, WorkerMetrics(registry, device), metrics_address=metrics_address)
+        health = RpcServer(config.listen, [], threads=2, advertise=config.advertise)
+        undo.callback(health.stop)
+        health.start()
+        metrics = WorkerMetrics(registry, device)
+        daemon = Daemon(config, client, health, device, metrics, metrics_address=metrics_address)
         daemon.start()
         undo.pop_all()
     return daemon

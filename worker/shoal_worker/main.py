@@ -1,4 +1,4 @@
-"""`shoal worker`: flags, and nothing heavy before they are read, so that `shoal --help` stays fast."""
+"""`shoal worker`: its flags and `SHOAL_*` variables."""
 
 import re
 import secrets
@@ -8,33 +8,36 @@ from typing import Annotated
 
 import typer
 
+from shoal import _role_flags as flags
+
 
 def worker(
-    coordinator: Annotated[
-        str, typer.Option(envvar="SHOAL_COORDINATOR", help="Where the coordinator is, host:port.")
-    ] = "127.0.0.1:7070",
+    coordinator: flags.Coordinator = flags.DEFAULT_COORDINATOR,
     name: Annotated[
         str,
-        typer.Option(envvar="SHOAL_NAME", help="Member id, of a-z, 0-9 and -. Default: the host's, and a random end."),
+        typer.Option(
+            envvar="SHOAL_NAME",
+            help="Member id: a-z, 0-9 and -. By default worker-, this host and a random end.",
+        ),
     ] = "",
     device: Annotated[
         str, typer.Option(envvar="SHOAL_DEVICE", help="cpu, cuda:N, or auto: the first GPU if there is one.")
     ] = "auto",
     path: Annotated[
         list[Path] | None,
-        typer.Option(envvar="SHOAL_PATH", help="Folder to import programs from; may be repeated. Default: this one."),
+        typer.Option(
+            envvar="SHOAL_PATH", help="Folder to import programs from; may be repeated. By default the current one."
+        ),
     ] = None,
-    metrics_listen: Annotated[
-        str, typer.Option(envvar="SHOAL_METRICS_LISTEN", help="Where /metrics is served; port 0: any free one.")
-    ] = "127.0.0.1:0",
-    retry_for: Annotated[
-        float, typer.Option(envvar="SHOAL_RETRY_FOR", min=0, help="Seconds to keep trying where nobody answers.")
-    ] = 30.0,
-    log_format: Annotated[str, typer.Option(envvar="SHOAL_LOG_FORMAT", help="console or json.")] = "console",
-    log_level: Annotated[str, typer.Option(envvar="SHOAL_LOG_LEVEL", help="debug, info, warning or error.")] = "info",
-    supervised: Annotated[bool, typer.Option(hidden=True)] = False,
+    listen: flags.Listen = flags.ANY_PORT,
+    advertise: flags.Advertise = "",
+    metrics_listen: flags.MetricsListen = flags.ANY_PORT,
+    retry_for: flags.RetryFor = 30.0,
+    log_format: flags.LogFormat = "console",
+    log_level: flags.LogLevel = "info",
+    supervised: flags.Supervised = False,
 ) -> None:
-    """Run a worker: it takes jobs from the coordinator and trains their programs on one device."""
+    """Takes jobs from the coordinator and trains their programs on one device."""
     from shoal._role import run_role  # noqa: PLC0415
     from shoal_worker.daemon import WorkerConfig, start_worker  # noqa: PLC0415
 
@@ -44,6 +47,8 @@ def worker(
         device=device,
         paths=tuple(str(folder.resolve()) for folder in path or [Path()]),
         retry_for_s=retry_for,
+        listen=listen,
+        advertise=advertise,
     )
     run_role(
         "worker",

@@ -54,7 +54,7 @@ class RegisterRequest(_message.Message):
     member: _builtins.str
     """Chosen by the member and kept over restarts, 1 to 63 characters of [a-z0-9-]."""
     address: _builtins.str
-    """Servers: host:port that workers can reach. Empty for the others."""
+    """host:port: servers, of their shards; workers, of their health service. Empty for sessions."""
     device: _builtins.str
     """Workers: "cpu", or "cuda:0 NVIDIA H200"."""
     process: _builtins.str

@@ -1,0 +1,138 @@
+"""What every role has, whoever deploys it: metrics, health, reflection, logs for machines, a clean end."""
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+import shoal
+from shoal import _rpc, optim
+from shoal.v1 import coordinator_pb2
+from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_server.process import Server, ServerConfig
+from waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+ROLES = [("coordinator", 0), ("server", 1), ("worker", 2)]
+# What a label may be: none of these grows with users, jobs, variables or clients.
+LABELS = {"role", "state", "outcome", "reason", "event", "code", "effect", "result", "phase", "device", "le", "kind"}
+BASE_UNITS = ("_seconds", "_bytes", "_total", "_info", "_versions", "_ratio")
+
+
+@pytest.fixture(scope="module")
+def trained(shared_cluster):
+    with shared_cluster.client() as client:
+        job = shoal.Job("broken_programs:fine", workers=4, optimizer=optim.SGD(1.0), batch_size=8)
+        client.submit(job).wait(timeout_s=60)
+        yield shared_cluster
+
+
+@pytest.mark.parametrize(("role", "index"), ROLES, ids=str)
+class TestEveryRole:
+    def test_serves_metrics(self, trained, role, index):
+        families = scrape(trained.process(role, index).metrics)
+        ours = {name: family for name, family in families.items() if name.startswith("shoal_")}
+        others = {name for name in families if not name.startswith(("shoal_", "process_", "python_"))}
+        assert not others
+        assert all(name.startswith(f"shoal_{role}_") for name in ours)
+        assert len(ours) >= 5
+        for family in ours.values():
+            assert family.documentation
+            labels = {label for sample in family.samples for label in sample.labels}
+            assert labels <= LABELS, family.name
+            if family.type == "histogram":
+                assert family.name.endswith(BASE_UNITS)
+            assert not re.search(r"(milli|micro|_ms|_mb|_kb|minutes|percent)", family.name)
+
+    def test_is_healthy_and_lists_its_services(self, trained, role, index):
+        with _rpc.channel(trained.process(role, index).address) as channel:
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            (answer,) = reflection.ServerReflectionInfo(iter([request]), timeout=5)
+        names = {service.name for service in answer.list_services_response.service}
+        expected = {
+            "coordinator": {"shoal.v1.Coordinator", "shoal.v1.Jobs"},
+            "server": {"shoal.v1.ParameterServer"},
+            "worker": set(),
+        }
+        assert names >= {"grpc.health.v1.Health", *expected[role]}
+
+
+def test_the_servers_count_what_was_trained(trained):
+    server = scrape(trained.metrics["server-0"]) | scrape(trained.metrics["server-1"])
+    assert server["shoal_server_pushes"].samples
+    coordinator = scrape(trained.metrics["coordinator"])
+    alive = {
+        tuple(sorted(sample.labels.items())): sample.value
+        for sample in coordinator["shoal_coordinator_members"].samples
+    }
+    assert alive[("role", "server"), ("state", "alive")] == 3
+    assert alive[("role", "worker"), ("state", "alive")] == 4
+
+
+def test_logs_for_machines_are_an_object_a_line():
+    command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0", "--supervised"]
+    done = subprocess.run(
+        [*command, "--log-format", "json"], input="", capture_output=True, text=True, timeout=60, check=True
+    )
+    ready = json.loads(done.stdout)
+    assert ready["role"] == "coordinator"
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["event"] for line in lines][:1] == ["ready"]
+    assert lines[-1]["event"] == "stopped"
+    for line in lines:
+        assert line["role"] == "coordinator"
+        assert line["level"] == "info"
+        assert line["timestamp"].endswith("Z")
+
+
+def test_a_wrong_flag_names_the_right_ones():
+    command = [sys.executable, "-m", "shoal", "worker", "--log-format", "yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "json" in done.stderr
+
+
+def test_variables_of_the_environment_are_flags(monkeypatch):
+    monkeypatch.setenv("SHOAL_LEASE", "1")
+    monkeypatch.setenv("SHOAL_HEARTBEAT", "5")
+    command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "less than half the lease" in done.stderr
+
+
+def test_a_server_that_was_given_up_frees_its_shards_and_is_a_member_again():
+    """Both roles in this process, so that the lease can be ended without waiting for it."""
+    coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", heartbeat_s=0.05), CollectorRegistry())
+    server = Server(ServerConfig("server-0", coordinator.address), CollectorRegistry())
+    try:
+        with shoal.Client(coordinator.address) as client:
+            with client.session("held", variables={"w": shoal.Variable((100,))}) as session:
+                session.pull()
+            assert server.store.load() == (1, 400)
+            first = server._membership.incarnation
+            leave = coordinator_pb2.LeaveRequest(member="server-0", incarnation=first)
+            client._coordinator.call(client._coordinator.members.Leave, leave)
+            wait_until(lambda: server._membership.incarnation > first, what="the new life")
+            wait_until(lambda: server.store.load() == (0, 0), what="the shards' end")
+            assert [member.alive for member in client.status().members if member.member == "server-0"] == [True]
+    finally:
+        server.stop()
+        coordinator.stop()
+
+
+def scrape(address):
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
+        text = reply.read().decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
