@@ -4,6 +4,7 @@ A pull and a push are one call a server, in parallel over the servers. A push to
 it is applied on all of them or on none: every server stages its part, then every server commits it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ class ParameterClient:
             NonFiniteGradient: NaN or Inf; nothing changed. `skip()` the step, or push it again with other values.
             Fenced, UnknownJob, Unreachable: as for `pull`.
         """
-        if not weight > 0:
+        if not 0 < weight < math.inf:
             raise errors.InvalidGradient(f"a push weighs {weight}; it must weigh more than 0 (skip() passes a step by)")
         aggregations = [Aggregation.TRAINABLE, *(_NON_TRAINABLE if updates else ())]
         arrays = {**gradients, **(updates or {})}

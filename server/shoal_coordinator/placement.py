@@ -81,12 +81,15 @@ def plan_shards(variables: Mapping[str, Variable], shards: int) -> tuple[ShardLa
 
 
 def assign_shards(layouts: Sequence[ShardLayout], servers: Sequence[ServerLoad]) -> tuple[ShardPlacement, ...]:
-    """Shares shards out over servers, evenly by bytes on the wire; those that hold little already get more.
+    """Shares shards out over servers, evenly by bytes on the wire.
+
+    The job is balanced within itself, whatever else the servers hold: its steps are as fast as the server that moves
+    the most of its bytes.
 
     Args:
         layouts: the shards.
-        servers: all that are live. Of those with the same bytes the one with fewer new shards is taken, then the one
-            whose name comes first.
+        servers: all that are live. Of those with the same bytes of this job the one with fewer of its shards is taken,
+            then the one that holds less of other jobs, then the one whose name comes first.
 
     Returns:
         A placement a shard, in the order of `layouts`.
@@ -96,13 +99,13 @@ def assign_shards(layouts: Sequence[ShardLayout], servers: Sequence[ServerLoad])
     """
     if not servers:
         raise errors.NotPlaced("there is no live server to place shards on; start one with `shoal server`")
-    # (bytes, new shards, name, index)
-    loads = [(server.bytes, 0, server.server, index) for index, server in enumerate(servers)]
+    # (bytes of this job, shards of this job, bytes of others, name, index)
+    loads = [(0, 0, server.bytes, server.server, index) for index, server in enumerate(servers)]
     heapq.heapify(loads)
     chosen: dict[int, ServerLoad] = {}
     for layout in sorted(layouts, key=lambda layout: (-layout.nbytes, layout.shard)):
-        held, count, name, index = loads[0]
-        heapq.heapreplace(loads, (held + layout.nbytes, count + 1, name, index))
+        taken, count, others, name, index = loads[0]
+        heapq.heapreplace(loads, (taken + layout.nbytes, count + 1, others, name, index))
         chosen[layout.shard] = servers[index]
     return tuple(
         ShardPlacement(layout, chosen[layout.shard].server, chosen[layout.shard].address) for layout in layouts

@@ -120,12 +120,14 @@ class BoundedStaleness(Asynchronous):
 class Synchronous(Mode):
     """Collects each step's contributions and applies their mean once the step closes.
 
-    The open step closes when at most `backup_workers` admitted workers still owe it (have not finished it) and
-    something was contributed, or when nobody owes it. What comes for a closed step is dropped.
+    The open step closes when something was contributed and no more admitted workers still owe it (have not finished
+    it) than there are backups, or when nobody owes it. A worker that died or is through uses up one of the backups, so
+    a step is always that of all but `backup_workers`, or of all that are left. What comes for a closed step is dropped.
     """
 
     def __init__(self, backup_workers: int) -> None:
         self._backup_workers = backup_workers
+        self._crew = 0  # the most workers that were admitted at once
         self._open_step = 0
         self._held: dict[int, Contribution] = {}  # to the open step, by rank
 
@@ -142,6 +144,7 @@ class Synchronous(Mode):
         return Taken(accepted=True)
 
     def settle(self, clocks: Clocks) -> list[Apply]:
+        self._crew = max(self._crew, len(clocks))
         applies = []
         while self._closes(clocks):
             if self._held:
@@ -153,7 +156,7 @@ class Synchronous(Mode):
     def _closes(self, clocks: Clocks) -> bool:
         owing = sum(clock.steps <= self._open_step for clock in clocks.values())
         if self._held:
-            return owing <= self._backup_workers
+            return owing <= max(0, self._backup_workers - (self._crew - len(clocks)))
         return bool(clocks) and owing == 0
 
     def next_step(self, steps: int) -> int:

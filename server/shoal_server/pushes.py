@@ -1,5 +1,6 @@
 """One Push stream: receives a gradient whole, checks it whole, and only then lets its shards see it."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,13 +46,11 @@ def receive(store: ShardStore, stream: Iterator[pb.PushRequest]) -> list[ShardAn
         raise errors.BadRequest(
             f"a push to {len(shards)} shards carries {len(header.versions)} versions; send one each"
         )
+    if not 0 <= header.weight < math.inf or (header.weight == 0 and first.chunks):
+        raise errors.BadRequest(f"a push weighs {header.weight}; it weighs more than 0, or 0 and brings nothing")
     payloads: list[Payload | None] = [None] * len(shards)
     if header.weight > 0:
         payloads = [*_assemble(shards, _aggregations(header), first, stream)]
-    elif header.weight < 0 or first.chunks:
-        raise errors.BadRequest(
-            f"a push of weight {header.weight} must weigh more than 0, or nothing and bring nothing"
-        )
     answers = [
         shard.stage(stamp, header.weight, version, payload)
         for shard, version, payload in zip(shards, header.versions, payloads, strict=True)

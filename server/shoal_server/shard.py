@@ -3,19 +3,21 @@
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from shoal import consistency, errors, optim
-from shoal._layout import Aggregation, ShardLayout
+from shoal._layout import ShardLayout
 from shoal.variables import Variable
 from shoal_server import kernels
 from shoal_server import shard_state as machine
 from shoal_server.arena import Arena
 from shoal_server.consistency import Apply, mode_for
+
+E = TypeVar("E")
 
 
 class PullTicket(Protocol):
@@ -92,12 +94,14 @@ class Shard:
     @property
     def waiting(self) -> int:
         """Pulls that wait for the consistency mode."""
-        return self._state.waiting
+        with self._lock:
+            return self._state.waiting
 
     @property
     def version(self) -> int:
         """Updates applied."""
-        return self._state.version
+        with self._lock:
+            return self._state.version
 
     def accept(self, received: Mapping[int, np.ndarray]) -> Payload:
         """What a push brought, by arena, converted for `stage`; outside the lock, for it takes a pass or two.
@@ -152,15 +156,13 @@ class Shard:
 
     def admit(self, worker: str, incarnation: int, rank: int) -> int:
         """Lets a worker in; the step at which it may begin here."""
-        self._handle(machine.WorkerAdmitted(worker, incarnation, rank))
-        with self._lock:
-            return self._state.entry_step()
+        effects = self._handle(machine.WorkerAdmitted(worker, incarnation, rank))
+        return _only(effects, machine.AnswerAdmission).step
 
     def fence(self, worker: str, incarnation: int) -> int:
         """Refuses a worker's calls from now on; how many steps it had committed here."""
-        self._handle(machine.WorkerFenced(worker, incarnation))
-        with self._lock:
-            return self._state.committed_steps(worker)
+        effects = self._handle(machine.WorkerFenced(worker, incarnation))
+        return _only(effects, machine.AnswerFence).committed_steps
 
     def release(self, worker: str, incarnation: int, committed_steps: int) -> None:
         """Takes a worker out of the barriers."""
@@ -174,18 +176,20 @@ class Shard:
         for ticket in tickets:
             ticket.refuse(error)
 
-    def assign(self, values: Mapping[int, np.ndarray]) -> None:
+    def assign(self, values: Payload) -> None:
         """Overwrites initial values.
+
+        Args:
+            values: of all arenas, as `accept` returned them.
 
         Raises:
             BadRequest: training has begun.
         """
         with self._lock:
-            if self._state.history:  # somebody may have seen the values that this would overwrite
-                raise errors.BadRequest(f"{self._state.name}: values are assigned before training begins, not during")
-            for index, array in values.items():
-                self._arenas[index].assign(self._arenas[index].accept(array))
-            self._snapshot = None
+            if machine.Overwrite() in self._state.handle(machine.ValuesAssigned()):
+                for index, array in values.items():
+                    self._arenas[index].assign(array)
+                self._snapshot = None
 
     def snapshot(self) -> Snapshot:
         """The values at the newest version, copied once for all who ask while it is the newest."""
@@ -201,15 +205,8 @@ class Shard:
         with self._lock:
             return list(self._state.history)
 
-    def covers(self, aggregations: Collection[Aggregation]) -> bool:
-        """Whether any arena is of one of these."""
-        return any(arena.aggregation in aggregations for arena in self.layout.arenas)
-
     def _push(self, event: machine.PushStaged | machine.PushCommitted) -> machine.AnswerPush:
-        for effect in self._handle(event):
-            if isinstance(effect, machine.AnswerPush):
-                return effect
-        raise AssertionError(f"the machine did not answer {event}")
+        return _only(self._handle(event), machine.AnswerPush)
 
     def _handle(self, event: machine.Event) -> list[machine.Effect]:
         with self._lock:
@@ -249,3 +246,9 @@ class Shard:
             "no variable changed. Look for a too large learning rate or a division by zero, or skip this step",
             variable=name,
         )
+
+
+def _only(effects: Iterable[machine.Effect], kind: type[E]) -> E:
+    """The one effect of a kind that the machine promises."""
+    (effect,) = (effect for effect in effects if isinstance(effect, kind))
+    return effect

@@ -5,15 +5,14 @@ performs in order. Gradients pass through as opaque payloads.
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
 from shoal_server.consistency import Apply, Clock, Contribution, Mode, slowest
 
-# How many admissions a shard remembers for `GetHistory`.
-HISTORY = 65_536
+# How many admissions a shard remembers for `GetHistory`: about 2 MB.
+HISTORY = 16_384
 # How many pulls may wait at one shard; each waits in memory, not in a thread.
 MAX_WAITING_PULLS = 16_384
 # How many fenced workers a shard remembers, so that an admission that was delayed on its way is refused.
@@ -86,7 +85,21 @@ class PushCommitted:
     step: int
 
 
-Event = WorkerAdmitted | WorkerFenced | WorkerReleased | PullRequested | PullAbandoned | PushStaged | PushCommitted
+@dataclass(frozen=True, slots=True)
+class ValuesAssigned:
+    """Initial values are to be overwritten."""
+
+
+Event = (
+    WorkerAdmitted
+    | WorkerFenced
+    | WorkerReleased
+    | PullRequested
+    | PullAbandoned
+    | PushStaged
+    | PushCommitted
+    | ValuesAssigned
+)
 
 # Effects, besides `Apply`.
 
@@ -117,7 +130,26 @@ class AnswerPush:
     version: int
 
 
-Effect = Apply | AnswerPull | RefusePull | AnswerPush
+@dataclass(frozen=True, slots=True)
+class AnswerAdmission:
+    """The step at which an admitted worker may begin here."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFence:
+    """How many steps a fenced worker had committed: 1 + the last one's number, 0 if none."""
+
+    committed_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """Take the assigned values."""
+
+
+Effect = Apply | AnswerPull | RefusePull | AnswerPush | AnswerAdmission | AnswerFence | Overwrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,20 +204,27 @@ class ShardState:
         Raises:
             Fenced: the event comes from a worker, or a life of it, that is not admitted.
             NotStaged: a commit without a staged push.
-            BadRequest: a push of a step that is long finished, or that the mode does not let the worker begin.
+            BadRequest: a push of a step that is long finished, or that the mode does not let the worker begin; values
+                assigned after training has begun.
             Overloaded: too many pulls wait.
         """
-        handler: Callable[[Any], list[Effect]] = getattr(self, f"_on_{_HANDLERS[type(event)]}")
-        return handler(event)
-
-    def entry_step(self) -> int:
-        """The step at which a newcomer joins."""
-        return self.mode.entry_step(self.clocks, self.furthest)
-
-    def committed_steps(self, worker: str) -> int:
-        """1 + the last committed step of a worker, 0 if none."""
-        answered = self._answered.get(worker)
-        return answered.step + 1 if answered else 0
+        match event:
+            case PullRequested():
+                return self._pull_requested(event)
+            case PullAbandoned():
+                return self._pull_abandoned(event)
+            case PushStaged():
+                return self._push_staged(event)
+            case PushCommitted():
+                return self._push_committed(event)
+            case WorkerAdmitted():
+                return self._worker_admitted(event)
+            case WorkerFenced():
+                return self._worker_fenced(event)
+            case WorkerReleased():
+                return self._worker_released(event)
+            case ValuesAssigned():
+                return self._values_assigned()
 
     def answer_to(self, worker: str, incarnation: int, step: int) -> AnswerPush | None:
         """What a push with this stamp was answered, if it was committed.
@@ -228,10 +267,10 @@ class ShardState:
             assert pull.worker in self.clocks
             assert not self.mode.may_pull(pull.step, self.clocks), "a pull waits that could be answered"
 
-    def _on_admitted(self, event: WorkerAdmitted) -> list[Effect]:
+    def _worker_admitted(self, event: WorkerAdmitted) -> list[Effect]:
         clock = self.clocks.get(event.worker)
-        if clock and clock.incarnation == event.incarnation:
-            return []  # repeated
+        if clock and clock.incarnation == event.incarnation:  # repeated
+            return [AnswerAdmission(clock.steps)]
         if event.incarnation <= self._fenced.get(event.worker, 0):
             raise self._not_admitted(event.worker, event.incarnation)
         if clock:
@@ -239,24 +278,26 @@ class ShardState:
                 f"{self.name}: {event.worker} is still admitted as incarnation {clock.incarnation}; release that first",
                 worker=event.worker,
             )
-        self.clocks[event.worker] = Clock(event.incarnation, event.rank, self.entry_step())
-        return []
+        entry = self.mode.entry_step(self.clocks, self.furthest)
+        self.clocks[event.worker] = Clock(event.incarnation, event.rank, entry)
+        return [*self._settle(), AnswerAdmission(entry)]
 
-    def _on_fenced(self, event: WorkerFenced) -> list[Effect]:
+    def _worker_fenced(self, event: WorkerFenced) -> list[Effect]:
         self._fenced[event.worker] = max(event.incarnation, self._fenced.pop(event.worker, 0))
         if len(self._fenced) > FENCED_WORKERS:
             del self._fenced[next(iter(self._fenced))]
         clock = self.clocks.get(event.worker)
         if not clock or clock.incarnation > event.incarnation:
-            return []
+            return [AnswerFence(0)]
         tickets = [ticket for ticket, pull in self._waiting.items() if pull.worker == event.worker]
         for ticket in tickets:
             del self._waiting[ticket]
         error = self._not_admitted(event.worker, clock.incarnation)
-        return [RefusePull(ticket, error) for ticket in tickets]
+        answered = self._answered.get(event.worker)
+        return [*(RefusePull(ticket, error) for ticket in tickets), AnswerFence(answered.step + 1 if answered else 0)]
 
-    def _on_released(self, event: WorkerReleased) -> list[Effect]:
-        effects = self._on_fenced(WorkerFenced(event.worker, event.incarnation))
+    def _worker_released(self, event: WorkerReleased) -> list[Effect]:
+        effects = self._worker_fenced(WorkerFenced(event.worker, event.incarnation))
         clock = self.clocks.get(event.worker)
         if not clock or clock.incarnation > event.incarnation:
             return effects
@@ -269,7 +310,7 @@ class ShardState:
         del self.clocks[event.worker]
         return [*effects, *self._settle()]
 
-    def _on_pull(self, event: PullRequested) -> list[Effect]:
+    def _pull_requested(self, event: PullRequested) -> list[Effect]:
         if not event.worker:
             return [AnswerPull(event.ticket, event.step)]
         clock = self._admitted(event.worker, event.incarnation)
@@ -281,11 +322,11 @@ class ShardState:
         self._waiting[event.ticket] = _Waiting(event.worker, event.step)
         return effects
 
-    def _on_abandoned(self, event: PullAbandoned) -> list[Effect]:
+    def _pull_abandoned(self, event: PullAbandoned) -> list[Effect]:
         self._waiting.pop(event.ticket, None)
         return []
 
-    def _on_staged(self, event: PushStaged) -> list[Effect]:
+    def _push_staged(self, event: PushStaged) -> list[Effect]:
         answer = self.answer_to(event.worker, event.incarnation, event.step)
         if answer:
             return [answer]
@@ -299,7 +340,7 @@ class ShardState:
         self._staged[event.worker] = Contribution(clock.rank, event.step, event.weight, event.version, event.payload)
         return [AnswerPush("staged", 0, event.step, self.version)]
 
-    def _on_committed(self, event: PushCommitted) -> list[Effect]:
+    def _push_committed(self, event: PushCommitted) -> list[Effect]:
         answer = self.answer_to(event.worker, event.incarnation, event.step)
         if answer:
             return [answer]
@@ -311,6 +352,11 @@ class ShardState:
         clock = self.clocks[event.worker]
         effects = self._locate(clock, event.step)
         return effects + self._commit(event.worker, clock)
+
+    def _values_assigned(self) -> list[Effect]:
+        if self.history:  # somebody may have seen the values that this would overwrite
+            raise errors.BadRequest(f"{self.name}: values are assigned before training begins, not during")
+        return [Overwrite()]
 
     def _commit(self, worker: str, clock: Clock) -> list[Effect]:
         staged = self._staged.pop(worker)
@@ -374,14 +420,3 @@ class ShardState:
             worker=worker,
             incarnation=incarnation,
         )
-
-
-_HANDLERS: dict[type, str] = {
-    WorkerAdmitted: "admitted",
-    WorkerFenced: "fenced",
-    WorkerReleased: "released",
-    PullRequested: "pull",
-    PullAbandoned: "abandoned",
-    PushStaged: "staged",
-    PushCommitted: "committed",
-}

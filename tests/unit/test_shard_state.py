@@ -8,14 +8,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shoal import consistency, errors
 from shoal_server.consistency import Apply, mode_for
 from shoal_server.shard_state import (
+    AnswerAdmission,
+    AnswerFence,
     AnswerPull,
     AnswerPush,
     PullAbandoned,
     PullRequested,
     PushCommitted,
     PushStaged,
+    Overwrite,
     RefusePull,
     ShardState,
+    ValuesAssigned,
     WorkerAdmitted,
     WorkerFenced,
     WorkerReleased,
@@ -136,8 +140,8 @@ class TestSynchronous:
         state = shard(consistency.Synchronous(), "a")
         for step in range(3):
             push(state, "a", step)
-        handle(state, WorkerAdmitted("b", 2, 1))
-        assert state.entry_step() == 3
+        assert handle(state, WorkerAdmitted("b", 2, 1)) == [AnswerAdmission(3)]
+        assert handle(state, WorkerAdmitted("b", 2, 1)) == [AnswerAdmission(3)]  # repeated
         assert applied(push(state, "a", 3)) == []
         assert answered(pull(state, "a", 4)) == []
 
@@ -147,6 +151,19 @@ class TestSynchronous:
         handle(state, WorkerAdmitted("c", 2, 2))
         handle(state, PullRequested("t", "c", 2, 1))  # another shard has closed step 0 already
         assert applied(push(state, "b", 0, "gb")) == [["ga", "gb"]]
+
+    def test_a_dead_worker_uses_up_a_backup(self):
+        state = shard(consistency.Synchronous(backup_workers=1), "abc")
+        handle(state, WorkerReleased("c", 1, 0))
+        assert applied(push(state, "a", 0, "ga")) == [], "two of the three that there were have to contribute"
+        assert applied(push(state, "b", 0, "gb")) == [["ga", "gb"]]
+
+    def test_values_are_assigned_before_training_only(self):
+        state = shard(consistency.Synchronous(), "a")
+        assert handle(state, ValuesAssigned()) == [Overwrite()]
+        pull(state, "a", 0)
+        with pytest.raises(errors.BadRequest, match="before training begins"):
+            handle(state, ValuesAssigned())
 
 
 class TestBoundedStaleness:
@@ -228,8 +245,7 @@ class TestPushes:
     def test_a_dead_workers_staged_push_counts_only_if_it_does_elsewhere(self, committed_elsewhere, version):
         state = shard(consistency.Asynchronous(), "ab")
         stage(state, "a", 0)
-        handle(state, WorkerFenced("a", 1))
-        assert state.committed_steps("a") == 0
+        assert handle(state, WorkerFenced("a", 1)) == [AnswerFence(0)]
         handle(state, WorkerReleased("a", 1, committed_elsewhere))
         assert state.version == version
         handle(state, WorkerReleased("a", 1, committed_elsewhere))  # repeated
@@ -251,7 +267,8 @@ class TestPushes:
         state = shard(consistency.Synchronous(), "ab")
         push(state, "a", 0)
         pull(state, "a", 1)
-        (effect,) = handle(state, WorkerFenced("a", 1))
+        effect, answer = handle(state, WorkerFenced("a", 1))
+        assert answer == AnswerFence(1)
         assert isinstance(effect, RefusePull)
         assert isinstance(effect.error, errors.Fenced)
         assert state.waiting == 0
@@ -312,9 +329,8 @@ class DrawnHistory(RuleBasedStateMachine):
         if any(worker == life[0] for worker, _ in self.steps):
             return
         rank = min(set(range(9)) - {clock.rank for clock in self.state.clocks.values()})
-        entry = self.state.entry_step()
-        self.perform(self.state.handle(WorkerAdmitted(*life, rank)))
-        self.steps[life] = entry
+        (answer,) = self.state.handle(WorkerAdmitted(*life, rank))
+        self.steps[life] = answer.step
 
     @precondition(lambda self: self.steps)
     @rule(data=st.data())
@@ -352,9 +368,9 @@ class DrawnHistory(RuleBasedStateMachine):
         if staged and life in self.may_push:
             self.perform(self.state.handle(PushStaged(*life, step, 1.0, 0, "never")))
         self.may_push.discard(life)
-        self.perform(self.state.handle(WorkerFenced(*life)))
-        committed = self.state.committed_steps(life[0])
-        self.perform(self.state.handle(WorkerReleased(*life, committed)))
+        effects = self.state.handle(WorkerFenced(*life))
+        self.perform(effects)
+        self.perform(self.state.handle(WorkerReleased(*life, effects[-1].committed_steps)))
 
     @invariant()
     def sound(self):

@@ -601,7 +601,7 @@ class GetHistoryReply(_message.Message):
     def header(self) -> _header_pb2.ShardHeader: ...
     @_builtins.property
     def admissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admission]:
-        """At most the last 65,536."""
+        """At most the last 16,384."""
 
     def __init__(
         self,
