@@ -16,8 +16,9 @@ import numpy as np
 from shoal import _framing, _rpc, errors
 from shoal._layout import Aggregation, Placement, ShardPlacement
 from shoal._packing import Packer
-from shoal.v1 import header_pb2, parameter_server_pb2_grpc
+from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class _Server:
     """One server and the job's shards that it hosts."""
 
     address: str
-    stub: parameter_server_pb2_grpc.ParameterServerStub
+    stub: ParameterServerStub
     shards: Sequence[ShardPlacement]
 
     @property
@@ -84,7 +85,8 @@ class ParameterClient:
         self._refresh, self._retry_for_s = refresh, retry_for_s
         self.step = step
         self._versions: dict[int, int] = {}  # by shard: of the values last pulled
-        self._channels: dict[str, grpc.Channel] = {}
+        # By address. A stub is made with its channel: see `_rpc.channel`.
+        self._channels: dict[str, tuple[grpc.Channel, ParameterServerStub]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._use(placement)
 
@@ -158,7 +160,7 @@ class ParameterClient:
 
     def close(self) -> None:
         """Closes all connections; calls in progress end with Cancelled."""
-        for channel in self._channels.values():
+        for channel, _ in self._channels.values():
             channel.close()
         if self._pool:
             self._pool.shutdown(wait=True)
@@ -175,9 +177,9 @@ class ParameterClient:
         self._servers = []
         for address, shards in placement.by_server().items():
             if address not in self._channels:
-                self._channels[address] = _rpc.channel(address)
-            stub = parameter_server_pb2_grpc.ParameterServerStub(self._channels[address])
-            self._servers.append(_Server(address, stub, tuple(shards)))
+                channel = _rpc.channel(address)
+                self._channels[address] = channel, ParameterServerStub(channel)
+            self._servers.append(_Server(address, self._channels[address][1], tuple(shards)))
         if len(self._servers) > 1 and self._pool is None:
             self._pool = ThreadPoolExecutor(16, thread_name_prefix="shard")
 

@@ -3,7 +3,10 @@
 import json
 import logging
 import os
+import re
+import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -12,7 +15,7 @@ from typing import Protocol
 import prometheus_client
 import structlog
 
-from shoal import errors
+from shoal import _rpc, errors
 
 
 class Running(Protocol):
@@ -24,33 +27,50 @@ class Running(Protocol):
         """Ends it: no thread, port, file or child of its is left."""
 
 
-def configure_logging(log_format: str, level: str) -> None:
-    """Structured logs on standard error, for people (`console`) or machines (`json`, an object a line)."""
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
+def configure_logging(log_format: str, level: str, **identity: str) -> None:
+    """Structured logs on standard error, for people (`console`) or machines (`json`, an object a line).
+
+    Args:
+        log_format: console or json.
+        level: debug, info, warning or error.
+        identity: fields of every line, whichever thread writes it: the role, and the member's name.
+    """
+
+    def identify(
+        _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        return {**identity, **event}
+
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        identify,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
     if log_format == "json":
-        processors.append(structlog.processors.format_exc_info)
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
     structlog.configure(
-        processors=[*processors, renderer],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # a line in one write: roles share a terminal
     )
 
 
+def default_name(role: str, host: str | None = None) -> str:
+    """A member id that says what and where it is, and that no other process there has."""
+    plain = re.sub(r"[^a-z0-9]+", "-", (host or socket.gethostname()).lower()).strip("-")[:40]
+    return f"{role}-{plain}-{secrets.token_hex(3)}"
+
+
 def run_role(
-    name: str,
+    role: str,
     start: Callable[[prometheus_client.CollectorRegistry, str], Running],
     *,
     metrics_listen: str,
+    member: str = "",
     log_format: str = "console",
     log_level: str = "info",
     supervised: bool = False,
@@ -58,9 +78,10 @@ def run_role(
     """Runs one role until SIGTERM or SIGINT.
 
     Args:
-        name: coordinator, server or worker.
+        role: coordinator, server or worker.
         start: starts the role; given the registry for its metrics and the address at which they are served.
         metrics_listen: host:port of /metrics; port 0 takes any free one.
+        member: its name in the cluster, for its logs.
         log_format: console or json.
         log_level: debug, info, warning or error.
         supervised: started by `shoal up` or a `LocalCluster`: prints one JSON line on standard output when ready,
@@ -69,48 +90,66 @@ def run_role(
     Raises:
         SystemExit: 1, after saying why on standard error, when the role cannot start.
     """
-    configure_logging(log_format, log_level)
-    structlog.contextvars.bind_contextvars(role=name)
+    identity = {"role": role, "member": member} if member else {"role": role}
+    configure_logging(log_format, log_level, **identity)
     log = structlog.get_logger(__name__)
-    done = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: done.set())
-    if supervised:
-        threading.Thread(target=_wait_for_parent, args=(done,), name="parent", daemon=True).start()
-    registry = prometheus_client.CollectorRegistry()
-    prometheus_client.ProcessCollector(registry=registry)
-    prometheus_client.PlatformCollector(registry=registry)
+    done = _when_to_end(supervised)
     try:
-        metrics_address, stop_metrics = _serve_metrics(metrics_listen, registry)
-        try:
-            role = start(registry, metrics_address)
-        except BaseException:
-            stop_metrics()
-            raise
+        running, metrics_address, stop = _start(start, metrics_listen)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(1) from None
     try:
-        log.info("ready", address=role.address, metrics=metrics_address)
+        log.info("ready", address=running.address, metrics=metrics_address)
         if supervised:
-            ready = {"role": name, "address": role.address, "metrics": metrics_address, "pid": os.getpid()}
+            ready = {"role": role, "address": running.address, "metrics": metrics_address, "pid": os.getpid()}
             sys.stdout.write(json.dumps(ready) + "\n")
             sys.stdout.flush()
         done.wait()
         log.info("stopping")
     finally:
-        metrics_end = threading.Thread(target=stop_metrics, name="metrics end")  # takes up to half a second
-        metrics_end.start()
-        role.stop()
-        metrics_end.join()
+        stop()
     log.info("stopped")
 
 
-def _serve_metrics(listen: str, registry: prometheus_client.CollectorRegistry) -> tuple[str, Callable[[], None]]:
-    host, _, port = listen.rpartition(":")
+def _when_to_end(supervised: bool) -> threading.Event:
+    """Set by a signal, and by the end of standard input if that is a supervisor's."""
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    if supervised:
+        threading.Thread(target=_wait_for_parent, args=(done,), name="parent", daemon=True).start()
+    return done
+
+
+def _start(
+    start: Callable[[prometheus_client.CollectorRegistry, str], Running], metrics_listen: str
+) -> tuple[Running, str, Callable[[], None]]:
+    """Starts the metrics and the role; gives the role, the metrics' address, and what ends both."""
+    registry = prometheus_client.CollectorRegistry()
+    prometheus_client.ProcessCollector(registry=registry)
+    prometheus_client.PlatformCollector(registry=registry)
+    metrics_address, stop_metrics = _serve_metrics(metrics_listen, registry)
     try:
-        server, thread = prometheus_client.start_http_server(int(port), host or "0.0.0.0", registry)  # noqa: S104
-    except (OSError, ValueError) as error:
+        running = start(registry, metrics_address)
+    except BaseException:
+        stop_metrics()
+        raise
+
+    def stop() -> None:
+        metrics_end = threading.Thread(target=stop_metrics, name="metrics end")  # takes up to half a second
+        metrics_end.start()
+        running.stop()
+        metrics_end.join()
+
+    return running, metrics_address, stop
+
+
+def _serve_metrics(listen: str, registry: prometheus_client.CollectorRegistry) -> tuple[str, Callable[[], None]]:
+    host, port = _rpc.parse_address(listen)
+    try:
+        server, thread = prometheus_client.start_http_server(port, host, registry)
+    except OSError as error:
         raise errors.PortInUse(
             f"cannot serve metrics on {listen}: {error}; choose another port, or 0 for any free one",
             address=listen,

@@ -64,8 +64,23 @@ _STATUS_TO_ERROR: dict[grpc.StatusCode, type[errors.ShoalError]] = {
 }
 
 
+def parse_address(text: str) -> tuple[str, int]:
+    """The host and port of `host:port`.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise errors.BadRequest(f"{text!r} is no address; give host:port, such as 127.0.0.1:7070", address=text)
+    return host, int(port)
+
+
 def channel(address: str) -> grpc.Channel:
-    """Opens a channel to `host:port`; it connects at the first call."""
+    """Opens a channel to `host:port`; it connects at the first call.
+
+    Make its stubs before it can be closed: grpcio (1.85) crashes the process over a stub made on a closed channel.
+    """
     return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
@@ -116,18 +131,18 @@ def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        failure: errors.ShoalError
         try:
             return method(self, request, context)
         except errors.ShoalError as error:
-            refuse(context, error)
-            context.abort(status_of(error), error.message)
+            failure = error
+        except grpc.RpcError:  # of the request's stream: the caller is gone
+            raise
         except Exception as error:
-            if isinstance(error, grpc.RpcError) or not str(error):  # the caller is gone, or abort() itself
-                raise
             _log.exception("handler failed", rpc=method.__name__)
-            internal = errors.InternalError(f"{method.__name__} failed: {type(error).__name__}: {error}")
-            refuse(context, internal)
-            context.abort(status_of(internal), internal.message)
+            failure = errors.InternalError(f"{method.__name__} failed: {type(error).__name__}: {error}")
+        refuse(context, failure)
+        return context.abort(status_of(failure), failure.message)  # raises
 
     return handler
 
@@ -230,6 +245,7 @@ class RpcServer:
 
     Raises:
         PortInUse: the port is taken.
+        BadRequest: `bind` is no address.
     """
 
     def __init__(
@@ -240,6 +256,7 @@ class RpcServer:
         threads: int,
         advertise: str = "",
     ) -> None:
+        host, _ = parse_address(bind)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self._server = grpc.server(self._executor, options=_SERVER_OPTIONS)
         self._health = health.HealthServicer(experimental_non_blocking=True)
@@ -248,7 +265,6 @@ class RpcServer:
             add(implementation, self._server)
         self._names = [name for name, _, _ in services]
         reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        host = bind.rpartition(":")[0]
         try:
             bound = self._server.add_insecure_port(bind)
         except RuntimeError:

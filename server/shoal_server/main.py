@@ -1,6 +1,5 @@
 """`shoal server`: its flags and `SHOAL_*` variables."""
 
-import socket
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ def server(
         str,
         typer.Option(
             envvar="SHOAL_NAME",
-            help="Member id, kept over restarts: a-z, 0-9 and -. By default server- and this host's name.",
+            help="Member id, kept over restarts: a-z, 0-9 and -. By default server-, this host and a random end.",
         ),
     ] = "",
     listen: flags.Listen = flags.ANY_PORT,
@@ -31,12 +30,13 @@ def server(
     supervised: flags.Supervised = False,
 ) -> None:
     """Hosts shards of jobs' variables and applies updates to them."""
+    name = name or _role.default_name("server")
 
     def start(registry: CollectorRegistry, metrics_address: str) -> _role.Running:
         from shoal_server.process import Server, ServerConfig  # noqa: PLC0415 - numba takes a second to import
 
         config = ServerConfig(
-            name=name or f"server-{socket.gethostname().lower()}",
+            name=name,
             coordinator=coordinator,
             listen=listen,
             advertise=advertise,
@@ -50,6 +50,7 @@ def server(
         "server",
         start,
         metrics_listen=metrics_listen,
+        member=name,
         log_format=log_format,
         log_level=log_level,
         supervised=supervised,

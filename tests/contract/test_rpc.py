@@ -57,6 +57,9 @@ def test_a_defect_is_an_internal_error_that_names_it_and_the_server_lives_on(ser
     server.implementation.failure = ZeroDivisionError("oops")
     with pytest.raises(errors.InternalError, match="GetStatus failed: ZeroDivisionError: oops"), _rpc.translated("x"):
         stub.GetStatus(coordinator_pb2.GetStatusRequest())
+    server.implementation.failure = AssertionError()  # without a text
+    with pytest.raises(errors.InternalError, match="GetStatus failed: AssertionError"), _rpc.translated("x"):
+        stub.GetStatus(coordinator_pb2.GetStatusRequest())
     server.implementation.failure = None
     assert stub.GetStatus(coordinator_pb2.GetStatusRequest()).cluster == "c"
 
@@ -81,6 +84,20 @@ def test_reflection_lists_the_services(server, channel):
 def test_a_port_in_use_is_named(server):
     with pytest.raises(errors.PortInUse, match=f"cannot listen on {server.address}: .*choose another port"):
         _rpc.RpcServer(server.address, [], threads=1)
+
+
+@pytest.mark.parametrize("bind", ["nonsense", "127.0.0.1", "127.0.0.1:http", ":7070", "127.0.0.1:70700"])
+def test_what_is_no_address_is_refused(bind):
+    with pytest.raises(errors.BadRequest, match="give host:port"):
+        _rpc.RpcServer(bind, [], threads=1)
+
+
+def test_a_call_on_a_channel_that_was_closed_is_cancelled(server):
+    channel = _rpc.channel(server.address)
+    stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+    channel.close()
+    with pytest.raises(errors.Cancelled, match="closed on this side"), _rpc.translated(server.address):
+        stub.GetStatus(coordinator_pb2.GetStatusRequest())
 
 
 def test_a_stopped_server_frees_its_port(server):

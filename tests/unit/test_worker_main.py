@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from shoal_worker.main import default_name
+from shoal._role import default_name
 
 
 @pytest.mark.parametrize("host", ["gpu-7.example.org", "Some_Host", "x" * 200, "-", None])
 def test_a_name_is_one_that_the_contract_allows(host):
-    name = default_name(host)
+    name = default_name("worker", host)
     assert re.fullmatch(r"[a-z0-9-]{1,63}", name)
-    assert default_name(host) != name
+    assert default_name("worker", host) != name

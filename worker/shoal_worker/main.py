@@ -1,8 +1,5 @@
 """`shoal worker`: its flags and `SHOAL_*` variables."""
 
-import re
-import secrets
-import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -38,12 +35,12 @@ def worker(
     supervised: flags.Supervised = False,
 ) -> None:
     """Takes jobs from the coordinator and trains their programs on one device."""
-    from shoal._role import run_role  # noqa: PLC0415
+    from shoal._role import default_name, run_role  # noqa: PLC0415
     from shoal_worker.daemon import WorkerConfig, start_worker  # noqa: PLC0415
 
     config = WorkerConfig(
         coordinator=coordinator,
-        name=name or default_name(),
+        name=name or default_name("worker"),
         device=device,
         paths=tuple(str(folder.resolve()) for folder in path or [Path()]),
         retry_for_s=retry_for,
@@ -54,13 +51,8 @@ def worker(
         "worker",
         lambda registry, metrics_address: start_worker(config, registry, metrics_address),
         metrics_listen=metrics_listen,
+        member=config.name,
         log_format=log_format,
         log_level=log_level,
         supervised=supervised,
     )
-
-
-def default_name(host: str | None = None) -> str:
-    """A member id that says where it is and that no other worker there has."""
-    plain = re.sub(r"[^a-z0-9]+", "-", (host or socket.gethostname()).lower()).strip("-")[:40]
-    return f"worker-{plain}-{secrets.token_hex(3)}"
