@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import structlog
 
-from shoal import _rpc, errors, variables
+from shoal import _limits, _rpc, errors, variables
 from shoal.job import Job
 from shoal.status import Role
 from shoal.v1 import coordinator_pb2 as members_pb
@@ -20,10 +20,7 @@ from shoal_coordinator.membership import Registration
 
 _log = structlog.get_logger(__name__)
 
-# What one request may carry.
-MAX_LOG_LINES, MAX_LOG_LINE_BYTES = 1_000, 8 << 10
-MAX_VALUES = 256
-MAX_STALENESS = 1_024  # the bucket of all that is above the others
+# What one request may carry; a report's limits are in `shoal._limits`.
 MAX_ERROR_CHARACTERS = 64 << 10
 MAX_EXAMPLES = 1 << 48
 # Threads beside those of the watchers, which tell further ones that there are too many.
@@ -252,13 +249,15 @@ def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
 
 
 def _check_report(request: pb.ReportRequest) -> None:
+    lines = [len(line.encode()) for line in request.log]
     problems = {
-        f"{len(request.log)} log lines; at most {MAX_LOG_LINES}": len(request.log) > MAX_LOG_LINES,
-        f"a log line of more than {MAX_LOG_LINE_BYTES} bytes": any(
-            len(line.encode()) > MAX_LOG_LINE_BYTES for line in request.log
+        f"{len(lines)} log lines; at most {_limits.LOG_LINES}": len(lines) > _limits.LOG_LINES,
+        f"a log line of more than {_limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > _limits.LOG_LINE_BYTES,
+        f"{sum(lines)} bytes of log lines; at most {_limits.LOG_BYTES}": sum(lines) > _limits.LOG_BYTES,
+        f"{len(request.values)} values; at most {_limits.METRICS}": len(request.values) > _limits.METRICS,
+        f"a staleness above {_limits.STALENESS_BUCKETS - 1}": (
+            max(request.staleness, default=0) >= _limits.STALENESS_BUCKETS
         ),
-        f"{len(request.values)} values; at most {MAX_VALUES}": len(request.values) > MAX_VALUES,
-        f"a staleness above {MAX_STALENESS}": max(request.staleness, default=0) > MAX_STALENESS,
     }
     for problem, there in problems.items():
         if there:

@@ -85,15 +85,23 @@ class Arena:
 
 
 def _weighted_mean(pushed: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """The mean, summed in the order given and divided at the end, so that sums of small integers stay exact."""
+    """The mean, added up in the order given; the first array takes it.
+
+    Equal weights are divided out at the end, so that sums of small integers stay exact. Others are divided before, so
+    that no weight, however large, overflows.
+    """
     total = pushed[0]
     if len(pushed) == 1:
         return total
-    equal = len(set(weights)) == 1
-    shares = [1.0] * len(weights) if equal else list(weights)
-    if shares[0] != 1.0:
-        kernels.scale(total, shares[0])
+    if len(set(weights)) == 1:
+        for gradient in pushed[1:]:
+            kernels.accumulate(total, gradient, 1.0)
+        kernels.scale(total, 1.0 / len(pushed))
+        return total
+    largest = max(weights)
+    relative = [weight / largest for weight in weights]
+    shares = [weight / sum(relative) for weight in relative]
+    kernels.scale(total, shares[0])
     for gradient, share in zip(pushed[1:], shares[1:], strict=True):
         kernels.accumulate(total, gradient, share)
-    kernels.scale(total, 1.0 / sum(shares))
     return total

@@ -17,7 +17,8 @@ class ShardStore:
 
     def __init__(self, on_apply: Callable[[float], None] = lambda _: None) -> None:
         self._on_apply = on_apply
-        self._lock = threading.Lock()  # guards _jobs and its dicts; taken before no other lock
+        self._creating = threading.Lock()  # held while shards are allocated: a repeated call finds what the first made
+        self._lock = threading.Lock()  # guards _jobs; taken after _creating
         self._jobs: dict[str, tuple[JobTerms, dict[int, Shard]]] = {}
 
     def create(self, terms: JobTerms, layouts: Iterable[ShardLayout]) -> int:
@@ -26,19 +27,21 @@ class ShardStore:
         Raises:
             StaleEpoch: the job is hosted at a later epoch.
         """
-        held = self._hosted(terms.name)
-        if held and held[0].epoch > terms.epoch:
-            raise self._stale(terms.name, terms.epoch, held[0].epoch)
-        existing = held[1] if held and held[0].epoch == terms.epoch else {}
-        # Allocated outside the lock: filling gigabytes takes seconds, and other jobs go on meanwhile.
-        shards = {
-            layout.shard: existing.get(layout.shard) or Shard(terms, layout, self._on_apply) for layout in layouts
-        }
-        with self._lock:
-            self._jobs[terms.name] = (terms, existing | shards)
+        with self._creating:
+            held = self._hosted(terms.name)
+            if held and held[0].epoch > terms.epoch:
+                raise self._stale(terms.name, terms.epoch, held[0].epoch)
+            existing = held[1] if held and held[0].epoch == terms.epoch else {}
+            # Allocated outside _lock: filling gigabytes takes seconds, and other jobs go on meanwhile.
+            fresh = {
+                layout.shard: Shard(terms, layout, self._on_apply) for layout in layouts if layout.shard not in existing
+            }
+            shards = existing | fresh
+            with self._lock:
+                self._jobs[terms.name] = (terms, shards)
         if held and held[0].epoch < terms.epoch:
             self._close(held[1].values())
-        return sum(shard.nbytes for shard in (existing | shards).values())
+        return sum(shard.nbytes for shard in shards.values())
 
     def drop(self, job: str) -> None:
         """Frees a job's shards, if there are any."""

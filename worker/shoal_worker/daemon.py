@@ -37,7 +37,7 @@ from shoal_worker.assignment import (
 from shoal_worker.messages import Figures, Instructions, Outcome
 from shoal_worker.metrics import WorkerMetrics
 from shoal_worker.outbox import Outbox
-from shoal_worker.process import Ending, TrainerProcess
+from shoal_worker.trainer_process import Ending, TrainerProcess
 
 _log = structlog.get_logger(__name__)
 

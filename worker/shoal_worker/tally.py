@@ -8,9 +8,6 @@ from shoal._parameters import PushResult
 from shoal._participant import Report
 from shoal_worker.messages import PHASES, Durations, Figures
 
-# Staleness at or above this is counted as this.
-_MAX_STALENESS = 1023
-
 
 class Tally:
     """Counts until the figures are taken.
@@ -48,7 +45,7 @@ class Tally:
             return
         self._accepted += 1
         self._samples += samples
-        self._staleness[min(result.staleness, _MAX_STALENESS)] += 1
+        self._staleness[result.staleness] += 1
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
             self._counts[name] += 1

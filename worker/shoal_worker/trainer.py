@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import numpy as np
 import structlog
@@ -49,7 +50,9 @@ def main() -> None:
             upwards.write(encode(message))
             upwards.flush()
 
-        emit(outcome_of(lambda: train(instructions, emit)))
+        outcome = outcome_of(lambda: train(instructions, emit))
+        emit(outcome)
+    log_failure(outcome)
     ended.set()
     # Threads that the program left running must not keep a finished trainer for long.
     last_call = threading.Timer(_EXIT_GRACE_S, os._exit, [0])
@@ -69,6 +72,16 @@ def outcome_of(run: Callable[[], None]) -> Outcome:
         _log.exception("a defect of the trainer")
         return Outcome(f"the trainer failed with {type(error).__name__}: {error}; the job's log has the traceback")
     return Outcome()
+
+
+def log_failure(outcome: Outcome) -> None:
+    """Writes what the job fails with, the program's traceback in it, where its output goes: the job's log.
+
+    Not by `sys.stderr`, which is the program's to replace or close.
+    """
+    if outcome.error and not outcome.fenced:
+        with suppress(OSError), open(2, "w", errors="replace", closefd=False) as log:
+            log.write(f"{outcome.error}\n")
 
 
 def train(instructions: Instructions, emit: Emit) -> None:

@@ -1,0 +1,65 @@
+"""An arena's mean over a step's contributions, and what becomes of values of each dtype."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal import optim
+from shoal._layout import Aggregation, ArenaLayout, Slice
+from shoal.initializers import Zeros
+from shoal.variables import Variable
+from shoal_server.arena import Arena
+
+
+def arena(elements, dtype="float32", aggregation=None):
+    variable = Variable((elements,), dtype, Zeros(), trainable=aggregation is None, aggregation=aggregation)
+    layout = ArenaLayout(variable.dtype, variable.aggregation, (Slice("w", 0, elements, 0),), elements)
+    return Arena(layout, {"w": variable}, optim.SGD(1.0), 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1000, 1000), st.floats(1e-3, 1e3)), min_size=1, max_size=6),
+    st.sampled_from(["float32", "float64"]),
+)
+def test_the_mean_is_weighted_as_one_would_expect(parts, dtype):
+    made = arena(3, dtype)
+    pushed = [np.full(3, value, dtype) for value, _ in parts]
+    made.apply(pushed, [weight for _, weight in parts], version=0, scale=1.0)
+    expected = np.average([value for value, _ in parts], weights=[weight for _, weight in parts])
+    np.testing.assert_allclose(-made.values, expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("weight", [7.0, 1e-300, 1e300])
+def test_equal_weights_keep_integers_exact(weight):
+    made = arena(2)
+    made.apply([np.full(2, value, np.float32) for value in (3, 5, 8, 1)], [weight] * 4, version=0, scale=1.0)
+    np.testing.assert_array_equal(made.values, -17 / 4)
+
+
+def test_no_weight_overflows():
+    made = arena(2)
+    made.apply([np.ones(2, np.float32), np.full(2, 3, np.float32)], [1e308, 1.7e308], version=0, scale=1.0)
+    np.testing.assert_allclose(made.values, -(1 * 1 + 3 * 1.7) / 2.7, rtol=1e-6)
+
+
+def test_a_lone_contribution_is_applied_bit_for_bit():
+    made = arena(4)
+    gradient = np.array([0.1, -0.2, 1e-30, 3e30], np.float32)
+    made.apply([gradient.copy()], [0.3], version=0, scale=1.0)
+    np.testing.assert_array_equal(made.values, -gradient)
+
+
+def test_half_precision_is_stored_as_float32_and_travels_as_half():
+    made = arena(3, "bfloat16")
+    assert made.values.dtype == np.float32
+    assert made.snapshot().dtype == made.layout.dtype
+    assert made.accept(np.ones(3, made.layout.dtype)).dtype == np.float32
+
+
+def test_counters_have_no_slots_and_add_up():
+    made = arena(2, "int64", "sum")
+    assert made.layout.aggregation is Aggregation.SUM
+    assert made.slots == {}
+    made.apply([np.array([1, 2]), np.array([10, 20])], [5.0, 1.0], version=0, scale=1.0)
+    np.testing.assert_array_equal(made.values, [11, 22])
