@@ -31,8 +31,6 @@ HIDDEN = 512
 EPOCHS, BATCH = 20, 64
 # A rate that falls as the versions rise forgives stale gradients, and suits modes that apply them one by one or joined.
 OPTIMIZER = shoal.optim.Adam(shoal.optim.Exponential(3e-3, gamma=0.997))
-# The matrices are small: threads of BLAS would only take the cores from each other.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 ENOUGH = 0.97  # of the held-out images; chance is 0.1
 
 Curve = list[tuple[int, float]]  # samples seen, and the loss there
@@ -53,10 +51,12 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train a digits classifier in every consistency mode.")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for loss.png and summary.json")
-    out: Path = parser.parse_args().out
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="passes over the data in each mode")
+    arguments = parser.parse_args()
+    out: Path = arguments.out
     console = Console()
     try:
-        results = run(console)
+        results = run(console, arguments.epochs)
     except shoal.ShoalError as error:
         console.print(f"the demo failed: {error}", style="bold red", markup=False)
         return 1
@@ -72,17 +72,19 @@ def main() -> int:
     return 1 if poor else 0
 
 
-def run(console: Console) -> list[tuple[Row, Curve]]:
+def run(console: Console, epochs: int) -> list[tuple[Row, Curve]]:
     """Starts a cluster, trains in each mode, and stops all of it."""
     console.print(f"starting a coordinator, {SERVERS} servers and {WORKERS} workers ...")
     program = Digits(HIDDEN)
-    cluster = shoal.LocalCluster(SERVERS, WORKERS, path=[Path(__file__).parent], env=ENVIRONMENT)
+    cluster = shoal.LocalCluster(SERVERS, WORKERS, path=[Path(__file__).parent])
     with cluster, cluster.client() as client, live(console) as bars:
         tasks = [(mode, bars.add_task(str(mode), start=False, figures="waits")) for mode in MODES]
-        return [train(client, program, mode, bars, task) for mode, task in tasks]
+        return [train(client, program, mode, epochs, bars, task) for mode, task in tasks]
 
 
-def train(client: shoal.Client, program: Digits, mode: Consistency, bars: Progress, task: TaskID) -> tuple[Row, Curve]:
+def train(
+    client: shoal.Client, program: Digits, mode: Consistency, epochs: int, bars: Progress, task: TaskID
+) -> tuple[Row, Curve]:
     """Trains one job to its end, shows how it goes, and tests what it learned."""
     job = client.submit(
         shoal.Job(
@@ -91,7 +93,7 @@ def train(client: shoal.Client, program: Digits, mode: Consistency, bars: Progre
             consistency=mode,
             optimizer=OPTIMIZER,
             settings={"hidden": HIDDEN},
-            epochs=EPOCHS,
+            epochs=epochs,
             batch_size=BATCH,
         )
     )

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 # A lease that has run out is noticed a little later.
 _EXPIRY_SLACK_S, _EXPIRY_POLL_S = 1.0, 0.1
+_CALL_TIMEOUT_S = 5.0
 _log = structlog.get_logger(__name__)
 
 
@@ -39,7 +40,7 @@ class CoordinatorClient:
         method: Callable[..., T],
         request: Any,
         *,
-        timeout_s: float = 5.0,
+        timeout_s: float = _CALL_TIMEOUT_S,
         retry_for_s: float | None = None,
     ) -> T:
         """Makes one unary call, for example `call(client.jobs.Get, job_pb2.GetRequest(job="a"))`.
@@ -75,6 +76,7 @@ class Membership:
         request: what to register as; `process` is filled in here.
         on_reply: called with each heartbeat's answer, on the heartbeat's thread.
         on_incarnation: called with each new incarnation, the first included, before the next heartbeat.
+        on_end: called when a life is over, by the cluster's word or by `renew`, before the next one begins.
         load: called for each heartbeat: (shards, bytes) held.
     """
 
@@ -85,19 +87,21 @@ class Membership:
         *,
         on_reply: Callable[[coordinator_pb2.HeartbeatReply], None] = lambda _: None,
         on_incarnation: Callable[[int], None] = lambda _: None,
+        on_end: Callable[[], None] = lambda: None,
         load: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self._client = client
         self._request = request
-        self._request.process = _draw_process()
-        self._on_reply, self._on_incarnation, self._load = on_reply, on_incarnation, load
+        # Tells this life from every other of the same id; drawn once a life, so that registering may be repeated.
+        self._request.process = secrets.token_hex(8)
+        self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
         self._stopped = threading.Event()
         self._beat_now = threading.Event()
         self._renewal = (
             threading.Event()
         )  # wanted; done by the heartbeat's thread, so that no beat is under way meanwhile
         self._thread: threading.Thread | None = None
-        self.incarnation = 0
+        self.incarnation = 0  # 0: between two lives; changed by the heartbeat's thread once that runs
         self._heartbeat_s = 1.0
 
     @property
@@ -145,7 +149,10 @@ class Membership:
         self._beat_now.set()
         if self._thread:
             self._thread.join()
-        self._leave()
+        try:
+            self._leave(1.0)
+        except errors.ShoalError as error:  # its lease will run out instead
+            _log.debug("could not say goodbye", reason=error.message)
 
     def __enter__(self) -> "Membership":
         return self
@@ -160,12 +167,9 @@ class Membership:
         self.incarnation, self._heartbeat_s = reply.incarnation, reply.heartbeat_s
         self._on_incarnation(reply.incarnation)
 
-    def _leave(self) -> None:
+    def _leave(self, timeout_s: float) -> None:
         request = coordinator_pb2.LeaveRequest(member=self.member, incarnation=self.incarnation)
-        try:
-            self._client.call(self._client.members.Leave, request, timeout_s=1.0, retry_for_s=0)
-        except errors.ShoalError as error:  # its lease will run out instead
-            _log.debug("could not say goodbye", reason=error.message)
+        self._client.call(self._client.members.Leave, request, timeout_s=timeout_s, retry_for_s=0)
 
     def _beat(self) -> None:
         while not self._stopped.is_set():
@@ -174,17 +178,29 @@ class Membership:
             if self._stopped.is_set():
                 return
             try:
-                if self._renewal.is_set():
-                    self._leave()
-                    self._begin_anew()
-                    self._renewal.clear()
-                else:
-                    self._beat_once()
+                self._take_turn()
             except errors.Fenced as error:
                 _log.warning("declared dead, registering anew", reason=error.message)
-                self._begin_anew()
-            except errors.ShoalError as error:
-                _log.warning("heartbeat failed", coordinator=self._client.address, reason=error.message)
+                self._end_life()
+            except errors.ShoalError as error:  # the next turn tries again
+                _log.warning("no heartbeat", coordinator=self._client.address, reason=error.message)
+
+    def _take_turn(self) -> None:
+        """Does what is next: ends this life if that is wanted, begins another if there is none, beats otherwise."""
+        if self._renewal.is_set() and self.incarnation:
+            self._leave(_CALL_TIMEOUT_S)
+            self._end_life()
+        elif self.incarnation:
+            self._beat_once()
+        else:
+            self._register(0)
+
+    def _end_life(self) -> None:
+        self.incarnation = 0
+        self._renewal.clear()
+        self._request.process = secrets.token_hex(8)
+        self._on_end()
+        self.beat_now()
 
     def _beat_once(self) -> None:
         shards, held = self._load()
@@ -194,15 +210,3 @@ class Membership:
         timeout_s = max(1.0, 2 * self._heartbeat_s)
         reply = self._client.call(self._client.members.Heartbeat, request, timeout_s=timeout_s, retry_for_s=0)
         self._on_reply(reply)
-
-    def _begin_anew(self) -> None:
-        self._request.process = _draw_process()
-        try:
-            self._register(0)
-        except errors.ShoalError as error:  # the next beat is fenced, and tries again
-            _log.warning("could not register", coordinator=self._client.address, reason=error.message)
-
-
-def _draw_process() -> str:
-    """Tells this life of a process from every other that has the same member id."""
-    return secrets.token_hex(8)

@@ -85,6 +85,7 @@ class ParameterClient:
         self._refresh, self._retry_for_s = refresh, retry_for_s
         self.step = step
         self._versions: dict[int, int] = {}  # by shard: of the values last pulled
+        self._staged_step = -1  # the last step of which servers may hold a gradient
         # By address. A stub is made with its channel: see `_rpc.channel`.
         self._channels: dict[str, tuple[grpc.Channel, ParameterServerStub]] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -102,12 +103,12 @@ class ParameterClient:
             Unreachable: a server did not answer for `retry_for_s` seconds.
         """
         values = self._packer.empty()
-        self._locate(self._each_server(lambda server: self._pull_from(server, values)))
+        self._pull_all(values)
         return values
 
     def barrier(self) -> None:
         """Waits until `pull` would answer, without moving the values."""
-        self._locate(self._each_server(lambda server: self._pull_from(server, None)))
+        self._pull_all(None)
 
     def push(
         self,
@@ -198,11 +199,19 @@ class ParameterClient:
         request = pb.PullRequest(stamp=self._stamp(), shards=server.indices, headers_only=values is None)
         return self._retrying(server, lambda: self._receive(server, request, values), waits=True)
 
-    def _locate(self, replies: Sequence[Sequence[header_pb2.ShardHeader]]) -> None:
-        headers = [header for reply in replies for header in reply]
-        self._versions = {header.shard: header.version for header in headers}
-        # Ahead of ours where backup workers have overtaken us: there is no use in working on a closed step.
-        self.step = max(self.step, *(header.step for header in headers))
+    def _pull_all(self, values: dict[str, np.ndarray] | None) -> None:
+        """Pulls from all servers, until all shards are at one step.
+
+        Backup workers may overtake this one, on some shards before others. There is no use in working on a step that
+        is closed, and a shard that is behind must hear that this worker passes its step by.
+        """
+        while True:
+            replies = self._each_server(lambda server: self._pull_from(server, values))
+            headers = [header for reply in replies for header in reply]
+            self._versions = {header.shard: header.version for header in headers}
+            self.step = max(self.step, *(header.step for header in headers))
+            if all(header.step == self.step for header in headers):
+                return
 
     def _receive(
         self, server: _Server, request: pb.PullRequest, values: dict[str, np.ndarray] | None
@@ -224,8 +233,11 @@ class ParameterClient:
     # Pushes.
 
     def _push(self, weight: float, arrays: Mapping[str, np.ndarray], aggregations: Sequence[Aggregation]) -> PushResult:
-        # One server needs no second phase; nor does a push that brings nothing.
-        at_once = len(self._servers) == 1 or weight == 0
+        # One server needs no second phase. Nor does a push that brings nothing, unless one that did was begun: should
+        # this worker die in between, a server that was not told must not take that one for this.
+        at_once = len(self._servers) == 1 or (weight == 0 and self._staged_step != self.step)
+        if not at_once:
+            self._staged_step = self.step
 
         def send(server: _Server) -> pb.PushReply:
             return self._retrying(

@@ -13,6 +13,7 @@ import numpy as np
 from shoal import errors
 from shoal._coordinator import CoordinatorClient
 from shoal._layout import Placement
+from shoal._limits import METRIC_NAME_BYTES, METRICS, STALENESS_BUCKETS
 from shoal._parameters import ParameterClient
 from shoal.job import Job
 from shoal.v1 import job_pb2
@@ -24,6 +25,10 @@ _FIRST_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
 _REPORT_TIMEOUT_S = 2.0
 # Of an error's text, whose end says the most.
 _MAX_ERROR_CHARACTERS = 32_768
+# The wire's width of counts.
+_UINT64 = 2**64 - 1
+# The metric that is kept where there are too many.
+_LOSS = "loss"
 
 _OVER = {job_pb2.SUCCEEDED, job_pb2.FAILED, job_pb2.CANCELLED}
 
@@ -52,15 +57,17 @@ WAIT, FINISHED = NoRange.WAIT, NoRange.FINISHED
 class Report:
     """What a worker did since its last report. The figures add up; `values` are means.
 
+    Made of anything, its figures are such that the coordinator takes them; its lines are the `Outbox`'s to bound.
+
     Attributes:
         step: the worker's own, now.
         accepted: pushes that servers took.
         rejected: pushes refused for NaN or Inf.
         dropped: pushes that came after their step had closed.
         samples: examples in the accepted pushes.
-        values: means over the accepted pushes: "loss" and more.
-        staleness: accepted pushes by their staleness, 0 to 1,023 and above.
-        log: lines of the program's output, each at most 8 KiB.
+        values: means over the accepted pushes: "loss" and more, METRICS at most; the first ones are kept, and "loss".
+        staleness: accepted pushes by their staleness, in STALENESS_BUCKETS.
+        log: lines of the program's output.
     """
 
     step: int = 0
@@ -71,6 +78,12 @@ class Report:
     values: Mapping[str, float] = field(default_factory=dict)
     staleness: Mapping[int, int] = field(default_factory=dict)
     log: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("step", "accepted", "rejected", "dropped", "samples"):
+            object.__setattr__(self, name, min(getattr(self, name), _UINT64))
+        object.__setattr__(self, "values", _bounded_values(self.values))
+        object.__setattr__(self, "staleness", _bounded_staleness(self.staleness))
 
     def then(self, later: "Report") -> "Report":
         """This report and a later one as one, for when this one could not be sent."""
@@ -237,6 +250,7 @@ class Participant:
         """
         if len(error) > _MAX_ERROR_CHARACTERS:
             error = f"[...]{error[-_MAX_ERROR_CHARACTERS:]}"
+        error = error.encode(errors="replace").decode()  # a program may raise with halves of characters
         request = job_pb2.FinishRequest(job=self.job, worker=self.worker, incarnation=self.incarnation, error=error)
         self._coordinator.call(self._jobs.Finish, request, retry_for_s=retry_for_s)
 
@@ -265,6 +279,25 @@ class Participant:
     def _placement(self) -> Placement:
         request = job_pb2.GetPlacementRequest(job=self.job)
         return Placement.from_proto(self._coordinator.call(self._jobs.GetPlacement, request))
+
+
+def _bounded_values(values: Mapping[str, float]) -> dict[str, float]:
+    names = [*values]
+    if len(names) > METRICS:
+        names = [name for name in names if name != _LOSS][: METRICS - 1] + [_LOSS] * (_LOSS in values)
+    return {_bounded_name(name): values[name] for name in names}
+
+
+def _bounded_name(name: str) -> str:
+    return str(name).encode(errors="replace")[:METRIC_NAME_BYTES].decode(errors="ignore")
+
+
+def _bounded_staleness(counts: Mapping[int, int]) -> dict[int, int]:
+    bounded: dict[int, int] = {}
+    for staleness, count in counts.items():
+        bucket = min(staleness, STALENESS_BUCKETS - 1)
+        bounded[bucket] = bounded.get(bucket, 0) + count
+    return bounded
 
 
 def _variable(value: Variable | np.ndarray) -> Variable:

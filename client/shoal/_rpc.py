@@ -47,11 +47,19 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.max_frame_size", 1 << 20),
+    # A client whose host is gone, and with it half a push, is found out and its thread freed.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     # Two servers on one port would share its connections silently; say PortInUse instead.
     ("grpc.so_reuseport", 0),
 ]
+
+# Calls that a server takes at once, running, waiting and queued; more are refused by grpc itself.
+_MAX_CALLS = 32_768
+# Of an error's text: what trailing metadata may hold is bounded by grpc, and exceeding it would hide the error.
+_MAX_MESSAGE, _MAX_DETAIL = 4_000, 500
 
 # Statuses that grpc itself makes, without our detail.
 _STATUS_TO_ERROR: dict[grpc.StatusCode, type[errors.ShoalError]] = {
@@ -89,8 +97,21 @@ def channel(address: str) -> grpc.Channel:
 
 def error_metadata(error: errors.ShoalError) -> tuple[tuple[str, bytes], ...]:
     """The trailing metadata that carries an error's code and details."""
-    detail = header_pb2.ErrorDetail(code=error.code, message=error.message, details=error.details)
+    detail = header_pb2.ErrorDetail(
+        code=error.code,
+        message=_shortened(error.message, _MAX_MESSAGE),
+        details={key: _shortened(value, _MAX_DETAIL) for key, value in error.details.items()},
+    )
     return ((_DETAIL_KEY, detail.SerializeToString()),)
+
+
+def _shortened(text: str, most: int) -> str:
+    """The beginning and the end of a text: what it is about, and what a traceback came to."""
+    encoded = text.encode()
+    if len(encoded) <= most:
+        return text
+    beginning, end = encoded[: most // 4], encoded[-(most - most // 4) :]
+    return f"{beginning.decode(errors='ignore')} [...] {end.decode(errors='ignore')}"
 
 
 def status_of(error: errors.ShoalError) -> grpc.StatusCode:
@@ -142,7 +163,7 @@ def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
             _log.exception("handler failed", rpc=method.__name__)
             failure = errors.InternalError(f"{method.__name__} failed: {type(error).__name__}: {error}")
         refuse(context, failure)
-        return context.abort(status_of(failure), failure.message)  # raises
+        return context.abort(status_of(failure), _shortened(failure.message, _MAX_DETAIL))  # raises
 
     return handler
 
@@ -150,8 +171,26 @@ def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
 def refuse(context: grpc.ServicerContext, error: errors.ShoalError) -> None:
     """Puts an error on a call; the caller then aborts it or ends its stream."""
     context.set_code(status_of(error))
-    context.set_details(error.message)
+    context.set_details(_shortened(error.message, _MAX_DETAIL))
     context.set_trailing_metadata(error_metadata(error))
+
+
+class Pooled:
+    """A handler that runs on threads of its own, so that calls of other kinds never wait for its.
+
+    This is grpcio's `experimental_thread_pool`.
+
+    Args:
+        handler: called as grpc calls handlers.
+        pool: lends the threads.
+    """
+
+    def __init__(self, handler: Callable[..., Any], pool: ThreadPoolExecutor) -> None:
+        self._handler = handler
+        self.experimental_thread_pool = pool
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._handler(request, context)
 
 
 class NonBlocking:
@@ -203,7 +242,7 @@ def retrying(
     jitter: Callable[[], float] = random.random,
     on_retry: Callable[[errors.ShoalError], None] | None = None,
 ) -> T:
-    """Repeats `call` while its far end cannot be reached, for up to `for_s` seconds.
+    """Repeats `call` while its far end cannot be reached, for up to `for_s` seconds from its first failure.
 
     Waits 0.05 s, then twice as long each time up to 2 s, each shortened by up to half at random so that a
     thousand workers do not come back at once.
@@ -212,13 +251,15 @@ def retrying(
         Unreachable: nobody answered in time; the message has the address and the time.
         ShoalError: any other error of `call`, at once.
     """
-    start, delay = clock(), 0.05
+    failed_at: float | None = None
+    delay = 0.05
     while True:
         try:
             return call()
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
-            spent = clock() - start
-            if spent + delay > for_s:
+            now = clock()
+            failed_at = now if failed_at is None else failed_at
+            if now - failed_at + delay > for_s:
                 raise errors.Unreachable(
                     f"{what}: {address} did not answer within {for_s:g} s ({error.message}); "
                     "is it running, and is the address right?",
@@ -258,7 +299,7 @@ class RpcServer:
     ) -> None:
         host, _ = parse_address(bind)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
-        self._server = grpc.server(self._executor, options=_SERVER_OPTIONS)
+        self._server = grpc.server(self._executor, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         self._health = health.HealthServicer(experimental_non_blocking=True)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for _, add, implementation in services:

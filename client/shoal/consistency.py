@@ -6,6 +6,9 @@ from typing import ClassVar
 from shoal import errors
 from shoal.v1 import job_pb2
 
+# The wire's widths.
+_UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
+
 
 class Consistency:
     """How the pushes and pulls of a job's workers are ordered. One of the three below."""
@@ -24,26 +27,26 @@ class Consistency:
 class Synchronous(Consistency):
     """Each step's gradients are averaged, weighted by their samples, and applied once.
 
-    N workers compute what one process computes on the joined batch. With backup workers (Chen et al., "Revisiting
-    Distributed Synchronous SGD", 2016) a step closes without its slowest `backup_workers`, whose gradients are
-    dropped; each shard closes its own steps.
+    N workers compute what one process computes on the joined batch, and a push counts whole or not at all.
+
+    With backup workers (Chen et al., "Revisiting Distributed Synchronous SGD", 2016) a step closes once
+    `workers - backup_workers` have contributed, or all that are left; gradients that come later are dropped. Each shard
+    closes its own steps, so a gradient that comes just at the close may count on some shards and be dropped on others:
+    a push's outcome "accepted" then means on one shard at least. A worker that has died or finished uses up one of the
+    backups.
 
     Args:
         backup_workers: workers, >= 0 and fewer than the job's.
 
     Raises:
-        InvalidJob: backup_workers is negative.
+        InvalidJob: backup_workers is not a whole number from 0 to 2^32 - 1.
     """
 
     backup_workers: int = 0
     name: ClassVar[str] = "sync"
 
     def __post_init__(self) -> None:
-        if self.backup_workers < 0:
-            raise errors.InvalidJob(
-                f"Synchronous: backup_workers is {self.backup_workers}; it must be 0 or more",
-                backup_workers=self.backup_workers,
-            )
+        _check_count(self, "backup_workers", self.backup_workers, _UINT32)
 
     def check(self, workers: int) -> None:
         if self.backup_workers >= workers:
@@ -68,10 +71,20 @@ class Asynchronous(Consistency):
     Args:
         scale_by_staleness: divide the learning rate by the gradient's staleness where that is above 1
             (Zhang et al., "Staleness-aware Async-SGD", IJCAI 2016).
+
+    Raises:
+        InvalidJob: scale_by_staleness is neither True nor False.
     """
 
     scale_by_staleness: bool = False
     name: ClassVar[str] = "async"
+
+    def __post_init__(self) -> None:
+        value: object = self.scale_by_staleness
+        if not isinstance(value, bool):
+            raise errors.InvalidJob(
+                f"Asynchronous: scale_by_staleness is {value!r}; it must be True or False", scale_by_staleness=value
+            )
 
     def to_proto(self) -> job_pb2.Consistency:
         mode = job_pb2.Asynchronous(scale_by_staleness=self.scale_by_staleness)
@@ -93,23 +106,27 @@ class BoundedStaleness(Consistency):
         bound: steps, >= 0.
 
     Raises:
-        InvalidJob: bound is negative.
+        InvalidJob: bound is not a whole number from 0 to 2^64 - 1.
     """
 
     bound: int
     name: ClassVar[str] = "ssp"
 
     def __post_init__(self) -> None:
-        if self.bound < 0:
-            raise errors.InvalidJob(
-                f"BoundedStaleness: bound is {self.bound}; it must be 0 or more steps", bound=self.bound
-            )
+        _check_count(self, "bound", self.bound, _UINT64)
 
     def to_proto(self) -> job_pb2.Consistency:
         return job_pb2.Consistency(bounded_staleness=job_pb2.BoundedStaleness(bound=self.bound))
 
     def __str__(self) -> str:
         return f"ssp:{self.bound}"
+
+
+def _check_count(mode: Consistency, name: str, value: object, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise errors.InvalidJob(
+            f"{type(mode).__name__}: {name} is {value!r}; it must be a whole number from 0 to {most}", **{name: value}
+        )
 
 
 def from_proto(message: job_pb2.Consistency) -> Consistency:

@@ -6,6 +6,7 @@ slices lie, and however a variable is cut, and wherever its slices go, it starts
 
 import hashlib
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
@@ -46,9 +47,7 @@ class Initializer:
 
     def __post_init__(self) -> None:
         for parameter in self._parameters():
-            value = getattr(self, parameter)
-            if not math.isfinite(value):
-                raise self._invalid(f"{parameter} is {value}; it must be finite")
+            object.__setattr__(self, parameter, self._number(parameter, getattr(self, parameter)))
 
     def to_proto(self) -> tensor_pb2.Initializer:
         """The message that carries this initializer."""
@@ -67,6 +66,18 @@ class Initializer:
     def _parameters(self) -> list[str]:
         """Names of the numbers among the fields; the seed travels apart from them."""
         return [entry.name for entry in fields(self) if entry.name != "seed"]
+
+    def _number(self, parameter: str, value: object) -> float:
+        """The value as the wire carries it."""
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):
+            raise self._invalid(f"{parameter} is {value!r}; it must be a number")
+        try:
+            number = float(value)
+        except OverflowError:  # an integer
+            raise self._invalid(f"{parameter} is beyond what a float holds; it must be finite") from None
+        if not math.isfinite(number):
+            raise self._invalid(f"{parameter} is {number}; it must be finite")
+        return number
 
     def _largest(self) -> float:
         """A bound of the absolute values, which the dtype has to hold."""
@@ -114,7 +125,7 @@ class Constant(Initializer):
         value: finite; of an int64 variable, a whole number of at most 2^53.
 
     Raises:
-        InvalidVariable: value is not finite.
+        InvalidVariable: value is not a finite number.
     """
 
     value: float
@@ -140,8 +151,13 @@ class _Random(Initializer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.seed is not None and not 0 < self.seed <= _MAX_SEED:
-            raise self._invalid(f"seed is {self.seed}; it must be from 1 to 2^64 - 1, or None for the job's seed")
+        seed: object = self.seed
+        if seed is None:
+            return
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 < seed <= _MAX_SEED:
+            raise self._invalid(
+                f"seed is {seed!r}; it must be a whole number from 1 to 2^64 - 1, or None for the job's seed"
+            )
 
     def to_proto(self) -> tensor_pb2.Initializer:
         message = super().to_proto()

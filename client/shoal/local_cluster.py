@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from shoal import errors
 from shoal._role_process import RoleProcess
 from shoal.client import Client
 
@@ -14,6 +15,8 @@ _ROLES = ("coordinator", "server", "worker")
 _LOOPBACK = "127.0.0.1:0"
 # How long a role may take to end before it is killed.
 _STOP_S = 10.0
+# What libraries of linear algebra look at for the number of their threads.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class LocalCluster:
@@ -38,6 +41,7 @@ class LocalCluster:
         start_timeout_s: how long all of it may take to start. The first start compiles the optimizers' kernels.
 
     Raises:
+        BadRequest: servers or workers is not a whole number, 0 or more.
         StartFailed: on entering: a role did not start; the message has the end of its log.
     """
 
@@ -55,10 +59,11 @@ class LocalCluster:
         show_logs: bool = False,
         start_timeout_s: float = 120.0,
     ) -> None:
-        self._counts = {"server": servers, "worker": workers}
+        self._counts = {"server": _checked("servers", servers), "worker": _checked("workers", workers)}
         self._path = [str(Path(folder).resolve()) for folder in path]
         self._listen = listen
-        self._env = {**_share_of_cores(workers), **os.environ, **(env or {})}
+        given = {**os.environ, **(env or {})}
+        self._env = given if any(name in given for name in _THREADS) else {**given, **_share_of_cores(workers)}
         self._flags = flags or {}
         self._log_level = log_level
         self._log_dir = None if log_dir is None else Path(log_dir)
@@ -90,7 +95,13 @@ class LocalCluster:
         return Client(self.address)
 
     def start(self) -> None:
-        """Starts all roles and returns when they are ready; what `with` does."""
+        """Starts all roles and returns when they are ready; what `with` does.
+
+        Raises:
+            StartFailed: a role did not start, or this cluster was started already and not stopped since.
+        """
+        if self._processes:
+            raise errors.StartFailed("this cluster was started already; stop it first, or make another LocalCluster")
         deadline = time.monotonic() + self._start_timeout_s
         with ExitStack() as undo:
             undo.callback(self.stop)
@@ -118,7 +129,7 @@ class LocalCluster:
         """Starts a role anew under its name, having killed it if it still runs; the coordinator keeps its address.
 
         Raises:
-            Unreachable: it did not start. A killed member is let in again only when its last life's lease has ended.
+            StartFailed: it did not start. A killed member is let in again only when its last life's lease has ended.
         """
         old = self.process(role, index)
         old.kill()
@@ -137,12 +148,10 @@ class LocalCluster:
         self.stop()
 
     def _launch(self, role: str, index: int, listen: str = _LOOPBACK) -> RoleProcess:
-        flags = ["--metrics-listen", _LOOPBACK, "--log-level", self._log_level]
+        flags = ["--listen", listen, "--metrics-listen", _LOOPBACK, "--log-level", self._log_level]
         if role != "coordinator":
             flags += ["--coordinator", self.address, "--name", f"{role}-{index}"]
-        if role != "worker":
-            flags += ["--listen", listen]
-        else:
+        if role == "worker":
             flags += [flag for folder in self._path for flag in ("--path", folder)]
         process = RoleProcess(
             role,
@@ -159,7 +168,13 @@ class LocalCluster:
 def _share_of_cores(workers: int) -> dict[str, str]:
     """Else every worker would take all cores, and they would spend them on waiting for each other."""
     share = max(1, (os.cpu_count() or 1) // max(1, workers))
-    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(share))
+    return dict.fromkeys(_THREADS, str(share))
+
+
+def _checked(name: str, count: object) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise errors.BadRequest(f"{name} is {count!r}; it must be a whole number, 0 or more", **{name: count})
+    return count
 
 
 __all__ = ["LocalCluster"]

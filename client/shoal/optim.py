@@ -3,7 +3,8 @@
 In the equations x is a value, g its gradient, other letters slots (state that the server keeps beside each value), lr
 the schedule's rate at the shard's version, and t = version + 1. Defaults and results are PyTorch's; FTRL's are Keras's.
 
-    job = cluster.submit(program, optimizer=Adam(Cosine(1e-3, steps=10_000, warmup_steps=500), weight_decay=1e-4))
+    optimizer = Adam(Cosine(1e-3, steps=10_000, warmup_steps=500), weight_decay=1e-4)
+    job = client.submit(shoal.Job("digits:Digits", optimizer=optimizer))
 """
 
 from collections.abc import Iterable

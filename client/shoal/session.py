@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
+from shoal._outbox import Outbox
 from shoal._parameters import ParameterClient, PushResult
 from shoal._participant import Participant, Report
 from shoal.job import Job
@@ -43,7 +44,8 @@ class Session:
 
     Every process or thread opens a session of its own; one session is not for several threads at once. A thread of the
     session's keeps it alive: a process that stands still for longer than the cluster's lease is declared dead, the
-    others go on without it, and its next call raises `Fenced`.
+    others go on without it, and its next call raises `Fenced`. What is told to watchers (metrics, log lines) never
+    stops a loop: it waits while the coordinator is away, and is cut to what a report may carry.
 
     Attributes:
         job: the job's name.
@@ -63,9 +65,10 @@ class Session:
         self.job, self.worker = job, worker or f"session-{secrets.token_hex(4)}"
         self._clock = clock
         self._reported_at = clock()
-        self._unreported = Report()
+        self._unreported = Outbox()
         self._incarnation = 0
         self._fenced = self._over = self._closed = False
+        self._lost: errors.ShoalError | None = None  # why this session can do nothing more
         with ExitStack() as opened:
             if _start_or_find(coordinator, job, variables, options):
                 opened.push(lambda _kind, error, _trace: _cancel(coordinator, job) if error else None)
@@ -97,6 +100,7 @@ class Session:
 
         Raises:
             Fenced: this session was declared dead; the message says what to do.
+            UnknownJob: the job is gone: dropped, or lost by a coordinator that was restarted.
             Cancelled: the job was cancelled, or is over.
             Unreachable: a server was away for too long.
         """
@@ -117,22 +121,29 @@ class Session:
             gradients: of every trainable variable, in its shape and dtype.
             updates: of every non-trainable variable, or of none: values, or increments where they are summed.
             weight: in a synchronous step's mean, > 0: the number of samples.
-            metrics: figures of the step for whoever watches the job: {"loss": 0.3}.
+            metrics: figures of the step for whoever watches the job: {"loss": 0.3}. Of more than 256 names the first
+                are kept, and "loss".
+
+        Returns:
+            What became of it. With backup workers each shard closes its own steps, so "accepted" then means: on one
+            shard at least.
 
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit; nothing was sent.
             NonFiniteGradient: NaN or Inf; nothing changed. `skip` the step, or push it again with other values.
-            Fenced, Cancelled, Unreachable: as for `pull`.
+            BadRequest: a metric is no number; nothing was sent.
+            Fenced, UnknownJob, Cancelled, Unreachable: as for `pull`.
         """
         arrays = {name: np.asarray(value) for name, value in gradients.items()}
         new = {name: np.asarray(value) for name, value in updates.items()} if updates else None
+        figures = {name: _number(name, value) for name, value in (metrics or {}).items()}
         with self._alive():
             try:
                 result = self._parameters.push(arrays, updates=new, weight=weight)
             except errors.NonFiniteGradient:
                 self._account(Report(step=self.step, rejected=1))
                 raise
-            self._account(_report_of(result, weight, metrics or {}))
+            self._account(_report_of(result, weight, figures))
             return result
 
     def skip(self) -> PushResult:
@@ -146,15 +157,19 @@ class Session:
             self._parameters.barrier()
 
     def log(self, text: str) -> None:
-        """Adds lines to the job's log, which goes out with the next report."""
-        lines = tuple(line[:8000] for line in text.splitlines())
-        self._account(Report(step=self.step, log=lines))
+        """Adds lines to the job's log, which goes out with the next report. Lines of more than 8 KiB go as several."""
+        for line in text.splitlines():
+            self._unreported.add_line(line)
+        self._account(Report(step=self.step))
 
     def close(self, error: str = "") -> None:
         """Ends this session's part in the job, which is then done, or fails if an error's text is given.
 
+        The session is closed in any case, also when it raises.
+
         Raises:
             Unreachable: the coordinator could not be told; it will miss this session when its lease runs out.
+            Fenced, UnknownJob: as for `pull`, where no call has said so before: this end did not count.
         """
         if self._closed:
             return
@@ -162,8 +177,14 @@ class Session:
         with ExitStack() as closing:
             closing.callback(self._membership.stop)
             closing.callback(self._parameters.close)
-            if not self._fenced:
-                self._send_report()
+            if self._lost:
+                return
+            if self._fenced:
+                raise self._declared_dead()
+            self._send_reports()
+            if self._lost:
+                raise self._lost
+            with self._translated():
                 self._participant.finish(error)
 
     def __enter__(self) -> "Session":
@@ -190,12 +211,33 @@ class Session:
         if self._over or self._closed:
             raise errors.Cancelled(f"job {self.job} is over for {self.worker}: stop the loop", job=self.job)
         if self._fenced:
-            raise self._declared_dead()
+            self._lost = self._lost or self._declared_dead()
+        if self._lost:
+            raise self._lost
+        with self._translated():
+            yield
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Notes that this session is lost, and says so in its own words."""
         try:
             yield
-        except errors.Fenced:
-            self._fenced = True
-            raise self._declared_dead() from None
+        except (errors.Fenced, errors.UnknownJob) as error:
+            self._lose(error)
+            assert self._lost
+            raise self._lost from None
+
+    def _lose(self, error: errors.Fenced | errors.UnknownJob) -> None:
+        if self._lost is None:
+            self._lost = self._declared_dead() if isinstance(error, errors.Fenced) else self._job_gone()
+
+    def _job_gone(self) -> errors.UnknownJob:
+        return errors.UnknownJob(
+            f"job {self.job} is gone: it was dropped, or the coordinator was restarted and has lost it, and its "
+            "variables with it. Close this session; to begin anew, open one with the values that you have",
+            job=self.job,
+            worker=self.worker,
+        )
 
     def _declared_dead(self) -> errors.Fenced:
         return errors.Fenced(
@@ -206,18 +248,25 @@ class Session:
         )
 
     def _account(self, report: Report) -> None:
-        self._unreported = self._unreported.then(report)
+        self._unreported.add_figures(report)
         if self._clock() - self._reported_at >= _REPORT_EVERY_S:
-            self._send_report()
+            self._send_reports()
 
-    def _send_report(self) -> None:
+    def _send_reports(self) -> None:
+        """Sends what there is and never raises: a step that was taken is not undone by telling of it."""
         self._reported_at = self._clock()
-        try:
-            self._over = self._participant.report(self._unreported)
-        except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training goes on without the coordinator
-            _log.debug("could not report", job=self.job, reason=error.message)
-        else:
-            self._unreported = Report()
+        while report := self._unreported.take():
+            try:
+                self._over = self._participant.report(report)
+            except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training goes on without the coordinator
+                _log.debug("could not report", job=self.job, reason=error.message)
+                self._unreported.put_back(report)
+                return
+            except (errors.Fenced, errors.UnknownJob) as error:  # the next call says so
+                self._lose(error)
+                return
+            except errors.ShoalError as error:  # the same again would be refused again
+                _log.warning("a report was refused", job=self.job, reason=error.message)
 
 
 def _start_or_find(
@@ -266,6 +315,13 @@ def _plain(value: Variable | ArrayLike) -> Variable | np.ndarray:
     return value if isinstance(value, Variable) else np.asarray(value)
 
 
+def _number(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise errors.BadRequest(f"metric {name!r} is {value!r}; give a number", metric=name) from None
+
+
 def _report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -> Report:
     if result.outcome != "accepted":
         return Report(step=result.step, dropped=1)
@@ -273,8 +329,8 @@ def _report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) 
         step=result.step,
         accepted=1,
         samples=round(weight),
-        values={name: float(value) for name, value in metrics.items()},
-        staleness={min(result.staleness, 1023): 1},
+        values=metrics,
+        staleness={result.staleness: 1},
     )
 
 

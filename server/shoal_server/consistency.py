@@ -17,6 +17,7 @@ class Contribution:
     """What one push brings to a shard."""
 
     rank: int  # place in sums, so that additions happen in the same order in each run
+    incarnation: int  # of its worker: a rank may be taken over within a step
     step: int
     weight: float  # in a step's mean; 0 passes the step by
     version: int  # of the shard when the worker pulled
@@ -29,8 +30,7 @@ class Clock:
 
     incarnation: int
     rank: int
-    steps: int  # finished; never falls
-    fresh: bool = True  # has neither pulled nor pushed yet: its first call says where it really is
+    steps: int  # finished, or passed by; never falls
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Synchronous(Mode):
         self._backup_workers = backup_workers
         self._crew = 0  # the most workers that were admitted at once
         self._open_step = 0
-        self._held: dict[int, Contribution] = {}  # to the open step, by rank
+        self._held: dict[tuple[int, int], Contribution] = {}  # to the open step, by rank and incarnation
 
     def may_pull(self, step: int, clocks: Clocks) -> bool:
         del clocks
@@ -140,7 +140,7 @@ class Synchronous(Mode):
         if contribution.step < self._open_step:
             return Taken(accepted=False)
         if contribution.payload is not None:
-            self._held[contribution.rank] = contribution
+            self._held[contribution.rank, contribution.incarnation] = contribution
         return Taken(accepted=True)
 
     def settle(self, clocks: Clocks) -> list[Apply]:
@@ -148,9 +148,11 @@ class Synchronous(Mode):
         applies = []
         while self._closes(clocks):
             if self._held:
-                applies.append(Apply(tuple(self._held[rank] for rank in sorted(self._held))))
+                applies.append(Apply(tuple(self._held[life] for life in sorted(self._held))))
                 self._held = {}
-            self._open_step += 1
+                self._open_step += 1
+            else:  # everybody has passed it by, and perhaps more
+                self._open_step = slowest(clocks, self._open_step)
         return applies
 
     def _closes(self, clocks: Clocks) -> bool:

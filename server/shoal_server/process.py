@@ -42,8 +42,10 @@ class Server:
             held_bytes=lambda: self.store.load()[1],
             waiting=lambda: sum(shard.waiting for shard in self.store.everything()),
         )
+        # Pulls, pushes and the rest have threads of their own: none of them waits for another's.
         self._senders = ThreadPoolExecutor(config.rpc_threads, thread_name_prefix="pull")
-        servicer = ParameterServerServicer(self.store, metrics, self._senders)
+        self._receivers = ThreadPoolExecutor(config.rpc_threads, thread_name_prefix="push")
+        servicer = ParameterServerServicer(self.store, metrics, senders=self._senders, receivers=self._receivers)
         add = parameter_server_pb2_grpc.add_ParameterServerServicer_to_server
         self._rpc = _rpc.RpcServer(
             config.listen, [(SERVICE, add, servicer)], threads=config.rpc_threads, advertise=config.advertise
@@ -59,7 +61,7 @@ class Server:
                 address=self.address,
                 metrics_address=config.metrics_address,
             ),
-            on_incarnation=self._on_incarnation,
+            on_end=self._on_end_of_life,
             load=self.store.load,
         )
         try:
@@ -75,14 +77,15 @@ class Server:
         self._membership.stop()
         self._close()
 
-    def _on_incarnation(self, incarnation: int) -> None:
-        # Declared dead meanwhile, so the jobs that had shards here have been given up or moved.
-        if self.store.load()[0]:
-            _log.warning("a new incarnation: dropping the shards of the old one", incarnation=incarnation)
-            self.store.clear()
+    def _on_end_of_life(self) -> None:
+        # Declared dead meanwhile, so the jobs that had shards here have been given up.
+        shards, held = self.store.load()
+        _log.warning("dropping the shards of a life that is over", shards=shards, bytes=held)
+        self.store.clear()
 
     def _close(self) -> None:
         self._coordinator.close()
         self.store.clear()  # ends the pulls that wait
         self._rpc.stop()
         self._senders.shutdown(wait=True)
+        self._receivers.shutdown(wait=True)

@@ -3,14 +3,18 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
+import structlog
 
 from shoal import _framing, _rpc, errors
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.shard import Shard, Stamp
+
+_log = structlog.get_logger(__name__)
 
 Send = Callable[[pb.PullReply | None], None]
 
@@ -56,26 +60,29 @@ class PullCall:
         self._on_sent = on_sent
         self._lock = threading.Lock()  # guards what follows; taken after no shard's lock and before none
         self._ready: list[tuple[_Ticket, int]] = []
-        self._unsent = len(shards)
+        self._unanswered = self._unsent = len(shards)
         self._sending = True  # a thread is in, or on its way to, `_send_ready`
         self._error: errors.ShoalError | None = None
         self._over = False
 
     def start(self, stamp: Stamp) -> None:
         """Asks all shards, then sends those that answered at once on this thread."""
-        if not self._context.add_callback(self._abandon):
+        if not self._context.add_callback(self._end):
             return  # the caller is gone already
         try:
             for ticket in self._tickets:
                 ticket.shard.pull(ticket, stamp)
         except errors.ShoalError as error:
             self.fail(error)
+        if self._over:  # it ended while the tickets were being left
+            self._forget()
         self._send_ready()
 
     def ready(self, ticket: _Ticket, step: int) -> None:
         """A shard lets this pull through."""
         with self._lock:
             self._ready.append((ticket, step))
+            self._unanswered -= 1
             wake = self._wake()
         if wake:
             self._senders.submit(self._send_ready)
@@ -93,31 +100,50 @@ class PullCall:
         self._sending = self._sending or wake
         return wake
 
-    def _abandon(self) -> None:
-        """The call has ended, however; shards that still keep a ticket forget it."""
+    def _end(self) -> None:
+        """The call has ended, however. Called on grpc's only thread for events, which must not wait for a shard."""
         with self._lock:
             self._over = True
+            waits = self._unanswered > 0
+        if waits:
+            with suppress(RuntimeError):  # the pool is shut down, and the shards are closed
+                self._senders.submit(self._forget)
+
+    def _forget(self) -> None:
         for ticket in self._tickets:
             ticket.shard.abandon(ticket)
 
     def _send_ready(self) -> None:
-        while True:
-            with self._lock:
-                batch, self._ready = self._ready, []
-                error = self._error
-                if self._over or (not batch and not error):
-                    self._sending = False
+        try:
+            while batch := self._next_batch():
+                for message in self._messages(batch):
+                    if self._over:
+                        return
+                    self._send(message)
+                self._unsent -= len(batch)
+                if not self._unsent:
+                    self._send(None)
                     return
-            if error:
-                _rpc.refuse(self._context, error)
-                self._send(None)
-                return
-            for message in self._messages(batch):
-                self._send(message)
-            self._unsent -= len(batch)
-            if not self._unsent:
-                self._send(None)
-                return
+        except errors.ShoalError as error:
+            self._refuse(error)
+        except Exception as error:
+            _log.exception("pull failed")
+            self._refuse(errors.InternalError(f"Pull failed: {type(error).__name__}: {error}"))
+
+    def _next_batch(self) -> list[tuple[_Ticket, int]]:
+        """What can be sent now; empty if this thread is to go home. Raises the error that the stream is to end with."""
+        with self._lock:
+            batch, self._ready = self._ready, []
+            if self._error and not self._over:
+                raise self._error
+            if self._over or not batch:
+                self._sending = False
+                return []
+            return batch
+
+    def _refuse(self, error: errors.ShoalError) -> None:
+        _rpc.refuse(self._context, error)
+        self._send(None)
 
     def _messages(self, batch: list[tuple[_Ticket, int]]) -> Iterator[pb.PullReply]:
         snapshots = [(ticket.shard, step, ticket.shard.snapshot()) for ticket, step in batch]

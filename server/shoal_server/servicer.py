@@ -7,7 +7,7 @@ import grpc
 
 from shoal import _rpc, consistency, errors, optim, variables
 from shoal._layout import ShardLayout
-from shoal.v1 import header_pb2, parameter_server_pb2_grpc
+from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server import pushes
 from shoal_server.metrics import ServerMetrics
@@ -27,22 +27,24 @@ _OUTCOMES = {
 _KINDS = {"pull": pb.Admission.PULL, "push": pb.Admission.PUSH}
 
 
-class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer):
+class ParameterServerServicer:
     """Translates between the contract and a `ShardStore`.
 
     Args:
         store: the shards.
         metrics: what is counted.
         senders: threads that send what is pulled; a pull that waits holds none of them.
+        receivers: threads that receive what is pushed; a push that stalls holds one, and no other kind of call.
     """
 
-    def __init__(self, store: ShardStore, metrics: ServerMetrics, senders: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, store: ShardStore, metrics: ServerMetrics, *, senders: ThreadPoolExecutor, receivers: ThreadPoolExecutor
+    ) -> None:
         self._store, self._metrics, self._senders = store, metrics, senders
-        self._non_blocking_pull = _rpc.NonBlocking(self._pull, senders)
-
-    @property
-    def Pull(self) -> _rpc.NonBlocking:  # type: ignore[override] # grpcio asks no more of it than to be callable
-        return self._non_blocking_pull
+        # grpcio asks no more of a handler than to be callable.
+        self.Pull = _rpc.NonBlocking(self._pull, senders)
+        self.Push = _rpc.Pooled(self._push, receivers)
+        self.Assign = _rpc.Pooled(self._assign, receivers)
 
     def _pull(self, request: pb.PullRequest, context: grpc.ServicerContext, send: Send) -> None:
         self._metrics.pulls.inc()
@@ -58,7 +60,7 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         call.start(pushes.stamp_of(request.stamp))
 
     @_rpc.servicer
-    def Push(self, request: Iterator[pb.PushRequest], context: grpc.ServicerContext) -> pb.PushReply:
+    def _push(self, request: Iterator[pb.PushRequest], context: grpc.ServicerContext) -> pb.PushReply:
         try:
             return self._reply(pushes.receive(self._store, self._counted(request)))
         except errors.ShoalError as error:
@@ -70,7 +72,7 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         return self._reply(pushes.commit(self._store, request))
 
     @_rpc.servicer
-    def Assign(self, request: Iterator[pb.PushRequest], context: grpc.ServicerContext) -> pb.PushReply:
+    def _assign(self, request: Iterator[pb.PushRequest], context: grpc.ServicerContext) -> pb.PushReply:
         shards = pushes.assign(self._store, self._counted(request))
         headers = [header_pb2.ShardHeader(shard=shard.layout.shard, epoch=shard.epoch) for shard in shards]
         return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers])

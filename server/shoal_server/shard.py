@@ -3,7 +3,8 @@
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -79,10 +80,11 @@ class Shard:
         self.epoch = terms.epoch
         self._on_apply = on_apply
         self._arenas = [Arena(arena, terms.variables, terms.optimizer, terms.seed) for arena in layout.arenas]
-        # Guards _state, the arenas' values and slots, and _snapshot. Nothing is called under it that takes a lock,
-        # sends, or waits; kernels run under it, without the interpreter's lock.
+        # Guards _state, the arenas' values and slots, _closed and _snapshot. Nothing is called under it that takes a
+        # lock, sends, or waits; kernels run under it, without the interpreter's lock.
         self._lock = threading.Lock()
         self._state = machine.ShardState(f"{terms.name}/{layout.shard}", mode_for(terms.consistency))
+        self._closed = False
         # The newest version's copy while anybody still sends it: pulls of one version share it.
         self._snapshot: weakref.ref[Snapshot] | None = None
 
@@ -119,7 +121,7 @@ class Shard:
 
     def answer_to(self, stamp: Stamp) -> machine.AnswerPush | None:
         """What this push was answered, if it was committed before."""
-        with self._lock:
+        with self._opened():
             return self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
 
     def stage(self, stamp: Stamp, weight: float, version: int, payload: Payload | None) -> machine.AnswerPush:
@@ -169,12 +171,12 @@ class Shard:
         self._handle(machine.WorkerReleased(worker, incarnation, committed_steps))
 
     def close(self) -> None:
-        """Refuses what waits: the job is gone from this server."""
+        """Refuses what waits and what comes: the job is gone from this server."""
         with self._lock:
+            self._closed = True
             tickets = self._state.abandon_all()
-        error = errors.UnknownJob(f"{self._state.name} was dropped from this server")
         for ticket in tickets:
-            ticket.refuse(error)
+            ticket.refuse(self._gone())
 
     def assign(self, values: Payload) -> None:
         """Overwrites initial values.
@@ -185,7 +187,7 @@ class Shard:
         Raises:
             BadRequest: training has begun.
         """
-        with self._lock:
+        with self._opened():
             if machine.Overwrite() in self._state.handle(machine.ValuesAssigned()):
                 for index, array in values.items():
                     self._arenas[index].assign(array)
@@ -193,7 +195,7 @@ class Shard:
 
     def snapshot(self) -> Snapshot:
         """The values at the newest version, copied once for all who ask while it is the newest."""
-        with self._lock:
+        with self._opened():
             snapshot = self._snapshot() if self._snapshot else None
             if snapshot is None or snapshot.version != self._state.version:
                 snapshot = Snapshot(self._state.version, tuple(arena.snapshot() for arena in self._arenas))
@@ -209,13 +211,14 @@ class Shard:
         return _only(self._handle(event), machine.AnswerPush)
 
     def _handle(self, event: machine.Event) -> list[machine.Effect]:
-        with self._lock:
+        with self._opened():
             effects = self._state.handle(event)
-            base = self._state.version - sum(isinstance(effect, Apply) for effect in effects)
-            for effect in effects:
-                if isinstance(effect, Apply):
-                    self._apply(effect, base)
-                    base += 1
+            try:
+                self._apply_all([effect for effect in effects if isinstance(effect, Apply)])
+            except BaseException:
+                # The machine says that this was applied, and it was not: nobody must go on from here.
+                self._closed = True
+                raise
         for effect in effects:
             match effect:
                 case machine.AnswerPull(ticket, step):
@@ -223,6 +226,22 @@ class Shard:
                 case machine.RefusePull(ticket, error):
                     ticket.refuse(error)
         return effects
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Holds the lock of a shard that has not been closed."""
+        with self._lock:
+            if self._closed:
+                raise self._gone()
+            yield
+
+    def _gone(self) -> errors.UnknownJob:
+        return errors.UnknownJob(f"{self._state.name} is gone from this server: its job has ended or was dropped")
+
+    def _apply_all(self, updates: Sequence[Apply]) -> None:
+        first = self._state.version - len(updates)
+        for number, update in enumerate(updates):
+            self._apply(update, first + number)
 
     def _apply(self, update: Apply, version: int) -> None:
         start = time.perf_counter()

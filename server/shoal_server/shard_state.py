@@ -15,6 +15,8 @@ from shoal_server.consistency import Apply, Clock, Contribution, Mode, slowest
 HISTORY = 16_384
 # How many pulls may wait at one shard; each waits in memory, not in a thread.
 MAX_WAITING_PULLS = 16_384
+# Steps and clocks stay below this, so that they and their successors fit every integer on their way.
+MAX_STEP = 1 << 53
 # How many fenced workers a shard remembers, so that an admission that was delayed on its way is refused.
 FENCED_WORKERS = 4_096
 
@@ -237,7 +239,7 @@ class ShardState:
         answered = self._answered.get(worker)
         if answered and answered.step == step:
             return answered.answer
-        if step < clock.steps and not clock.fresh:
+        if step < clock.steps:
             raise errors.BadRequest(
                 f"{self.name}: {worker} pushes step {step}, but has finished {clock.steps} steps; only the last push "
                 "may be repeated",
@@ -314,7 +316,7 @@ class ShardState:
         if not event.worker:
             return [AnswerPull(event.ticket, event.step)]
         clock = self._admitted(event.worker, event.incarnation)
-        effects = self._locate(clock, event.step)
+        effects = self._pass_by(clock, event.step)
         if self.mode.may_pull(event.step, self.clocks):
             return [*effects, self._admit_pull(event.ticket, event.worker, event.step)]
         if len(self._waiting) >= MAX_WAITING_PULLS:
@@ -337,7 +339,9 @@ class ShardState:
                 step=event.step,
             )
         clock = self.clocks[event.worker]
-        self._staged[event.worker] = Contribution(clock.rank, event.step, event.weight, event.version, event.payload)
+        self._staged[event.worker] = Contribution(
+            clock.rank, clock.incarnation, event.step, event.weight, event.version, event.payload
+        )
         return [AnswerPush("staged", 0, event.step, self.version)]
 
     def _push_committed(self, event: PushCommitted) -> list[Effect]:
@@ -349,9 +353,7 @@ class ShardState:
             raise errors.NotStaged(
                 f"{self.name}: step {event.step} of {event.worker} is not staged here; push it again", step=event.step
             )
-        clock = self.clocks[event.worker]
-        effects = self._locate(clock, event.step)
-        return effects + self._commit(event.worker, clock)
+        return self._commit(event.worker, self.clocks[event.worker])
 
     def _values_assigned(self) -> list[Effect]:
         if self.history:  # somebody may have seen the values that this would overwrite
@@ -375,11 +377,16 @@ class ShardState:
         self._answered[worker] = _Answered(staged.step, answer)
         return [*effects, answer]
 
-    def _locate(self, clock: Clock, step: int) -> list[Effect]:
-        """A newcomer's first call says at which step it really begins: the largest entry step of all shards."""
-        if not clock.fresh:
+    def _pass_by(self, clock: Clock, step: int) -> list[Effect]:
+        """A worker that pulls at a step is through with those before it, here too.
+
+        A newcomer begins at the largest entry step of all shards, and who was late goes on at the largest open step:
+        both may be ahead of this shard, which must not wait for what will not come.
+        """
+        if not 0 <= step < MAX_STEP:
+            raise errors.BadRequest(f"{self.name}: step {step} is out of range; steps are below {MAX_STEP}", step=step)
+        if step <= clock.steps:
             return []
-        clock.fresh = False
         self._advance(clock, step)
         return self._settle()
 

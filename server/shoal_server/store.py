@@ -18,7 +18,8 @@ class ShardStore:
     def __init__(self, on_apply: Callable[[float], None] = lambda _: None) -> None:
         self._on_apply = on_apply
         self._creating = threading.Lock()  # held while shards are allocated: a repeated call finds what the first made
-        self._lock = threading.Lock()  # guards _jobs; taken after _creating
+        self._lock = threading.Lock()  # guards _jobs and _allocating; taken after _creating
+        self._allocating = ""  # the job that `create` is at work on; "" once that was dropped
         self._jobs: dict[str, tuple[JobTerms, dict[int, Shard]]] = {}
 
     def create(self, terms: JobTerms, layouts: Iterable[ShardLayout]) -> int:
@@ -26,9 +27,12 @@ class ShardStore:
 
         Raises:
             StaleEpoch: the job is hosted at a later epoch.
+            UnknownJob: it was dropped meanwhile.
         """
         with self._creating:
-            held = self._hosted(terms.name)
+            with self._lock:
+                held = self._jobs.get(terms.name)
+                self._allocating = terms.name
             if held and held[0].epoch > terms.epoch:
                 raise self._stale(terms.name, terms.epoch, held[0].epoch)
             existing = held[1] if held and held[0].epoch == terms.epoch else {}
@@ -38,6 +42,8 @@ class ShardStore:
             }
             shards = existing | fresh
             with self._lock:
+                if self._allocating != terms.name:
+                    raise errors.UnknownJob(f"job {terms.name!r} was dropped while its shards were being created")
                 self._jobs[terms.name] = (terms, shards)
         if held and held[0].epoch < terms.epoch:
             self._close(held[1].values())
@@ -47,13 +53,15 @@ class ShardStore:
         """Frees a job's shards, if there are any."""
         with self._lock:
             held = self._jobs.pop(job, None)
+            if self._allocating == job:
+                self._allocating = ""
         if held:
             self._close(held[1].values())
 
     def clear(self) -> None:
         """Frees everything: the cluster has given this server up."""
         with self._lock:
-            held, self._jobs = self._jobs, {}
+            held, self._jobs, self._allocating = self._jobs, {}, ""
         for _, shards in held.values():
             self._close(shards.values())
 
@@ -93,12 +101,9 @@ class ShardStore:
         shards = self.everything()
         return len(shards), sum(shard.nbytes for shard in shards)
 
-    def _hosted(self, job: str) -> tuple[JobTerms, dict[int, Shard]] | None:
-        with self._lock:
-            return self._jobs.get(job)
-
     def _known(self, job: str) -> tuple[JobTerms, dict[int, Shard]]:
-        held = self._hosted(job)
+        with self._lock:
+            held = self._jobs.get(job)
         if held is None:
             raise errors.UnknownJob(f"job {job!r} has no shards on this server; it may have ended or been dropped")
         return held

@@ -103,16 +103,17 @@ def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster, client):
         "a": shoal.Variable((300_000,), initializer=shoal.initializers.Ones()),
         "b": shoal.Variable((300_000,), initializer=shoal.initializers.Ones()),
     }
-    command = [sys.executable, str(SUPPORT / "half_a_push.py"), small_cluster.address, "torn"]
+    pages = [f"{name}={page}" for name, page in small_cluster.metrics.items()]
+    command = [sys.executable, str(SUPPORT / "half_a_push.py"), small_cluster.address, "torn", *pages]
     options = {"variables": variables, "optimizer": optim.SGD(1.0), "workers": 2, "shards": 2}
     victims = []
 
     def start_victim():
         victims.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
 
-    waiting = subprocess_when_live(client, "torn", start_victim)
+    described = once_described(client, "torn", start_victim)
     with client.session("torn", **options) as session:
-        waiting.join()
+        described.join()
         (victim,) = victims
         before = session.pull()
         assert victim.stdout.readline() == "half\n"
@@ -182,13 +183,13 @@ def member(client, name):
     return next(found for found in client.status().members if found.member == name)
 
 
-def subprocess_when_live(client, job, start):
-    """Runs `start` in a thread as soon as the job has been described, which its first session does while it waits."""
+def once_described(client, job, act):
+    """A thread that calls `act` as soon as the job has been described, which its first session does while it waits."""
 
     def run():
         wait_until(lambda: any(status.job.name == job for status in client.jobs()), what="the job")
         wait_until(lambda: client.job(job).status().state is not shoal.JobState.PENDING, what="the first session")
-        start()
+        act()
 
     thread = threading.Thread(target=run)
     thread.start()

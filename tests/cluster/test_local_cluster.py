@@ -66,6 +66,50 @@ def test_a_role_that_cannot_start_says_why(tmp_path):
     assert "--rpc-threads" in (tmp_path / "server-0.log").read_text()
 
 
+@pytest.mark.parametrize("counts", [{"servers": -1}, {"workers": -1}, {"servers": 1.5}, {"workers": True}])
+def test_a_number_of_roles_that_makes_no_sense_is_refused(counts):
+    ((name, count),) = counts.items()
+    with pytest.raises(shoal.errors.BadRequest, match=rf"{name} is {count!r}; it must be a whole number, 0 or more"):
+        shoal.LocalCluster(**counts)
+
+
+def test_it_is_not_started_twice():
+    with shoal.LocalCluster(0, 0) as cluster:
+        roles = cluster.processes
+        with pytest.raises(shoal.StartFailed, match="started already"):
+            cluster.start()
+        assert cluster.processes == roles
+        with cluster.client() as client:
+            assert client.status().members == ()
+
+
+def test_threads_are_shared_out_unless_somebody_has_said_how_many(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert shoal.LocalCluster(workers=2)._env["OPENBLAS_NUM_THREADS"] == "4"
+    given = shoal.LocalCluster(workers=2, env={"OMP_NUM_THREADS": "3"})._env
+    assert given["OMP_NUM_THREADS"] == "3"
+    assert "OPENBLAS_NUM_THREADS" not in given
+
+
+def test_an_address_meant_for_one_role_is_not_every_roles():
+    nowhere = "192.0.2.1:7070"  # no machine's, by RFC 5737
+    with shoal.LocalCluster(1, 1, env={"SHOAL_LISTEN": nowhere}) as cluster, cluster.client() as client:
+        assert len(client.status().members) == 2
+
+
+def test_the_log_of_a_job_has_its_programs_traceback():
+    path = [Path(__file__).parents[1] / "support"]
+    with shoal.LocalCluster(1, 1, path=path) as cluster, cluster.client() as client:
+        job = client.submit(shoal.Job("broken_programs:Raises"))
+        with pytest.raises(shoal.JobFailed, match="ValueError: the loss is out of order"):
+            job.wait(timeout_s=60)
+        lines = list(job.logs())
+    assert "worker-0: Traceback (most recent call last):" in lines
+    assert "worker-0: ValueError: the loss is out of order" in lines
+
+
 def test_a_port_in_use_is_named():
     with (
         shoal.LocalCluster(0, 0) as first,

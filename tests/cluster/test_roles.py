@@ -4,18 +4,20 @@ import json
 import re
 import subprocess
 import sys
-import urllib.request
 
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from numba.core.event import install_recorder
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
+from scraping import scrape
 from shoal import _rpc, optim
 from shoal.v1 import coordinator_pb2
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_server import kernels
 from shoal_server.process import Server, ServerConfig
 from waiting import wait_until
 
@@ -112,6 +114,37 @@ def test_variables_of_the_environment_are_flags(monkeypatch):
     assert "less than half the lease" in done.stderr
 
 
+@pytest.fixture
+def cold_kernels():
+    """The kernels as a new process has them, with nothing compiled or loaded; other tests may have warmed them here."""
+    for kernel, _ in kernels._kernels:
+        kernel._make_finalizer()()
+        kernel._reset_overloads()
+        kernel.disable_compile(False)
+    yield dict(kernels._kernels)
+    kernels.warm_up()
+
+
+def test_a_server_compiles_its_kernels_before_it_is_ready_and_none_at_a_push(cold_kernels):
+    """In this process, where the compiler can be watched."""
+    assert not any(kernel.signatures for kernel in cold_kernels)
+    coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), CollectorRegistry())
+    server = Server(ServerConfig("server-0", coordinator.address), CollectorRegistry())
+    try:
+        for kernel, signatures in cold_kernels.items():
+            assert set(kernel.signatures) == set(signatures), kernel
+        with shoal.Client(coordinator.address) as client, install_recorder("numba:compile") as compiled:
+            with client.session("first", variables={"w": np.ones(100)}, optimizer=optim.Adam(0.1)) as session:
+                session.push({"w": np.ones(100)})
+            assert client.pull("first")["w"] == pytest.approx(0.9)
+        assert not compiled.buffer
+        for kernel, signatures in cold_kernels.items():
+            assert set(kernel.signatures) == set(signatures), kernel
+    finally:
+        server.stop()
+        coordinator.stop()
+
+
 def test_a_server_that_was_given_up_frees_its_shards_and_is_a_member_again():
     """Both roles in this process, so that the lease can be ended without waiting for it."""
     coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", heartbeat_s=0.05), CollectorRegistry())
@@ -130,9 +163,3 @@ def test_a_server_that_was_given_up_frees_its_shards_and_is_a_member_again():
     finally:
         server.stop()
         coordinator.stop()
-
-
-def scrape(address):
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
-        text = reply.read().decode()
-    return {family.name: family for family in text_string_to_metric_families(text)}

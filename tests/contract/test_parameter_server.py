@@ -1,5 +1,6 @@
 """The parameter server over real gRPC: what it applies, what it refuses, and that a refusal leaves no trace."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -22,6 +23,12 @@ VARIABLES = {
     "w": Variable((40, 3), initializer=initializers.Normal(0.0, 1.0), partitioner=partitioners.FixedShards(3)),
     "b": Variable((5,), initializer=initializers.Ones()),
     "scale": Variable((), dtype="float64", initializer=initializers.Constant(2.0)),
+}
+
+# Cut in two; on two shards each of them has an arena a dtype.
+CROSSED = {
+    "single": Variable((100,), partitioner=partitioners.FixedShards(2)),
+    "double": Variable((100,), dtype="float64", partitioner=partitioners.FixedShards(2)),
 }
 
 
@@ -180,6 +187,40 @@ class TestBadInput:
                 servers.stubs[0].Push(iter(messages))
             assert servers.versions() == [0]
             assert not servers.values()["w"].any()
+
+    @pytest.mark.parametrize("chunks_a_message", [1, 7, 10_000])
+    def test_chunks_of_many_arenas_may_be_crossed_but_each_arenas_come_in_order(self, chunks_a_message):
+        """Two shards of two arenas each on one server, all in chunks of 3 elements that are dealt out in turn."""
+        with ShardServers(CROSSED, shards=2) as servers, servers.worker("a") as worker:
+            assert [len(shard.layout.arenas) for shard in servers.placement.shards] == [2, 2]
+            before = servers.values()
+            grads = {name: np.arange(v.shape[0], dtype=v.dtype) for name, v in CROSSED.items()}
+            dealt = deal(small_chunks(servers, grads, elements=3))
+
+            shard, arena = dealt[0].shard, dealt[0].arena
+            first, second = [i for i, chunk in enumerate(dealt) if (chunk.shard, chunk.arena) == (shard, arena)][:2]
+            wrong = dealt.copy()
+            wrong[first], wrong[second] = wrong[second], wrong[first]
+            with (
+                pytest.raises(errors.BadChunk, match=f"shard {shard}, arena {arena}: a chunk starts at byte"),
+                _rpc.translated("server"),
+            ):
+                servers.stubs[0].Push(iter(push_of(servers, "a", wrong, chunks_a_message)))
+            assert servers.versions() == [0, 0]
+
+            reply = servers.stubs[0].Push(iter(push_of(servers, "a", dealt, chunks_a_message)))
+            assert {answer.outcome for answer in reply.shards} == {pb.ACCEPTED}
+            for name, value in servers.values().items():
+                np.testing.assert_array_equal(value, before[name] - grads[name])
+            assert worker.step == 0  # it pushed by other means than its client
+
+    def test_a_message_of_many_small_chunks(self):
+        """One element each: the framing is many times what it carries."""
+        with ShardServers({"w": Variable((5_000,))}, shards=1) as servers, servers.worker("a"):
+            grads = {"w": np.arange(5_000, dtype=np.float32)}
+            chunks = small_chunks(servers, grads, elements=1)[0]
+            servers.stubs[0].Push(iter(push_of(servers, "a", chunks, 2_500)))
+            np.testing.assert_array_equal(servers.values()["w"], -grads["w"])
 
     def test_an_oversized_message(self, servers):
         with servers.worker("a") as worker:
@@ -355,3 +396,32 @@ def header(servers, worker):
         return next(iter(client._requests(first, 1.0, {}, [Aggregation.TRAINABLE], commit=True))).header
     finally:
         client.close()
+
+
+def small_chunks(servers, arrays, *, elements):
+    """A list of chunks of so many elements an arena, of all shards."""
+    lists = []
+    packer = Packer(servers.placement)
+    for shard in servers.placement.shards:
+        for index, arena in packer.pack(shard.layout, arrays, [Aggregation.TRAINABLE]):
+            size = elements * arena.itemsize
+            raw = arena.tobytes()
+            lists.append(
+                [
+                    pb.Chunk(shard=shard.layout.shard, arena=index, offset=offset, data=raw[offset : offset + size])
+                    for offset in range(0, len(raw), size)
+                ]
+            )
+    return lists
+
+
+def deal(lists):
+    """The lists' items in turn: the first of each, the second of each, and so on."""
+    return [item for turn in itertools.zip_longest(*lists) for item in turn if item is not None]
+
+
+def push_of(servers, worker, chunks, chunks_a_message):
+    """The messages of a push."""
+    yield pb.PushRequest(header=header(servers, worker))
+    for group in (chunks[i : i + chunks_a_message] for i in range(0, len(chunks), chunks_a_message)):
+        yield pb.PushRequest(chunks=group)

@@ -13,6 +13,7 @@ from shoal.job import Job
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
+from shoal_coordinator.servicers import _check_report as check_report
 
 SPEC = Job("models.digits:mlp", name="digits", workers=2, settings={"hidden": 3})
 
@@ -126,6 +127,24 @@ def test_an_error_keeps_its_end_however_long_it_is(rig):
     [request] = rig.record.requests
     assert len(request.error) < 33_000
     assert request.error.endswith("the reason")
+
+
+def test_an_error_of_halves_of_characters_is_sent_all_the_same(rig):
+    rig.participant.finish("no \ud800 way")
+    assert rig.record.requests[0].error == "no ? way"
+
+
+def test_whatever_a_report_is_made_of_it_can_be_sent(rig):
+    values = {"x\ud800" + "é" * 300: 1.0, 7: 2.0, **{f"m{number}": 0.0 for number in range(300)}, "loss": 0.5}
+    staleness = {0: 1, 1_022: 2, 1_023: 3, 1_024: 4, 10**6: 5}
+    rig.participant.report(Report(samples=10**30, values=values, staleness=staleness))
+    [request] = rig.record.requests
+    check_report(request)
+    assert request.samples == 2**64 - 1
+    assert dict(request.staleness) == {0: 1, 1_022: 2, 1_023: 12}
+    assert len(request.values) == 256
+    assert (request.values["loss"], request.values["7"], request.values["m0"]) == (0.5, 2.0, 0.0)
+    assert max(len(name.encode()) for name in request.values) <= 256
 
 
 def test_a_fenced_participant_hears_so(rig):

@@ -8,7 +8,10 @@ import pytest
 import shoal
 from fake_coordinator import FakeCoordinator
 from shard_servers import ShardServers
+from shoal import _rpc
 from shoal.v1 import job_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_coordinator.servicers import _check_report as check_report
 from waiting import wait_until
 
 GRADIENT = {"w": np.ones(3)}
@@ -94,6 +97,130 @@ def test_a_gradient_of_nan_is_counted_and_changes_nothing(coordinator, session, 
     np.testing.assert_array_equal(client.pull("job")["w"], np.zeros(3))
 
 
+def answer_reports(coordinator, how):
+    """The coordinator asks `how` about each report first, which may raise."""
+
+    @_rpc.servicer
+    def report(_, request, context):
+        how(request)
+        coordinator.reports.append(request)
+        return job_pb2.ReportReply()
+
+    coordinator.Report = report.__get__(coordinator)
+    coordinator.stop()
+    coordinator.start()
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Every push reports."""
+    monkeypatch.setattr("shoal.session._REPORT_EVERY_S", 0.0)
+
+
+def test_whatever_is_logged_or_measured_the_coordinator_takes_it(coordinator, client, servers, at_once):
+    answer_reports(coordinator, check_report)
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        session.log("é" * 8_000)
+        session.log("\n".join(str(number) for number in range(1_001)))
+        session.log("half \ud800 a character")
+        session.push(GRADIENT, weight=1e300, metrics={f"metric {number}": number for number in range(300)})
+        session.push(GRADIENT, metrics={"loss": np.float32(0.5)})
+    lines = [line for report in coordinator.reports for line in report.log]
+    assert "".join(lines[:2]) == "é" * 8_000
+    assert lines[2:] == [*map(str, range(1_001)), "half ? a character"]
+    assert coordinator.reports[-1].accepted == 2
+    assert [request.error for request in coordinator.finished] == [""]
+
+
+def test_lines_that_nobody_could_be_told_go_out_later(coordinator, client, servers, at_once):
+    away = [True]
+
+    def how(_):
+        if away[0]:
+            raise shoal.errors.Unreachable("away")
+
+    answer_reports(coordinator, how)
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        session.log("early")
+        session.push(GRADIENT)
+        away[0] = False
+        session.log("late")
+    (report,) = coordinator.reports
+    assert (list(report.log), report.accepted) == (["early", "late"], 1)
+
+
+def test_a_report_that_is_refused_stops_no_loop_and_no_close(coordinator, client, servers, at_once):
+    def refuse(_):
+        raise shoal.errors.BadRequest("not like this")
+
+    answer_reports(coordinator, refuse)
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        session.log("hello")
+        assert session.push(GRADIENT).outcome == "accepted"
+        session.pull()
+    assert [request.error for request in coordinator.finished] == [""]
+
+
+def test_a_report_of_the_dead_is_said_by_the_next_call(coordinator, client, servers, at_once):
+    def fence(_):
+        raise shoal.Fenced("me is dead")
+
+    answer_reports(coordinator, fence)
+    session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
+    assert session.push(GRADIENT).outcome == "accepted"
+    for _ in range(2):
+        with pytest.raises(shoal.Fenced, match="me of job job was declared dead"):
+            session.pull()
+    session.close()
+    assert coordinator.finished == []
+
+
+def test_an_end_that_does_not_count_is_said_when_closing(coordinator, client, servers):
+    def fence(_):
+        raise shoal.Fenced("me is dead")
+
+    answer_reports(coordinator, fence)
+    session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
+    session.push(GRADIENT)
+    with pytest.raises(shoal.Fenced, match="was declared dead"):
+        session.close()
+    assert coordinator.members == {}
+    session.close()
+
+
+def test_a_metric_that_is_no_number_is_refused_before_anything_is_sent(session, client):
+    with pytest.raises(shoal.errors.BadRequest, match="metric 'loss' is 'low'; give a number"):
+        session.push(GRADIENT, metrics={"loss": "low"})
+    np.testing.assert_array_equal(client.pull("job")["w"], np.zeros(3))
+    assert session.step == 0
+
+
+GONE = r"job job is gone: it was dropped, or the coordinator was restarted and has lost it.*Close this session"
+
+
+@pytest.mark.parametrize("call", ["pull", "barrier", "skip", "push"])
+def test_a_job_that_servers_have_dropped_is_said_to_be_gone(session, servers, coordinator, call):
+    for stub in servers.used_stubs:
+        stub.DropShards(pb.DropShardsRequest(job="job"))
+    for _ in range(2):
+        with pytest.raises(shoal.UnknownJob, match=GONE):
+            session.push(GRADIENT) if call == "push" else getattr(session, call)()
+    session.close()
+    assert (coordinator.finished, coordinator.members) == ([], {})
+
+
+def test_a_job_that_the_coordinator_has_lost_is_said_to_be_gone(coordinator, client, servers, at_once):
+    def lost(_):
+        raise shoal.UnknownJob("there is no job 'job'")
+
+    answer_reports(coordinator, lost)
+    session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
+    assert session.push(GRADIENT).outcome == "accepted"
+    with pytest.raises(shoal.UnknownJob, match=GONE):
+        session.push(GRADIENT)
+    session.close()
+
+
 def test_a_session_that_servers_have_fenced_says_what_to_do(session, servers, coordinator):
     servers.remove("me")
     for _ in range(2):
@@ -115,6 +242,15 @@ def test_a_session_whose_member_was_declared_dead_pushes_no_more(session, coordi
         return False
 
     wait_until(refused, what="the end of the session's life")
+
+
+def test_a_session_that_nobody_told_of_its_death_says_so_when_closing(client, servers, coordinator):
+    session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
+    coordinator.fenced.add("me")
+    wait_until(lambda: session._fenced, what="another life")
+    with pytest.raises(shoal.Fenced, match="was declared dead"):
+        session.close()
+    assert (coordinator.finished, coordinator.members) == ([], {})
 
 
 def test_a_job_that_is_over_stops_the_loop(coordinator, client, servers):

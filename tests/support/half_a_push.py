@@ -1,4 +1,7 @@
-"""A session that sends half of a push, says so, and waits to be killed: python half_a_push.py ADDRESS JOB."""
+"""A session that sends half of a push, says so, and waits to be killed: half_a_push.py ADDRESS JOB SERVER=METRICS ...
+
+It says "half" once the second server has counted the first chunk of its part, not when it was sent.
+"""
 
 import sys
 import threading
@@ -6,11 +9,14 @@ import threading
 import numpy as np
 
 import shoal
+from scraping import sample
 from shoal._layout import Aggregation
 from shoal.v1 import parameter_server_pb2 as pb
+from waiting import wait_until
 
 
-def main(address: str, job: str) -> None:
+def main(address: str, job: str, *pairs: str) -> None:
+    pages = dict(pair.split("=", 1) for pair in pairs)
     session = shoal.Client(address).session(job, worker="victim")
     session.pull()
     parameters = session._parameters
@@ -20,16 +26,21 @@ def main(address: str, job: str) -> None:
     def requests(server):
         return parameters._requests(server, 1.0, gradients, [Aggregation.TRAINABLE], commit=False)
 
-    first.stub.Push(requests(first))  # staged whole on one server
+    def received():
+        return sample(pages[second.shards[0].server], "shoal_server_received_bytes_total")
 
     def half():
-        stream = requests(second)
-        message = next(stream)
+        message = next(requests(second))
         yield pb.PushRequest(header=message.header, chunks=message.chunks[:1])
-        print("half", flush=True)
         threading.Event().wait()
 
-    second.stub.Push(half())
+    first.stub.Push(requests(first))  # staged whole on one server
+    before = received()
+    call = second.stub.Push.future(half())
+    wait_until(lambda: received() > before, what="the chunk's arrival")
+    assert not call.done(), "the server did not wait for the other half"
+    print("half", flush=True)
+    threading.Event().wait()
 
 
 main(*sys.argv[1:])

@@ -2,7 +2,8 @@
 
 Every process that the command starts, however deep and whoever its parent becomes, inherits a mark in its environment
 and a temporary folder of the run's own. Afterwards no process with the mark may be alive (and so no port held), the
-folder must be empty, and /dev/shm must hold nothing new.
+folder must be empty, /dev/shm must hold nothing new, and neither must the git checkout that the command ran in, but
+for what it ignores.
 """
 
 import os
@@ -40,21 +41,33 @@ def shared_memory() -> set[str]:
     return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
 
 
-def main(command: list[str]) -> int:
+def untracked_files() -> set[str]:
+    """Files of the checkout around the current folder that git neither tracks nor ignores; none outside a checkout."""
+    try:
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=all", "-z"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:  # no git here
+        return set()
+    return {line[3:] for line in status.stdout.split("\0") if line.startswith("?? ")}
+
+
+def main(command: list[str], grace_s: float = GRACE_S) -> int:
     """Runs the command; its exit status, or 1 if it left something."""
     mark = uuid.uuid4().hex
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-run-"))
-    before = shared_memory()
+    segments_before, untracked_before = shared_memory(), untracked_files()
     try:
         status = subprocess.run(command, env={**os.environ, MARK: mark, "TMPDIR": str(folder)}, check=False).returncode
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + grace_s
         while (processes := marked_processes(mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
         files = [f"file {entry.name}" for entry in folder.iterdir() if not entry.name.startswith("pytest-of-")]
-        segments = [f"shared memory {name}" for name in shared_memory() - before]
+        segments = [f"shared memory {name}" for name in shared_memory() - segments_before]
+        untracked = [f"untracked file {name}" for name in sorted(untracked_files() - untracked_before)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    left = [*processes, *files, *segments]
+    left = [*processes, *files, *segments, *untracked]
     for what in left:
         print(f"left behind: {what}", file=sys.stderr)
     if not left:

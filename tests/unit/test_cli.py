@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 import shoal
 from fake_coordinator import FakeCoordinator
 from shard_servers import ShardServers
-from shoal._cli import app, options
+from shoal._cli import app, options, output
+from shoal._cli.follow import follow
+from shoal._cli.output import Output
 from shoal.v1 import coordinator_pb2, job_pb2
 
 
@@ -80,6 +82,7 @@ class TestSubmit:
         ("options", "said"),
         [
             (["--consistency", "ssp:-1"], "bound is -1"),
+            (["--consistency", "ssp:99999999999999999999999"], "a whole number from 0 to"),
             (["--consistency", "fast"], "is not one of sync"),
             (["--workers", "0"], "workers is 0"),
             (["--workers", "2", "--consistency", "sync:2"], "leave none to wait for"),
@@ -98,28 +101,49 @@ class TestSubmit:
     def test_follows_to_the_end(self, coordinator, run):
         result = self.follow(coordinator, run, "SUCCEEDED")
         assert result.exit_code == 0, result.output
-        assert "worker-0: hello" in result.stderr
+        assert result.stderr.splitlines() == [
+            "mine pending: waiting for workers: 0 of 1",
+            "worker-0: hello :x: [b]",
+            "mine succeeded",
+        ]
         assert "mine succeeded" in result.stdout
 
     def test_follows_to_a_bad_end(self, coordinator, run):
         result = self.follow(coordinator, run, "FAILED", "--json")
         assert result.exit_code == 1
-        assert [record.get("event") for record in records(result.stdout)] == [None, "log", "metrics", "state"]
+        assert [record.get("event") for record in records(result.stdout)] == [None, "state", "log", "metrics", "state"]
         (error,) = records(result.stderr)
         assert error["error"]["code"] == "JOB_FAILED"
         assert "ValueError: no" in error["error"]["message"]
 
     def test_figures_that_json_has_no_word_for_are_null(self, coordinator, run):
         result = self.follow(coordinator, run, "SUCCEEDED", "--json")
-        assert records(result.stdout)[2]["values"] == {"loss": None}
+        assert records(result.stdout)[1]["reason"] == "waiting for workers: 0 of 1"
+        assert records(result.stdout)[3]["values"] == {"loss": None}
         assert records(result.stdout)[-1]["state"] == "succeeded"
+
+    def test_shows_on_a_terminal_why_it_waits(self, coordinator, run, job, monkeypatch, capsys):
+        monkeypatch.setenv("TTY_COMPATIBLE", "1")
+        monkeypatch.setenv("TERM", "xterm")
+        coordinator.enter(job, "PENDING", "waiting for workers: 1 of 2")
+        coordinator.log(job, "hello :x: [b]")
+        coordinator.enter(job, "SUCCEEDED")
+        out = Output(False)
+        assert out.errors.is_terminal
+        with shoal.Client(coordinator.address) as client:
+            follow(client.job(job), out)
+        shown = capsys.readouterr().err
+        assert "digits pending: waiting for workers: 1 of 2\n" in shown
+        assert "worker-0: hello :x: [b]" in shown
+        assert "━" in shown  # the bar
 
     def follow(self, coordinator, run, end, *options):
         submit = coordinator.Submit
 
         def submit_and_train(request, context):
             reply = submit(request, context)
-            coordinator.log("mine", "hello")
+            coordinator.enter("mine", "PENDING", "waiting for workers: 0 of 1")
+            coordinator.log("mine", "hello :x: [b]")
             metrics = job_pb2.Metrics(worker="worker-0", step=1, values={"loss": float("nan")})
             coordinator.emit("mine", metrics=metrics)
             coordinator.enter("mine", end, "worker-0: ValueError: no" if end == "FAILED" else "")
@@ -176,6 +200,18 @@ class TestJobs:
         assert (record["name"], record["state"], record["consistency"]) == ("digits", "running", "ssp:4")
         assert record["progress"]["staleness_max"] == 3
 
+    def test_say_what_they_wait_for_and_no_figures_before_a_step(self, coordinator, run):
+        waiting = "waiting for workers: 2 of 5\nand more"
+        coordinator.add(shoal.Job("m:f", name="early", workers=5), "PENDING", workers=["a", "b"], reason=waiting)
+        _, row, note = run("jobs").stdout.splitlines()
+        assert row.split()[:9] == ["early", "pending", "m:f", "sync", "2/5", "0", "-", "-", "-"]
+        assert note == "early: waiting for workers: 2 of 5"
+
+    def test_that_took_no_step_have_no_figures(self, coordinator, run):
+        coordinator.add(shoal.Job("m:f", name="empty"), "SUCCEEDED", finished_at=3.0)
+        coordinator.enter("empty", "SUCCEEDED")
+        assert run("wait", "empty").stdout == "empty succeeded in 10.0 s without a step\n"
+
     def test_are_waited_for(self, coordinator, run, job):
         assert run("wait", job, "--timeout", 0.1).exit_code == 6
         coordinator.enter(job, "SUCCEEDED")
@@ -226,6 +262,14 @@ class TestJobs:
             assert saved["half"].dtype == np.float32
         assert list(tmp_path.iterdir()) == [file]
 
+    def test_are_not_pulled_into_nowhere(self, run, job, tmp_path):
+        for file, why in ((tmp_path / "no" / "x.npz", "there is no folder"), (tmp_path, "it is a folder")):
+            result = run("pull", job, file, "--json")
+            assert result.exit_code == 2
+            (error,) = records(result.stderr)
+            assert error["error"]["code"] == "BAD_REQUEST"
+            assert f"cannot write {file}: {why}" in error["error"]["message"]
+
     def test_without_variables_leave_no_file(self, run, job, tmp_path):
         assert run("pull", job, tmp_path / "out.npz").exit_code == 5
         assert list(tmp_path.iterdir()) == []
@@ -242,6 +286,39 @@ class TestStatus:
         (record,) = records(run("status", "--json").stdout)
         assert (record["epoch"], record["shards"], record["bytes"]) == (7, 8, 4096)
         assert [member["role"] for member in record["members"]] == ["server", "worker"]
+
+
+class TestTables:
+    COLUMNS = ("job", "state", "mode", "note")
+
+    def show(self, capsys, cells, *, width=80, **options):
+        Output(False, width=width).rows("", self.COLUMNS, [(cells, {})], **options)
+        return capsys.readouterr().out.rstrip("\n").split("\n")
+
+    def test_lose_columns_before_words_are_cut(self, capsys):
+        cells = ["digits", "succeeded", "ssp:4", "x" * 50]
+        assert len(self.show(capsys, cells, optional=["mode"])[0].split()) == 4
+        heading, row = self.show(capsys, cells, width=20, optional=["mode", "note"])
+        assert (heading.split(), row.split()) == (["job", "state"], ["digits", "succeeded"])
+
+    def test_are_wider_than_the_screen_before_words_are_cut(self, capsys):
+        _, row = self.show(capsys, ["d" * 63, "succeeded", "async:scaled", "staleness"])
+        assert row.split() == ["d" * 63, "succeeded", "async:scaled", "staleness"]
+
+    def test_show_users_text_as_it_is(self, capsys):
+        _, row, note = self.show(capsys, ["a:x:b", "[bold]x[/]", ":smile:", "[/]"], notes=["[red]:x:[/]"])
+        assert row.split() == ["a:x:b", "[bold]x[/]", ":smile:", "[/]"]
+        assert note == "[red]:x:[/]"
+
+    def test_errors_do_so_too(self, capsys):
+        Output(False).error("X", "[red]no :x: here[/]", {})
+        assert capsys.readouterr().err == "error: [red]no :x: here[/]\n"
+
+    def test_a_job_fits_a_common_screen(self, coordinator, run, job, monkeypatch):
+        monkeypatch.setattr(output, "_PIPE_COLUMNS", 80)
+        lines = run("jobs").stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert lines[1].split()[:2] == ["digits", "running"]
 
 
 class TestTheCommand:

@@ -179,6 +179,12 @@ def test_proto_roundtrip(initializer: Initializer) -> None:
     assert initializers.from_proto(initializer.to_proto()) == initializer
 
 
+def test_numbers_of_any_kind_become_what_the_wire_carries() -> None:
+    initializer = Uniform(np.float32(-0.5), np.int64(2))
+    assert (initializer, type(initializer.low), type(initializer.high)) == (Uniform(-0.5, 2.0), float, float)
+    assert initializers.from_proto(initializer.to_proto()) == initializer
+
+
 def test_given_is_named_on_the_wire() -> None:
     assert Given().to_proto() == tensor_pb2.Initializer(name="given")
 
@@ -192,12 +198,27 @@ def test_given_is_named_on_the_wire() -> None:
         (lambda: Normal(0.0, -1.0), "initializer Normal: stddev is -1.0; it must be 0 or more"),
         (
             lambda: HeNormal(seed=0),
-            "initializer HeNormal: seed is 0; it must be from 1 to 2^64 - 1, or None for the job's seed",
+            "initializer HeNormal: seed is 0; it must be a whole number from 1 to 2^64 - 1, or None for the job's seed",
         ),
         (
             lambda: Normal(seed=2**64),
-            "initializer Normal: seed is 18446744073709551616; it must be from 1 to 2^64 - 1, or None for the job's "
-            "seed",
+            "initializer Normal: seed is 18446744073709551616; it must be a whole number from 1 to 2^64 - 1, or "
+            "None for the job's seed",
+        ),
+        (
+            lambda: Normal(seed="a"),
+            "initializer Normal: seed is 'a'; it must be a whole number from 1 to 2^64 - 1, or None for the job's seed",
+        ),
+        (lambda: HeNormal(seed=True), "initializer HeNormal: seed is True; it must be a whole number"),
+        (lambda: HeNormal(seed=1.5), "initializer HeNormal: seed is 1.5; it must be a whole number"),
+        (lambda: Uniform(low="a"), "initializer Uniform: low is 'a'; it must be a number"),
+        (lambda: Constant(None), "initializer Constant: value is None; it must be a number"),
+        (lambda: Constant(True), "initializer Constant: value is True; it must be a number"),
+        (lambda: Constant(np.zeros(2)), "initializer Constant: value is array([0., 0.]); it must be a number"),
+        (lambda: Constant(10**400), "initializer Constant: value is beyond what a float holds; it must be finite"),
+        (
+            lambda: Normal(stddev=-(10**400)),
+            "initializer Normal: stddev is beyond what a float holds; it must be finite",
         ),
         (
             lambda: Constant(70_000.0).check(FLOAT16),

@@ -1,7 +1,8 @@
 """What waits for the coordinator is bounded, and nothing is sent twice or lost in silence."""
 
+from shoal._limits import LOG_BYTES, LOG_LINE_BYTES
+from shoal._outbox import Outbox
 from shoal._participant import Report
-from shoal_worker.outbox import Outbox
 
 
 def test_nothing_is_nothing():
@@ -29,7 +30,7 @@ def test_what_could_not_be_sent_goes_first_the_next_time():
     assert outbox.take() == Report(step=2, accepted=2, log=("one", "two"))
 
 
-def test_a_report_carries_a_thousand_lines_and_about_a_mebibyte():
+def test_a_report_carries_a_thousand_lines_and_a_mebibyte():
     outbox = Outbox()
     for number in range(1_500):
         outbox.add_line(str(number))
@@ -38,10 +39,30 @@ def test_a_report_carries_a_thousand_lines_and_about_a_mebibyte():
     assert second
     assert (len(first.log), len(second.log)) == (1_000, 500)
     for _ in range(500):
-        outbox.add_line("x" * 8_192)
+        outbox.add_line("é" * 4_096)
     large = outbox.take()
     assert large
-    assert sum(map(len, large.log)) <= (1 << 20) + 8_192
+    assert sum(len(line.encode()) for line in large.log) == LOG_BYTES
+
+
+def test_a_line_that_is_too_long_goes_as_several_cut_between_characters():
+    outbox = Outbox()
+    line = "a" + "é" * 8_000 + "漢" * 3_000
+    outbox.add_line(line)
+    taken = outbox.take()
+    assert taken
+    assert len(taken.log) == 4
+    assert "".join(taken.log) == line
+    assert max(len(piece.encode()) for piece in taken.log) <= LOG_LINE_BYTES
+
+
+def test_a_line_that_utf8_has_no_bytes_for_is_sent_as_far_as_it_has():
+    outbox = Outbox()
+    outbox.add_line("half \ud800 a character")
+    outbox.add_line("")
+    taken = outbox.take()
+    assert taken
+    assert taken.log == ("half ? a character", "")
 
 
 def test_the_oldest_lines_go_and_their_number_is_told():

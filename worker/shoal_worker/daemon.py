@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
+from shoal._outbox import Outbox
 from shoal._participant import Participant
 from shoal._rpc import RpcServer
 from shoal.v1 import coordinator_pb2
@@ -36,7 +37,6 @@ from shoal_worker.assignment import (
 )
 from shoal_worker.messages import Figures, Instructions, Outcome
 from shoal_worker.metrics import WorkerMetrics
-from shoal_worker.outbox import Outbox
 from shoal_worker.trainer_process import Ending, TrainerProcess
 
 _log = structlog.get_logger(__name__)

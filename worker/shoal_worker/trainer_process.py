@@ -11,8 +11,8 @@ from typing import IO
 
 import structlog
 
+from shoal._outbox import MAX_LINE_BYTES
 from shoal_worker.messages import Figures, Instructions, Outcome, decode
-from shoal_worker.outbox import MAX_LINE_BYTES
 
 _log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shoal._cli import options, records
-from shoal._cli.output import Output
+from shoal._cli.output import Output, Row
 from shoal.client import Client
 from shoal.local_cluster import LocalCluster
 from shoal.status import MemberStatus
@@ -73,7 +73,8 @@ def status(
             out.record(records.cluster(now))
             return
         title = f"cluster {now.cluster} · epoch {now.epoch} · {now.shards} shards · {now.bytes:,} bytes"
-        out.rows(title, columns, [(_member_cells(member), {}) for member in now.members])
+        rows: list[tuple[list[str], Row]] = [(_member_cells(member), {}) for member in now.members]
+        out.rows(title, columns, rows, optional=["metrics", "device", "bytes", "shards"])
 
 
 def _member_cells(member: MemberStatus) -> list[str]:

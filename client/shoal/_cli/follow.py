@@ -1,6 +1,7 @@
 """Watching a job until it ends: a live bar for people, its events for machines."""
 
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from shoal import status
 from shoal._cli import records
@@ -12,7 +13,7 @@ from shoal.status import JobResult
 
 
 def follow(job: JobHandle, out: Output) -> JobResult:
-    """Shows what happens to a job until it ends.
+    """Shows what happens to a job until it ends: on a terminal with a bar, elsewhere its states and log lines.
 
     Raises:
         JobFailed, Cancelled: it ended without success.
@@ -28,6 +29,8 @@ def follow(job: JobHandle, out: Output) -> JobResult:
 def summary(result: JobResult) -> str:
     """A job's end in one line."""
     done = result.progress
+    if not done.steps:
+        return f"{result.job} succeeded in {result.seconds:.1f} s without a step"
     return (
         f"{result.job} succeeded in {result.seconds:.1f} s: {done.steps:,} steps, {done.samples_per_s:,.0f} samples/s, "
         f"loss {done.loss:.4g}, staleness p50 {done.staleness_p50:g} max {done.staleness_max}"
@@ -36,15 +39,21 @@ def summary(result: JobResult) -> str:
     )
 
 
+def first_line(reason: str) -> str:
+    """A reason without the traceback that may follow."""
+    return reason.partition("\n")[0]
+
+
 def _show(job: JobHandle, out: Output) -> None:
     submitted = job.status().job
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=10),
         TaskProgressColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
         TimeRemainingColumn(),
         console=out.errors,
+        disable=not out.errors.is_terminal,
     )
     with bar:
         task = bar.add_task(f"{job.name} pending", total=None, figures="")
@@ -56,8 +65,10 @@ def _update(bar: Progress, task: TaskID, job: Job, event: Event) -> None:
     match event:
         case StateChanged():
             bar.update(task, description=f"{job.name} {event.state.value}")
+            why = "" if event.state.finished else first_line(event.reason)  # of its end, the command says more
+            bar.console.print(Text(f"{job.name} {event.state.value}" + (f": {why}" if why else "")), soft_wrap=True)
         case LogLine():
-            bar.console.print(str(event), markup=False)
+            bar.console.print(Text(str(event)), soft_wrap=True)
         case MetricsReported():
             # What is known to end: the data if there is any, else the steps.
             now = event.progress

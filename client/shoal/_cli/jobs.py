@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from shoal import errors
 from shoal._cli import options, records
-from shoal._cli.follow import summary
+from shoal._cli.follow import first_line, summary
 from shoal._cli.output import Output, Row
 from shoal.client import Client
 from shoal.events import LogLine
@@ -25,11 +26,16 @@ def jobs(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists all jobs, newest first."""
+    """Lists all jobs, newest first, and what those wait for that do.
+
+    A narrow screen gets fewer columns; --json has everything.
+    """
     columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "age"]
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
-        now = time.time()
-        out.rows("", columns, [_job_row(status, now) for status in client.jobs()])
+        now, found = time.time(), client.jobs()
+        rows = [_job_row(status, now) for status in found]
+        notes = [f"{status.name}: {first_line(status.reason)}" for status in found if status.reason]
+        out.rows("", columns, rows, optional=["age", "stale", "samples/s", "program", "loss", "workers"], notes=notes)
 
 
 def wait(
@@ -85,7 +91,7 @@ def drop(
 
 def pull(
     job: options.JobArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE.npz", dir_okay=False, help="Written whole or not at all.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Written whole or not at all; bfloat16 as float32.")],
     coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
@@ -95,6 +101,8 @@ def pull(
     bfloat16 is saved as float32, which holds it exactly.
     """
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        if file.is_dir() or not file.parent.is_dir():  # before much is pulled for nothing
+            raise _cannot_write(file, "it is a folder" if file.is_dir() else f"there is no folder {file.parent}")
         variables = client.pull(job)
         _save(file, variables)
         size = sum(array.nbytes for array in variables.values())
@@ -106,6 +114,7 @@ def pull(
 
 def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
     done = status.progress
+    figures = [f"{done.samples_per_s:,.0f}", f"{done.loss:.4g}", f"{done.staleness_p50:g}/{done.staleness_max}"]
     cells = [
         status.name,
         status.state.value,
@@ -113,9 +122,7 @@ def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
         str(status.job.consistency),
         f"{len(status.workers)}/{status.job.workers}",
         f"{done.steps:,}",
-        f"{done.samples_per_s:,.0f}",
-        f"{done.loss:.4g}",
-        f"{done.staleness_p50:g}/{done.staleness_max}",
+        *(figures if done.steps else ["-"] * len(figures)),
         _duration(now - status.submitted_at),
     ]
     return cells, records.job(status)
@@ -124,6 +131,10 @@ def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
 def _duration(seconds: float) -> str:
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
+
+
+def _cannot_write(file: Path, why: str) -> errors.ShoalError:
+    return errors.BadRequest(f"cannot write {file}: {why}; name a file in a folder that you may write to", file=file)
 
 
 def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -137,7 +148,7 @@ def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
                     np.lib.format.write_array(entry, known, allow_pickle=False)
         os.replace(unfinished, file)
     except OSError as error:
-        raise typer.BadParameter(f"cannot write {file}: {error}") from None
+        raise _cannot_write(file, error.strerror or str(error)) from None
     finally:
         with suppress(FileNotFoundError):
             unfinished.unlink()

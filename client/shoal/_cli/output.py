@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import rich.markup
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from shoal import errors
 
@@ -36,6 +36,7 @@ EXIT_CODES_HELP = (
 )
 
 _PIPE_COLUMNS = 240
+_NO_LIMIT = 100_000
 
 Row = Mapping[str, Any]
 
@@ -50,13 +51,16 @@ class Output:
 
     Args:
         as_json: for machines.
+        width: of the screen, in columns; None: this terminal's.
     """
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, *, width: int | None = None) -> None:
         self.as_json = as_json
         # A pipe has no width, and rich takes 80 columns for it.
-        self._people = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
-        self.errors = Console(stderr=True, highlight=False)
+        width = width or (None if sys.stdout.isatty() else _PIPE_COLUMNS)
+        # What is shown is users' text: nothing in it is a tag or the name of an emoji.
+        self._people = _console(width=width)
+        self.errors = _console(stderr=True)
 
     def say(self, text: str, record: Row) -> None:
         """A sentence for people, or a record for machines."""
@@ -71,31 +75,53 @@ class Output:
         sys.stdout.write(_json(record) + "\n")
         sys.stdout.flush()
 
-    def rows(self, title: str, columns: Sequence[str], rows: Sequence[tuple[Sequence[str], Row]]) -> None:
+    def rows(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[tuple[Sequence[str], Row]],
+        *,
+        optional: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
         """A table for people, or each row's record for machines.
 
         Args:
             title: above the table.
             columns: their headings.
             rows: of each row, the cells and the record.
+            optional: the columns that go, in this order, where the screen is too narrow for all. No cell is ever cut
+                or folded: of a table that is wider all the same, the terminal folds the lines.
+            notes: below the table, a line each.
         """
         if self.as_json:
             for _, record in rows:
                 self.record(record)
             return
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for cells, _ in rows:
-            table.add_row(*(rich.markup.escape(cell) for cell in cells))
-        self._people.print(table)
+        table = _table(columns, [cells for cells, _ in rows])
+        left = list(optional)
+        while left and self._width(table) > self._people.width:
+            gone = left.pop(0)
+            kept = [index for index, column in enumerate(columns) if column != gone]
+            columns = [columns[index] for index in kept]
+            rows = [([cells[index] for index in kept], record) for cells, record in rows]
+            table = _table(columns, [cells for cells, _ in rows])
+        if title:
+            self._people.print(title)
+        _console(width=max(self._width(table), self._people.width)).print(table)
+        for note in notes:
+            self._people.print(note)
+
+    def _width(self, table: Table) -> int:
+        """Columns that a table takes if nothing of it is folded."""
+        return table.__rich_measure__(self._people, self._people.options.update(width=_NO_LIMIT)).maximum
 
     def error(self, code: str, message: str, details: Mapping[str, str]) -> None:
         """Says on standard error what went wrong."""
         if self.as_json:
             sys.stderr.write(_json({"error": {"code": code, "message": message, "details": dict(details)}}) + "\n")
         else:
-            self.errors.print(f"[bold red]error:[/] {rich.markup.escape(message)}", soft_wrap=True)
+            self.errors.print(Text.assemble(("error:", "bold red"), f" {message}"), soft_wrap=True)
 
     def __enter__(self) -> "Output":
         return self
@@ -108,6 +134,19 @@ class Output:
             raise typer.Exit(exit_code(error)) from None
         if isinstance(error, KeyboardInterrupt):
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _console(**options: Any) -> Console:
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    return table
 
 
 def _json(value: Any) -> str:

@@ -1,0 +1,90 @@
+"""What a worker did and wrote, on its way to the coordinator: kept while that is away, and cut to fit its reports."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shoal._limits import LOG_BYTES, LOG_LINE_BYTES, LOG_LINES
+from shoal._participant import Report
+
+# Lines kept while they cannot be sent; then the oldest go.
+_KEPT_LINES = 10_000
+
+
+class Outbox:
+    """Collects on any thread; emptied by one, whose reports are then ones that the coordinator takes.
+
+    Args:
+        kept_lines: how many lines wait at most.
+    """
+
+    def __init__(self, kept_lines: int = _KEPT_LINES) -> None:
+        self._lock = threading.Lock()  # guards all below
+        self._kept_lines = kept_lines
+        self._figures: Report | None = None  # without lines
+        self._lines: deque[str] = deque()  # at most _kept_lines, each of at most LOG_LINE_BYTES
+        self._lost = 0  # lines dropped since the last that was taken
+        self.lines_lost = 0  # in all
+
+    def add_line(self, line: str) -> None:
+        """Adds a line; one that is longer than a report's may be goes as several."""
+        with self._lock:
+            for piece in _pieces(line):
+                self._lines.append(piece)
+                self._trim()
+
+    def add_figures(self, report: Report) -> None:
+        """Adds a report's figures."""
+        with self._lock:
+            self._figures = self._figures.then(report) if self._figures else report
+
+    def take(self) -> Report | None:
+        """The figures, and as many lines as one report may carry; None if there is nothing."""
+        with self._lock:
+            if self._figures is None and not self._lines:
+                return None
+            figures, self._figures = self._figures or Report(), None
+            return replace(figures, log=self._take_lines())
+
+    def put_back(self, report: Report) -> None:
+        """Returns what was taken and could not be sent."""
+        with self._lock:
+            figures = replace(report, log=())
+            self._figures = figures.then(self._figures) if self._figures else figures
+            self._lines.extendleft(reversed(report.log))
+            self._trim()
+
+    def _take_lines(self) -> tuple[str, ...]:
+        lines: list[str] = []
+        size = 0
+        if self._lost:
+            lines.append(f"[{self._lost} earlier lines were dropped]")
+            size += len(lines[0])
+            self._lost = 0
+        while self._lines and len(lines) < LOG_LINES:
+            size += len(self._lines[0].encode())
+            if size > LOG_BYTES:
+                break
+            lines.append(self._lines.popleft())
+        return tuple(lines)
+
+    def _trim(self) -> None:
+        while len(self._lines) > self._kept_lines:
+            self._lines.popleft()
+            self._lost += 1
+            self.lines_lost += 1
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """The line, cut between characters wherever it would get too long; halves of characters become "?"."""
+    raw = line.encode(errors="replace")
+    start = 0
+    while len(raw) - start > LOG_LINE_BYTES:
+        piece = raw[start : start + LOG_LINE_BYTES].decode(errors="ignore")
+        yield piece
+        start += len(piece.encode())
+    yield raw[start:].decode()
+
+
+__all__ = ["Outbox"]

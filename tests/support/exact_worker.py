@@ -1,0 +1,70 @@
+"""One of 4 workers whose gradients make up one process's: exact_worker.py ADDRESS; the problem, and its one process.
+
+A linear classifier of random points by the mean softmax cross-entropy, on batches that are shared out unevenly.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+import shoal
+
+STEPS, FEATURES, CLASSES = 50, 8, 3
+PARTS = (0, 16, 40, 48, 64)  # rows of the joined batch that each of the 4 workers takes
+WORKERS = len(PARTS) - 1
+DTYPES = ("float64", "float32")
+RATE, KEEP = 0.1, 0.9
+
+
+@dataclass
+class Problem:
+    """The same in every process."""
+
+    dtype: str
+
+    def __post_init__(self):
+        rng = np.random.default_rng(5)
+        self.job = f"exact-{self.dtype}"
+        self.x = rng.normal(size=(STEPS, PARTS[-1], FEATURES)).astype(self.dtype)
+        self.y = rng.integers(CLASSES, size=(STEPS, PARTS[-1]))
+        self.start = {
+            "w": rng.normal(size=(FEATURES, CLASSES)).astype(self.dtype),
+            "b": np.zeros(CLASSES, self.dtype),
+        }
+
+    def gradients(self, params, step, rows):
+        x, y = self.x[step, rows], self.y[step, rows]
+        logits = x @ params["w"] + params["b"]
+        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        probabilities[np.arange(len(y)), y] -= 1
+        probabilities /= len(y)
+        return {"w": x.T @ probabilities, "b": probabilities.sum(axis=0)}
+
+    def alone(self):
+        """What one process computes on the joined batches."""
+        params = {name: value.copy() for name, value in self.start.items()}
+        velocity = {name: np.zeros_like(value) for name, value in self.start.items()}
+        rate, keep = (np.dtype(self.dtype).type(number) for number in (RATE, KEEP))
+        for step in range(STEPS):
+            for name, gradient in self.gradients(params, step, slice(None)).items():
+                velocity[name] = keep * velocity[name] + gradient
+                params[name] -= rate * velocity[name]
+        return params
+
+
+def main(address: str) -> None:
+    with shoal.Client(address) as client:
+        for dtype in DTYPES:
+            problem = Problem(dtype)
+            options = {"optimizer": shoal.optim.Momentum(RATE, KEEP), "workers": WORKERS, "shards": 4}
+            with client.session(problem.job, variables=problem.start, **options) as session:
+                rows = slice(*PARTS[session.rank : session.rank + 2])
+                for step in range(STEPS):
+                    gradients = problem.gradients(session.pull(), step, rows)
+                    session.push(gradients, weight=rows.stop - rows.start)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
