@@ -7,6 +7,7 @@ import enum
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -117,6 +118,7 @@ class Participant:
         job: the job's name.
         worker: the member id.
         incarnation: which life of the member this is; one part in a job ends with it.
+        assignment: what the heartbeat's answer called this part; 0 for a session.
         sleep: waits so many seconds.
     """
 
@@ -126,16 +128,24 @@ class Participant:
         job: str,
         worker: str,
         incarnation: int,
+        assignment: int = 0,
         *,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.job, self.worker, self.incarnation = job, worker, incarnation
+        # Of every request.
+        self._identity: dict[str, Any] = {
+            "job": job,
+            "worker": worker,
+            "incarnation": incarnation,
+            "assignment": assignment,
+        }
         self._told = Report()  # what the coordinator has heard, in sum
         self.rank = 0  # place among the job's workers; known after `enter`
         self._coordinator = coordinator
         self._jobs = coordinator.jobs
         self._sleep = sleep
-        self._given: dict[str, np.ndarray] = {}  # initial values that this worker is to send
+        self._given: dict[str, np.ndarray] = {}  # initial values that this worker may have to send
         self._spec: Job | None = None
 
     @property
@@ -160,14 +170,12 @@ class Participant:
         """
         given = {name: variable for name, variable in variables.items() if isinstance(variable, np.ndarray)}
         request = job_pb2.DescribeRequest(
-            job=self.job,
-            worker=self.worker,
-            incarnation=self.incarnation,
+            **self._identity,
             variables=[_variable(value).to_proto(name) for name, value in variables.items()],
             examples=examples,
         )
-        reply = self._coordinator.call(self._jobs.Describe, request)
-        self._given = given if reply.assigns else {}
+        self._coordinator.call(self._jobs.Describe, request)
+        self._given = given
 
     def enter(self, stop: Callable[[], bool] = lambda: False) -> ParameterClient:
         """Waits until the variables are placed and this worker is admitted.
@@ -186,7 +194,7 @@ class Participant:
             reply = self._join(assigned)
             if reply.state in _OVER:
                 raise self._over(reply.state)
-            if self._given and not assigned and reply.HasField("placement"):
+            if reply.assigns and not assigned and reply.HasField("placement"):
                 self._assign(Placement.from_proto(reply.placement))
                 assigned = True
             elif reply.ready:
@@ -205,7 +213,7 @@ class Participant:
         Args:
             done: the lease of a range that is trained on; 0: none.
         """
-        request = job_pb2.LeaseRequest(job=self.job, worker=self.worker, incarnation=self.incarnation, done=done)
+        request = job_pb2.LeaseRequest(**self._identity, done=done)
         reply = self._coordinator.call(self._jobs.Lease, request)
         match reply.WhichOneof("answer"):
             case "range":
@@ -225,9 +233,7 @@ class Participant:
         """
         totals = self._told.then(replace(report, values={}, log=()))
         request = job_pb2.ReportRequest(
-            job=self.job,
-            worker=self.worker,
-            incarnation=self.incarnation,
+            **self._identity,
             step=totals.step,
             accepted=totals.accepted,
             rejected=totals.rejected,
@@ -251,14 +257,17 @@ class Participant:
         if len(error) > _MAX_ERROR_CHARACTERS:
             error = f"[...]{error[-_MAX_ERROR_CHARACTERS:]}"
         error = error.encode(errors="replace").decode()  # a program may raise with halves of characters
-        request = job_pb2.FinishRequest(job=self.job, worker=self.worker, incarnation=self.incarnation, error=error)
+        request = job_pb2.FinishRequest(**self._identity, error=error)
         self._coordinator.call(self._jobs.Finish, request, retry_for_s=retry_for_s)
 
     def _status(self) -> job_pb2.JobStatus:
         return self._coordinator.call(self._jobs.Get, job_pb2.GetRequest(job=self.job)).status
 
     def _join(self, assigned: bool) -> job_pb2.JoinReply:
-        request = job_pb2.JoinRequest(job=self.job, worker=self.worker, incarnation=self.incarnation, assigned=assigned)
+        request = job_pb2.JoinRequest(
+            **self._identity,
+            assigned=assigned,
+        )
         return self._coordinator.call(self._jobs.Join, request)
 
     def _over(self, state: job_pb2.JobState.ValueType) -> errors.ShoalError:

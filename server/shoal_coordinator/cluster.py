@@ -222,7 +222,7 @@ class Cluster:
         member, job = self._members.check(event.worker, event.incarnation), self.job(event.job)
         if job.ended:
             raise _over(job, now)
-        self._seat(member, job, now)
+        self._seat(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
         self._emit(effects)
         self._schedule(now)
@@ -231,19 +231,20 @@ class Cluster:
     def _join_requested(self, event: events.JoinRequested, now: float) -> Joined:
         member, job = self._members.check(event.worker, event.incarnation), self.job(event.job)
         if not job.ended:
-            self._seat(member, job, now)
+            self._seat(member, job, event.assignment, now)
             self._emit(job.join(event.worker, event.assigned, now))
         return job.joined(event.worker)
 
     def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        return job.lease(event.worker, event.done) if event.worker in job.active else NoRange.FINISHED
+        has_part = job.has_part(event.worker, event.assignment)
+        return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
 
     def _worker_reported(self, event: events.WorkerReported, now: float) -> bool:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        if event.worker not in job.active:
+        if not job.has_part(event.worker, event.assignment):
             return True
         job.report(event, now)
         return False
@@ -251,14 +252,14 @@ class Cluster:
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        if event.worker in job.active:
+        if job.has_part(event.worker, event.assignment):
             self._emit(job.finish(event.worker, event.error, now))
             self._schedule(now)
 
-    def _seat(self, member: Member, job: JobLife, now: float) -> None:
+    def _seat(self, member: Member, job: JobLife, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
         name = job.spec.name
-        if member.id in job.active:
+        if job.has_part(member.id, assignment):
             return
         if not job.spec.is_session or member.role is not Role.SESSION:
             raise errors.Cancelled(f"{member.id} has no part in job {name} (any more)", job=name, worker=member.id)

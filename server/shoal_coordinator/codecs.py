@@ -77,6 +77,7 @@ def join_message(joined: Joined) -> job_pb2.JoinReply:
         step=joined.step,
         spec=joined.spec.to_proto(),
         state=state_code(joined.state),
+        assigns=joined.assigns,
     )
 
 

@@ -51,11 +51,9 @@ class Described:
     """What the cluster makes of a description.
 
     Attributes:
-        assigns: the caller is to send the values of variables whose initializer is "given".
         conflict: why the description was not taken; the job has failed for it.
     """
 
-    assigns: bool = False
     conflict: str = ""
 
 
@@ -69,6 +67,7 @@ class Joined:
     placement: Placement | None = None
     rank: int = 0
     step: int = 0
+    assigns: bool = False  # the caller is to send the values of variables whose initializer is "given"
 
 
 # Events. Each names, in brackets, the type of its answer.
@@ -141,6 +140,7 @@ class JobDescribed(Event[Described]):
     incarnation: int
     variables: Mapping[str, Variable]
     examples: int
+    assignment: int = 0  # which part in a job of that name it has; 0: a session's
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,7 @@ class JoinRequested(Event[Joined]):
     worker: str
     incarnation: int
     assigned: bool = False
+    assignment: int = 0  # which part in a job of that name it has; 0: a session's
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ class LeaseRequested(Event[Lease | NoRange]):
     worker: str
     incarnation: int
     done: int = 0
+    assignment: int = 0  # which part in a job of that name it has; 0: a session's
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,7 @@ class WorkerReported(Event[bool]):
     values: Mapping[str, float] = field(default_factory=dict)
     staleness: Mapping[int, int] = field(default_factory=dict)
     log: tuple[str, ...] = ()
+    assignment: int = 0  # which part in a job of that name it has; 0: a session's
 
     def since(self, earlier: "WorkerReported | None") -> "WorkerReported":
         """The same with counts of what came after an earlier one; none is negative, should they come out of order."""
@@ -205,6 +208,7 @@ class WorkerFinished(Event[None]):
     worker: str
     incarnation: int
     error: str = ""
+    assignment: int = 0  # which part in a job of that name it has; 0: a session's
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 A job begins to run when all of its `workers` have entered, so that no barrier is passed by too few. From then on it
 goes on with those that are there: who dies is taken out of the barriers, and another enters in its place. Workers stop
-by themselves, when the data is out or `max_steps` are taken; once one has, nobody new is sent in, and the job succeeds
-when the last one has. The workers of a session job come and go as their users please; it succeeds when the last one
-present finishes, while the death of the last one leaves it running, for its user to come back to.
+by themselves, when the data is out or `max_steps` are taken, and are not replaced then; the job succeeds when all have.
+The workers of a session job come and go as their users please; it succeeds when the last one present finishes, while
+the death of the last one leaves it running, for its user to come back to.
 """
 
 import enum
@@ -53,6 +53,7 @@ class Participant:
     rank: int  # in [0, workers), unique among the job's participants
     assignment: int  # unique in the cluster
     stage: Stage = Stage.ASSIGNED
+    described: bool = False  # it knows the program, and its initial values
     step: int = 0  # where it begins
     told: WorkerReported | None = None  # its last report
 
@@ -90,7 +91,7 @@ class JobLife:
         self._lack = ""  # what it waits for
         self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
         self._crew: dict[int, str] = {}  # by rank: who works there, or did until it finished or the job ended
-        self._finished = 0  # participants that were through
+        self._finished: set[int] = set()  # ranks of those that were through; a session's may be taken again
         self._description: _Description | None = None
         self._assigner = 0  # assignment of who sends the given values; 0: nobody
         self._assigned = False  # the given values are in place
@@ -135,10 +136,20 @@ class JobLife:
     @property
     def vacancies(self) -> list[int]:
         """The ranks that wait for a worker."""
-        if self.ended or (self._finished and not self.spec.is_session):
+        if self.ended:
             return []
         taken = {participant.rank for participant in self.active.values()}
+        if not self.spec.is_session:
+            taken |= self._finished
         return [rank for rank in range(self.spec.workers) if rank not in taken]
+
+    def has_part(self, worker: str, assignment: int) -> bool:
+        """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name.
+
+        A session has one part in its life, and no number for it.
+        """
+        participant = self.active.get(worker)
+        return participant is not None and (self.spec.is_session or participant.assignment == assignment)
 
     @property
     def unplaced(self) -> Mapping[str, Variable] | None:
@@ -167,7 +178,8 @@ class JobLife:
             return Joined(self.state, self.spec)
         ready = self.state is JobState.RUNNING and participant.stage is Stage.ADMITTED
         placement = self.placement if self._created else None
-        return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step)
+        assigns = participant.assignment == self._assigner and not self._assigned
+        return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step, assigns)
 
     # Workers come.
 
@@ -198,9 +210,9 @@ class JobLife:
         elif conflict := _difference(self._description, description):
             reason = f"{event.worker} describes the job in another way than its first worker: {conflict}"
             return Described(conflict=reason), self.fail(reason, now)
-        if description.given and not self._assigned:
-            self._assigner = self._assigner or participant.assignment
-        return Described(assigns=self._assigner == participant.assignment and not self._assigned), []
+        participant.described = True
+        self._elect_assigner()
+        return Described(), []
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
         """Has the shards allocated where they are planned."""
@@ -267,8 +279,9 @@ class JobLife:
             return self.lose(worker, now)
         if self.state is not JobState.RUNNING:
             return self.fail(f"worker {worker} was through before the job ran; its daemon's log may say why", now)
+        rank = self.active[worker].rank
         effects = self._release(worker)
-        self._finished += 1
+        self._finished.add(rank)
         return effects + self._succeed_when_done(now)
 
     def lose(self, worker: str, now: float) -> list[Effect]:
@@ -276,8 +289,7 @@ class JobLife:
         participant = self.active[worker]
         effects = self._release(worker)
         del self._crew[participant.rank]
-        if participant.assignment == self._assigner and not self._assigned:
-            self._assigner = 0
+        self._elect_assigner()
         self._enter(self.state, f"worker {worker} (rank {participant.rank}) is gone", now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
 
@@ -337,8 +349,17 @@ class JobLife:
             return []
         return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
 
+    def _elect_assigner(self) -> None:
+        """Sees to it that one of those that know the given values is to send them, as long as they are not in place."""
+        knowing = [participant.assignment for participant in self.active.values() if participant.described]
+        given = self._description is not None and self._description.given
+        if given and not self._assigned and self._assigner not in knowing:
+            self._assigner = min(knowing, default=0)
+
     def _succeed_when_done(self, now: float) -> list[Effect]:
-        return self._end(JobState.SUCCEEDED, "", now) if self._finished and not self.active else []
+        """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
+        through = self.spec.is_session or not self.vacancies or (self._ledger is not None and self._ledger.finished)
+        return self._end(JobState.SUCCEEDED, "", now) if self._finished and not self.active and through else []
 
     def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
         if self.ended:

@@ -142,24 +142,29 @@ class JobsService(job_pb2_grpc.JobsServicer):
             raise errors.InvalidJob(f"a pass of {request.examples} examples; at most {MAX_EXAMPLES} are counted")
         described = self._coordinator.handle(
             events.JobDescribed(
-                request.job, request.worker, request.incarnation, _variables(request.variables), request.examples
+                request.job,
+                request.worker,
+                request.incarnation,
+                _variables(request.variables),
+                request.examples,
+                request.assignment,
             )
         )
         if described.conflict:
             raise errors.InvalidJob(f"job {request.job} failed: {described.conflict}", job=request.job)
-        return pb.DescribeReply(assigns=described.assigns)
+        return pb.DescribeReply()
 
     @_rpc.servicer
     def Join(self, request: pb.JoinRequest, _: grpc.ServicerContext) -> pb.JoinReply:
         joined = self._coordinator.handle(
-            events.JoinRequested(request.job, request.worker, request.incarnation, request.assigned)
+            events.JoinRequested(request.job, request.worker, request.incarnation, request.assigned, request.assignment)
         )
         return codecs.join_message(joined)
 
     @_rpc.servicer
     def Lease(self, request: pb.LeaseRequest, _: grpc.ServicerContext) -> pb.LeaseReply:
         answer = self._coordinator.handle(
-            events.LeaseRequested(request.job, request.worker, request.incarnation, request.done)
+            events.LeaseRequested(request.job, request.worker, request.incarnation, request.done, request.assignment)
         )
         return codecs.lease_message(answer)
 
@@ -179,6 +184,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 values=dict(request.values),
                 staleness=dict(request.staleness),
                 log=tuple(request.log),
+                assignment=request.assignment,
             )
         )
         return pb.ReportReply(stop=stop)
@@ -187,7 +193,9 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:
         # A traceback's end says the most.
         error = request.error[-MAX_ERROR_CHARACTERS:]
-        self._coordinator.handle(events.WorkerFinished(request.job, request.worker, request.incarnation, error))
+        self._coordinator.handle(
+            events.WorkerFinished(request.job, request.worker, request.incarnation, error, request.assignment)
+        )
         return pb.FinishReply()
 
 

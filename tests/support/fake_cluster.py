@@ -95,12 +95,14 @@ class FakeJobs(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     def Describe(self, request, context):
         self._note(request)
-        return job_pb2.DescribeReply(assigns=self.assigns)
+        return job_pb2.DescribeReply()
 
     @_rpc.servicer
     def Join(self, request, context):
         self._note(request)
-        return self.joins.pop(0) if len(self.joins) > 1 else self.joins[0]
+        reply = self.joins.pop(0) if len(self.joins) > 1 else self.joins[0]
+        reply.assigns = self.assigns and not request.assigned
+        return reply
 
     @_rpc.servicer
     def Lease(self, request, context):

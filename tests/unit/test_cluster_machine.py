@@ -89,20 +89,29 @@ class Rig:
     def submit(self, spec):
         return self.handle(events.JobSubmitted(spec))
 
+    def part(self, name, worker):
+        """Which part in a job a worker has, as its heartbeat tells it."""
+        job = self.machine._jobs.get(name)
+        return job.active[worker].assignment if job and worker in job.active else 0
+
     def describe(self, name, worker, variables=VARIABLES, examples=100):
-        return self.handle(events.JobDescribed(name, worker, self.lives[worker], variables, examples))
+        part = self.part(name, worker)
+        return self.handle(events.JobDescribed(name, worker, self.lives[worker], variables, examples, part))
 
     def enter(self, name, worker, assigned=False):
-        return self.handle(events.JoinRequested(name, worker, self.lives[worker], assigned))
+        part = self.part(name, worker)
+        return self.handle(events.JoinRequested(name, worker, self.lives[worker], assigned, part))
 
     def lease(self, name, worker, done=0):
-        return self.handle(events.LeaseRequested(name, worker, self.lives[worker], done))
+        part = self.part(name, worker)
+        return self.handle(events.LeaseRequested(name, worker, self.lives[worker], done, part))
 
     def report(self, name, worker, **figures):
-        return self.handle(events.WorkerReported(name, worker, self.lives[worker], **figures))
+        part = self.part(name, worker)
+        return self.handle(events.WorkerReported(name, worker, self.lives[worker], assignment=part, **figures))
 
     def finish(self, name, worker, error=""):
-        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error))
+        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, self.part(name, worker)))
 
     def perform(self, *, step=0):
         """Performs what is decided, and what follows from it; what was performed."""
@@ -147,7 +156,7 @@ def test_a_job_from_submission_to_success(rig):
     assert rig.submit(job()).state is JobState.STARTING
     assert [assignment.job for assignment in rig.beat("w0", "w1")] == ["a", "a"]
     assert rig.enter("a", "w0").placement is None
-    assert not rig.describe("a", "w0").assigns
+    rig.describe("a", "w0")
     assert rig.state("a") is JobState.PLACING
     rig.describe("a", "w1")
     [created] = rig.perform()
@@ -266,13 +275,49 @@ def test_all_workers_die_and_the_job_waits_for_others(rig):
     assert rig.enter("a", "w2").ready
 
 
-def test_a_worker_that_dies_while_others_finish_is_not_replaced(rig):
-    rig.submit(job())
+def test_a_worker_that_dies_after_another_was_through_is_replaced_while_data_is_left(rig):
+    rig.submit(job(max_steps=3))
     rig.start("a", "w0", "w1")
+    rig.lease("a", "w1")
+    rig.finish("a", "w0")
+    rig.workers("w2").kill("w1")
+    assert rig.state("a") is JobState.RUNNING, "what w1 held was trained on by nobody"
+    successor = "w0" if rig.beat("w0")[0] else "w2"
+    rig.start("a", successor)
+    rig.finish("a", successor)
+    assert rig.state("a") is JobState.SUCCEEDED
+
+
+def test_a_worker_that_dies_when_all_is_done_is_not_replaced(rig):
+    rig.submit(job(range_size=96))
+    rig.start("a", "w0", "w1", examples=64)
+    leased = rig.lease("a", "w0")
+    rig.lease("a", "w0", done=leased.number)
     rig.finish("a", "w0")
     rig.workers("w2").kill("w1")
     assert rig.state("a") is JobState.SUCCEEDED
-    assert rig.beat("w2") == [None]
+
+
+def test_the_trainer_of_an_earlier_job_of_that_name_cannot_speak_for_the_new_one(rig):
+    """Cancelled and submitted again, the job goes to the same lives of the same workers."""
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    old = rig.part("a", "w0")
+    rig.handle(events.JobCancelled("a"))
+    rig.submit(job())
+    life = rig.lives["w0"]
+    assert rig.part("a", "w0") != old
+    assert rig.handle(events.WorkerReported("a", "w0", life, accepted=500, assignment=old)) is True
+    assert rig.handle(events.LeaseRequested("a", "w0", life, 1, old)) is NoRange.FINISHED
+    rig.handle(events.WorkerFinished("a", "w0", life, "UNKNOWN_JOB", old))
+    for late in (
+        events.JobDescribed("a", "w0", life, VARIABLES, 100, old),
+        events.JoinRequested("a", "w0", life, True, old),
+    ):
+        with pytest.raises(errors.Cancelled, match="no part"):
+            rig.handle(late)
+    assert rig.state("a") is JobState.STARTING
+    assert rig.status("a").progress.steps == 0
 
 
 def test_a_worker_that_dies_before_the_start_is_replaced(rig):
@@ -404,29 +449,48 @@ def test_dropping(rig):
 
 def test_given_values_are_sent_by_one_worker_and_waited_for(rig):
     rig.submit(job())
-    assert rig.describe("a", "w0", GIVEN).assigns
-    assert rig.describe("a", "w0", GIVEN).assigns, "a repeated call is answered the same"
-    assert not rig.describe("a", "w1", GIVEN).assigns
+    for worker in ("w0", "w1", "w0"):
+        rig.describe("a", worker, GIVEN)
     rig.perform()
-    assert rig.enter("a", "w0").placement, "known before the start, for the values to be sent"
+    entered = rig.enter("a", "w0")
+    assert entered.assigns
+    assert entered.placement, "known before the start, for the values to be sent"
+    assert not rig.enter("a", "w1").assigns
     rig.enter("a", "w1", assigned=True)
     rig.perform()
     assert rig.state("a") is JobState.PLACING, "only the one that was told to can have sent them"
-    assert rig.enter("a", "w0", assigned=True).ready
-    assert not rig.describe("a", "w0", GIVEN).assigns
+    entered = rig.enter("a", "w0", assigned=True)
+    assert entered.ready
+    assert not entered.assigns
 
 
 def test_when_the_sender_of_given_values_dies_another_is_asked(rig):
     rig.submit(job())
-    assert rig.describe("a", "w0", GIVEN).assigns
+    rig.describe("a", "w0", GIVEN)
     rig.perform()
     rig.leave("w0")
     rig.workers("w2")
-    assert rig.describe("a", "w2", GIVEN).assigns
+    rig.describe("a", "w2", GIVEN)
     rig.enter("a", "w1")
+    assert rig.enter("a", "w2").assigns
     rig.enter("a", "w2", assigned=True)
     rig.perform()
     assert rig.state("a") is JobState.RUNNING
+
+
+def test_one_that_has_described_before_sends_the_given_values_of_one_that_died(open_sea):
+    sea = open_sea
+    sea.submit(session("s", workers=2))
+    sea.describe("s", "x", GIVEN)
+    sea.describe("s", "y", GIVEN)
+    sea.perform()
+    assert sea.enter("s", "x").assigns
+    sea.leave("x")
+    assert not sea.enter("s", "z").assigns, "it joined without knowing the values"
+    sea.perform()
+    assert sea.enter("s", "y").assigns
+    sea.enter("s", "y", assigned=True)
+    assert sea.state("s") is JobState.RUNNING
 
 
 @pytest.mark.parametrize(

@@ -207,13 +207,14 @@ class Daemon:
     def _start_trainer(self, work: Work) -> None:
         config = self._config
         _log.info("starting a trainer", job=work.job, assignment=work.assignment)
-        part = _Part(work, Participant(self._client, work.job, config.name, work.incarnation))
+        part = _Part(work, Participant(self._client, work.job, config.name, work.incarnation, work.assignment))
         self._part = part
         instructions = Instructions(
             coordinator=config.coordinator,
             job=work.job,
             worker=config.name,
             incarnation=work.incarnation,
+            assignment=work.assignment,
             device=config.device,
             paths=config.paths,
             retry_for_s=config.retry_for_s,

@@ -23,6 +23,7 @@ class Instructions:
         job: to train.
         worker: the daemon's member id, under which the trainer pulls and pushes.
         incarnation: of the daemon.
+        assignment: what the coordinator calls this part in the job.
         device: "auto", "cpu" or "cuda:N".
         paths: folders that the program is imported from, before all others.
         retry_for_s: how long calls are repeated while nobody answers, in seconds.
@@ -33,6 +34,7 @@ class Instructions:
     job: str
     worker: str
     incarnation: int
+    assignment: int
     device: str
     paths: tuple[str, ...]
     retry_for_s: float

@@ -94,7 +94,13 @@ def train(instructions: Instructions, emit: Emit) -> None:
     device.activate()
     coordinator = CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s)
     try:
-        participant = Participant(coordinator, instructions.job, instructions.worker, instructions.incarnation)
+        participant = Participant(
+            coordinator,
+            instructions.job,
+            instructions.worker,
+            instructions.incarnation,
+            instructions.assignment,
+        )
         name = participant.spec.program
         program = load_program(name, participant.spec.settings)
         examples = _examples_of(name, program)

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import IO
 
 import structlog
 
-from shoal._outbox import MAX_LINE_BYTES
+from shoal._limits import LOG_LINE_BYTES
 from shoal_worker.messages import Figures, Instructions, Outcome, decode
 
 _log = structlog.get_logger(__name__)
@@ -43,7 +44,7 @@ class TrainerProcess:
     Args:
         instructions: `figures_fd` is filled in here.
         on_figures: is given its figures, on a thread of this object, as are the others.
-        on_line: is given each line of its output, of at most MAX_LINE_BYTES.
+        on_line: is given each line of its output, of at most LOG_LINE_BYTES.
         on_end: is called once, last, when the process is gone and all it wrote was read.
         command: what to run.
 
@@ -108,7 +109,7 @@ class TrainerProcess:
 
     def _read_output(self, stream: IO[bytes]) -> None:
         with stream:
-            while raw := stream.readline(MAX_LINE_BYTES):
+            while raw := stream.readline(LOG_LINE_BYTES):
                 # One byte for each that is not UTF-8, so that no line grows over its limit.
                 self._on_line(raw.decode(errors="replace").replace("\ufffd", "?").rstrip("\r\n"))
 
@@ -126,7 +127,8 @@ class TrainerProcess:
                     self._on_figures(message)
 
     def _see_off(self) -> None:
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ChildProcessError):  # somebody else in this process has waited for it
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._signal(signal.SIGKILL)  # what the program started and left behind
         for reader in self._readers:
             reader.join(_DRAIN_S)
@@ -142,4 +144,5 @@ class TrainerProcess:
     def _signal(self, number: int) -> None:
         with self._reaping:
             if not self._reaped:
-                os.killpg(self.pid, number)
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, number)

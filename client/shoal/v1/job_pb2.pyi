@@ -802,11 +802,14 @@ class DescribeRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     VARIABLES_FIELD_NUMBER: _builtins.int
     EXAMPLES_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
     examples: _builtins.int
     """Examples of one pass, at most 2^48. 0: the program has no data set of its own and is stepped max_steps times."""
+    assignment: _builtins.int
+    """HeartbeatReply.assignment, which tells one part in a job from another of the same name. Sessions: 0."""
     @_builtins.property
     def variables(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Variable]: ...
     def __init__(
@@ -817,10 +820,11 @@ class DescribeRequest(_message.Message):
         incarnation: _builtins.int = ...,
         variables: _abc.Iterable[_tensor_pb2.Variable] | None = ...,
         examples: _builtins.int = ...,
+        assignment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "incarnation", b"incarnation", "job", b"job", "variables", b"variables", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "examples", b"examples", "incarnation", b"incarnation", "job", b"job", "variables", b"variables", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -830,17 +834,12 @@ Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
 class DescribeReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ASSIGNS_FIELD_NUMBER: _builtins.int
-    assigns: _builtins.bool
-    """This worker is the one that sends the values of variables whose initializer is "given"."""
     def __init__(
         self,
-        *,
-        assigns: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigns", b"assigns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -854,11 +853,14 @@ class JoinRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ASSIGNED_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
     assigned: _builtins.bool
     """The given initial values are in place (only from the worker that was told to send them)."""
+    assignment: _builtins.int
+    """HeartbeatReply.assignment, which tells one part in a job from another of the same name. Sessions: 0."""
     def __init__(
         self,
         *,
@@ -866,10 +868,11 @@ class JoinRequest(_message.Message):
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         assigned: _builtins.bool = ...,
+        assignment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "assignment", b"assignment", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -885,11 +888,14 @@ class JoinReply(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    ASSIGNS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     rank: _builtins.int
     step: _builtins.int
     """The step to begin at: 0, or where the others are."""
     state: Global___JobState.ValueType
+    assigns: _builtins.bool
+    """This worker is to send the values of variables whose initializer is "given", once the placement is known."""
     @_builtins.property
     def placement(self) -> _tensor_pb2.Placement:
         """The placement is known, though the worker need not be admitted yet."""
@@ -905,10 +911,11 @@ class JoinReply(_message.Message):
         step: _builtins.int = ...,
         spec: Global___JobSpec | None = ...,
         state: Global___JobState.ValueType = ...,
+        assigns: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "rank", b"rank", "ready", b"ready", "spec", b"spec", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigns", b"assigns", "placement", b"placement", "rank", b"rank", "ready", b"ready", "spec", b"spec", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -954,11 +961,14 @@ class LeaseRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
     done: _builtins.int
     """A range that is trained on. 0: none."""
+    assignment: _builtins.int
+    """HeartbeatReply.assignment, which tells one part in a job from another of the same name. Sessions: 0."""
     def __init__(
         self,
         *,
@@ -966,10 +976,11 @@ class LeaseRequest(_message.Message):
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         done: _builtins.int = ...,
+        assignment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "done", b"done", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1064,6 +1075,7 @@ class ReportRequest(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
@@ -1073,6 +1085,8 @@ class ReportRequest(_message.Message):
     rejected: _builtins.int
     dropped: _builtins.int
     samples: _builtins.int
+    assignment: _builtins.int
+    """HeartbeatReply.assignment, which tells one part in a job from another of the same name. Sessions: 0."""
     @_builtins.property
     def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """At most 256."""
@@ -1099,10 +1113,11 @@ class ReportRequest(_message.Message):
         values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         staleness: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         log: _abc.Iterable[_builtins.str] | None = ...,
+        assignment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "dropped", b"dropped", "incarnation", b"incarnation", "job", b"job", "log", b"log", "rejected", b"rejected", "samples", b"samples", "staleness", b"staleness", "step", b"step", "values", b"values", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "assignment", b"assignment", "dropped", b"dropped", "incarnation", b"incarnation", "job", b"job", "log", b"log", "rejected", b"rejected", "samples", b"samples", "staleness", b"staleness", "step", b"step", "values", b"values", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1136,11 +1151,14 @@ class FinishRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
     error: _builtins.str
     """Empty: done. Else what went wrong, with the traceback: the job fails. The last 64 Ki characters are kept."""
+    assignment: _builtins.int
+    """HeartbeatReply.assignment, which tells one part in a job from another of the same name. Sessions: 0."""
     def __init__(
         self,
         *,
@@ -1148,10 +1166,11 @@ class FinishRequest(_message.Message):
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         error: _builtins.str = ...,
+        assignment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "error", b"error", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
