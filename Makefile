@@ -27,8 +27,10 @@ $(SETUP): pyproject.toml
 demo: $(SETUP)
 	$(BIN)/python examples/demo.py --out runs/demo
 
+# Branches are counted where the code runs in the tests' own process; real processes run at their own speed.
 test: lint check-protos
-	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --cov --cov-report=term $(PYTEST)
+	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --cov --cov-report=term tests/unit tests/contract $(PYTEST)
+	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 tests/cluster tests/chaos $(PYTEST)
 
 bench: $(SETUP)
 	@for name in $(subst $(comma), ,$(BENCH)); do $(BIN)/python benchmarks/$$name.py || exit 1; done

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import grpc
 import structlog
-from grpc.experimental import ChannelOptions
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -41,8 +40,6 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A stream is read by the thread that asked for it, instead of one more that hands everything over.
-    (ChannelOptions.SingleThreadedUnaryStream, 1),
     # A push is repeated by us with its stamp; gRPC's own retry buffer is too small for one (256 KiB).
     ("grpc.enable_retries", 0),
 ]

@@ -19,11 +19,15 @@ def job(program, **options):
 
 @pytest.fixture(autouse=True)
 def healthy_afterwards(client):
+    """Every server still takes a push, and every worker is there and free; the last test trains a job."""
     yield
-    fine = client.submit(job("fine", workers=2))
-    assert fine.wait(timeout_s=30).progress.steps == 8
-    np.testing.assert_array_equal(client.pull(fine)["w"], -4.0)
-    fine.drop()
+    variables = {f"v{index}": np.zeros(2) for index in range(3)}
+    with client.session("healthy", variables=variables, optimizer=optim.SGD(1.0), shards=3) as session:
+        session.push({name: np.ones(2) for name in variables})
+    for value in client.pull("healthy").values():
+        np.testing.assert_array_equal(value, -1.0)
+    workers = [member for member in client.status().members if member.role.value == "worker" and member.alive]
+    assert len(workers) == 4
 
 
 class TestPrograms:
@@ -117,3 +121,9 @@ class TestProcesses:
         done = self.run("server", "--coordinator", shared_cluster.address, "--name", "server-0", "--retry-for", "1")
         assert done.returncode == 1
         assert "server-0" in done.stderr
+
+
+def test_after_all_of_this_a_job_trains(client):
+    fine = client.submit(job("fine", workers=2))
+    assert fine.wait(timeout_s=30).progress.steps == 8
+    np.testing.assert_array_equal(client.pull(fine)["w"], -4.0)

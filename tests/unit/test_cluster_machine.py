@@ -490,6 +490,7 @@ def test_one_that_has_described_before_sends_the_given_values_of_one_that_died(o
     sea.perform()
     assert sea.enter("s", "y").assigns
     sea.enter("s", "y", assigned=True)
+    sea.perform()
     assert sea.state("s") is JobState.RUNNING
 
 
