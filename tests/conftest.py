@@ -3,9 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import shoal
+
+# The first example of a test may compile or load kernels, and machines differ: no example has a deadline of its own.
+hypothesis.settings.register_profile("shoal", deadline=None)
+hypothesis.settings.load_profile("shoal")
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = [ROOT / "tests" / "support", ROOT / "examples"]
