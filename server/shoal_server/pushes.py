@@ -10,7 +10,7 @@ from shoal._layout import Aggregation
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.shard import Payload, Shard, Stamp
-from shoal_server.shard_state import AnswerPush
+from shoal_server.shard_events import AnswerPush
 from shoal_server.store import ShardStore
 
 

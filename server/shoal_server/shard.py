@@ -14,9 +14,10 @@ from shoal import consistency, errors, optim
 from shoal._layout import ShardLayout
 from shoal.variables import Variable
 from shoal_server import kernels
-from shoal_server import shard_state as machine
+from shoal_server import shard_events as events
 from shoal_server.arena import Arena
 from shoal_server.consistency import Apply, mode_for
+from shoal_server.shard_state import Admission, ShardState
 
 E = TypeVar("E")
 
@@ -83,7 +84,7 @@ class Shard:
         # Guards _state, the arenas' values and slots, _closed and _snapshot. Nothing is called under it that takes a
         # lock, sends, or waits; kernels run under it, without the interpreter's lock.
         self._lock = threading.Lock()
-        self._state = machine.ShardState(f"{terms.name}/{layout.shard}", mode_for(terms.consistency))
+        self._state = ShardState(f"{terms.name}/{layout.shard}", mode_for(terms.consistency))
         self._closed = False
         # The newest version's copy while anybody still sends it: pulls of one version share it.
         self._snapshot: weakref.ref[Snapshot] | None = None
@@ -119,29 +120,29 @@ class Shard:
             payload[index] = converted
         return payload
 
-    def answer_to(self, stamp: Stamp) -> machine.AnswerPush | None:
+    def answer_to(self, stamp: Stamp) -> events.AnswerPush | None:
         """What this push was answered, if it was committed before."""
         with self._opened():
             return self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
 
-    def stage(self, stamp: Stamp, weight: float, version: int, payload: Payload | None) -> machine.AnswerPush:
+    def stage(self, stamp: Stamp, weight: float, version: int, payload: Payload | None) -> events.AnswerPush:
         """Holds a whole push until it is committed; repeats are answered as the first was.
 
         Raises:
             Fenced: the worker is not admitted.
             BadRequest: a step of long ago.
         """
-        event = machine.PushStaged(stamp.worker, stamp.incarnation, stamp.step, weight, version, payload)
+        event = events.PushStaged(stamp.worker, stamp.incarnation, stamp.step, weight, version, payload)
         return self._push(event)
 
-    def commit(self, stamp: Stamp) -> machine.AnswerPush:
+    def commit(self, stamp: Stamp) -> events.AnswerPush:
         """Lets a staged push count.
 
         Raises:
             NotStaged: there is none with this stamp.
             Fenced: the worker is not admitted.
         """
-        return self._push(machine.PushCommitted(stamp.worker, stamp.incarnation, stamp.step))
+        return self._push(events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step))
 
     def pull(self, ticket: PullTicket, stamp: Stamp) -> None:
         """Asks for the values: `ticket` is answered, at once or when the consistency mode lets it.
@@ -150,25 +151,25 @@ class Shard:
             Fenced: the worker is not admitted.
             Overloaded: too many pulls wait here.
         """
-        self._handle(machine.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step))
+        self._handle(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step))
 
     def abandon(self, ticket: PullTicket) -> None:
         """Forgets a waiting pull."""
-        self._handle(machine.PullAbandoned(ticket))
+        self._handle(events.PullAbandoned(ticket))
 
     def admit(self, worker: str, incarnation: int, rank: int) -> int:
         """Lets a worker in; the step at which it may begin here."""
-        effects = self._handle(machine.WorkerAdmitted(worker, incarnation, rank))
-        return _only(effects, machine.AnswerAdmission).step
+        effects = self._handle(events.WorkerAdmitted(worker, incarnation, rank))
+        return _only(effects, events.AnswerAdmission).step
 
     def fence(self, worker: str, incarnation: int) -> int:
         """Refuses a worker's calls from now on; how many steps it had committed here."""
-        effects = self._handle(machine.WorkerFenced(worker, incarnation))
-        return _only(effects, machine.AnswerFence).committed_steps
+        effects = self._handle(events.WorkerFenced(worker, incarnation))
+        return _only(effects, events.AnswerFence).committed_steps
 
     def release(self, worker: str, incarnation: int, committed_steps: int) -> None:
         """Takes a worker out of the barriers."""
-        self._handle(machine.WorkerReleased(worker, incarnation, committed_steps))
+        self._handle(events.WorkerReleased(worker, incarnation, committed_steps))
 
     def close(self) -> None:
         """Refuses what waits and what comes: the job is gone from this server."""
@@ -188,7 +189,7 @@ class Shard:
             BadRequest: training has begun.
         """
         with self._opened():
-            if machine.Overwrite() in self._state.handle(machine.ValuesAssigned()):
+            if events.Overwrite() in self._state.handle(events.ValuesAssigned()):
                 for index, array in values.items():
                     self._arenas[index].assign(array)
                 self._snapshot = None
@@ -202,15 +203,15 @@ class Shard:
                 self._snapshot = weakref.ref(snapshot)
             return snapshot
 
-    def history(self) -> list[machine.Admission]:
+    def history(self) -> list[Admission]:
         """The latest admissions, oldest first."""
         with self._lock:
             return list(self._state.history)
 
-    def _push(self, event: machine.PushStaged | machine.PushCommitted) -> machine.AnswerPush:
-        return _only(self._handle(event), machine.AnswerPush)
+    def _push(self, event: events.PushStaged | events.PushCommitted) -> events.AnswerPush:
+        return _only(self._handle(event), events.AnswerPush)
 
-    def _handle(self, event: machine.Event) -> list[machine.Effect]:
+    def _handle(self, event: events.Event) -> list[events.Effect]:
         with self._opened():
             effects = self._state.handle(event)
             try:
@@ -221,9 +222,9 @@ class Shard:
                 raise
         for effect in effects:
             match effect:
-                case machine.AnswerPull(ticket, step):
+                case events.AnswerPull(ticket, step):
                     ticket.answer(step)
-                case machine.RefusePull(ticket, error):
+                case events.RefusePull(ticket, error):
                     ticket.refuse(error)
         return effects
 
@@ -267,7 +268,7 @@ class Shard:
         )
 
 
-def _only(effects: Iterable[machine.Effect], kind: type[E]) -> E:
+def _only(effects: Iterable[events.Effect], kind: type[E]) -> E:
     """The one effect of a kind that the machine promises."""
     (effect,) = (effect for effect in effects if isinstance(effect, kind))
     return effect

@@ -10,6 +10,24 @@ from typing import Any, Literal
 
 from shoal import errors
 from shoal_server.consistency import Apply, Clock, Contribution, Mode, slowest
+from shoal_server.shard_events import (
+    AnswerAdmission,
+    AnswerFence,
+    AnswerPull,
+    AnswerPush,
+    Effect,
+    Event,
+    Overwrite,
+    PullAbandoned,
+    PullRequested,
+    PushCommitted,
+    PushStaged,
+    RefusePull,
+    ValuesAssigned,
+    WorkerAdmitted,
+    WorkerFenced,
+    WorkerReleased,
+)
 
 # How many admissions a shard remembers for `GetHistory`: about 2 MB.
 HISTORY = 16_384
@@ -19,139 +37,6 @@ MAX_WAITING_PULLS = 16_384
 MAX_STEP = 1 << 53
 # How many fenced workers a shard remembers, so that an admission that was delayed on its way is refused.
 FENCED_WORKERS = 4_096
-
-# Events.
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAdmitted:
-    """The coordinator lets a worker in."""
-
-    worker: str
-    incarnation: int
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFenced:
-    """This and all earlier lives of a worker are over: refuse its calls, but wait with its barriers."""
-
-    worker: str
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReleased:
-    """A worker leaves the barriers; its staged push counts if its step is below `committed_steps`."""
-
-    worker: str
-    incarnation: int
-    committed_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class PullRequested:
-    """A worker, or a reader (worker ""), asks for the values."""
-
-    ticket: Any
-    worker: str
-    incarnation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class PullAbandoned:
-    """The caller of a waiting pull is gone."""
-
-    ticket: Any
-
-
-@dataclass(frozen=True, slots=True)
-class PushStaged:
-    """A whole gradient has arrived and is sound."""
-
-    worker: str
-    incarnation: int
-    step: int
-    weight: float
-    version: int
-    payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class PushCommitted:
-    """The staged gradient of this step counts from now on."""
-
-    worker: str
-    incarnation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class ValuesAssigned:
-    """Initial values are to be overwritten."""
-
-
-Event = (
-    WorkerAdmitted
-    | WorkerFenced
-    | WorkerReleased
-    | PullRequested
-    | PullAbandoned
-    | PushStaged
-    | PushCommitted
-    | ValuesAssigned
-)
-
-# Effects, besides `Apply`.
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerPull:
-    """Send the values, as they are after the effects before this one."""
-
-    ticket: Any
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class RefusePull:
-    """End a pull with an error."""
-
-    ticket: Any
-    error: errors.ShoalError
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerPush:
-    """The answer to a push, now and whenever it is repeated."""
-
-    outcome: Literal["staged", "accepted", "dropped_late", "skipped"]
-    staleness: int
-    step: int  # the worker's next
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerAdmission:
-    """The step at which an admitted worker may begin here."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerFence:
-    """How many steps a fenced worker had committed: 1 + the last one's number, 0 if none."""
-
-    committed_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Overwrite:
-    """Take the assigned values."""
-
-
-Effect = Apply | AnswerPull | RefusePull | AnswerPush | AnswerAdmission | AnswerFence | Overwrite
 
 
 @dataclass(frozen=True, slots=True)

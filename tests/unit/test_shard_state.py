@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shoal import consistency, errors
 from shoal_server.consistency import Apply, mode_for
-from shoal_server.shard_state import (
+from shoal_server.shard_events import (
     AnswerAdmission,
     AnswerFence,
     AnswerPull,
@@ -18,12 +18,12 @@ from shoal_server.shard_state import (
     PushCommitted,
     PushStaged,
     RefusePull,
-    ShardState,
     ValuesAssigned,
     WorkerAdmitted,
     WorkerFenced,
     WorkerReleased,
 )
+from shoal_server.shard_state import ShardState
 
 
 def shard(mode, workers=()):
