@@ -4,7 +4,6 @@ The values are a function of the seed, the variable's name and the element's ind
 slices lie, and however a variable is cut, and wherever its slices go, it starts from the same bits.
 """
 
-import hashlib
 import math
 import numbers
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal import errors
+from shoal import _draws, errors
 from shoal._elements import storage_dtype
 from shoal.v1 import tensor_pb2
 
@@ -174,12 +173,12 @@ class _Random(Initializer):
         raise NotImplementedError
 
     def _fill(self, out: np.ndarray, run: _Run, /) -> None:
-        key = _philox_key(self.seed or run.job_seed, run.variable)
+        key = _draws.key_of(self.seed or run.job_seed, run.variable)
         stop = run.start + out.size
         for block in range(run.start // _BLOCK_ELEMENTS, -(-stop // _BLOCK_ELEMENTS)):
             first = block * _BLOCK_ELEMENTS
             begin, end = max(run.start, first), min(stop, first + _BLOCK_ELEMENTS)
-            drawn = self._draw(_generator(key, block), end - first, run.shape)[begin - first :]
+            drawn = self._draw(_draws.stream(key, block), end - first, run.shape)[begin - first :]
             # Both halves are rounded from float32, as a server rounds its master values.
             out[begin - run.start : end - run.start] = drawn.astype(storage_dtype(out.dtype), copy=False)
 
@@ -210,7 +209,7 @@ class Uniform(_Random):
         return max(abs(self.low), abs(self.high))
 
     def _draw(self, rng: np.random.Generator, count: int, _: tuple[int, ...], /) -> np.ndarray:
-        return _uniform(rng, count, self.low, self.high)
+        return _draws.uniform(rng, count, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -263,7 +262,7 @@ class TruncatedNormal(Normal):
         return abs(self.mean) + 2 * self.stddev
 
     def _draw(self, rng: np.random.Generator, count: int, _: tuple[int, ...], /) -> np.ndarray:
-        return self.mean + self.stddev * _truncated_normal(rng, count)
+        return self.mean + self.stddev * _draws.truncated_normal(rng, count)
 
 
 @dataclass(frozen=True)
@@ -285,8 +284,8 @@ class GlorotUniform(_Random):
     name: ClassVar[str] = "glorot_uniform"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        limit = math.sqrt(3 * _glorot_variance(shape))
-        return _uniform(rng, count, -limit, limit)
+        limit = math.sqrt(3 * _draws.glorot_variance(shape))
+        return _draws.uniform(rng, count, -limit, limit)
 
 
 @dataclass(frozen=True)
@@ -299,7 +298,7 @@ class GlorotNormal(_Random):
     name: ClassVar[str] = "glorot_normal"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return math.sqrt(_glorot_variance(shape)) / _TRUNCATED_STDDEV * _truncated_normal(rng, count)
+        return math.sqrt(_draws.glorot_variance(shape)) / _TRUNCATED_STDDEV * _draws.truncated_normal(rng, count)
 
 
 @dataclass(frozen=True)
@@ -312,8 +311,8 @@ class HeUniform(_Random):
     name: ClassVar[str] = "he_uniform"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        limit = math.sqrt(3 * _he_variance(shape))
-        return _uniform(rng, count, -limit, limit)
+        limit = math.sqrt(3 * _draws.he_variance(shape))
+        return _draws.uniform(rng, count, -limit, limit)
 
 
 @dataclass(frozen=True)
@@ -326,7 +325,7 @@ class HeNormal(_Random):
     name: ClassVar[str] = "he_normal"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return math.sqrt(_he_variance(shape)) / _TRUNCATED_STDDEV * _truncated_normal(rng, count)
+        return math.sqrt(_draws.he_variance(shape)) / _TRUNCATED_STDDEV * _draws.truncated_normal(rng, count)
 
 
 _BY_NAME: dict[str, Callable[..., Initializer]] = {
@@ -384,52 +383,6 @@ def fill(
         start: index of the first element.
     """
     initializer._fill(out, _Run(variable, shape, job_seed, start))
-
-
-def _philox_key(seed: int, variable: str) -> int:
-    digest = hashlib.blake2b(seed.to_bytes(8, "little") + variable.encode(), digest_size=16).digest()
-    return int.from_bytes(digest, "little")
-
-
-def _generator(key: int, block: int) -> np.random.Generator:
-    """A block's own stream: the block is in the counter's upper half, which drawing never reaches.
-
-    Philox is counter-based (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-    """
-    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, block, 0]))
-
-
-def _uniform(rng: np.random.Generator, count: int, low: float, high: float) -> np.ndarray:
-    return low + (high - low) * rng.random(count)
-
-
-def _truncated_normal(rng: np.random.Generator, count: int) -> np.ndarray:
-    """The first `count` unit normals of a stream that lie within two sigma; 95% do, so a few rounds find them."""
-    kept = np.empty(count)
-    found = 0
-    while found < count:
-        drawn = rng.standard_normal(count - found)
-        drawn = drawn[np.abs(drawn) <= 2.0]
-        kept[found : found + drawn.size] = drawn
-        found += drawn.size
-    return kept
-
-
-def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs and outputs of one unit: of a kernel, its last two axes times the receptive field before them."""
-    if len(shape) < 2:
-        length = shape[0] if shape else 1
-        return length, length
-    receptive_field = math.prod(shape[:-2])
-    return receptive_field * shape[-2], receptive_field * shape[-1]
-
-
-def _glorot_variance(shape: tuple[int, ...]) -> float:
-    return 2 / sum(_fans(shape))
-
-
-def _he_variance(shape: tuple[int, ...]) -> float:
-    return 2 / _fans(shape)[0]
 
 
 __all__ = [
