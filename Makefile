@@ -12,7 +12,7 @@ comma := ,
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
-	@echo "make test    lint, type-check and test"
+	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' picks some"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   benchmarks; BENCH=waiting_pulls picks some"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
@@ -27,10 +27,16 @@ $(SETUP): pyproject.toml
 demo: $(SETUP)
 	$(BIN)/python examples/demo.py --out runs/demo
 
-# Branches are counted where the code runs in the tests' own process; real processes run at their own speed.
+# PYTEST="tests/unit -k ledger" picks some. Otherwise all: branches are counted where the code runs in the tests' own
+# process; real processes run at their own speed.
+TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2
 test: lint check-protos
-	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --cov --cov-report=term tests/unit tests/contract $(PYTEST)
-	$(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 tests/cluster tests/chaos $(PYTEST)
+ifdef PYTEST
+	$(TESTS) $(PYTEST)
+else
+	$(TESTS) --cov --cov-report=term tests/unit tests/contract
+	$(TESTS) tests/cluster tests/chaos
+endif
 
 bench: $(SETUP)
 	@for name in $(subst $(comma), ,$(BENCH)); do $(BIN)/python benchmarks/$$name.py || exit 1; done
