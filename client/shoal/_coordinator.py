@@ -97,9 +97,8 @@ class Membership:
         self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
         self._stopped = threading.Event()
         self._beat_now = threading.Event()
-        self._renewal = (
-            threading.Event()
-        )  # wanted; done by the heartbeat's thread, so that no beat is under way meanwhile
+        # A new life is wanted; the heartbeat's thread begins it, so that no beat is under way meanwhile.
+        self._renewal = threading.Event()
         self._thread: threading.Thread | None = None
         self.incarnation = 0  # 0: between two lives; changed by the heartbeat's thread once that runs
         self._heartbeat_s = 1.0

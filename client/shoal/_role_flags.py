@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
-DEFAULT_COORDINATOR = "127.0.0.1:7070"
+from shoal.client import DEFAULT_ADDRESS as DEFAULT_COORDINATOR
+
 ANY_PORT = "127.0.0.1:0"
 
 Coordinator = Annotated[str, typer.Option(envvar="SHOAL_COORDINATOR", help="The coordinator's host:port.")]
@@ -26,3 +27,16 @@ LogLevel = Annotated[
 ]
 # How `shoal up` and `LocalCluster` start a role; see `shoal._role.run_role`.
 Supervised = Annotated[bool, typer.Option(hidden=True)]
+
+__all__ = [
+    "ANY_PORT",
+    "DEFAULT_COORDINATOR",
+    "Advertise",
+    "Coordinator",
+    "Listen",
+    "LogFormat",
+    "LogLevel",
+    "MetricsListen",
+    "RetryFor",
+    "Supervised",
+]

@@ -8,7 +8,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal import errors, events
+from shoal import _rpc, errors, events
 from shoal._coordinator import CoordinatorClient
 from shoal._layout import Placement
 from shoal._parameters import ParameterClient
@@ -137,12 +137,13 @@ class Client:
 
     def __init__(self, address: str | None = None, *, retry_for_s: float = 20.0) -> None:
         self.address = address or os.environ.get("SHOAL_COORDINATOR") or DEFAULT_ADDRESS
-        host, _, port = self.address.rpartition(":")
-        if not host or not port.isdecimal():
+        try:
+            _rpc.parse_address(self.address)
+        except errors.BadRequest:
             raise errors.Unreachable(
                 f"{self.address!r} is no coordinator's address; give host:port, such as {DEFAULT_ADDRESS}",
                 address=self.address,
-            )
+            ) from None
         self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s)
 
     def submit(self, job: Job) -> JobHandle:

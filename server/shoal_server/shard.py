@@ -154,8 +154,9 @@ class Shard:
         self._handle(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step))
 
     def abandon(self, ticket: PullTicket) -> None:
-        """Forgets a waiting pull."""
-        self._handle(events.PullAbandoned(ticket))
+        """Forgets a waiting pull; a shard that was closed has forgotten it already."""
+        with self._lock:
+            self._state.handle(events.PullAbandoned(ticket))
 
     def admit(self, worker: str, incarnation: int, rank: int) -> int:
         """Lets a worker in; the step at which it may begin here."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import errors, optim
+from shoal._role_flags import RetryFor as RetryOption
 from shoal.client import DEFAULT_ADDRESS
 
 CoordinatorOption = Annotated[
@@ -15,9 +16,6 @@ CoordinatorOption = Annotated[
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="For machines: one JSON object a line; errors on standard error too.")
-]
-RetryOption = Annotated[
-    float, typer.Option(envvar="SHOAL_RETRY_FOR", min=0, help="Seconds to look for a coordinator that is away.")
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
 
