@@ -5,16 +5,17 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 
-BENCH ?= waiting_pulls
-comma := ,
+# Empty: all benchmarks.
+BENCH ?=
 
-.PHONY: demo test lint bench check-protos protos clean help
+.PHONY: demo test lint bench bench-peers check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
 	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' picks some"
 	@echo "make lint    ruff and mypy alone"
-	@echo "make bench   benchmarks; BENCH=waiting_pulls picks some"
+	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/performance.md)"
+	@echo "make bench-peers  build those systems' environments, in .peers"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
 	@echo "make clean   remove what the other targets made"
 
@@ -39,7 +40,10 @@ else
 endif
 
 bench: $(SETUP)
-	@for name in $(subst $(comma), ,$(BENCH)); do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(BIN)/python benchmarks/run.py $(BENCH)
+
+bench-peers: $(SETUP)
+	$(BIN)/python benchmarks/bench_peers.py
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
@@ -66,4 +70,4 @@ check-protos: $(SETUP)
 	rm -rf build/protos
 
 clean:
-	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*
+	rm -rf $(VENV) .peers build dist runs .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*

@@ -15,20 +15,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import grpc
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
+from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 
 WAITING, ROUNDS, PUSHES = 200, 5, 200
 ENOUGH = 2.0  # times a push's duration without waiting pulls
 PATIENCE_S = 20
 
 
-def median_push(session: shoal.Session, gradient: dict[str, np.ndarray]) -> float:
+def median_push(session: shoal.Session, gradient: dict[str, np.ndarray], pushes: int) -> float:
     times = []
-    for _ in range(PUSHES):
+    for _ in range(pushes):
         start = time.perf_counter()
         session.push(gradient)
         times.append(time.perf_counter() - start)
@@ -41,19 +44,21 @@ def a_session_ahead_of_its_bound(client: shoal.Client) -> Iterator[shoal.Session
     entered, done = threading.Event(), threading.Event()
 
     def lag() -> None:
-        with client.session("waits", workers=2, variables=variables, consistency=mode):
+        with client.session("waits", workers=2, variables=variables, consistency=mode, shards=1):
             entered.set()
             done.wait()
 
     variables, mode = {"w": shoal.Variable((1000,))}, shoal.BoundedStaleness(0)
     laggard = threading.Thread(target=lag)
     laggard.start()
-    with client.session("waits", workers=2, variables=variables, consistency=mode) as session:
+    with client.session("waits", workers=2, variables=variables, consistency=mode, shards=1) as session:
         entered.wait()
         session.push({"w": np.ones(1000, np.float32)})
-        yield session
-        done.set()
-        laggard.join()
+        try:
+            yield session
+        finally:
+            done.set()
+            laggard.join()
 
 
 def await_waiting(metrics: str, count: int) -> None:
@@ -73,12 +78,10 @@ def waiting_at(metrics: str) -> float:
 
 
 @contextmanager
-def waiting_pulls(session: shoal.Session, metrics: str) -> Iterator[None]:
+def waiting_pulls(stub: ParameterServerStub, stamp: header_pb2.Stamp, metrics: str) -> Iterator[None]:
     """200 Pull streams that the server has parked; none any more afterwards."""
-    parameters = session._parameters
-    (server,) = parameters._servers
-    request = pb.PullRequest(stamp=parameters._stamp(), shards=server.indices)
-    calls = [server.stub.Pull(request) for _ in range(WAITING)]
+    request = pb.PullRequest(stamp=stamp, shards=[0])
+    calls = [stub.Pull(request) for _ in range(WAITING)]
     await_waiting(metrics, WAITING)
     yield
     await_waiting(metrics, WAITING)
@@ -87,19 +90,31 @@ def waiting_pulls(session: shoal.Session, metrics: str) -> Iterator[None]:
     await_waiting(metrics, 0)
 
 
+def stamp_of(session: shoal.Session, client: shoal.Client) -> header_pb2.Stamp:
+    """What a session's next call says of it, if its job was the last to be placed."""
+    status = client.status()
+    (incarnation,) = (member.incarnation for member in status.members if member.member == session.worker)
+    return header_pb2.Stamp(
+        job=session.job, worker=session.worker, incarnation=incarnation, step=session.step, epoch=status.epoch
+    )
+
+
 def main() -> int:
+    rounds, pushes = (1, 20) if "--short" in sys.argv[1:] else (ROUNDS, PUSHES)
     gradient = {"w": np.ones(25_000, np.float32)}
     with (
         shoal.LocalCluster(servers=1, workers=0) as cluster,
         cluster.client() as client,
         client.session("busy", variables=gradient, consistency=shoal.Asynchronous(), shards=1) as busy,
         a_session_ahead_of_its_bound(client) as ahead,
+        grpc.insecure_channel(cluster.process("server").address) as channel,
     ):
+        stub, stamp = ParameterServerStub(channel), stamp_of(ahead, client)
         alone, beside = [], []
-        for _ in range(ROUNDS):
-            alone.append(median_push(busy, gradient))
-            with waiting_pulls(ahead, cluster.metrics["server-0"]):
-                beside.append(median_push(busy, gradient))
+        for _ in range(rounds):
+            alone.append(median_push(busy, gradient, pushes))
+            with waiting_pulls(stub, stamp, cluster.metrics["server-0"]):
+                beside.append(median_push(busy, gradient, pushes))
     row: dict[str, Any] = {
         "name": "push_beside_200_waiting_pulls",
         "ours_ms": statistics.median(beside) * 1e3,

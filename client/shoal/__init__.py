@@ -2,45 +2,52 @@
 
 Start with `LocalCluster`, or `connect` to a cluster that runs; `submit` a `Job`, or open a `session` for a loop of your
 own. How it reads in full: the README.
+
+Importing it loads next to nothing; each name is loaded when it is first used.
 """
 
+import typing as _typing
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 
-from shoal import consistency, errors, events, initializers, optim, partitioners, status
-from shoal.client import Client, JobHandle, connect
-from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
-from shoal.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    DeviceUnavailable,
-    DuplicateMember,
-    Fenced,
-    InternalError,
-    InvalidGradient,
-    InvalidJob,
-    InvalidOptimizer,
-    InvalidVariable,
-    JobExists,
-    JobFailed,
-    JobRunning,
-    MessageTooLarge,
-    NonFiniteGradient,
-    NotPlaced,
-    Overloaded,
-    PortInUse,
-    ProgramError,
-    ShoalError,
-    StaleEpoch,
-    StartFailed,
-    UnknownJob,
-    Unreachable,
-)
-from shoal.job import Job
-from shoal.local_cluster import LocalCluster
-from shoal.program import Dataset, Program, Step
-from shoal.session import PushResult, Session
-from shoal.status import JobState
-from shoal.variables import Variable
+from shoal._allocator import tune as tune_allocator
+
+if _typing.TYPE_CHECKING:
+    from shoal import consistency, errors, events, initializers, optim, partitioners, status
+    from shoal.client import Client, JobHandle, connect
+    from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
+    from shoal.errors import (
+        Cancelled,
+        DeadlineExceeded,
+        DeviceUnavailable,
+        DuplicateMember,
+        Fenced,
+        InternalError,
+        InvalidGradient,
+        InvalidJob,
+        InvalidOptimizer,
+        InvalidVariable,
+        JobExists,
+        JobFailed,
+        JobRunning,
+        MessageTooLarge,
+        NonFiniteGradient,
+        NotPlaced,
+        Overloaded,
+        PortInUse,
+        ProgramError,
+        ShoalError,
+        StaleEpoch,
+        StartFailed,
+        UnknownJob,
+        Unreachable,
+    )
+    from shoal.job import Job
+    from shoal.local_cluster import LocalCluster
+    from shoal.program import Dataset, Program, Step
+    from shoal.session import PushResult, Session
+    from shoal.status import JobState
+    from shoal.variables import Variable
 
 __version__ = _version("shoal")
 
@@ -92,4 +99,40 @@ __all__ = [
     "optim",
     "partitioners",
     "status",
+    "tune_allocator",
 ]
+
+# Where names are defined that are no errors. Whatever imports a module of this package imports this one first, and
+# processes of Shoal's have to set up their allocator before gRPC and NumPy are loaded: so this one loads neither.
+_HOMES = {
+    "Asynchronous": "consistency",
+    "BoundedStaleness": "consistency",
+    "Client": "client",
+    "Dataset": "program",
+    "Job": "job",
+    "JobHandle": "client",
+    "JobState": "status",
+    "LocalCluster": "local_cluster",
+    "Program": "program",
+    "PushResult": "session",
+    "Session": "session",
+    "Step": "program",
+    "Synchronous": "consistency",
+    "Variable": "variables",
+    "connect": "client",
+}
+_MODULES = {"errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
+
+if not _typing.TYPE_CHECKING:  # to a type checker, every name would be one of this module
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return _import_module(f"shoal.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+        value = getattr(_import_module(f"shoal.{_HOMES.get(name, 'errors')}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

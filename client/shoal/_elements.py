@@ -28,6 +28,7 @@ _DTYPES: dict[int, np.dtype] = {
     tensor_pb2.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
     tensor_pb2.INT64: np.dtype(np.int64),
 }
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _DTYPE_CODES = {dtype: tensor_pb2.DType.ValueType(code) for code, dtype in _DTYPES.items()}
 SUPPORTED_DTYPES = tuple(_DTYPES.values())
 
@@ -45,6 +46,24 @@ def dtype_code(dtype: np.dtype) -> tensor_pb2.DType.ValueType:
 def storage_dtype(dtype: np.dtype) -> np.dtype:
     """What a server keeps for a dtype of the wire: float32 master values for both halves, else the same."""
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+def wire_dtype(dtype: np.dtype, aggregation: Aggregation, wanted: np.dtype) -> np.dtype:
+    """What elements of a kind travel as in a job whose float32 values are to travel as `wanted`.
+
+    Args:
+        dtype: of the variable.
+        aggregation: of the variable.
+        wanted: float32, or a half.
+
+    Returns:
+        `wanted` for float32 that is trainable if it is a half, else `dtype`.
+    """
+    # A gradient is an estimate as it is, and servers add it up in float32. All else is worked out by workers from what
+    # they pulled, so its rounding errors would add up: bfloat16 counts in ones to 256, and a running mean stands still
+    # once its changes are below a half's last bit.
+    rounded = dtype == np.float32 and aggregation is Aggregation.TRAINABLE
+    return wanted if rounded and wanted in _HALVES else dtype
 
 
 def rows_of(shape: tuple[int, ...]) -> int:

@@ -1,32 +1,64 @@
-"""Arenas as chunks, and chunks as arenas again: the one place that knows how tensors travel.
+"""What travels of an arena and how it is put together again: chunks over a wire, slots in shared memory.
 
-Both ends use both directions: a server sends what a client pulls, a client sends what it pushes.
+Both ends use both directions: a server sends what a client pulls, a client sends what it pushes. The bytes of a message
+are written in `shoal._chunks`.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from shoal import errors
-from shoal._layout import Aggregation, ShardLayout
-from shoal._rpc import CHUNK_BYTES
-from shoal.v1 import parameter_server_pb2 as pb
+from shoal._chunks import Chunk
+from shoal._layout import Aggregation, ArenaLayout, ShardLayout
+from shoal._limits import CHUNK_BYTES
 
-# What a message's chunks may hold together. Small arenas share a message, large ones take many.
+# An arena of a call: its shard's number, and its own within the shard.
+ArenaKey = tuple[int, int]
+
+_SLOT_ALIGNMENT = 64  # bytes: a cache line
 _CHUNK_OVERHEAD = 64  # bytes, at most, of one chunk's framing
 
 
-def chunks(shard: int, arenas: Iterable[tuple[int, np.ndarray]]) -> Iterator[pb.Chunk]:
-    """Cuts a shard's arenas, each a flat array with its index, into chunks in the order that the contract asks for."""
-    for index, array in arenas:
-        raw = array.view(np.uint8)
-        for offset in range(0, raw.nbytes, CHUNK_BYTES):
-            yield pb.Chunk(shard=shard, arena=index, offset=offset, data=raw[offset : offset + CHUNK_BYTES].tobytes())
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Elements [start, stop) of an arena, and the flat memory that takes them."""
+
+    start: int
+    stop: int
+    target: np.ndarray
 
 
-def messages(stream: Iterable[pb.Chunk]) -> Iterator[list[pb.Chunk]]:
+def arenas_of(
+    layouts: Iterable[ShardLayout], aggregations: Collection[Aggregation] | None = None
+) -> dict[ArenaKey, ArenaLayout]:
+    """The arenas of some shards, in the order in which they travel.
+
+    Args:
+        layouts: of the shards.
+        aggregations: only arenas of these; None: all.
+    """
+    return {
+        (layout.shard, index): arena
+        for layout in layouts
+        for index, arena in enumerate(layout.arenas)
+        if aggregations is None or arena.aggregation in aggregations
+    }
+
+
+def slot_offsets(layouts: Iterable[ShardLayout]) -> tuple[dict[ArenaKey, int], int]:
+    """Where the arenas of some shards lie in a slot of shared memory, in bytes, and the bytes that they take."""
+    offsets, end = {}, 0
+    for key, arena in arenas_of(layouts).items():
+        offsets[key] = end
+        end += -(-arena.nbytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+    return offsets, end
+
+
+def messages(stream: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """Groups chunks so that a message carries about `CHUNK_BYTES` at most."""
-    group: list[pb.Chunk] = []
+    group: list[Chunk] = []
     size = 0
     for chunk in stream:
         cost = len(chunk.data) + _CHUNK_OVERHEAD
@@ -39,57 +71,82 @@ def messages(stream: Iterable[pb.Chunk]) -> Iterator[list[pb.Chunk]]:
         yield group
 
 
-class Assembler:
-    """Puts the chunks of one shard together again, refusing any that is not exactly the next.
+def copy_elements(target: np.ndarray, source: np.ndarray) -> bool:
+    """Copies elements of the wire to where they belong, widening halves; always True.
 
     Args:
-        layout: of the shard.
-        aggregations: the arenas of these are to come; None: all.
+        target: flat.
+        source: flat, as many, at any address.
+    """
+    if source.dtype == target.dtype:
+        np.copyto(target.view(np.uint8), source.view(np.uint8))  # bytes, which need no alignment
+    else:
+        np.copyto(target, source, casting="unsafe")
+    return True
+
+
+class Assembler:
+    """Puts the chunks of a call together, refusing any that is not exactly the next of its arena.
+
+    Args:
+        arenas: that are to come.
+        runs: the memory for each, in order and without gaps, in whatever dtype `receive` fills.
+        receive: takes elements of the wire to their memory; False if they include NaN or Inf.
     """
 
-    def __init__(self, layout: ShardLayout, aggregations: Collection[Aggregation] | None = None) -> None:
-        self._shard = layout.shard
-        self._arenas = {
-            index: np.empty(arena.elements, arena.dtype)
-            for index, arena in enumerate(layout.arenas)
-            if aggregations is None or arena.aggregation in aggregations
-        }
-        self._filled = dict.fromkeys(self._arenas, 0)  # bytes, by arena
+    def __init__(
+        self,
+        arenas: Mapping[ArenaKey, ArenaLayout],
+        runs: Mapping[ArenaKey, Sequence[Run]],
+        receive: Callable[[np.ndarray, np.ndarray], bool] = copy_elements,
+    ) -> None:
+        self._arenas, self._runs, self._receive = arenas, runs, receive
+        self._filled = dict.fromkeys(arenas, 0)  # bytes of the wire
+        # The first element that was not finite, by arena.
+        self.non_finite: dict[ArenaKey, int] = {}
 
-    def add(self, chunk: pb.Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Takes the next chunk.
 
         Raises:
             BadChunk: it names an arena that is not expected, does not start where the last one ended, overruns the
                 arena, or splits an element.
         """
-        array = self._arenas.get(chunk.arena)
-        if array is None:
-            raise self._bad(f"arena {chunk.arena} is not one of those expected, {sorted(self._arenas)}")
-        filled, size = self._filled[chunk.arena], len(chunk.data)
+        key = chunk.shard, chunk.arena
+        arena = self._arenas.get(key)
+        if arena is None:
+            raise _bad(key, f"is not one of those expected, {sorted(self._arenas)}")
+        filled, size = self._filled[key], len(chunk.data)
         if chunk.offset != filled:
-            raise self._bad(
-                f"arena {chunk.arena}: a chunk starts at byte {chunk.offset}, but the last ended at {filled}"
-            )
-        if filled + size > array.nbytes:
-            raise self._bad(f"arena {chunk.arena}: a chunk ends at byte {filled + size} of {array.nbytes}")
-        if not size or size % array.itemsize:
-            raise self._bad(
-                f"arena {chunk.arena}: a chunk of {size} bytes is not a number of {array.itemsize}-byte elements"
-            )
-        array.view(np.uint8)[filled : filled + size] = np.frombuffer(chunk.data, np.uint8)
-        self._filled[chunk.arena] = filled + size
+            raise _bad(key, f"a chunk starts at byte {chunk.offset}, but the last ended at {filled}")
+        if filled + size > arena.nbytes:
+            raise _bad(key, f"a chunk ends at byte {filled + size} of {arena.nbytes}")
+        if not size or size % arena.wire.itemsize:
+            raise _bad(key, f"a chunk of {size} bytes is not a number of {arena.wire.itemsize}-byte elements")
+        self._put(key, filled // arena.wire.itemsize, np.frombuffer(chunk.data, arena.wire))
+        self._filled[key] = filled + size
 
-    def finish(self) -> dict[int, np.ndarray]:
-        """The whole arenas by index.
+    def finish(self) -> None:
+        """Says that no more will come.
 
         Raises:
             BadChunk: something is missing.
         """
-        for index, array in self._arenas.items():
-            if self._filled[index] != array.nbytes:
-                raise self._bad(f"arena {index}: the stream ended after {self._filled[index]} of {array.nbytes} bytes")
-        return self._arenas
+        for key, arena in self._arenas.items():
+            if self._filled[key] != arena.nbytes:
+                raise _bad(key, f"the stream ended after {self._filled[key]} of {arena.nbytes} bytes")
 
-    def _bad(self, what: str) -> errors.BadChunk:
-        return errors.BadChunk(f"shard {self._shard}, {what}; nothing was kept, send it again", shard=self._shard)
+    def _put(self, key: ArenaKey, start: int, elements: np.ndarray) -> None:
+        stop = start + elements.size
+        for run in self._runs[key]:
+            first, last = max(start, run.start), min(stop, run.stop)
+            if first < last:
+                target = run.target[first - run.start : last - run.start]
+                if not self._receive(target, elements[first - start : last - start]):
+                    bad = first + int(np.flatnonzero(~np.isfinite(target))[0])
+                    self.non_finite.setdefault(key, bad)
+
+
+def _bad(key: ArenaKey, what: str) -> errors.BadChunk:
+    shard, arena = key
+    return errors.BadChunk(f"shard {shard}, arena {arena}: {what}; nothing was kept, send it again", shard=shard)

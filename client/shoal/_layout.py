@@ -19,10 +19,14 @@ from shoal._elements import (
     row_elements,
     rows_of,
     storage_dtype,
+    wire_dtype,
 )
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
 from shoal.variables import from_proto as variable_from_proto
+
+# Stands for an arena's own dtype where none is given for the wire.
+_AS_IS = np.dtype(np.void)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +47,30 @@ class Slice:
 
 @dataclass(frozen=True)
 class ArenaLayout:
-    """A flat run of elements of one dtype, changed by one rule; its slices lie in order and without gaps."""
+    """A flat run of elements of one dtype, changed by one rule; its slices lie in order and without gaps.
+
+    Attributes:
+        dtype: of the variables.
+        aggregation: of the variables.
+        slices: what lies where.
+        elements: how many there are.
+        wire: element type in chunks, both ways: `dtype`, or a half where that is float32.
+    """
 
     dtype: np.dtype
     aggregation: Aggregation
     slices: tuple[Slice, ...]
     elements: int
+    wire: np.dtype = _AS_IS
+
+    def __post_init__(self) -> None:
+        if self.wire == _AS_IS:
+            object.__setattr__(self, "wire", self.dtype)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the wire."""
-        return self.elements * self.dtype.itemsize
+        return self.elements * self.wire.itemsize
 
     def to_proto(self) -> tensor_pb2.ArenaLayout:
         """The message that carries this layout."""
@@ -61,6 +78,7 @@ class ArenaLayout:
             dtype=dtype_code(self.dtype),
             aggregation=self.aggregation.value,
             slices=[piece.to_proto() for piece in self.slices],
+            wire=tensor_pb2.DTYPE_UNSPECIFIED if self.wire == self.dtype else dtype_code(self.wire),
         )
 
     @classmethod
@@ -72,8 +90,9 @@ class ArenaLayout:
             variables: the job's, by name.
 
         Raises:
-            BadRequest: the arena is empty, or a slice is not of one of the variables, has rows that it has not or
-                another dtype or aggregation than the arena, or does not start where the last one ended.
+            BadRequest: the arena is empty, its dtype on the wire is not for its kind, or a slice is not of one of the
+                variables, has rows that it has not or another dtype or aggregation than the arena, or does not start
+                where the last one ended.
         """
         try:
             dtype, aggregation = dtype_from_code(message.dtype), Aggregation(message.aggregation)
@@ -99,7 +118,7 @@ class ArenaLayout:
             elements += (piece.row_stop - piece.row_start) * row_elements(variable.shape)
         if not slices:
             raise errors.BadRequest("an arena has no slices")
-        return cls(dtype, aggregation, tuple(slices), elements)
+        return cls(dtype, aggregation, tuple(slices), elements, _wire(message, dtype, aggregation))
 
 
 @dataclass(frozen=True)
@@ -184,6 +203,21 @@ class Placement:
         return cls(message.job, message.epoch, variables, shards)
 
 
+def _wire(message: tensor_pb2.ArenaLayout, dtype: np.dtype, aggregation: Aggregation) -> np.dtype:
+    if message.wire == tensor_pb2.DTYPE_UNSPECIFIED:
+        return dtype
+    try:
+        wire = dtype_from_code(message.wire)
+    except KeyError as error:
+        raise errors.BadRequest("an arena's dtype on the wire is unknown") from error
+    if wire == dtype or wire_dtype(dtype, aggregation, wire) != wire:
+        raise errors.BadRequest(
+            f"an arena of {dtype} and {aggregation.name} cannot travel as {wire}; float32 that is TRAINABLE may as "
+            "float16 or bfloat16, and all else goes as it is, without a dtype for the wire"
+        )
+    return wire
+
+
 def _check_coverage(variables: Mapping[str, Variable], layouts: Sequence[ShardLayout]) -> None:
     numbers = [layout.shard for layout in layouts]
     if numbers != list(range(len(numbers))):
@@ -217,4 +251,5 @@ __all__ = [
     "row_elements",
     "rows_of",
     "storage_dtype",
+    "wire_dtype",
 ]

@@ -1,4 +1,11 @@
-"""What one report may carry: the contract's limits, kept by those who build reports and checked by the coordinator."""
+"""The contract's limits: what one message or report may carry. Kept by who builds them, checked by who takes them."""
+
+import os
+
+# One message carries a chunk of about 1 MiB and its framing; larger arrays travel as more chunks. The environment's is
+# for `make bench BENCH=chunks`, which shows why it is 1 MiB.
+CHUNK_BYTES = int(os.environ.get("SHOAL_CHUNK_BYTES") or 1 << 20)
+MAX_MESSAGE_BYTES = 8 << 20
 
 # Lines of a program's output.
 LOG_LINES = 1_000
@@ -13,4 +20,13 @@ METRIC_NAME_BYTES = 256
 # Accepted pushes are counted by staleness, from 0; the last bucket is of this number less 1, and of all above.
 STALENESS_BUCKETS = 1_024
 
-__all__ = ["LOG_BYTES", "LOG_LINES", "LOG_LINE_BYTES", "METRICS", "METRIC_NAME_BYTES", "STALENESS_BUCKETS"]
+__all__ = [
+    "CHUNK_BYTES",
+    "LOG_BYTES",
+    "LOG_LINES",
+    "LOG_LINE_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "METRICS",
+    "METRIC_NAME_BYTES",
+    "STALENESS_BUCKETS",
+]

@@ -1,18 +1,30 @@
-"""Arrays by name as flat arenas, and arenas as arrays again: what a client does with a placement.
+"""Arrays by name as arenas, and arenas as arrays again: what a client does with a placement.
 
 How arenas travel is in `shoal._framing`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from shoal import errors
+from shoal._chunks import Chunk
+from shoal._framing import ArenaKey, Run, arenas_of, copy_elements, slot_offsets
 from shoal._layout import Aggregation, ArenaLayout, Placement, ShardLayout, row_elements, rows_of
+from shoal._limits import CHUNK_BYTES
 from shoal.variables import Variable
 
 _MAX_COMPLAINTS = 50
+# Parts of an arena from this size on travel as chunks of their own, straight from their array.
+_GATHERED_BYTES = CHUNK_BYTES // 4
+# From this size on, an arena with a part of a variable is received part by part: it is not to be in memory twice.
+_SCATTERED_BYTES = 64 << 20
+
+# Flat uninitialised memory: so many bytes, as unsigned bytes.
+Memory = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,27 @@ class _Part:
     elements: slice  # of the arena
 
 
+class _ArenaPlan:
+    """All that can be worked out beforehand of an arena: of ten thousand slices, each microsecond counts.
+
+    Args:
+        arena: the arena.
+        variables: the placement's.
+    """
+
+    def __init__(self, arena: ArenaLayout, variables: Mapping[str, Variable]) -> None:
+        self.arena = arena
+        self.parts = _parts(arena, variables)
+        # How the arena travels: a large slice by itself, small ones gathered.
+        self.groups = list(_groups(self.parts, arena.wire.itemsize))
+        # Whole variables: name, shape, and where they begin in the arena, in bytes of its dtype.
+        itemsize = arena.dtype.itemsize
+        self.whole = [
+            (part.variable, part.shape, part.elements.start * itemsize) for part in self.parts if part.rows is None
+        ]
+        self.partial = [part for part in self.parts if part.rows is not None]
+
+
 class Packer:
     """Packs and unpacks by one placement. It never changes, so any number of threads can use it at once.
 
@@ -33,15 +66,13 @@ class Packer:
     """
 
     def __init__(self, placement: Placement) -> None:
-        self._variables = placement.variables
-        self._parts = {
-            shard.layout.shard: [_parts(arena, placement.variables) for arena in shard.layout.arenas]
-            for shard in placement.shards
+        self.variables = placement.variables
+        self.plans = {
+            key: _ArenaPlan(arena, placement.variables)
+            for key, arena in arenas_of(shard.layout for shard in placement.shards).items()
         }
-
-    def empty(self) -> dict[str, np.ndarray]:
-        """Uninitialised arrays for `unpack` to fill, one a variable, of its shape and dtype."""
-        return {name: np.empty(variable.shape, variable.dtype) for name, variable in self._variables.items()}
+        # Variables of which no arena has all rows.
+        self.split = {part.variable for plan in self.plans.values() for part in plan.partial}
 
     def check(self, arrays: Mapping[str, np.ndarray], aggregations: Collection[Aggregation]) -> None:
         """Checks that there is an array for every variable of some aggregations, and for no other.
@@ -51,63 +82,196 @@ class Packer:
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit; the message lists all that do not (the first 50).
         """
-        expected = {
-            name: variable for name, variable in self._variables.items() if variable.aggregation in aggregations
-        }
-        complaints = [
-            f"{name!r} {complaint}"
-            for name, variable in expected.items()
-            if (complaint := _complaint(arrays.get(name), variable))
-        ]
-        for name in arrays:
-            if name not in expected:
-                known = self._variables.get(name)
-                what = f"is not to be sent here: it is {known.aggregation.name}" if known else "is not a variable"
-                complaints.append(f"{name!r} {what}")
+        complaints = []
+        expected = 0
+        for name, variable in self.variables.items():
+            if variable.aggregation not in aggregations:
+                continue
+            expected += 1
+            array = arrays.get(name)
+            if type(array) is np.ndarray and array.shape == variable.shape and array.dtype == variable.dtype:
+                continue
+            if complaint := _complaint(array, variable):
+                complaints.append(f"{name!r} {complaint}")
+        if complaints or len(arrays) != expected:
+            complaints += self._unexpected(arrays, aggregations)
         if complaints:
             listed = "; ".join(complaints[:_MAX_COMPLAINTS])
             more = f"; and {len(complaints) - _MAX_COMPLAINTS:,} more" if len(complaints) > _MAX_COMPLAINTS else ""
             raise errors.InvalidGradient(f"the arrays do not fit the job's variables: {listed}{more}")
 
-    def pack(
+    def _unexpected(self, arrays: Mapping[str, np.ndarray], aggregations: Collection[Aggregation]) -> Iterator[str]:
+        for name in arrays:
+            known = self.variables.get(name)
+            if known is None:
+                yield f"{name!r} is not a variable"
+            elif known.aggregation not in aggregations:
+                yield f"{name!r} is not to be sent here: it is {known.aggregation.name}"
+
+    def chunks(
         self, layout: ShardLayout, arrays: Mapping[str, np.ndarray], aggregations: Collection[Aggregation]
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """A shard's arenas of some aggregations, one after the other, so that one copy at a time is alive.
+    ) -> Iterator[Chunk]:
+        """A shard's arenas of some aggregations as chunks, in the order that the contract asks for.
 
         Args:
             layout: of the shard.
+            arrays: by variable, as `check` wants them. Large ones are not copied: they must not change meanwhile.
+            aggregations: the arenas to send.
+        """
+        for shard, index in arenas_of([layout], aggregations):
+            offset = 0
+            for piece in _pieces(self.plans[shard, index], arrays):
+                data = piece.view(np.uint8).data
+                for start in range(0, len(data), CHUNK_BYTES):
+                    chunk = data[start : start + CHUNK_BYTES]
+                    yield Chunk(shard, index, offset, chunk)
+                    offset += len(chunk)
+
+    def write(
+        self,
+        layouts: Sequence[ShardLayout],
+        arrays: Mapping[str, np.ndarray],
+        aggregations: Collection[Aggregation],
+        slot: np.ndarray,
+    ) -> None:
+        """Puts the arenas of some shards into a slot, where `slot_offsets` says.
+
+        Args:
+            layouts: of the shards, all those of the call.
             arrays: by variable, as `check` wants them.
-            aggregations: the arenas to pack.
-
-        Yields:
-            An arena's index and its elements, 1-D and contiguous: a view of the array, not to be written to, where
-            the arena is one contiguous slice; else a copy.
+            aggregations: the arenas to write.
+            slot: unsigned bytes, large enough.
         """
-        for index, (arena, parts) in enumerate(zip(layout.arenas, self._parts[layout.shard], strict=True)):
-            if arena.aggregation not in aggregations:
-                continue
-            pieces = [
-                arrays[part.variable] if part.rows is None else arrays[part.variable][part.rows] for part in parts
-            ]
-            if len(pieces) == 1:
-                yield index, np.ascontiguousarray(pieces[0], arena.dtype).reshape(-1)
-            else:
-                # Flattens as it copies; only numbers for scalars are still cast here.
-                flat = np.empty(arena.elements, arena.dtype)
-                yield index, np.concatenate(pieces, axis=None, out=flat, casting="unsafe")
+        offsets, _ = slot_offsets(layouts)
+        for key, arena in arenas_of(layouts, aggregations).items():
+            flat = slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+            _join(_slices(arrays, self.plans[key].parts), flat)
 
-    def unpack(self, layout: ShardLayout, arena: int, flat: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
-        """Copies an arena's elements to their rows of the variables.
 
-        Args:
-            layout: of the shard.
-            arena: its index.
-            flat: its elements, 1-D.
-            out: by variable, as `empty` makes them.
-        """
-        for part in self._parts[layout.shard][arena]:
-            target = out[part.variable] if part.rows is None else out[part.variable][part.rows]
-            target[...] = flat[part.elements].reshape(part.shape)
+class Arrival:
+    """The variables of one pull on their way in.
+
+    An arena is received into flat memory, in which whole variables then lie as they are; slices of variables that lie
+    in several arenas are copied from there, or, in large arenas, received where they belong.
+
+    Several threads may fill it at once, each the arenas of another server.
+
+    Args:
+        packer: of the placement.
+        memory: gives the memory of the values.
+    """
+
+    def __init__(self, packer: Packer, memory: Memory) -> None:
+        self._packer, self._memory = packer, memory
+        # All names at once, so that they are in the placement's order.
+        self._values: dict[str, Any] = dict.fromkeys(packer.variables)
+        self._values |= {name: self._array(name) for name in packer.split}
+        self._flat: dict[ArenaKey, tuple[np.ndarray, int]] = {}  # bytes, and where in them the arena begins
+
+    def runs(self, key: ArenaKey, arena: ArenaLayout) -> list[Run]:
+        """Memory for an arena, to be filled before `values` is called."""
+        plan = self._packer.plans[key]
+        if arena.nbytes >= _SCATTERED_BYTES and plan.partial:
+            return [Run(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
+        flat = self._memory(arena.elements * arena.dtype.itemsize)
+        self._flat[key] = flat, 0
+        return [Run(0, arena.elements, flat.view(arena.dtype))]
+
+    def adopt(self, key: ArenaKey, arena: ArenaLayout, slot: np.ndarray, offset: int) -> None:
+        """Takes an arena that lies in memory, at an offset in bytes; the values may be views of it from now on."""
+        if arena.wire == arena.dtype:
+            self._flat[key] = slot, offset
+            return
+        source = slot[offset : offset + arena.nbytes].view(arena.wire)
+        for run in self.runs(key, arena):
+            copy_elements(run.target, source[run.start : run.stop])
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The variables by name, in the placement's order, once all arenas are there."""
+        values = self._values
+        for key, (flat, offset) in self._flat.items():
+            plan = self._packer.plans[key]
+            dtype = plan.arena.dtype
+            for name, shape, start in plan.whole:
+                values[name] = np.ndarray(shape, dtype, flat, offset + start)
+            for part in plan.partial:
+                start = offset + part.elements.start * dtype.itemsize
+                values[part.variable][part.rows] = np.ndarray(part.shape, dtype, flat, start)
+        return values
+
+    def _target(self, part: _Part) -> np.ndarray:
+        if part.rows is None:
+            self._values[part.variable] = self._array(part.variable)
+        array: np.ndarray = self._values[part.variable]
+        return array if part.rows is None else array[part.rows]
+
+    def _array(self, name: str) -> np.ndarray:
+        variable = self._packer.variables[name]
+        nbytes = math.prod(variable.shape) * variable.dtype.itemsize
+        return self._memory(nbytes).view(variable.dtype).reshape(variable.shape)
+
+
+def _groups(parts: Sequence[_Part], itemsize: int) -> Iterator[tuple[list[_Part], int]]:
+    """What travels together, and its bytes: a large slice by itself, small ones up to a chunk's size."""
+    gathered: list[_Part] = []
+    size = 0
+    for part in parts:
+        nbytes = (part.elements.stop - part.elements.start) * itemsize
+        large = nbytes >= _GATHERED_BYTES
+        if gathered and (large or size + nbytes > CHUNK_BYTES):
+            yield gathered, size
+            gathered, size = [], 0
+        if large:
+            yield [part], nbytes
+        else:
+            gathered.append(part)
+            size += nbytes
+    if gathered:
+        yield gathered, size
+
+
+def _pieces(plan: _ArenaPlan, arrays: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """An arena as flat arrays of the wire's dtype."""
+    for parts, nbytes in plan.groups:
+        slices = _slices(arrays, parts)
+        if nbytes >= _GATHERED_BYTES and len(parts) == 1:
+            yield from _cut(slices[0], plan.arena.wire)
+        else:
+            yield _joined(slices, nbytes, plan.arena.wire)
+
+
+def _slices(arrays: Mapping[str, np.ndarray], parts: Sequence[_Part]) -> list[np.ndarray]:
+    return [arrays[it.variable] if it.rows is None else arrays[it.variable][it.rows] for it in parts]
+
+
+def _joined(pieces: list[np.ndarray], nbytes: int, wire: np.dtype) -> np.ndarray:
+    flat = np.empty(nbytes // wire.itemsize, wire)
+    _join(pieces, flat)
+    return flat
+
+
+def _overflowing() -> np.errstate:
+    """What is too large for the wire becomes Inf in silence: the server will say so."""
+    return np.errstate(over="ignore")
+
+
+def _join(pieces: list[np.ndarray], flat: np.ndarray) -> None:
+    """Puts arrays one after the other: flattens as it copies, and casts to the wire's dtype."""
+    with _overflowing():
+        np.concatenate(pieces, axis=None, out=flat, casting="unsafe")
+
+
+def _cut(piece: np.ndarray, wire: np.dtype) -> Iterator[np.ndarray]:
+    """A large slice: itself, or, where the wire's dtype is another, cast chunk by chunk."""
+    flat = np.ascontiguousarray(piece).reshape(-1)
+    if flat.dtype == wire:
+        yield flat
+        return
+    step = CHUNK_BYTES // wire.itemsize
+    for start in range(0, flat.size, step):
+        with _overflowing():
+            cast = flat[start : start + step].astype(wire)
+        yield cast
 
 
 def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[_Part]:

@@ -15,6 +15,7 @@ from shoal import errors
 from shoal._coordinator import CoordinatorClient
 from shoal._layout import Placement
 from shoal._limits import METRIC_NAME_BYTES, METRICS, STALENESS_BUCKETS
+from shoal._overlap import Pipeline
 from shoal._parameters import ParameterClient
 from shoal.job import Job
 from shoal.v1 import job_pb2
@@ -177,7 +178,7 @@ class Participant:
         self._coordinator.call(self._jobs.Describe, request)
         self._given = given
 
-    def enter(self, stop: Callable[[], bool] = lambda: False) -> ParameterClient:
+    def enter(self, stop: Callable[[], bool] = lambda: False) -> Pipeline:
         """Waits until the variables are placed and this worker is admitted.
 
         Sends the initial values on the way where that is this worker's part.
@@ -205,7 +206,8 @@ class Participant:
                 self._sleep(delay)
                 delay = min(2 * delay, _LONGEST_POLL_S)
         self._spec, self.rank = Job.from_proto(reply.spec), reply.rank
-        return self._parameters(Placement.from_proto(reply.placement), reply.step)
+        parameters = self._parameters(Placement.from_proto(reply.placement), reply.step)
+        return Pipeline(parameters, overlap=self._spec.overlap and self._spec.consistency.overlaps)
 
     def lease(self, done: int = 0) -> DataRange | NoRange:
         """Takes the next range of examples.

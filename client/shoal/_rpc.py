@@ -7,7 +7,7 @@ import functools
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -18,14 +18,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shoal import errors
+from shoal._limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
-# One message carries a chunk of about 1 MiB and its framing; larger arrays travel as more chunks.
-MAX_MESSAGE_BYTES = 8 << 20
-CHUNK_BYTES = 1 << 20
 _DETAIL_KEY = "shoal-error-bin"
 
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
@@ -84,6 +82,24 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def public_host(bound: str, advertise: str) -> str:
+    """The host that others reach this one by: the one given, or bound, or this machine's name if all are bound."""
+    return advertise or (socket.gethostname() if bound in {"0.0.0.0", "[::]", ""} else bound)  # noqa: S104
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0: any free one.
+
+    Raises:
+        PortInUse: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=128)
+    except OSError as error:
+        raise _port_in_use(f"{host}:{port}", error) from None
+
+
 def channel(address: str) -> grpc.Channel:
     """Opens a channel to `host:port`; it connects at the first call.
 
@@ -92,17 +108,35 @@ def channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
+def _port_in_use(address: str, why: object) -> errors.PortInUse:
+    return errors.PortInUse(
+        f"cannot listen on {address}: the port is in use or the address is not this machine's ({why}); "
+        "choose another port, or 0 for any free one",
+        address=address,
+    )
+
+
 # Errors, both ways.
 
 
 def error_metadata(error: errors.ShoalError) -> tuple[tuple[str, bytes], ...]:
     """The trailing metadata that carries an error's code and details."""
-    detail = header_pb2.ErrorDetail(
+    return ((_DETAIL_KEY, detail_of(error).SerializeToString()),)
+
+
+def detail_of(error: errors.ShoalError) -> header_pb2.ErrorDetail:
+    """The message that carries an error."""
+    return header_pb2.ErrorDetail(
         code=error.code,
         message=_shortened(error.message, _MAX_MESSAGE),
         details={key: _shortened(value, _MAX_DETAIL) for key, value in error.details.items()},
     )
-    return ((_DETAIL_KEY, detail.SerializeToString()),)
+
+
+def error_of(detail: header_pb2.ErrorDetail) -> errors.ShoalError:
+    """The error that a message carries; InternalError for a code that this version does not know."""
+    kind = errors.ShoalError.catalogue.get(detail.code, errors.InternalError)
+    return kind(detail.message, **dict(detail.details))
 
 
 def _shortened(text: str, most: int) -> str:
@@ -124,9 +158,7 @@ def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
     call: Any = failure  # every RpcError that a stub raises is a grpc.Call too
     for key, value in call.trailing_metadata() or ():
         if key == _DETAIL_KEY:
-            detail = header_pb2.ErrorDetail.FromString(value)
-            kind = errors.ShoalError.catalogue.get(detail.code, errors.InternalError)
-            return kind(detail.message, **dict(detail.details))
+            return error_of(header_pb2.ErrorDetail.FromString(value))
     code, text = call.code(), call.details() or "no detail given"
     kind = _STATUS_TO_ERROR.get(code, errors.InternalError)
     return kind(f"call to {address} failed with {code.name}: {text}", address=address)
@@ -225,6 +257,33 @@ class NonBlocking:
             send(None)
 
 
+class RawMessages:
+    """Stands in for a server while generated code adds its handlers, and leaves some methods' messages as bytes.
+
+    Args:
+        server: where the handlers go.
+        requests: methods whose requests are not decoded.
+        replies: methods whose replies are encoded already.
+    """
+
+    def __init__(self, server: grpc.Server, *, requests: Collection[str], replies: Collection[str]) -> None:
+        self._server, self._requests, self._replies = server, requests, replies
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Made anew below, from the changed handlers."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Passes the handlers on."""
+        raw = {name: self._raw(name, handler) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, raw),))
+        self._server.add_registered_method_handlers(service, raw)
+
+    def _raw(self, name: str, handler: Any) -> Any:
+        if name in self._requests:
+            handler = handler._replace(request_deserializer=None)
+        return handler._replace(response_serializer=None) if name in self._replies else handler
+
+
 # Retries.
 
 Clock = Callable[[], float]
@@ -311,13 +370,8 @@ class RpcServer:
         except RuntimeError:
             bound = 0
         if not bound:
-            raise errors.PortInUse(
-                f"cannot listen on {bind}: the port is in use or the address is not this machine's; "
-                "choose another port, or 0 for any free one",
-                address=bind,
-            )
-        public = advertise or (socket.gethostname() if host in {"0.0.0.0", "[::]", ""} else host)  # noqa: S104
-        self.address = f"{public}:{bound}"
+            raise _port_in_use(bind, "grpc could not bind it")
+        self.address = f"{public_host(host, advertise)}:{bound}"
         self.set_ready(False)
 
     def start(self) -> None:

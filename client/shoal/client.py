@@ -14,7 +14,7 @@ from shoal._layout import Placement
 from shoal._parameters import ParameterClient
 from shoal.consistency import Consistency
 from shoal.events import Event, LogLine
-from shoal.job import Job
+from shoal.job import Job, Wire
 from shoal.optim import Optimizer
 from shoal.session import Session
 from shoal.status import ClusterStatus, JobResult, JobStatus
@@ -193,6 +193,8 @@ class Client:
         workers: int | None = None,
         shards: int | None = None,
         seed: int | None = None,
+        wire: Wire | None = None,
+        overlap: bool | None = None,
         worker: str = "",
     ) -> Session:
         """Opens a session: pull and push from a loop of your own, in any framework. See `Session`.
@@ -203,8 +205,9 @@ class Client:
             job: name, 1 to 63 characters of [a-z0-9-], starting with a letter.
             variables: what is trained, by name; an array is a trainable variable's initial value. Needed to start a
                 job; who joins one may leave it out.
-            optimizer, consistency, workers, shards, seed: as for `Job`, whose defaults hold for what is left out.
-                Who joins a job gets its values, and may repeat them.
+            optimizer, consistency, workers, shards, seed, wire: as for `Job`, whose defaults hold for what is left
+                out. Who joins a job gets its values, and may repeat them.
+            overlap: as for `Job`, but False for who leaves it out: a loop of your own pulls and pushes in turn.
             worker: member id of this session; by default a random one.
 
         Raises:
@@ -217,6 +220,8 @@ class Client:
             "workers": workers,
             "shards": shards,
             "seed": seed,
+            "wire": wire,
+            "overlap": overlap,
         }
         options = {key: value for key, value in given.items() if value is not None}
         return Session(self._coordinator, job, variables, options, worker=worker)

@@ -15,6 +15,15 @@ class Consistency:
 
     name: ClassVar[str]
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a worker's next pull may be answered before its last push has come.
+
+        If so, both may run while it computes; the values that it computes on then lack its own last push. If not, the
+        pull would wait for the push, and running them together would gain nothing.
+        """
+        raise NotImplementedError
+
     def to_proto(self) -> job_pb2.Consistency:
         """The message that carries this mode."""
         raise NotImplementedError
@@ -47,6 +56,10 @@ class Synchronous(Consistency):
 
     def __post_init__(self) -> None:
         _check_count(self, "backup_workers", self.backup_workers, _UINT32)
+
+    @property
+    def overlaps(self) -> bool:
+        return False  # the next values come only once the step has closed
 
     def check(self, workers: int) -> None:
         if self.backup_workers >= workers:
@@ -86,6 +99,10 @@ class Asynchronous(Consistency):
                 f"Asynchronous: scale_by_staleness is {value!r}; it must be True or False", scale_by_staleness=value
             )
 
+    @property
+    def overlaps(self) -> bool:
+        return True
+
     def to_proto(self) -> job_pb2.Consistency:
         mode = job_pb2.Asynchronous(scale_by_staleness=self.scale_by_staleness)
         return job_pb2.Consistency(asynchronous=mode)
@@ -114,6 +131,10 @@ class BoundedStaleness(Consistency):
 
     def __post_init__(self) -> None:
         _check_count(self, "bound", self.bound, _UINT64)
+
+    @property
+    def overlaps(self) -> bool:
+        return self.bound >= 1  # with 0 nobody gets values before all have finished the step
 
     def to_proto(self) -> job_pb2.Consistency:
         return job_pb2.Consistency(bounded_staleness=job_pb2.BoundedStaleness(bound=self.bound))

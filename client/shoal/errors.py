@@ -48,6 +48,10 @@ class BadChunk(ShoalError, code="BAD_CHUNK", status="INVALID_ARGUMENT"):
     """Chunks that are out of order, overlap, overrun their arena or end too soon. Nothing was kept."""
 
 
+class BadFrame(ShoalError, code="BAD_FRAME", status="INVALID_ARGUMENT"):
+    """What came over a lane is no frame, or none that belongs there. The lane was closed."""
+
+
 class MessageTooLarge(ShoalError, code="MESSAGE_TOO_LARGE", status="RESOURCE_EXHAUSTED"):
     """One message is over the limit of the receiver. Arrays of any size travel as chunks."""
 
@@ -123,6 +127,13 @@ class Fenced(ShoalError, code="FENCED", status="ABORTED"):
     """This incarnation was declared dead or replaced; its calls are refused for ever."""
 
 
+# Who may call.
+
+
+class Unauthenticated(ShoalError, code="UNAUTHENTICATED", status="UNAUTHENTICATED"):
+    """The caller cannot show that it may do this."""
+
+
 # The way there.
 
 
@@ -152,6 +163,7 @@ class PortInUse(ShoalError, code="PORT_IN_USE", status="UNAVAILABLE"):
 
 __all__ = [
     "BadChunk",
+    "BadFrame",
     "BadRequest",
     "Cancelled",
     "DeadlineExceeded",
@@ -176,6 +188,7 @@ __all__ = [
     "ShoalError",
     "StaleEpoch",
     "StartFailed",
+    "Unauthenticated",
     "UnknownJob",
     "UnknownShard",
     "Unreachable",

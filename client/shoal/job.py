@@ -6,14 +6,21 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from shoal import consistency as modes
 from shoal import errors, optim
-from shoal.v1 import job_pb2
+from shoal.v1 import job_pb2, tensor_pb2
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+Wire = Literal["float32", "bfloat16", "float16"]
 
+_WIRES: Mapping[Wire, tensor_pb2.DType.ValueType] = {
+    "float32": tensor_pb2.DTYPE_UNSPECIFIED,
+    "bfloat16": tensor_pb2.BFLOAT16,
+    "float16": tensor_pb2.FLOAT16,
+}
+_WIRE_NAMES = {code: name for name, code in _WIRES.items()}
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _MAX_SETTINGS_BYTES = 1 << 20
 _MAX_WORKERS = 100_000
@@ -49,8 +56,15 @@ class Job:
         batch_size: examples a step, of one worker.
         range_size: examples that a worker leases at a time, a multiple of batch_size. 0: the coordinator chooses.
         max_steps: steps after which a worker stops, though data is left. 0: no limit.
-        shards: how many the variables are cut into. 0: four a server.
+        shards: how many the variables are cut into. 0: four a server, or one if they would be smaller than 1 MiB.
         seed: of initial values and of the order of the data.
+        wire: what trainable float32 variables travel as, both ways. A half takes half the bytes and rounds every
+            gradient and value on its way; the servers keep and update float32. "bfloat16" has the range of float32.
+            "float16" is finer and ends at 65,504: a larger gradient is refused as Inf. All other variables travel as
+            they are.
+        overlap: the next pull and the previous push run while the worker computes, where the consistency mode allows
+            it (Asynchronous, and BoundedStaleness with a bound of 1 or more); a worker's values then lack its own
+            last push. False: pull, compute and push in turn.
 
     Raises:
         InvalidJob: any of these contradicts the above; the message says which and how to mend it.
@@ -68,6 +82,8 @@ class Job:
     max_steps: int = field(default=0, kw_only=True)
     shards: int = field(default=0, kw_only=True)
     seed: int = field(default=0, kw_only=True)
+    wire: Wire = field(default="float32", kw_only=True)
+    overlap: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_program(self.program)
@@ -87,6 +103,9 @@ class Job:
             raise errors.InvalidJob(f"consistency is {self.consistency!r}; give a mode, such as Synchronous()")
         if not isinstance(self.optimizer, optim.Optimizer):
             raise errors.InvalidJob(f"optimizer is {self.optimizer!r}; give one of shoal.optim, such as SGD(0.1)")
+        _check_wire(self.wire)
+        if not isinstance(self.overlap, bool):
+            raise errors.InvalidJob(f"overlap is {self.overlap!r}; it must be True or False", overlap=self.overlap)
         self.consistency.check(self.workers)
         # A copy as the factory will get it: later changes to the caller's own do not reach a job.
         object.__setattr__(self, "settings", json.loads(_settings_json(self.settings)))
@@ -111,6 +130,8 @@ class Job:
             batch_size=self.batch_size,
             range_size=self.range_size,
             max_steps=self.max_steps,
+            wire=_WIRES[self.wire],
+            in_turn=not self.overlap,
         )
 
     @classmethod
@@ -118,12 +139,16 @@ class Job:
         """The specification that a message carries.
 
         Raises:
-            InvalidJob: it has no name, or contradicts itself.
+            InvalidJob: it has no name, or contradicts itself, or its wire is none of the halves.
             InvalidOptimizer: its optimizer is unknown or out of range.
         """
         if not message.name:
             raise errors.InvalidJob(
                 "the job has no name; whoever submits it gives one, so that a retry is the same job"
+            )
+        if message.wire not in _WIRE_NAMES:
+            raise errors.InvalidJob(
+                f"the job's wire is {message.wire}; it must be FLOAT16, BFLOAT16, or left out for float32 as it is"
             )
         defaults: dict[str, Any] = {}
         if message.HasField("optimizer"):
@@ -140,6 +165,8 @@ class Job:
             max_steps=message.max_steps,
             shards=message.shards,
             seed=message.seed,
+            wire=_WIRE_NAMES[message.wire],
+            overlap=not message.in_turn,
             **defaults,
         )
 
@@ -176,6 +203,11 @@ def _check_number(name: str, value: object, least: int, most: int) -> None:
         )
 
 
+def _check_wire(wire: object) -> None:
+    if not isinstance(wire, str) or wire not in _WIRES:
+        raise errors.InvalidJob(f"wire is {wire!r}; it must be one of {', '.join(_WIRES)}", wire=wire)
+
+
 def _settings_json(settings: object) -> str:
     if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
         raise errors.InvalidJob(f"settings are {settings!r}; give a mapping of argument names to JSON values")
@@ -204,4 +236,4 @@ def _parsed_settings(text: str) -> Mapping[str, JSON]:
     return settings
 
 
-__all__ = ["JSON", "Job"]
+__all__ = ["JSON", "Job", "Wire"]

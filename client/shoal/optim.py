@@ -65,7 +65,8 @@ class Optimizer(Specification):
 
     def rate(self, version: int) -> float:
         """The learning rate of an update, `version` being the number of updates that the shard applied before it."""
-        return self.schedule.rate(version)
+        given = self.learning_rate
+        return given.rate(version) if isinstance(given, Schedule) else given  # a schedule a call would cost too much
 
     def decay_of(self, variable: str) -> float:
         """The weight decay of the variable with this name: 0 if `decay_exclude` has a pattern for it."""

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike
 from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
 from shoal._outbox import Outbox
-from shoal._parameters import ParameterClient, PushResult
+from shoal._overlap import Pipeline
+from shoal._parameters import PushResult
 from shoal._participant import Participant, Report
 from shoal.job import Job
 from shoal.status import JobStatus
@@ -66,6 +67,7 @@ class Session:
         self._clock = clock
         self._reported_at = clock()
         self._unreported = Outbox()
+        self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # weight and metrics of a push on its way
         self._incarnation = 0
         self._fenced = self._over = self._closed = False
         self._lost: errors.ShoalError | None = None  # why this session can do nothing more
@@ -78,7 +80,7 @@ class Session:
             self._participant = Participant(coordinator, job, self.worker, membership.incarnation)
             if variables is not None:
                 self._participant.describe({name: _plain(value) for name, value in variables.items()}, examples=0)
-            self._parameters: ParameterClient = opened.enter_context(self._participant.enter())
+            self._parameters: Pipeline = opened.enter_context(self._participant.enter())
             opened.pop_all()
         self._membership = membership
 
@@ -126,11 +128,13 @@ class Session:
 
         Returns:
             What became of it. With backup workers each shard closes its own steps, so "accepted" then means: on one
-            shard at least.
+            shard at least. In a job that overlaps it is "sent", and the next call says what was wrong with it, if
+            anything was.
 
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit; nothing was sent.
-            NonFiniteGradient: NaN or Inf; nothing changed. `skip` the step, or push it again with other values.
+            NonFiniteGradient: NaN or Inf; nothing changed. `skip` the step, or push it again with other values. In a
+                job that overlaps it was the last push that held them; its step is passed by, and this push not sent.
             BadRequest: a metric is no number; nothing was sent.
             Fenced, UnknownJob, Cancelled, Unreachable: as for `pull`.
         """
@@ -138,22 +142,34 @@ class Session:
         new = {name: np.asarray(value) for name, value in updates.items()} if updates else None
         figures = {name: _number(name, value) for name, value in (metrics or {}).items()}
         with self._alive():
-            try:
+            self._settle()
+            with self._counting_rejected():
                 result = self._parameters.push(arrays, updates=new, weight=weight)
-            except errors.NonFiniteGradient:
-                self._account(Report(step=self.step, rejected=1))
-                raise
-            self._account(_report_of(result, weight, figures))
+            if result.outcome == "sent":
+                self._unsettled = weight, figures
+            else:
+                self._account(_report_of(result, weight, figures))
             return result
+
+    def settle(self) -> PushResult | None:
+        """In a job that overlaps: waits for the last push. What became of it; None: none is on its way.
+
+        Raises:
+            NonFiniteGradient, Fenced, UnknownJob, Cancelled, Unreachable: as for `push`.
+        """
+        with self._alive():
+            return self._settle()
 
     def skip(self) -> PushResult:
         """Passes this step by, so that nobody waits for a gradient of this session's."""
         with self._alive():
+            self._settle()
             return self._parameters.skip()
 
     def barrier(self) -> None:
         """Waits until `pull` would answer, without moving the values."""
         with self._alive():
+            self._settle()
             self._parameters.barrier()
 
     def log(self, text: str) -> None:
@@ -170,6 +186,7 @@ class Session:
         Raises:
             Unreachable: the coordinator could not be told; it will miss this session when its lease runs out.
             Fenced, UnknownJob: as for `pull`, where no call has said so before: this end did not count.
+            ShoalError: in a job that overlaps: of the last push, as for `push`. The job fails with it.
         """
         if self._closed:
             return
@@ -181,11 +198,16 @@ class Session:
                 return
             if self._fenced:
                 raise self._declared_dead()
+            failure = self._last_failure()
             self._send_reports()
             if self._lost:
                 raise self._lost
+            if failure:
+                error = error or "".join(traceback.format_exception(failure))
             with self._translated():
                 self._participant.finish(error)
+            if failure:
+                raise failure
 
     def __enter__(self) -> "Session":
         return self
@@ -200,6 +222,30 @@ class Session:
             self.close("".join(traceback.format_exception(error)))
         except errors.ShoalError as second:  # the first error is the one to be seen
             _log.warning("could not end the session", job=self.job, reason=second.message)
+
+    def _settle(self) -> PushResult | None:
+        with self._counting_rejected():
+            result = self._parameters.settle()
+        if result:
+            self._account(_report_of(result, *self._unsettled))
+        return result
+
+    def _last_failure(self) -> errors.ShoalError | None:
+        """Waits for the push that is on its way: what it failed with."""
+        try:
+            with self._translated():
+                self._settle()
+        except errors.ShoalError as failure:
+            return failure
+        return None
+
+    @contextmanager
+    def _counting_rejected(self) -> Iterator[None]:
+        try:
+            yield
+        except errors.NonFiniteGradient:
+            self._account(Report(step=self.step, rejected=1))
+            raise
 
     def _live_as(self, incarnation: int) -> None:
         """Notes, on the heartbeat's thread, that this member has begun another life: this session's is over."""
@@ -277,7 +323,8 @@ def _start_or_find(
 ) -> bool:
     """Starts a job for sessions, or checks that the live one is the one meant; True if it was started."""
     if variables is not None:
-        job = Job(name=name, **options)
+        # A loop that was not written for it would miss its own last push in what it pulls.
+        job = Job(name=name, **{"overlap": False, **options})
         try:
             request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
             coordinator.call(coordinator.jobs.Submit, request)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from shoal import errors
 from shoal._layout import Placement
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
@@ -341,7 +343,8 @@ class Cluster:
         held = self._placed_bytes()
         loads = [ServerLoad(server.id, server.registration.address, held[server.id]) for server in servers]
         try:
-            layouts = plan_shards(variables, job.spec.shards or default_shards(len(servers)))
+            count = job.spec.shards or default_shards(len(servers), variables.values())
+            layouts = plan_shards(variables, count, np.dtype(job.spec.wire))
             shards = assign_shards(layouts, loads)
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))

@@ -6,18 +6,21 @@ first, each to where the fewest bytes are. The fullest then has at most 4/3 of w
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from shoal import errors
-from shoal._layout import Aggregation, ArenaLayout, ShardLayout, ShardPlacement, Slice, row_elements
+from shoal._layout import Aggregation, ArenaLayout, ShardLayout, ShardPlacement, Slice, row_elements, wire_dtype
 from shoal.variables import Variable
 
 # So that shards can move when servers come and go.
 _SHARDS_A_SERVER = 4
+# A smaller shard is not worth moving, and each costs every step its bookkeeping.
+_SMALLEST_SHARD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class _Piece:
     variable: Variable
     row_start: int
     row_stop: int
+    wire: np.dtype
 
     @property
     def elements(self) -> int:
@@ -44,20 +48,24 @@ class _Piece:
 
     @property
     def nbytes(self) -> int:
-        return self.elements * self.variable.dtype.itemsize
+        return self.elements * self.wire.itemsize
 
 
-def default_shards(servers: int) -> int:
-    """How many shards a job has that does not say."""
-    return _SHARDS_A_SERVER * servers
+def default_shards(servers: int, variables: Iterable[Variable]) -> int:
+    """How many shards a job has that does not say: four a server, or one where they would be small."""
+    nbytes = sum(math.prod(variable.shape) * variable.dtype.itemsize for variable in variables)
+    return servers * min(_SHARDS_A_SERVER, max(1, nbytes // (servers * _SMALLEST_SHARD_BYTES)))
 
 
-def plan_shards(variables: Mapping[str, Variable], shards: int) -> tuple[ShardLayout, ...]:
+def plan_shards(
+    variables: Mapping[str, Variable], shards: int, wire: np.dtype | None = None
+) -> tuple[ShardLayout, ...]:
     """Cuts variables by their partitioners and shares the slices out evenly by bytes on the wire.
 
     Args:
         variables: the job's, by name.
         shards: how many to make, > 0. Fewer are made where there are not slices enough.
+        wire: float32, or the half that trainable float32 travels as; None: float32.
 
     Returns:
         The shards, numbered from 0, none empty. A shard has an arena a dtype and aggregation, and there its slices lie
@@ -68,8 +76,11 @@ def plan_shards(variables: Mapping[str, Variable], shards: int) -> tuple[ShardLa
     """
     if shards <= 0:
         raise errors.InvalidJob(f"shards is {shards}; a job has 1 or more", shards=shards)
+    wanted = np.dtype(np.float32) if wire is None else wire
     pieces = [
-        _Piece(name, variable, start, stop) for name, variable in variables.items() for start, stop in variable.slices()
+        _Piece(name, variable, start, stop, wire_dtype(variable.dtype, variable.aggregation, wanted))
+        for name, variable in variables.items()
+        for start, stop in variable.slices()
     ]
     loads = [(0, shard) for shard in range(min(shards, len(pieces)))]
     members: list[list[int]] = [[] for _ in loads]
@@ -124,5 +135,5 @@ def _lay_out(shard: int, pieces: Sequence[_Piece]) -> ShardLayout:
             Slice(piece.name, piece.row_start, piece.row_stop, offset)
             for piece, offset in zip(members, offsets, strict=True)
         )
-        arenas.append(ArenaLayout(dtype, aggregation, slices, elements))
+        arenas.append(ArenaLayout(dtype, aggregation, slices, elements, members[0].wire))
     return ShardLayout(shard, tuple(arenas))

@@ -13,7 +13,7 @@ from shoal_server import kernels, update_rules
 class Arena:
     """Values and slots of one dtype and one rule, all flat arrays of the same length.
 
-    Half-precision arenas keep float32 master values; they are cast when they are pulled.
+    Half-precision arenas keep float32 master values, which are cast as they are sent.
 
     Args:
         layout: what lies where.
@@ -50,23 +50,15 @@ class Arena:
         """Bytes of values and slots."""
         return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
 
-    def accept(self, received: np.ndarray) -> np.ndarray:
-        """A gradient or new values in the arena's own dtype."""
-        return received.astype(self.values.dtype, copy=False)
-
     def assign(self, values: np.ndarray) -> None:
         """Overwrites the values; slots stay."""
         np.copyto(self.values, values)
-
-    def snapshot(self) -> np.ndarray:
-        """A copy of the values as they travel."""
-        return self.values.astype(self.layout.dtype, copy=True)
 
     def apply(self, pushed: Sequence[np.ndarray], weights: Sequence[float], *, version: int, scale: float) -> None:
         """Applies one update: what one push brought, or the contributions to a step in order of rank.
 
         Args:
-            pushed: as `accept` returned them; the first is overwritten.
+            pushed: of the values' own dtype; the first is overwritten.
             weights: of each in the mean, > 0.
             version: updates applied before this one.
             scale: of the learning rate.

@@ -1,107 +1,138 @@
 """The arithmetic of the server: one pass over memory for each update, compiled by Numba. No policy, no locks.
 
 Arrays are flat, contiguous, aligned and all of one dtype, float32 or float64, and so are an update's scalars; sizes
-are the caller's to check (`update_rules` does). Kernels run without the GIL on one thread, and the same inputs give the
-same bits on every call. Half-precision gradients are widened to float32 before they come here.
+are the caller's to check (`update_rules` does). Kernels run without the GIL, and the same inputs give the same bits on
+every call, on however many threads. Half-precision gradients are widened to float32 before they come here.
 
 An update runs over segments: elements [bounds[k], bounds[k + 1]) have weight decay decay[k]. So ten thousand variables
-cost one call.
+cost one call. Threads that call a kernel with the same claims share the arena: each claims the next block until there
+is none left. A claim is one atomic addition in compiled code, so a thread takes the interpreter's lock once a call and
+not once a block. Each element is computed by itself: whoever does it, the bits are the same.
 
-Compiled code is kept beside this file, or where that is read-only in the user's cache directory; the environment
-variable NUMBA_CACHE_DIR overrides both. A container that can write to neither needs it, and gains from a directory that
-outlives the process.
+How kernels are compiled is in `compilation`; what converts a message's elements, in `conversions`; who helps, in
+`idle_cores`. What is compiled into a kernel is in the kernel's own file, or Numba would not see that it changed.
 """
 
 import itertools
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, TypeVar
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from numba import types
+from numba.extending import intrinsic
+
+from shoal_server.compilation import compiled, kernel, readable, warm_up, writable
+from shoal_server.conversions import infinity_of, receive, send
+from shoal_server.idle_cores import crew
+
+__all__ = [
+    "accumulate",
+    "adagrad",
+    "adam",
+    "all_finite",
+    "empty",
+    "ftrl",
+    "full",
+    "momentum",
+    "receive",
+    "rmsprop",
+    "scale",
+    "send",
+    "sgd",
+    "share",
+    "warm_up",
+]
 
 F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Bounds: TypeAlias = npt.NDArray[np.int64]
 Decay: TypeAlias = npt.NDArray[np.float64]
 Scalar: TypeAlias = np.floating[Any]
+Claims: TypeAlias = npt.NDArray[np.int64]  # [the first element that nobody has claimed, the end]
 
-# Of the fast-math flags only "contract" (a multiplication and an addition become one instruction). The others gain
-# nothing here, where memory is the limit, and they may replace a division by an approximation that differs between
-# processors, or assume that there is no NaN, which `all_finite` has to find.
-_FAST_MATH = {"contract"}
+BLOCK = 1 << 17  # elements: 0.1 ms of work, so that nobody waits long for whoever has the last one
+LARGE = 1 << 22  # elements, from which on helpers are asked: that costs 0.1 ms, and there are then 2 ms to share
+
 _FLOATS = (types.float32, types.float64)
 _UNSIGNED = (types.uint16, types.uint32, types.uint64)
-_CACHE_LINE = 64  # bytes
-_BLOCK = 1 << 14  # elements that all_finite reads before it asks whether to go on
+_CLAIMS = writable(types.int64)
 
-_kernels: list[tuple[Any, list[tuple[Any, ...]]]] = []
-
-
-def warm_up() -> float:
-    """Compiles every kernel, or loads it from the cache, and returns the seconds that took.
-
-    A server calls it before it serves: without it each kernel compiles at its first call. Afterwards a call with other
-    types than the documented ones is a TypeError, where it would have compiled again.
-    """
-    started = time.perf_counter()
-    for kernel, signatures in _kernels:
-        for signature in set(signatures).difference(kernel.signatures):
-            kernel.compile(signature)
-        kernel.disable_compile()
-    return time.perf_counter() - started
-
-
-def _kernel(signatures: Sequence[tuple[Any, ...]]) -> Callable[[F], F]:
-    """Compiles a function for these argument types at `warm_up`, and keeps the machine code on disk.
-
-    Without error_model="numpy" a division may raise, and LLVM does not vectorise a loop that may.
-    """
-
-    def compiled(function: F) -> F:
-        dispatcher: Any = numba.njit(nogil=True, fastmath=_FAST_MATH, error_model="numpy", cache=True)(function)
-        _kernels.append((dispatcher, list(signatures)))
-        return cast(F, dispatcher)
-
-    return compiled
-
-
-def _array(dtype: Any) -> Any:
-    return types.Array(dtype, 1, "C")
-
-
-def _input(dtype: Any) -> Any:
-    """Takes arrays that may be written to as well: one signature for both."""
-    return types.Array(dtype, 1, "C", readonly=True)
+# Where `empty` lets arrays start; all in bytes but the places. An odd number of 64 KiB leads to 16 places in 1 MiB.
+_CACHE_LINE, _LARGE, _PERIOD = 64, 1 << 24, 1 << 20
+_places = itertools.cycle(range(0, 16 * 3 << 16, 3 << 16))
 
 
 def _update(*, slots: int, optional_slots: int = 0, scalars: int, optional_scalars: int = 0) -> Callable[[F], F]:
-    """A kernel of (values, gradient, slots, optional slots, bounds, decay, scalars, optional scalars).
+    """A kernel of (values, gradient, slots, optional slots, bounds, decay, claims, scalars, optional scalars).
 
     An optional one may be None, and each choice is compiled for itself: `if slot is not None` costs nothing.
     """
-    segments = (_input(types.int64), _input(types.float64))
+    shares = (readable(types.int64), readable(types.float64), _CLAIMS)
     signatures = []
     for dtype in _FLOATS:
-        arena = (_array(dtype), _input(dtype), *[_array(dtype)] * slots)
-        for some_slots in itertools.product((types.none, _array(dtype)), repeat=optional_slots):
+        arena = (writable(dtype), readable(dtype), *[writable(dtype)] * slots)
+        for some_slots in itertools.product((types.none, writable(dtype)), repeat=optional_slots):
             for some_scalars in itertools.product((types.none, dtype), repeat=optional_scalars):
-                signatures.append((*arena, *some_slots, *segments, *[dtype] * scalars, *some_scalars))
-    return _kernel(signatures)
+                signatures.append((*arena, *some_slots, *shares, *[dtype] * scalars, *some_scalars))
+    return kernel(signatures)
+
+
+def _claim(_context: Any, claims: Any, _elements: Any) -> tuple[Any, Callable[..., Any]]:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        # It brings no other memory in order: threads meet at the crew's lock before and after.
+        return builder.atomic_rmw("add", array.data, arguments[1], "monotonic")
+
+    return types.int64(claims, types.int64), generate
+
+
+# In compiled code: _take(claims, elements) is the first of so many elements that are now the caller's alone.
+_take: Any = intrinsic(_claim)
+
+
+@compiled
+def _blocks(claims: Claims) -> Iterator[tuple[int, int]]:
+    """The blocks [start, stop) that this thread has claimed, one after the other."""
+    end = claims[1]
+    start = _take(claims, BLOCK)
+    while start < end:
+        yield start, min(start + BLOCK, end)
+        start = _take(claims, BLOCK)
+
+
+@compiled
+def _runs(bounds: Bounds, claims: Claims) -> Iterator[tuple[int, int, int]]:
+    """The same in parts (k, start, stop), each within segment k, which is [bounds[k], bounds[k + 1]).
+
+    The segments cover all that can be claimed. `_blocks` once more, for a generator within another costs a third more
+    time to compile, in each kernel.
+    """
+    k = 0  # a thread's later blocks lie behind its earlier ones
+    end = claims[1]
+    start = _take(claims, BLOCK)
+    while start < end:
+        block_end = min(start + BLOCK, end)
+        while start < block_end:
+            while bounds[k + 1] <= start:
+                k += 1
+            stop = min(bounds[k + 1], block_end)
+            yield k, start, stop
+            start = stop
+        start = _take(claims, BLOCK)
 
 
 # Numba knows no keyword-only arguments: everything goes by position. Each loop takes slices first: an index that counts
-# from 0 into arena[bounds[k]:bounds[k + 1]] is never negative, and where LLVM cannot know that it tests for it at each
-# element and does not vectorise.
+# from 0 into arena[start:stop] is never negative, and where LLVM cannot know that it tests for it at each element and
+# does not vectorise.
 
 
 @_update(slots=0, scalars=1)
-def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, rate: Scalar) -> None:
+def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, claims: Claims, rate: Scalar) -> None:
     """`shoal.optim.SGD`."""
-    for k in range(decay.size):
-        cut = slice(bounds[k], bounds[k + 1])
+    for k, start, stop in _runs(bounds, claims):
+        cut = slice(start, stop)
         x, g = values[cut], gradient[cut]
         coupled = values.dtype.type(decay[k])
         for i in range(x.size):
@@ -115,14 +146,15 @@ def momentum(
     momentum_buffer: Array,
     bounds: Bounds,
     decay: Decay,
+    claims: Claims,
     rate: Scalar,
     keep: Scalar,
     direct: Scalar,
     through: Scalar,
 ) -> None:
     """`shoal.optim.Momentum`: the step is direct * g + through * s; (0, 1), and (1, momentum) for Nesterov."""
-    for k in range(decay.size):
-        cut = slice(bounds[k], bounds[k + 1])
+    for k, start, stop in _runs(bounds, claims):
+        cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], momentum_buffer[cut]
         coupled = values.dtype.type(decay[k])
         for i in range(x.size):
@@ -133,11 +165,18 @@ def momentum(
 
 @_update(slots=1, scalars=2)
 def adagrad(
-    values: Array, gradient: Array, accumulator: Array, bounds: Bounds, decay: Decay, rate: Scalar, eps: Scalar
+    values: Array,
+    gradient: Array,
+    accumulator: Array,
+    bounds: Bounds,
+    decay: Decay,
+    claims: Claims,
+    rate: Scalar,
+    eps: Scalar,
 ) -> None:
     """`shoal.optim.Adagrad`."""
-    for k in range(decay.size):
-        cut = slice(bounds[k], bounds[k + 1])
+    for k, start, stop in _runs(bounds, claims):
+        cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], accumulator[cut]
         coupled = values.dtype.type(decay[k])
         for i in range(x.size):
@@ -155,6 +194,7 @@ def rmsprop(
     momentum_buffer: Array | None,
     bounds: Bounds,
     decay: Decay,
+    claims: Claims,
     rate: Scalar,
     alpha: Scalar,
     rest: Scalar,
@@ -163,8 +203,8 @@ def rmsprop(
 ) -> None:
     """`shoal.optim.RMSProp`, centered if there is a grad_avg; rest = 1 - alpha, and keep is the momentum."""
     zero = values.dtype.type(0)
-    for k in range(decay.size):
-        cut = slice(bounds[k], bounds[k + 1])
+    for k, start, stop in _runs(bounds, claims):
+        cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], square_avg[cut]
         if grad_avg is not None:
             a = grad_avg[cut]
@@ -193,6 +233,7 @@ def adam(
     exp_avg_sq: Array,
     bounds: Bounds,
     decay: Decay,
+    claims: Claims,
     step: Scalar,
     unbias: Scalar,
     beta1: Scalar,
@@ -209,8 +250,8 @@ def adam(
     where 1 - 0.999 keeps its digits; for their sake lr * decay is not taken from 1 here either. Weight decay is coupled
     for (couple, shrink) = (1, 0), decoupled for (0, lr).
     """
-    for k in range(decay.size):
-        cut = slice(bounds[k], bounds[k + 1])
+    for k, start, stop in _runs(bounds, claims):
+        cut = slice(start, stop)
         x, g, m, v = values[cut], gradient[cut], exp_avg[cut], exp_avg_sq[cut]
         coupled = couple * values.dtype.type(decay[k])
         shrunk = shrink * values.dtype.type(decay[k])
@@ -229,6 +270,7 @@ def ftrl(
     linear: Array,
     bounds: Bounds,
     decay: Decay,
+    claims: Claims,
     rate: Scalar,
     l1: Scalar,
     l2: Scalar,
@@ -238,8 +280,8 @@ def ftrl(
 ) -> None:
     """`shoal.optim.FTRL`; power None is 0.5, whose square roots vectorise, and whose difference loses no digits."""
     two = values.dtype.type(2)
-    for k in range(decay.size):
-        cut = slice(bounds[k], bounds[k + 1])
+    for k, start, stop in _runs(bounds, claims):
+        cut = slice(start, stop)
         x, g, n, z = values[cut], gradient[cut], accumulator[cut], linear[cut]
         shrunk = rate * values.dtype.type(decay[k])
         for i in range(x.size):
@@ -258,40 +300,70 @@ def ftrl(
             x[i] = pull / ((root + beta) / rate + two * l2)
 
 
-@_kernel([(_array(dtype), _input(dtype), dtype) for dtype in _FLOATS])
-def _accumulate(total: Array, gradient: Array, weight: Scalar) -> None:
-    for i in range(total.size):
-        total[i] += weight * gradient[i]
+@kernel([(writable(dtype), readable(dtype), dtype, _CLAIMS) for dtype in _FLOATS])
+def _accumulate(total: Array, gradient: Array, weight: Scalar, claims: Claims) -> None:
+    for start, stop in _blocks(claims):
+        t, g = total[start:stop], gradient[start:stop]
+        for i in range(t.size):
+            t[i] += weight * g[i]
 
 
-@_kernel([(_array(dtype), dtype) for dtype in _FLOATS])
-def _scale(total: Array, factor: Scalar) -> None:
-    for i in range(total.size):
-        total[i] *= factor
+@kernel([(writable(dtype), dtype, _CLAIMS) for dtype in _FLOATS])
+def _scale(total: Array, factor: Scalar, claims: Claims) -> None:
+    for start, stop in _blocks(claims):
+        t = total[start:stop]
+        for i in range(t.size):
+            t[i] *= factor
 
 
-@_kernel([(_input(dtype), dtype) for dtype in _UNSIGNED])
-def _exponents_below(bits: npt.NDArray[Any], infinity: Any) -> bool:
-    """Whether no element has all the bits of `infinity` set. Integers: no flag can make a compiler forget NaN."""
-    for start in range(0, bits.size, _BLOCK):
-        block = bits[start : start + _BLOCK]
+@kernel([(readable(dtype), dtype, _CLAIMS) for dtype in _UNSIGNED])
+def _exponents_below(bits: npt.NDArray[Any], infinity: Any, claims: Claims) -> bool:
+    """Whether no element claimed has all the bits of `infinity` set; whoever finds one leaves the others none to claim.
+
+    Integers: no flag can make a compiler forget NaN.
+    """
+    for start, stop in _blocks(claims):
+        block = bits[start:stop]
         found = False
         for i in range(block.size):
             found |= (block[i] & infinity) == infinity
         if found:
+            _take(claims, bits.size)
             return False
     return True
 
 
-def full(elements: int, fill: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A flat array for an arena: it starts on a cache line, where NumPy's need not.
+def share(elements: int, work: Callable[[Claims], T]) -> list[T]:
+    """Runs a kernel over an arena, with the help of idle cores if it is large.
 
-    Otherwise each 64-byte load and store of a kernel touches two lines: Adam takes a quarter longer.
+    Args:
+        elements: of the arena.
+        work: calls the kernel; several threads call it at once, with the same claims.
+
+    Returns:
+        What each thread's call returned, this one's first.
+    """
+    claims = np.array([0, elements], np.int64)
+    return [work(claims)] if elements < LARGE else crew().share(lambda: work(claims))
+
+
+def empty(elements: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A flat array for an arena, not initialised.
+
+    It starts on a cache line, where NumPy's need not: each 64-byte load and store of a kernel would touch two lines,
+    and Adam take a quarter longer. And large ones start far apart modulo 1 MiB: when an arena's are a page apart modulo
+    their size, as the allocator lays several of 64 MiB, Adam takes 1.5 times as long (measured on an AMD EPYC 7003).
     """
     size = elements * np.dtype(dtype).itemsize
-    memory = np.empty(size + _CACHE_LINE, np.uint8)
-    start = -memory.ctypes.data % _CACHE_LINE
-    array = memory[start : start + size].view(dtype)
+    period, place = (_PERIOD, next(_places)) if size >= _LARGE else (_CACHE_LINE, 0)
+    memory = np.empty(size + period, np.uint8)
+    start = (place - memory.ctypes.data) % period
+    return memory[start : start + size].view(dtype)
+
+
+def full(elements: int, fill: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A flat array for an arena, laid as by `empty`, of one number."""
+    array = empty(elements, dtype)
     array.fill(fill)
     return array
 
@@ -300,12 +372,14 @@ def accumulate(total: Array, gradient: Array, weight: float) -> None:
     """total := total + weight * gradient, element by element; ValueError if their shapes differ."""
     if total.shape != gradient.shape:
         raise ValueError(f"cannot add {gradient.shape} elements to {total.shape}")
-    _accumulate(total, gradient, total.dtype.type(weight))
+    typed = total.dtype.type(weight)
+    share(total.size, lambda claims: _accumulate(total, gradient, typed, claims))
 
 
 def scale(total: Array, factor: float) -> None:
     """total := factor * total."""
-    _scale(total, total.dtype.type(factor))
+    typed = total.dtype.type(factor)
+    share(total.size, lambda claims: _scale(total, typed, claims))
 
 
 def all_finite(x: npt.NDArray[Any]) -> bool:
@@ -316,6 +390,5 @@ def all_finite(x: npt.NDArray[Any]) -> bool:
     """
     if np.issubdtype(x.dtype, np.integer):
         return True
-    bits = x.view(f"u{x.dtype.itemsize}")
-    infinity = np.full(1, np.inf, x.dtype).view(bits.dtype)[0]  # the exponent's bits and no others
-    return bool(_exponents_below(bits, infinity))
+    bits, infinity = x.view(f"u{x.dtype.itemsize}"), infinity_of(x.dtype)
+    return all(share(x.size, lambda claims: _exponents_below(bits, infinity, claims)))

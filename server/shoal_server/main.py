@@ -24,6 +24,16 @@ def server(
     rpc_threads: Annotated[
         int, typer.Option(envvar="SHOAL_RPC_THREADS", min=2, max=256, help="Pushes, and pulls, served at once.")
     ] = 16,
+    lane_port: Annotated[
+        int,
+        typer.Option(envvar="SHOAL_LANE_PORT", min=0, max=65_535, help="For lanes, on the host of --listen; 0: any."),
+    ] = 0,
+    lanes: Annotated[
+        int,
+        typer.Option(
+            envvar="SHOAL_LANES", min=0, max=65_536, help="Lanes at once, two a worker; who gets none calls by gRPC."
+        ),
+    ] = 1024,
     retry_for: flags.RetryFor = 30.0,
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
@@ -41,6 +51,8 @@ def server(
             listen=listen,
             advertise=advertise,
             rpc_threads=rpc_threads,
+            lane_port=lane_port,
+            lanes=lanes,
             retry_for_s=retry_for,
             metrics_address=metrics_address,
         )

@@ -8,10 +8,12 @@ from prometheus_client import CollectorRegistry
 
 from shoal import _rpc
 from shoal._coordinator import CoordinatorClient, Membership
-from shoal.v1 import coordinator_pb2, parameter_server_pb2_grpc
+from shoal._segment import sweep
+from shoal.v1 import coordinator_pb2
 from shoal_server import kernels
+from shoal_server.lanes import LaneServer
 from shoal_server.metrics import ServerMetrics
-from shoal_server.servicer import SERVICE, ParameterServerServicer
+from shoal_server.servicer import SERVICE, ParameterServerServicer, add_to_server
 from shoal_server.store import ShardStore
 
 _log = structlog.get_logger(__name__)
@@ -26,6 +28,8 @@ class ServerConfig:
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     rpc_threads: int = 16
+    lane_port: int = 0
+    lanes: int = 1024
     retry_for_s: float = 30.0
     metrics_address: str = ""
 
@@ -45,12 +49,23 @@ class Server:
         # Pulls, pushes and the rest have threads of their own: none of them waits for another's.
         self._senders = ThreadPoolExecutor(config.rpc_threads, thread_name_prefix="pull")
         self._receivers = ThreadPoolExecutor(config.rpc_threads, thread_name_prefix="push")
-        servicer = ParameterServerServicer(self.store, metrics, senders=self._senders, receivers=self._receivers)
-        add = parameter_server_pb2_grpc.add_ParameterServerServicer_to_server
+        if abandoned := sweep():
+            _log.info("removed shared memory of processes that are gone", segments=len(abandoned))
+        host = _rpc.parse_address(config.listen)[0]
+        self._lanes = LaneServer(
+            host, config.lane_port, self.store, metrics, advertise=config.advertise, limit=config.lanes
+        )
+        self._servicer = ParameterServerServicer(
+            self.store, metrics, senders=self._senders, receivers=self._receivers, offer=self._lanes.offer
+        )
         self._rpc = _rpc.RpcServer(
-            config.listen, [(SERVICE, add, servicer)], threads=config.rpc_threads, advertise=config.advertise
+            config.listen,
+            [(SERVICE, add_to_server, self._servicer)],
+            threads=config.rpc_threads,
+            advertise=config.advertise,
         )
         self.address = self._rpc.address
+        self._lanes.start()
         self._rpc.start()
         self._coordinator = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
         self._membership = Membership(
@@ -62,7 +77,7 @@ class Server:
                 metrics_address=config.metrics_address,
             ),
             on_end=self._on_end_of_life,
-            load=self.store.load,
+            load=self._load,
         )
         try:
             self._membership.start()
@@ -77,6 +92,13 @@ class Server:
         self._membership.stop()
         self._close()
 
+    def _load(self) -> tuple[int, int]:
+        # This is called at each heartbeat, when there is also time for what has to be done once in a while.
+        self.store.memory.trim()
+        self._servicer.end_stalled()
+        sweep()  # a client that was killed between making its segment and being greeted has left its name
+        return self.store.load()
+
     def _on_end_of_life(self) -> None:
         # Declared dead meanwhile, so the jobs that had shards here have been given up.
         shards, held = self.store.load()
@@ -86,6 +108,7 @@ class Server:
     def _close(self) -> None:
         self._coordinator.close()
         self.store.clear()  # ends the pulls that wait
+        self._lanes.stop()
         self._rpc.stop()
         self._senders.shutdown(wait=True)
         self._receivers.shutdown(wait=True)

@@ -1,40 +1,135 @@
-"""One Pull stream: it waits in its shards' memory, and takes a thread only while it has something to send."""
+"""One pull: it waits in its shards' memory, and is answered when they let it through."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import grpc
 import structlog
 
-from shoal import _framing, _rpc, errors
+from shoal import _rpc, errors
+from shoal._chunks import Buffer, Chunk, encode_values
+from shoal._framing import messages
 from shoal.v1 import header_pb2
-from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.shard import Shard, Stamp
+from shoal_server.snapshot import SnapshotReader
 
 _log = structlog.get_logger(__name__)
 
-Send = Callable[[pb.PullReply | None], None]
+Send = Callable[[bytes | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A shard lets a pull through: its worker is to take this step next."""
+
+    shard: Shard
+    step: int
+
+    def header(self, version: int) -> header_pb2.ShardHeader:
+        """What the reply says of the shard, whose values are at this version."""
+        return header_pb2.ShardHeader(
+            shard=self.shard.layout.shard, epoch=self.shard.epoch, version=version, step=self.step
+        )
 
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """The stream's place in one shard."""
+    """The pull's place in one shard."""
 
-    call: "PullCall"
+    pull: "PendingPull"
     shard: Shard
 
     def answer(self, step: int) -> None:
-        self.call.ready(self, step)
+        self.pull.answered(Answer(self.shard, step))
 
     def refuse(self, error: errors.ShoalError) -> None:
-        self.call.fail(error)
+        self.pull.refused(error)
+
+
+class PendingPull:
+    """A pull's tickets in some shards, and what they answered. Holds no thread.
+
+    Args:
+        shards: that are asked.
+        wake: called, from any thread and without any shard's lock, when there is something to `take`.
+    """
+
+    def __init__(self, shards: Sequence[Shard], wake: Callable[[], None]) -> None:
+        self._tickets = [_Ticket(self, shard) for shard in shards]
+        self._wake = wake
+        self._lock = threading.Lock()  # guards what follows; taken after no shard's lock and before none
+        self._answers: list[Answer] = []
+        self._error: errors.ShoalError | None = None
+        self._unanswered = len(shards)
+
+    def start(self, stamp: Stamp, ahead: int) -> None:
+        """Asks all shards; some may answer at once."""
+        try:
+            for ticket in self._tickets:
+                ticket.shard.pull(ticket, stamp, ahead)
+        except errors.ShoalError as error:
+            self.refused(error)
+
+    def answered(self, answer: Answer) -> None:
+        """A shard lets this pull through."""
+        with self._lock:
+            self._answers.append(answer)
+            self._unanswered -= 1
+        self._wake()
+
+    def refused(self, error: errors.ShoalError) -> None:
+        """It is not to be answered."""
+        with self._lock:
+            self._error = self._error or error
+        self._wake()
+
+    def take(self) -> list[Answer]:
+        """What has been answered since the last time.
+
+        Raises:
+            ShoalError: what the pull was refused with.
+        """
+        with self._lock:
+            if self._error:
+                raise self._error
+            answers, self._answers = self._answers, []
+            return answers
+
+    @property
+    def waits(self) -> bool:
+        """Whether it still has a place in some shard."""
+        with self._lock:
+            return self._unanswered > 0
+
+    def abandon(self) -> None:
+        """Takes its tickets back: nobody wants the answer any more."""
+        for ticket in self._tickets:
+            ticket.shard.abandon(ticket)
+
+
+def replies(answers: Sequence[Answer], *, headers_only: bool) -> Iterator[tuple[list[Buffer], int]]:
+    """The messages that answer a pull of these shards: each in pieces, and the bytes of its chunks."""
+    with ExitStack() as reading:
+        if headers_only:
+            yield encode_values([answer.header(answer.shard.version) for answer in answers], []), 0
+            return
+        readers = [reading.enter_context(answer.shard.read()) for answer in answers]
+        headers = [answer.header(reader.version) for answer, reader in zip(answers, readers, strict=True)]
+        for group in messages(_chunks(readers)):
+            yield encode_values(headers, group), sum(len(chunk.data) for chunk in group)
+            headers = []
+
+
+def _chunks(readers: Sequence[SnapshotReader]) -> Iterator[Chunk]:
+    for reader in readers:
+        yield from reader.chunks()
 
 
 class PullCall:
-    """A pull of some shards of one server.
+    """A pull by gRPC: it takes a thread only while it has something to send.
 
     Args:
         shards: to send, each as soon as it answers.
@@ -55,72 +150,50 @@ class PullCall:
         senders: Executor,
         on_sent: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._tickets = [_Ticket(self, shard) for shard in shards]
+        self._pull = PendingPull(shards, self._wake)
         self._headers_only, self._context, self._send, self._senders = headers_only, context, send, senders
         self._on_sent = on_sent
-        self._lock = threading.Lock()  # guards what follows; taken after no shard's lock and before none
-        self._ready: list[tuple[_Ticket, int]] = []
-        self._unanswered = self._unsent = len(shards)
+        self._unsent = len(shards)
+        self._lock = threading.Lock()  # guards what follows; taken before the pull's
         self._sending = True  # a thread is in, or on its way to, `_send_ready`
-        self._error: errors.ShoalError | None = None
+        self._woken = False  # since that thread last looked
         self._over = False
 
-    def start(self, stamp: Stamp) -> None:
+    def start(self, stamp: Stamp, ahead: int) -> None:
         """Asks all shards, then sends those that answered at once on this thread."""
         if not self._context.add_callback(self._end):
             return  # the caller is gone already
-        try:
-            for ticket in self._tickets:
-                ticket.shard.pull(ticket, stamp)
-        except errors.ShoalError as error:
-            self.fail(error)
+        self._pull.start(stamp, ahead)
         if self._over:  # it ended while the tickets were being left
-            self._forget()
+            self._pull.abandon()
         self._send_ready()
 
-    def ready(self, ticket: _Ticket, step: int) -> None:
-        """A shard lets this pull through."""
+    def _wake(self) -> None:
         with self._lock:
-            self._ready.append((ticket, step))
-            self._unanswered -= 1
-            wake = self._wake()
+            self._woken = True
+            wake = not self._sending and not self._over
+            self._sending = self._sending or wake
         if wake:
             self._senders.submit(self._send_ready)
-
-    def fail(self, error: errors.ShoalError) -> None:
-        """Ends the stream with an error."""
-        with self._lock:
-            self._error = self._error or error
-            wake = self._wake()
-        if wake:
-            self._senders.submit(self._send_ready)
-
-    def _wake(self) -> bool:
-        wake = not self._sending and not self._over
-        self._sending = self._sending or wake
-        return wake
 
     def _end(self) -> None:
         """The call has ended, however. Called on grpc's only thread for events, which must not wait for a shard."""
         with self._lock:
             self._over = True
-            waits = self._unanswered > 0
-        if waits:
+        if self._pull.waits:
             with suppress(RuntimeError):  # the pool is shut down, and the shards are closed
-                self._senders.submit(self._forget)
-
-    def _forget(self) -> None:
-        for ticket in self._tickets:
-            ticket.shard.abandon(ticket)
+                self._senders.submit(self._pull.abandon)
 
     def _send_ready(self) -> None:
         try:
-            while batch := self._next_batch():
-                for message in self._messages(batch):
+            while self._has_work():
+                answers = self._pull.take()
+                for pieces, nbytes in replies(answers, headers_only=self._headers_only) if answers else ():
                     if self._over:
                         return
-                    self._send(message)
-                self._unsent -= len(batch)
+                    self._on_sent(nbytes)
+                    self._send(b"".join(pieces))
+                self._unsent -= len(answers)
                 if not self._unsent:
                     self._send(None)
                     return
@@ -130,36 +203,14 @@ class PullCall:
             _log.exception("pull failed")
             self._refuse(errors.InternalError(f"Pull failed: {type(error).__name__}: {error}"))
 
-    def _next_batch(self) -> list[tuple[_Ticket, int]]:
-        """What can be sent now; empty if this thread is to go home. Raises the error that the stream is to end with."""
+    def _has_work(self) -> bool:
+        """Whether something came since this was last asked; if not, this thread is to go home."""
         with self._lock:
-            batch, self._ready = self._ready, []
-            if self._error and not self._over:
-                raise self._error
-            if self._over or not batch:
-                self._sending = False
-                return []
-            return batch
+            work = self._woken and not self._over
+            self._woken = False
+            self._sending = work
+            return work
 
     def _refuse(self, error: errors.ShoalError) -> None:
         _rpc.refuse(self._context, error)
         self._send(None)
-
-    def _messages(self, batch: list[tuple[_Ticket, int]]) -> Iterator[pb.PullReply]:
-        snapshots = [(ticket.shard, step, ticket.shard.snapshot()) for ticket, step in batch]
-        headers = [
-            header_pb2.ShardHeader(shard=shard.layout.shard, epoch=shard.epoch, version=snapshot.version, step=step)
-            for shard, step, snapshot in snapshots
-        ]
-        if self._headers_only:
-            yield pb.PullReply(headers=headers)
-            return
-        chunks = (
-            chunk
-            for shard, _, snapshot in snapshots
-            for chunk in _framing.chunks(shard.layout.shard, enumerate(snapshot.arenas))
-        )
-        for group in _framing.messages(chunks):
-            self._on_sent(sum(len(chunk.data) for chunk in group))
-            yield pb.PullReply(headers=headers, chunks=group)
-            headers = []

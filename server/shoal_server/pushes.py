@@ -1,14 +1,19 @@
-"""One Push stream: receives a gradient whole, checks it whole, and only then lets its shards see it."""
+"""One push: receives a gradient whole, checks it whole, and only then lets its shards see it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shoal import errors
-from shoal._framing import Assembler
-from shoal._layout import Aggregation
+from shoal._buffers import BufferPool
+from shoal._chunks import Chunk
+from shoal._framing import ArenaKey, Assembler, Run, arenas_of, slot_offsets
+from shoal._layout import Aggregation, storage_dtype
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal_server import conversions
 from shoal_server.shard import Payload, Shard, Stamp
 from shoal_server.shard_events import AnswerPush
 from shoal_server.store import ShardStore
@@ -22,12 +27,23 @@ class ShardAnswer:
     answer: AnswerPush
 
 
+_OUTCOMES = {
+    "staged": pb.STAGED,
+    "accepted": pb.ACCEPTED,
+    "dropped_late": pb.DROPPED_LATE,
+    "skipped": pb.SKIPPED,
+}
+
+# Receives the arenas of some aggregations of some shards: a payload for each shard.
+Source = Callable[[Sequence[Shard], Collection[Aggregation], BufferPool], list[Payload]]
+
+
 def stamp_of(message: header_pb2.Stamp) -> Stamp:
     """The part of a stamp that names a push within its job."""
     return Stamp(message.worker, message.incarnation, message.step)
 
 
-def receive(store: ShardStore, stream: Iterator[pb.PushRequest]) -> list[ShardAnswer]:
+def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[ShardAnswer]:
     """Receives a push, stages it on all its shards, and commits it if its header says so.
 
     Raises:
@@ -35,8 +51,6 @@ def receive(store: ShardStore, stream: Iterator[pb.PushRequest]) -> list[ShardAn
         NonFiniteGradient: NaN or Inf in any shard: none of them keeps anything.
         Fenced, StaleEpoch, UnknownJob, UnknownShard, BadRequest: as the store and the shards say.
     """
-    first = _first(stream)
-    header = first.header
     shards = store.shards(header.stamp.job, header.shards, header.stamp.epoch)
     stamp = stamp_of(header.stamp)
     known = [shard.answer_to(stamp) for shard in shards]
@@ -46,11 +60,11 @@ def receive(store: ShardStore, stream: Iterator[pb.PushRequest]) -> list[ShardAn
         raise errors.BadRequest(
             f"a push to {len(shards)} shards carries {len(header.versions)} versions; send one each"
         )
-    if not 0 <= header.weight < math.inf or (header.weight == 0 and first.chunks):
+    if not 0 <= header.weight < math.inf:
         raise errors.BadRequest(f"a push weighs {header.weight}; it weighs more than 0, or 0 and brings nothing")
-    payloads: list[Payload | None] = [None] * len(shards)
+    payloads: Sequence[Payload | None] = [None] * len(shards)
     if header.weight > 0:
-        payloads = [*_assemble(shards, _aggregations(header), first, stream)]
+        payloads = source(shards, _aggregations(header), store.memory)
     answers = [
         shard.stage(stamp, header.weight, version, payload)
         for shard, version, payload in zip(shards, header.versions, payloads, strict=True)
@@ -72,27 +86,105 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardAnswer]:
     return [ShardAnswer(shard, shard.commit(stamp)) for shard in shards]
 
 
-def assign(store: ShardStore, stream: Iterator[pb.PushRequest]) -> list[Shard]:
+def reply_of(answers: Sequence[ShardAnswer], on_answer: Callable[[str, int], None]) -> pb.PushReply:
+    """The message that answers a push or a commit.
+
+    Args:
+        answers: of each shard.
+        on_answer: told each outcome and staleness.
+    """
+    reply = pb.PushReply()
+    for answered in answers:
+        answer, shard = answered.answer, answered.shard
+        header = header_pb2.ShardHeader(
+            shard=shard.layout.shard, epoch=shard.epoch, version=answer.version, step=answer.step
+        )
+        reply.shards.add(header=header, outcome=_OUTCOMES[answer.outcome], staleness=answer.staleness)
+        on_answer(answer.outcome, answer.staleness)
+    return reply
+
+
+def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Shard]:
     """Receives values of all arenas and overwrites the shards' own.
 
     Raises:
         BadRequest: training has begun.
         BadChunk, NonFiniteGradient, StaleEpoch, UnknownJob, UnknownShard: as for a push.
     """
-    first = _first(stream)
-    header = first.header
     shards = store.shards(header.stamp.job, header.shards, header.stamp.epoch)
-    payloads = [*_assemble(shards, list(Aggregation), first, stream)]
+    payloads = source(shards, list(Aggregation), store.memory)
     for shard, payload in zip(shards, payloads, strict=True):
         shard.assign(payload)
     return shards
 
 
-def _first(stream: Iterator[pb.PushRequest]) -> pb.PushRequest:
-    first = next(stream, None)
-    if first is None or not first.HasField("header"):
-        raise errors.BadRequest("a push begins with a header; this stream has none")
-    return first
+def from_chunks(stream: Iterable[Sequence[Chunk]]) -> Source:
+    """What comes as chunks, message by message."""
+
+    def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
+        arenas = arenas_of([shard.layout for shard in shards], aggregations)
+        staged = _Staged(shards, aggregations, memory)
+        runs = {key: [Run(0, array.size, array)] for key, array in staged.arrays.items()}
+        assembler = Assembler(arenas, runs, conversions.receive)
+        for chunks in stream:
+            for chunk in chunks:
+                assembler.add(chunk)
+        assembler.finish()
+        for key in assembler.non_finite:
+            raise staged.non_finite(key)
+        return staged.payloads()
+
+    return source
+
+
+def from_slot(slot: np.ndarray, on_received: Callable[[int], object] = lambda _: None) -> Source:
+    """What lies in a slot of shared memory.
+
+    It is copied before anything looks at it: its owner may write to it at any time, by mistake or not.
+
+    Args:
+        slot: unsigned bytes.
+        on_received: told how many of them are taken.
+    """
+
+    def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
+        layouts = [shard.layout for shard in shards]
+        offsets, end = slot_offsets(layouts)
+        if end > slot.size:
+            raise errors.BadRequest(f"a push of {end} bytes does not fit into a slot of {slot.size}")
+        staged = _Staged(shards, aggregations, memory)
+        arenas = arenas_of(layouts, aggregations)
+        on_received(sum(arena.nbytes for arena in arenas.values()))
+        for key, arena in arenas.items():
+            elements = slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+            if not conversions.receive(staged.arrays[key], elements):
+                raise staged.non_finite(key)
+        return staged.payloads()
+
+    return source
+
+
+class _Staged:
+    """Memory for what a push brings, by arena."""
+
+    def __init__(self, shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> None:
+        self._shards = {shard.layout.shard: shard for shard in shards}
+        self.arrays: dict[ArenaKey, np.ndarray] = {}
+        for key, arena in arenas_of([shard.layout for shard in shards], aggregations).items():
+            dtype = storage_dtype(arena.dtype)
+            self.arrays[key] = memory.take(arena.elements * dtype.itemsize).view(dtype)
+
+    def payloads(self) -> list[Payload]:
+        """What each shard is brought."""
+        payloads: dict[int, dict[int, np.ndarray]] = {number: {} for number in self._shards}
+        for (number, index), array in self.arrays.items():
+            payloads[number][index] = array
+        return [*payloads.values()]
+
+    def non_finite(self, key: ArenaKey) -> errors.NonFiniteGradient:
+        array = self.arrays[key]
+        element = int(np.flatnonzero(~np.isfinite(array))[0])
+        return self._shards[key[0]].non_finite(key[1], element, array[element])
 
 
 def _aggregations(header: pb.PushHeader) -> list[Aggregation]:
@@ -100,21 +192,3 @@ def _aggregations(header: pb.PushHeader) -> list[Aggregation]:
         return [Aggregation(code) for code in header.aggregations]
     except ValueError as error:
         raise errors.BadRequest(f"a push names an aggregation that there is not: {error}") from None
-
-
-def _assemble(
-    shards: list[Shard], aggregations: list[Aggregation], first: pb.PushRequest, stream: Iterator[pb.PushRequest]
-) -> Iterator[Payload]:
-    assemblers = {shard.layout.shard: Assembler(shard.layout, aggregations) for shard in shards}
-    message: pb.PushRequest | None = first
-    while message is not None:
-        for chunk in message.chunks:
-            if chunk.shard not in assemblers:
-                raise errors.BadChunk(f"a chunk is for shard {chunk.shard}, the push for {sorted(assemblers)}")
-            assemblers[chunk.shard].add(chunk)
-        message = next(stream, None)
-        if message is not None and message.HasField("header"):
-            raise errors.BadRequest("a push has one header, in its first message")
-    # All of it is checked before any shard sees any of it.
-    whole = [(shard, assemblers[shard.layout.shard].finish()) for shard in shards]
-    return iter([shard.accept(arenas) for shard, arenas in whole])

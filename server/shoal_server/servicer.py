@@ -2,28 +2,30 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
+import structlog
 
 from shoal import _rpc, consistency, errors, optim, variables
+from shoal._chunks import Chunk, decode_push
+from shoal._lane import STALL_S
 from shoal._layout import ShardLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from shoal_server import pushes
 from shoal_server.metrics import ServerMetrics
 from shoal_server.pulls import PullCall, Send
 from shoal_server.shard import JobTerms
 from shoal_server.shard_state import Admission
+from shoal_server.stalls import Stalls
 from shoal_server.store import ShardStore
+
+_log = structlog.get_logger(__name__)
 
 SERVICE = "shoal.v1.ParameterServer"
 
-_OUTCOMES = {
-    "staged": pb.STAGED,
-    "accepted": pb.ACCEPTED,
-    "dropped_late": pb.DROPPED_LATE,
-    "skipped": pb.SKIPPED,
-}
 _KINDS = {"pull": pb.Admission.PULL, "push": pb.Admission.PUSH}
 
 
@@ -35,16 +37,32 @@ class ParameterServerServicer:
         metrics: what is counted.
         senders: threads that send what is pulled; a pull that waits holds none of them.
         receivers: threads that receive what is pushed; a push that stalls holds one, and no other kind of call.
+        offer: how to reach this server's lanes; None: it has none.
+        stall_s: seconds after which `end_stalled` ends a pull or push that does not move.
     """
 
     def __init__(
-        self, store: ShardStore, metrics: ServerMetrics, *, senders: ThreadPoolExecutor, receivers: ThreadPoolExecutor
+        self,
+        store: ShardStore,
+        metrics: ServerMetrics,
+        *,
+        senders: ThreadPoolExecutor,
+        receivers: ThreadPoolExecutor,
+        offer: pb.AttachReply | None = None,
+        stall_s: float = STALL_S,
     ) -> None:
         self._store, self._metrics, self._senders = store, metrics, senders
+        self._offer = offer or pb.AttachReply()
+        self._stalls = Stalls(stall_s)
         # grpcio asks no more of a handler than to be callable.
         self.Pull = _rpc.NonBlocking(self._pull, senders)
         self.Push = _rpc.Pooled(self._push, receivers)
         self.Assign = _rpc.Pooled(self._assign, receivers)
+
+    def end_stalled(self) -> None:
+        """Ends pulls that nobody reads and pushes that do not go on; to be called once in a while."""
+        if ended := self._stalls.end():
+            _log.warning("ended calls whose callers stalled", calls=ended)
 
     def _pull(self, request: pb.PullRequest, context: grpc.ServicerContext, send: Send) -> None:
         self._metrics.pulls.inc()
@@ -53,16 +71,21 @@ class ParameterServerServicer:
             shards,
             headers_only=request.headers_only,
             context=context,
-            send=send,
+            send=self._watched_send(send, context),
             senders=self._senders,
             on_sent=self._metrics.sent.inc,
         )
-        call.start(pushes.stamp_of(request.stamp))
+        call.start(pushes.stamp_of(request.stamp), request.ahead)
 
     @_rpc.servicer
-    def _push(self, request: Iterator[pb.PushRequest], context: grpc.ServicerContext) -> pb.PushReply:
+    def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:
+        return self._offer
+
+    @_rpc.servicer
+    def _push(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
         try:
-            return self._reply(pushes.receive(self._store, self._counted(request)))
+            header, chunks = self._messages(self._watched(request, context))
+            return self._reply(pushes.receive(self._store, header, pushes.from_chunks(chunks)))
         except errors.ShoalError as error:
             self._metrics.rejected.labels(reason=error.code.lower()).inc()
             raise
@@ -71,9 +94,13 @@ class ParameterServerServicer:
     def Commit(self, request: pb.CommitRequest, context: grpc.ServicerContext) -> pb.PushReply:
         return self._reply(pushes.commit(self._store, request))
 
+    def _reply(self, answers: list[pushes.ShardAnswer]) -> pb.PushReply:
+        return pushes.reply_of(answers, self._metrics.pushed)
+
     @_rpc.servicer
-    def _assign(self, request: Iterator[pb.PushRequest], context: grpc.ServicerContext) -> pb.PushReply:
-        shards = pushes.assign(self._store, self._counted(request))
+    def _assign(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
+        header, chunks = self._messages(self._watched(request, context))
+        shards = pushes.assign(self._store, header, pushes.from_chunks(chunks))
         headers = [header_pb2.ShardHeader(shard=shard.layout.shard, epoch=shard.epoch) for shard in shards]
         return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers])
 
@@ -122,21 +149,46 @@ class ParameterServerServicer:
                 return pb.GetHistoryReply(header=header, admissions=map(_encode_admission, shard.history()))
         raise errors.UnknownShard(f"shard {request.shard} of {request.job} is not on this server")
 
-    def _counted(self, stream: Iterator[pb.PushRequest]) -> Iterator[pb.PushRequest]:
-        for message in stream:
-            self._metrics.received.inc(sum(len(chunk.data) for chunk in message.chunks))
+    def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, Iterator[list[Chunk]]]:
+        """The header of a push, and the chunks of each of its messages."""
+        header, first = decode_push(next(stream, b""))
+        if header is None:
+            raise errors.BadRequest("a push begins with a header; this stream has none")
+        return header, self._chunks(first, stream)
+
+    def _chunks(self, first: list[Chunk], stream: Iterator[bytes]) -> Iterator[list[Chunk]]:
+        chunks = first
+        while True:
+            self._metrics.received.inc(sum(len(chunk.data) for chunk in chunks))
+            yield chunks
+            message = next(stream, None)
+            if message is None:
+                return
+            header, chunks = decode_push(message)
+            if header is not None:
+                raise errors.BadRequest("a push has one header, in its first message")
+
+    def _watched_send(self, send: Send, context: grpc.ServicerContext) -> Send:
+        def watched(message: bytes | None) -> None:
+            with self._stalls.waiting(context.cancel):
+                send(message)
+
+        return watched
+
+    def _watched(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        while True:
+            with self._stalls.waiting(context.cancel):
+                message = next(stream, None)
+            if message is None:
+                return
             yield message
 
-    def _reply(self, answers: list[pushes.ShardAnswer]) -> pb.PushReply:
-        reply = pb.PushReply()
-        for answered in answers:
-            answer, layout = answered.answer, answered.shard.layout
-            header = header_pb2.ShardHeader(
-                shard=layout.shard, epoch=answered.shard.epoch, version=answer.version, step=answer.step
-            )
-            reply.shards.add(header=header, outcome=_OUTCOMES[answer.outcome], staleness=answer.staleness)
-            self._metrics.pushed(answer.outcome, answer.staleness)
-        return reply
+
+def add_to_server(servicer: ParameterServerServicer, server: grpc.Server) -> None:
+    """Adds the service to a server. Messages with chunks come and go as bytes: `shoal._chunks` knows them."""
+    raw: Any = _rpc.RawMessages(server, requests={"Push", "Assign"}, replies={"Pull"})
+    untyped: Any = servicer  # generated types know neither bytes nor handlers that are no methods
+    add_ParameterServerServicer_to_server(untyped, raw)
 
 
 def _encode_admission(admission: Admission) -> pb.Admission:

@@ -11,13 +11,14 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from shoal import consistency, errors, optim
+from shoal._buffers import BufferPool
 from shoal._layout import ShardLayout
 from shoal.variables import Variable
-from shoal_server import kernels
 from shoal_server import shard_events as events
 from shoal_server.arena import Arena
 from shoal_server.consistency import Apply, mode_for
 from shoal_server.shard_state import Admission, ShardState
+from shoal_server.snapshot import Snapshot, SnapshotReader
 
 E = TypeVar("E")
 
@@ -53,15 +54,7 @@ class Stamp:
     step: int
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Snapshot:
-    """The values of a shard at one version, as they travel; never written to."""
-
-    version: int
-    arenas: tuple[np.ndarray, ...]
-
-
-# By arena: what a push brings, in the arena's own dtype.
+# By arena: what a push brings, in the dtype that the server keeps; finite.
 Payload = Mapping[int, np.ndarray]
 
 
@@ -72,21 +65,28 @@ class Shard:
         terms: of the job.
         layout: of this shard.
         on_apply: told the seconds that each update took.
+        memory: for copies of the values.
     """
 
     def __init__(
-        self, terms: JobTerms, layout: ShardLayout, on_apply: Callable[[float], None] = lambda _: None
+        self,
+        terms: JobTerms,
+        layout: ShardLayout,
+        on_apply: Callable[[float], None] = lambda _: None,
+        memory: BufferPool | None = None,
     ) -> None:
         self.layout = layout
         self.epoch = terms.epoch
         self._on_apply = on_apply
+        self._memory = memory or BufferPool(0, 0.0)
         self._arenas = [Arena(arena, terms.variables, terms.optimizer, terms.seed) for arena in layout.arenas]
-        # Guards _state, the arenas' values and slots, _closed and _snapshot. Nothing is called under it that takes a
-        # lock, sends, or waits; kernels run under it, without the interpreter's lock.
+        # Guards _state, the arenas' values and slots, _closed and _snapshot. Of other locks only a snapshot's and that
+        # of the idle cores are taken under it, both for moments, and nothing is sent. Kernels run under it, without the
+        # interpreter's lock; a large one is waited for until the cores that joined it are through.
         self._lock = threading.Lock()
         self._state = ShardState(f"{terms.name}/{layout.shard}", mode_for(terms.consistency))
         self._closed = False
-        # The newest version's copy while anybody still sends it: pulls of one version share it.
+        # Of the version that the arenas hold, while anybody sends it.
         self._snapshot: weakref.ref[Snapshot] | None = None
 
     @property
@@ -105,20 +105,6 @@ class Shard:
         """Updates applied."""
         with self._lock:
             return self._state.version
-
-    def accept(self, received: Mapping[int, np.ndarray]) -> Payload:
-        """What a push brought, by arena, converted for `stage`; outside the lock, for it takes a pass or two.
-
-        Raises:
-            NonFiniteGradient: NaN or Inf somewhere.
-        """
-        payload = {}
-        for index, array in received.items():
-            converted = self._arenas[index].accept(array)
-            if not kernels.all_finite(converted):
-                raise self._non_finite(index, converted)
-            payload[index] = converted
-        return payload
 
     def answer_to(self, stamp: Stamp) -> events.AnswerPush | None:
         """What this push was answered, if it was committed before."""
@@ -144,14 +130,14 @@ class Shard:
         """
         return self._push(events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step))
 
-    def pull(self, ticket: PullTicket, stamp: Stamp) -> None:
+    def pull(self, ticket: PullTicket, stamp: Stamp, ahead: int = 0) -> None:
         """Asks for the values: `ticket` is answered, at once or when the consistency mode lets it.
 
         Raises:
             Fenced: the worker is not admitted.
             Overloaded: too many pulls wait here.
         """
-        self._handle(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step))
+        self._handle(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step, ahead))
 
     def abandon(self, ticket: PullTicket) -> None:
         """Forgets a waiting pull; a shard that was closed has forgotten it already."""
@@ -184,25 +170,29 @@ class Shard:
         """Overwrites initial values.
 
         Args:
-            values: of all arenas, as `accept` returned them.
+            values: of all arenas.
 
         Raises:
             BadRequest: training has begun.
         """
         with self._opened():
             if events.Overwrite() in self._state.handle(events.ValuesAssigned()):
+                self._detach_snapshot()
                 for index, array in values.items():
                     self._arenas[index].assign(array)
-                self._snapshot = None
 
-    def snapshot(self) -> Snapshot:
-        """The values at the newest version, copied once for all who ask while it is the newest."""
+    def read(self) -> SnapshotReader:
+        """Begins to read the values as they are now; whatever is applied meanwhile, that is what will be read."""
         with self._opened():
             snapshot = self._snapshot() if self._snapshot else None
-            if snapshot is None or snapshot.version != self._state.version:
-                snapshot = Snapshot(self._state.version, tuple(arena.snapshot() for arena in self._arenas))
+            reader = snapshot.reader() if snapshot else None
+            if reader is None:
+                values = [arena.values for arena in self._arenas]
+                snapshot = Snapshot(self._state.version, self.layout, values, self._memory)
                 self._snapshot = weakref.ref(snapshot)
-            return snapshot
+                reader = snapshot.reader()
+            assert reader is not None  # nobody else can have detached it: that takes the lock
+            return reader
 
     def history(self) -> list[Admission]:
         """The latest admissions, oldest first."""
@@ -245,8 +235,15 @@ class Shard:
         for number, update in enumerate(updates):
             self._apply(update, first + number)
 
+    def _detach_snapshot(self) -> None:
+        snapshot = self._snapshot() if self._snapshot else None
+        self._snapshot = None
+        if snapshot:
+            snapshot.detach()
+
     def _apply(self, update: Apply, version: int) -> None:
         start = time.perf_counter()
+        self._detach_snapshot()
         for index, arena in enumerate(self._arenas):
             parts = [part for part in update.contributions if index in part.payload]
             if parts:
@@ -258,12 +255,12 @@ class Shard:
                 )
         self._on_apply(time.perf_counter() - start)
 
-    def _non_finite(self, index: int, array: np.ndarray) -> errors.NonFiniteGradient:
+    def non_finite(self, index: int, element: int, value: float) -> errors.NonFiniteGradient:
+        """The error for a push whose arena `index` holds NaN or Inf."""
         arena = self.layout.arenas[index]
-        first = int(np.flatnonzero(~np.isfinite(array))[0])
-        name = next(part.variable for part in reversed(arena.slices) if part.offset <= first)
+        name = next(part.variable for part in reversed(arena.slices) if part.offset <= element)
         return errors.NonFiniteGradient(
-            f"{self._state.name}: what was pushed for {name!r} holds {array[first]}; the whole push was rejected and "
+            f"{self._state.name}: what was pushed for {name!r} holds {value}; the whole push was rejected and "
             "no variable changed. Look for a too large learning rate or a division by zero, or skip this step",
             variable=name,
         )

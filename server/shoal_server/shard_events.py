@@ -28,7 +28,7 @@ class WorkerFenced:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReleased:
-    """A worker leaves the barriers; its staged push counts if its step is below `committed_steps`."""
+    """A worker leaves the barriers; its staged push counts if it is the last of `committed_steps`."""
 
     worker: str
     incarnation: int
@@ -37,12 +37,13 @@ class WorkerReleased:
 
 @dataclass(frozen=True, slots=True)
 class PullRequested:
-    """A worker, or a reader (worker ""), asks for the values."""
+    """A worker, or a reader (worker ""), asks for the values of the step `ahead` of the one that it is at."""
 
     ticket: Any
     worker: str
     incarnation: int
     step: int
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ HISTORY = 16_384
 MAX_WAITING_PULLS = 16_384
 # Steps and clocks stay below this, so that they and their successors fit every integer on their way.
 MAX_STEP = 1 << 53
+# A pull may ask for the values of the next step while the worker still computes this one, no earlier.
+MAX_AHEAD = 1
 # How many fenced workers a shard remembers, so that an admission that was delayed on its way is refused.
 FENCED_WORKERS = 4_096
 
@@ -61,7 +63,7 @@ class _Answered:
 @dataclass(slots=True)
 class _Waiting:
     worker: str
-    step: int
+    step: int  # that the values are for
 
 
 @dataclass
@@ -189,8 +191,9 @@ class ShardState:
         if not clock or clock.incarnation > event.incarnation:
             return effects
         staged = self._staged.get(event.worker)
-        if staged and staged.step < event.committed_steps:
-            # Another shard has committed this push, so it was staged on all: it counts here too.
+        if staged and staged.step == event.committed_steps - 1:
+            # Another shard has committed this push, so it was staged on all: it counts here too. One of an earlier step
+            # was refused elsewhere, and given up.
             effects += [effect for effect in self._commit(event.worker, clock) if not isinstance(effect, AnswerPush)]
         self._staged.pop(event.worker, None)
         self._answered.pop(event.worker, None)
@@ -200,13 +203,16 @@ class ShardState:
     def _pull_requested(self, event: PullRequested) -> list[Effect]:
         if not event.worker:
             return [AnswerPull(event.ticket, event.step)]
+        if event.ahead > MAX_AHEAD:
+            raise errors.BadRequest(f"{self.name}: a pull asks {event.ahead} steps ahead; {MAX_AHEAD} is the most")
         clock = self._admitted(event.worker, event.incarnation)
         effects = self._pass_by(clock, event.step)
-        if self.mode.may_pull(event.step, self.clocks):
-            return [*effects, self._admit_pull(event.ticket, event.worker, event.step)]
+        step = event.step + event.ahead
+        if self.mode.may_pull(step, self.clocks):
+            return [*effects, self._admit_pull(event.ticket, event.worker, step)]
         if len(self._waiting) >= MAX_WAITING_PULLS:
             raise errors.Overloaded(f"{self.name}: {MAX_WAITING_PULLS} pulls wait already; try again later")
-        self._waiting[event.ticket] = _Waiting(event.worker, event.step)
+        self._waiting[event.ticket] = _Waiting(event.worker, step)
         return effects
 
     def _pull_abandoned(self, event: PullAbandoned) -> list[Effect]:

@@ -4,8 +4,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from shoal import errors
+from shoal._buffers import BufferPool
 from shoal._layout import ShardLayout
 from shoal_server.shard import JobTerms, Shard
+
+# Of memory that was used for gradients and is free: the most that is kept, and for how long. What is kept saves the
+# next push its page faults, which cost more than its copy.
+_SPARE_BYTES, _SPARE_S = 4 << 30, 10.0
 
 
 class ShardStore:
@@ -13,9 +18,13 @@ class ShardStore:
 
     Args:
         on_apply: told the seconds that each update of any shard took.
+
+    Attributes:
+        memory: for gradients and copies of values.
     """
 
     def __init__(self, on_apply: Callable[[float], None] = lambda _: None) -> None:
+        self.memory = BufferPool(_SPARE_BYTES, _SPARE_S)
         self._on_apply = on_apply
         self._creating = threading.Lock()  # held while shards are allocated: a repeated call finds what the first made
         self._lock = threading.Lock()  # guards _jobs and _allocating; taken after _creating
@@ -38,7 +47,9 @@ class ShardStore:
             existing = held[1] if held and held[0].epoch == terms.epoch else {}
             # Allocated outside _lock: filling gigabytes takes seconds, and other jobs go on meanwhile.
             fresh = {
-                layout.shard: Shard(terms, layout, self._on_apply) for layout in layouts if layout.shard not in existing
+                layout.shard: Shard(terms, layout, self._on_apply, self.memory)
+                for layout in layouts
+                if layout.shard not in existing
             }
             shards = existing | fresh
             with self._lock:

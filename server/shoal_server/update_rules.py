@@ -97,7 +97,7 @@ class UpdateRule(ABC):
 
 
 class _DenseRule(UpdateRule, Generic[O]):
-    """A rule that is one call of a kernel: (values, gradient, slots, segments, scalars).
+    """A rule that is one call of a kernel: (values, gradient, slots, segments, claims, scalars).
 
     Attributes:
         kernel: of `kernels`.
@@ -110,6 +110,7 @@ class _DenseRule(UpdateRule, Generic[O]):
     def __init__(self, optimizer: O) -> None:
         self.optimizer = optimizer
         self.slots = self.kernel_slots
+        self._schedule = optimizer.schedule  # which an optimizer builds and checks each time it is asked
 
     @abstractmethod
     def scalars(self, rate: float, version: int, /) -> tuple[float | None, ...] | None:
@@ -131,10 +132,11 @@ class _DenseRule(UpdateRule, Generic[O]):
         _check_arrays(values, [gradient, *(slot for slot in state if slot is not None)])
         if segments.elements != values.size:
             raise ValueError(f"the segments cover {segments.elements} elements of an arena of {values.size}")
-        scalars = self.scalars(self.optimizer.rate(version) * lr_scale, version)
+        scalars = self.scalars(self._schedule.rate(version) * lr_scale, version)
         if scalars is not None:
             typed = [None if number is None else values.dtype.type(number) for number in scalars]
-            self.kernel(values, gradient, *state, segments.bounds, segments.decay, *typed)
+            arrays = (values, gradient, *state, segments.bounds, segments.decay)
+            kernels.share(values.size, lambda claims: self.kernel(*arrays, claims, *typed))
 
 
 def _check_arrays(values: np.ndarray, others: Sequence[np.ndarray]) -> None:

@@ -12,9 +12,9 @@ from digits import Digits
 
 import exact_worker
 import shoal
-from cluster_probe import histories, in_sessions, placement
+from cluster_probe import histories, in_sessions, leads_of, placement
 from shoal import initializers, optim, partitioners
-from shoal.v1 import parameter_server_pb2 as pb
+from shoal.events import MetricsReported
 
 pytestmark = pytest.mark.cluster
 
@@ -115,21 +115,6 @@ def test_the_bound_holds(client):
         assert max(leads) == bound, "nobody ever got as far ahead as the bound allows, so it was not tested"
 
 
-def leads_of(history):
-    """How far ahead of the slowest each admitted pull was, and the steps that each worker finished.
-
-    By the clocks as the pushes before a line left them, not as the server says that it saw them.
-    """
-    finished = dict.fromkeys({admission.worker for admission in history}, 0)
-    leads = []
-    for admission in history:
-        if admission.kind == pb.Admission.PULL:
-            leads.append(admission.step - min(finished.values()))
-        else:
-            finished[admission.worker] = admission.step + 1
-    return leads, finished
-
-
 # async:scaled is not here: it divides the learning rate by each gradient's staleness, so there is no sum to expect.
 @pytest.mark.parametrize(
     "mode", [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(2)], ids=lambda mode: mode.name
@@ -192,6 +177,27 @@ def test_with_a_backup_worker_each_step_counts_three_of_four(client):
     dropped = sum(found.count("dropped_late") for found in outcomes)
     assert outcomes[slow].count("dropped_late") > 0
     assert client.job("backup").wait(timeout_s=20).progress.dropped == dropped
+
+
+def test_a_worker_that_overlaps_waits_for_less_of_its_time(client):
+    """16 MB each way a step, beside a tenth of a second's computation; in turn and overlapping, at the same time."""
+    options = {
+        "consistency": shoal.Asynchronous(),
+        "max_steps": 30,
+        "settings": {"elements": 4_000_000, "seconds": 0.1},
+    }
+    jobs = {
+        overlap: client.submit(shoal.Job("broken_programs:Accelerated", overlap=overlap, **options))
+        for overlap in (False, True)
+    }
+    shares = {}
+    for overlap, job in jobs.items():
+        assert job.wait(timeout_s=60).progress.steps == 30
+        reported = [event.values for event in job.events() if isinstance(event, MetricsReported)]
+        shares[overlap] = float(np.median([values["wait_share"] for values in reported if "wait_share" in values]))
+        job.drop()
+    print(f"waits for {shares[False]:.0%} of its time in turn, for {shares[True]:.0%} when it overlaps")
+    assert shares[True] < 0.7 * shares[False]
 
 
 def test_an_asynchronous_run_converges(client):

@@ -17,7 +17,7 @@ from scraping import scrape
 from shoal import _rpc, optim
 from shoal.v1 import coordinator_pb2
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from shoal_server import kernels
+from shoal_server import compilation
 from shoal_server.process import Server, ServerConfig
 from waiting import wait_until
 
@@ -117,12 +117,12 @@ def test_variables_of_the_environment_are_flags(monkeypatch):
 @pytest.fixture
 def cold_kernels():
     """The kernels as a new process has them, with nothing compiled or loaded; other tests may have warmed them here."""
-    for kernel, _ in kernels._kernels:
+    for kernel, _ in compilation.registered:
         kernel._make_finalizer()()
         kernel._reset_overloads()
         kernel.disable_compile(False)
-    yield dict(kernels._kernels)
-    kernels.warm_up()
+    yield dict(compilation.registered)
+    compilation.warm_up()
 
 
 def test_a_server_compiles_its_kernels_before_it_is_ready_and_none_at_a_push(cold_kernels):

@@ -1,19 +1,27 @@
-"""The parameter server over real gRPC: what it applies, what it refuses, and that a refusal leaves no trace."""
+"""The parameter server: what it applies, what it refuses, and that a refusal leaves no trace.
+
+By gRPC, by lanes over TCP and with shared memory: the same on each. What only lanes have is in `test_lanes`.
+"""
 
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import grpc
 import ml_dtypes
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 import shoal
 from shard_servers import ShardServers
-from shoal import _framing, _rpc, consistency, errors, initializers, optim, partitioners
+from shoal import _lane_calls, _rpc, consistency, errors, initializers, optim, partitioners
+from shoal._lane import Frame
 from shoal._layout import Aggregation
+from shoal._limits import MAX_MESSAGE_BYTES
 from shoal._packing import Packer
+from shoal._parameters import Push
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
@@ -40,12 +48,61 @@ def gradients(value=1.0):
     }
 
 
+@pytest.fixture(params=["grpc", "tcp", "shared memory"])
+def transport(request, monkeypatch):
+    """How clients get to servers. None takes another way than it should: they would say so in the log."""
+    use(request.param, monkeypatch)
+    with capture_logs() as logs:
+        yield request.param
+    assert [entry for entry in logs if "no lane" in entry["event"] or "no memory" in entry["event"]] == []
+
+
+def use(transport, monkeypatch):
+    monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
+    if transport == "shared memory":  # of variables however small
+        monkeypatch.setattr(_lane_calls, "_SHARED_FROM_BYTES", 0)
+
+
 @pytest.fixture(params=[1, 3], ids=["one server", "three servers"])
 def servers(request):
     with ShardServers(VARIABLES, servers=request.param, shards=5) as servers:
         yield servers
 
 
+@pytest.fixture(params=["grpc", "lane"])
+def push(request):
+    """A push that is made by hand, of messages or their bytes, to a job's first server."""
+    return push_by_grpc if request.param == "grpc" else push_by_lane
+
+
+def push_by_grpc(servers, messages):
+    address = servers.placement.shards[0].address
+    with grpc.insecure_channel(address) as channel, _rpc.translated(address):
+        call = channel.stream_unary("/shoal.v1.ParameterServer/Push", encoded, pb.PushReply.FromString)
+        return call(iter(messages))
+
+
+def push_by_lane(servers, messages):
+    with servers.lane() as lane:
+        return lane.push(map(encoded, messages))
+
+
+@pytest.mark.usefixtures("transport")
+class TestTransports:
+    def test_calls_take_the_way_that_they_should(self, servers, transport):
+        """Or all tests that run once a transport would prove nothing."""
+        with servers.worker("a") as worker:
+            value = worker.pull()["b"]
+            assert servers.open_lanes == (0 if transport == "grpc" else len(worker._links))
+            assert in_shared_memory(value) == (transport == "shared memory")
+            loads = [link.prepare(worker._load(link, gradients(), list(Aggregation)), None) for link in worker._links]
+            assert [bool(load.slot) for load in loads] == [transport == "shared memory"] * len(loads)
+            assert servers.open_lanes == (0 if transport == "grpc" else 2 * len(worker._links))
+            worker.push(gradients())
+        wait_until(lambda: servers.open_lanes == 0, what="the lanes' end")
+
+
+@pytest.mark.usefixtures("transport")
 class TestValues:
     def test_initial_values_do_not_depend_on_shards_or_servers(self):
         with ShardServers(VARIABLES, servers=1, shards=1, seed=7) as one:
@@ -97,6 +154,15 @@ class TestValues:
             worker.push({"big": before})
             assert not servers.values()["big"].any()
 
+    def test_a_large_variable_is_not_copied_on_its_way_out(self, monkeypatch):
+        """Where no update comes in between, a server takes no memory for a pull."""
+        variables = {"big": Variable((16 << 20,), initializer=initializers.Ones())}  # 64 MB
+        with ShardServers(variables, shards=1) as servers, servers.worker("a") as worker:
+            monkeypatch.setattr(servers.stores[0].memory, "take", lambda nbytes: pytest.fail("the server copies"))
+            big = worker.pull()["big"]
+            assert big.nbytes == 64 << 20
+            assert (big == 1).all()
+
     def test_non_trainable_variables_are_aggregated_as_they_ask(self):
         variables = {
             "w": Variable((2,)),
@@ -119,7 +185,76 @@ class TestValues:
         np.testing.assert_array_equal(values["last"], [4.0, 4.0])
 
 
-class TestBadInput:
+class TestBits:
+    """A way to servers changes no bit of what comes out."""
+
+    DTYPES = ("float32", "float64", "float16", "bfloat16")
+    STEPS = 5
+
+    @pytest.mark.parametrize("wire", [None, "bfloat16"])
+    def test_a_synchronous_run_is_the_same_on_every_transport(self, wire, monkeypatch):
+        runs = []
+        for transport in ("grpc", "tcp", "shared memory"):
+            use(transport, monkeypatch)
+            # Who is first differs from run to run; sums are made in order of rank.
+            runs.append(self.run(wire, reverse=transport == "tcp"))
+        assert runs[0] == runs[1]
+        assert runs[0] == runs[2]
+
+    def run(self, wire, *, reverse):
+        """All bits that were ever pulled: of each step, and of the end."""
+        random = np.random.default_rng(11)
+        variables = self.variables(random)
+        seen = []
+        with ShardServers(
+            variables, servers=2, shards=3, mode=consistency.Synchronous(), optimizer=optim.Adam(0.01), wire=wire
+        ) as servers:
+            workers = [servers.worker("a"), servers.worker("b")]
+            for _ in range(self.STEPS):
+                pulled = [worker.pull() for worker in workers]
+                seen += [bits(values) for values in pulled]
+                assert seen[-1] == seen[-2]
+                pushes = [
+                    (worker, self.gradients(variables, random), self.updates(variables, random), weight)
+                    for worker, weight in zip(workers, (7.0, 3.0), strict=True)  # uneven batches
+                ]
+                for worker, gradients, updates, weight in reversed(pushes) if reverse else pushes:
+                    assert worker.push(gradients, updates=updates, weight=weight).outcome == "accepted"
+            seen.append(bits(servers.values()))
+            for worker in workers:
+                worker.close()
+        assert len({*seen}) == self.STEPS + 1  # something happened
+        return seen
+
+    def variables(self, random):
+        cut = partitioners.FixedShards(3)
+        made = {
+            dtype: Variable((301, 7), dtype=dtype, initializer=initializers.Normal(), partitioner=cut)
+            for dtype in self.DTYPES
+        }
+        return made | {
+            "whole": Variable((300_001,), initializer=initializers.Uniform(-1, 1)),  # more than a chunk
+            "mean": Variable((50,), dtype="float64", trainable=False, aggregation="mean"),
+            "count": Variable((), dtype="int64", trainable=False, aggregation="sum"),
+            "last": Variable((9,), trainable=False, aggregation="last"),
+        }
+
+    def gradients(self, variables, random):
+        return self.drawn(variables, random, trainable=True)
+
+    def updates(self, variables, random):
+        return self.drawn(variables, random, trainable=False)
+
+    def drawn(self, variables, random, *, trainable):
+        return {
+            name: (10 * random.standard_normal(variable.shape)).astype(variable.dtype)
+            for name, variable in variables.items()
+            if (variable.aggregation is Aggregation.TRAINABLE) is trainable
+        }
+
+
+@pytest.mark.usefixtures("transport")
+class TestBadGradients:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
@@ -139,18 +274,18 @@ class TestBadInput:
             assert not any(servers.versions())
             assert worker.push(gradients()).outcome == "accepted"
 
-    @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
     @pytest.mark.parametrize("name", VARIABLES)
-    def test_nan_and_inf_are_rejected_on_every_shard_and_counted(self, servers, name, poison):
+    def test_nan_and_inf_are_rejected_on_every_shard_and_counted(self, servers, name):
         before = servers.values()
-        bad = gradients()
-        bad[name].reshape(-1)[-1] = poison
         with servers.worker("a") as worker:
-            with pytest.raises(errors.NonFiniteGradient, match=f"'{name}' holds"):
-                worker.push(bad)
-            for variable, value in servers.values().items():
-                np.testing.assert_array_equal(value, before[variable])
-            assert servers.sample("shoal_server_rejected_pushes_total", reason="non_finite_gradient") == 1
+            for count, poison in enumerate((np.nan, np.inf, -np.inf), start=1):
+                bad = gradients()
+                bad[name].reshape(-1)[-1] = poison
+                with pytest.raises(errors.NonFiniteGradient, match=f"'{name}' holds {poison}"):
+                    worker.push(bad)
+                for variable, value in servers.values().items():
+                    np.testing.assert_array_equal(value, before[variable])
+                assert servers.sample("shoal_server_rejected_pushes_total", reason="non_finite_gradient") == count
             assert worker.push(gradients()).outcome == "accepted"
         assert set(servers.versions()) == {1}
 
@@ -162,34 +297,96 @@ class TestBadInput:
             assert worker.step == 1
         assert not any(servers.versions())
 
+    def test_an_old_placement_is_refused_and_fetched_again(self, servers):
+        with servers.worker("a") as worker:
+            worker._placement = worker._placement.__class__(
+                "job", 0, servers.placement.variables, servers.placement.shards
+            )
+            assert worker.push(gradients()).outcome == "accepted"
+
+    def test_a_reader_may_not_push(self, servers):
+        with servers.client() as reader, pytest.raises(errors.Fenced):
+            reader.push(gradients())
+
+
+class TestBadMessages:
+    """Made by hand, for no client of ours sends them: by gRPC and over a lane."""
+
     @pytest.mark.parametrize(
         "spoil",
         [
             lambda chunks: chunks[::-1],
             lambda chunks: chunks[:-1],
             lambda chunks: chunks[1:],
+            lambda chunks: [],
             lambda chunks: [*chunks, chunks[-1]],
+            lambda chunks: [chunks[0], pb.Chunk(shard=0, arena=0, offset=chunks[1].offset - 4, data=chunks[1].data)],
+            lambda chunks: [*chunks[:-1], pb.Chunk(shard=0, arena=0, offset=chunks[-1].offset)],
             lambda chunks: [*chunks[:-1], pb.Chunk(shard=0, arena=0, offset=chunks[-1].offset, data=b"\0" * 7)],
             lambda chunks: [pb.Chunk(shard=0, arena=9, data=b"\0" * 4)],
             lambda chunks: [pb.Chunk(shard=5, arena=0, data=b"\0" * 4)],
             lambda chunks: [pb.Chunk(shard=0, arena=0, offset=2**62, data=b"\0" * 4)],
         ],
-        ids=["reordered", "truncated", "headless", "repeated", "split element", "no arena", "no shard", "far offset"],
+        ids=[
+            "reordered",
+            "truncated",
+            "headless",
+            "none",
+            "repeated",
+            "overlapping",
+            "empty",
+            "split element",
+            "no arena",
+            "no shard",
+            "far offset",
+        ],
     )
-    def test_chunks_that_do_not_fill_the_arena_exactly(self, spoil):
-        with ShardServers({"w": Variable((1_000_000,))}, shards=1) as servers, servers.worker("a"):
+    def test_chunks_that_do_not_fill_the_arena_exactly(self, push, spoil):
+        with ShardServers({"w": Variable((400_000,))}, shards=1) as servers, servers.worker("a") as worker:
             layout = servers.placement.shards[0].layout
-            arrays = {"w": np.ones(1_000_000, np.float32)}
-            arenas = Packer(servers.placement).pack(layout, arrays, [Aggregation.TRAINABLE])
-            chunks = spoil(list(_framing.chunks(0, arenas)))
+            arrays = {"w": np.ones(400_000, np.float32)}
+            whole = Packer(servers.placement).chunks(layout, arrays, [Aggregation.TRAINABLE])
+            chunks = spoil([pb.Chunk(shard=0, arena=0, offset=c.offset, data=bytes(c.data)) for c in whole])
             messages = [pb.PushRequest(header=header(servers, "a"))] + [pb.PushRequest(chunks=[c]) for c in chunks]
-            with pytest.raises(errors.BadChunk, match="shard"), _rpc.translated("server"):
-                servers.stubs[0].Push(iter(messages))
+            with pytest.raises(errors.BadChunk, match="shard"):
+                push(servers, messages)
             assert servers.versions() == [0]
-            assert not servers.values()["w"].any()
+            assert not worker.pull()["w"].any()
+            assert worker.push(arrays).outcome == "accepted"
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            lambda chunk: b"\x12" + varint(len(chunk) + 1) + chunk,
+            lambda chunk: b"\x12" + varint(2**63) + chunk,
+            lambda chunk: b"\x12" + b"\xff" * 10 + chunk,
+            lambda chunk: b"\x12" + b"\x80",
+            lambda chunk: b"\x12" + varint(4) + b"\x22" + varint(3) + b"\0\0",
+            lambda chunk: b"\x12" + varint(3) + b"\x22\xff\xff" + chunk,
+            lambda chunk: b"\x0a" + varint(10**6) + chunk,
+        ],
+        ids=[
+            "past the end",
+            "far past the end",
+            "no number",
+            "cut off",
+            "data past their chunk",
+            "data without an end",
+            "a header past the end",
+        ],
+    )
+    def test_a_length_that_lies_inside_a_message(self, push, spoil):
+        with ShardServers({"w": Variable((5,))}, shards=1) as servers, servers.worker("a") as worker:
+            chunk = pb.Chunk(data=np.ones(5, np.float32).tobytes()).SerializeToString()
+            for messages in ([pb.PushRequest(header=header(servers, "a")), spoil(chunk)], [spoil(chunk)]):
+                with pytest.raises(errors.BadChunk, match="malformed at byte"):
+                    push(servers, messages)
+            assert servers.versions() == [0]
+            assert not worker.pull()["w"].any()
+            assert worker.push({"w": np.ones(5, np.float32)}).outcome == "accepted"
 
     @pytest.mark.parametrize("chunks_a_message", [1, 7, 10_000])
-    def test_chunks_of_many_arenas_may_be_crossed_but_each_arenas_come_in_order(self, chunks_a_message):
+    def test_chunks_of_many_arenas_may_be_crossed_but_each_arenas_come_in_order(self, push, chunks_a_message):
         """Two shards of two arenas each on one server, all in chunks of 3 elements that are dealt out in turn."""
         with ShardServers(CROSSED, shards=2) as servers, servers.worker("a") as worker:
             assert [len(shard.layout.arenas) for shard in servers.placement.shards] == [2, 2]
@@ -201,78 +398,114 @@ class TestBadInput:
             first, second = [i for i, chunk in enumerate(dealt) if (chunk.shard, chunk.arena) == (shard, arena)][:2]
             wrong = dealt.copy()
             wrong[first], wrong[second] = wrong[second], wrong[first]
-            with (
-                pytest.raises(errors.BadChunk, match=f"shard {shard}, arena {arena}: a chunk starts at byte"),
-                _rpc.translated("server"),
-            ):
-                servers.stubs[0].Push(iter(push_of(servers, "a", wrong, chunks_a_message)))
+            with pytest.raises(errors.BadChunk, match=f"shard {shard}, arena {arena}: a chunk starts at byte"):
+                push(servers, push_of(servers, "a", wrong, chunks_a_message))
             assert servers.versions() == [0, 0]
 
-            reply = servers.stubs[0].Push(iter(push_of(servers, "a", dealt, chunks_a_message)))
+            reply = push(servers, push_of(servers, "a", dealt, chunks_a_message))
             assert {answer.outcome for answer in reply.shards} == {pb.ACCEPTED}
             for name, value in servers.values().items():
                 np.testing.assert_array_equal(value, before[name] - grads[name])
             assert worker.step == 0  # it pushed by other means than its client
 
-    def test_a_message_of_many_small_chunks(self):
+    def test_a_message_of_many_small_chunks(self, push):
         """One element each: the framing is many times what it carries."""
         with ShardServers({"w": Variable((5_000,))}, shards=1) as servers, servers.worker("a"):
             grads = {"w": np.arange(5_000, dtype=np.float32)}
             chunks = small_chunks(servers, grads, elements=1)[0]
-            servers.stubs[0].Push(iter(push_of(servers, "a", chunks, 2_500)))
+            push(servers, push_of(servers, "a", chunks, 2_500))
             np.testing.assert_array_equal(servers.values()["w"], -grads["w"])
 
     def test_an_oversized_message(self, servers):
+        """By gRPC; `test_lanes` has the frame that is too large."""
         with servers.worker("a") as worker:
-            chunk = pb.Chunk(shard=0, arena=0, data=bytes(_rpc.MAX_MESSAGE_BYTES + 1))
-            with grpc.insecure_channel(servers.placement.shards[0].address) as channel:
-                push = channel.stream_unary(
-                    "/shoal.v1.ParameterServer/Push", request_serializer=pb.PushRequest.SerializeToString
-                )
-                with pytest.raises(errors.MessageTooLarge, match="larger than max"), _rpc.translated("server"):
-                    push(iter([pb.PushRequest(header=header(servers, "a"), chunks=[chunk])]))
+            chunk = pb.Chunk(shard=0, arena=0, data=bytes(MAX_MESSAGE_BYTES + 1))
+            with pytest.raises(errors.MessageTooLarge, match="larger than max"):
+                push_by_grpc(servers, [pb.PushRequest(header=header(servers, "a"), chunks=[chunk])])
             assert worker.push(gradients()).outcome == "accepted"
 
-    def test_a_push_without_a_header(self, servers):
-        with pytest.raises(errors.BadRequest, match="begins with a header"), _rpc.translated("server"):
-            servers.stubs[0].Push(iter([pb.PushRequest()]))
+    @pytest.mark.parametrize("messages", [[pb.PushRequest()], [b""], [pb.PushRequest(chunks=[pb.Chunk()])]])
+    def test_a_push_without_a_header(self, servers, push, messages):
+        with pytest.raises(errors.BadRequest, match="begins with a header"):
+            push(servers, messages)
+        assert not any(servers.versions())
 
-    def test_an_old_placement_is_refused_and_fetched_again(self, servers):
+    def test_a_push_with_two_headers(self, servers, push):
+        with servers.worker("a"):
+            message = pb.PushRequest(header=header(servers, "a"))
+            with pytest.raises(errors.BadRequest, match="one header"):
+                push(servers, [message, message])
+        assert not any(servers.versions())
+
+    @pytest.mark.parametrize(
+        ("change", "error"),
+        [
+            ({"versions": []}, "carries 0 versions"),
+            ({"weight": -1.0}, "weighs -1"),
+            ({"weight": float("inf")}, "weighs inf"),
+            ({"weight": float("nan")}, "weighs nan"),
+            ({"aggregations": [99]}, "an aggregation that there is not"),
+            ({"shards": []}, "at least one"),
+        ],
+        ids=["no versions", "negative", "infinite", "no number", "aggregation", "no shards"],
+    )
+    def test_a_header_that_makes_no_sense(self, servers, push, change, error):
         with servers.worker("a") as worker:
-            worker._placement = worker._placement.__class__(
-                "job", 0, servers.placement.variables, servers.placement.shards
-            )
+            message = header(servers, "a")
+            for name, value in change.items():
+                message.ClearField(name)
+                message.MergeFrom(pb.PushHeader(**{name: value}))
+            with pytest.raises(errors.BadRequest, match=error):
+                push(servers, [pb.PushRequest(header=message)])
+            assert not any(servers.versions())
             assert worker.push(gradients()).outcome == "accepted"
+
+    @pytest.mark.parametrize("way", ["grpc", "lane"])
+    @pytest.mark.parametrize(
+        ("stamp", "asked", "error"),
+        [
+            ({"job": "nope"}, {}, errors.UnknownJob),
+            ({"epoch": 2}, {}, errors.StaleEpoch),
+            ({"worker": "x"}, {}, errors.Fenced),
+            ({}, {"shards": [99]}, errors.UnknownShard),
+            ({}, {"shards": []}, errors.BadRequest),
+            ({}, {"shards": [0, 0]}, errors.BadRequest),
+            ({}, {"ahead": 2}, errors.BadRequest),
+        ],
+        ids=["job", "epoch", "stranger", "shard", "no shards", "a shard twice", "too far ahead"],
+    )
+    def test_a_pull_that_makes_no_sense(self, way, stamp, asked, error):
+        with ShardServers(VARIABLES) as servers, servers.worker("a") as worker:
+            said = header_pb2.Stamp(**{"job": "job", "worker": "a", "incarnation": 1, "epoch": 1} | stamp)
+            with pytest.raises(error):
+                pull_by(way, servers, pb.PullRequest(stamp=said, **{"shards": [0]} | asked))
+            assert worker.push(gradients()).outcome == "accepted"
+
+    def test_a_push_of_another_epoch(self, servers, push):
+        with servers.worker("a"):
             stale = header(servers, "a")
             stale.stamp.epoch = 9
-            with pytest.raises(errors.StaleEpoch, match="epoch 1 here, the request at 9"), _rpc.translated("server"):
-                servers.used_stubs[0].Push(iter([pb.PushRequest(header=stale)]))
-
-    def test_unknown_jobs_and_shards(self, servers):
-        for job, shards, error in (("nope", [0], errors.UnknownJob), ("job", [99], errors.UnknownShard)):
-            request = pb.PullRequest(stamp=header_pb2.Stamp(job=job, epoch=1), shards=shards)
-            with pytest.raises(error), _rpc.translated("server"):
-                list(servers.used_stubs[0].Pull(request))
-        with pytest.raises(errors.BadRequest, match="at least one"), _rpc.translated("server"):
-            list(servers.used_stubs[0].Pull(pb.PullRequest(stamp=header_pb2.Stamp(job="job", epoch=1))))
-
-    def test_a_reader_may_not_push(self, servers):
-        with servers.client() as reader, pytest.raises(errors.Fenced):
-            reader.push(gradients())
+            with pytest.raises(errors.StaleEpoch, match="epoch 1 here, the request at 9"):
+                push(servers, [pb.PushRequest(header=stale)])
 
 
+@pytest.mark.usefixtures("transport")
 class TestWholeOrNotAtAll:
-    def test_a_push_that_breaks_off_leaves_no_trace(self, servers):
+    def test_a_push_that_breaks_off_leaves_no_trace(self, servers, transport):
         """The worker dies in mid-push: one server has its whole part, another some chunks, a third nothing."""
         before = servers.values()
         servers.admit("a")
         client = servers.client("a")
-        for place, server in enumerate(client._servers):
-            requests = list(client._requests(server, 1.0, gradients(), [Aggregation.TRAINABLE], commit=False))
-            if place == 0 and len(client._servers) > 1:
-                server.stub.Push(iter(requests))  # staged whole
+        push = push_by(client, gradients())
+        for place, link in enumerate(client._links):
+            header, load = client._header(link, push, commit=False), push.load(link)
+            if place == 0 and len(client._links) > 1:
+                link.push(header, load)  # staged whole
             else:
-                break_off(servers, server, pb.PushRequest(header=requests[0].header, chunks=requests[0].chunks[:1]))
+                chunk = next(load.chunks())
+                first = pb.Chunk(shard=chunk.shard, arena=chunk.arena, data=bytes(chunk.data[:4]))
+                server = servers.addresses.index(link.address)
+                break_off(servers, server, pb.PushRequest(header=header, chunks=[first]), lane=transport != "grpc")
         client.close()
         servers.remove("a")
         for name, value in servers.values().items():
@@ -284,10 +517,11 @@ class TestWholeOrNotAtAll:
             before = servers.values()
             servers.admit("a")
             client = servers.client("a")
-            for server in client._servers:
-                server.stub.Push(client._requests(server, 1.0, gradients(), [Aggregation.TRAINABLE], commit=False))
-            first = client._servers[0]
-            first.stub.Commit(pb.CommitRequest(stamp=client._stamp(), shards=first.indices))
+            push = push_by(client, gradients())
+            for link in client._links:
+                link.push(client._header(link, push, commit=False), push.load(link))
+            first = client._links[0]
+            first.commit(pb.CommitRequest(stamp=client._stamp(0), shards=first.indices))
             client.close()  # dies between the commits
             servers.remove("a")
             assert set(servers.versions()) == {1}
@@ -301,10 +535,22 @@ class TestWholeOrNotAtAll:
             assert worker.push(gradients(7.0)) == first
         assert set(servers.versions()) == {1}
 
+    def test_a_commit_of_what_is_not_staged(self, servers):
+        with servers.worker("a") as worker:
+            for link in worker._links:
+                with pytest.raises(errors.NotStaged):
+                    link.commit(pb.CommitRequest(stamp=worker._stamp(0), shards=link.indices))
+            assert worker.push(gradients()).outcome == "accepted"
+        assert set(servers.versions()) == {1}
 
+
+@pytest.mark.usefixtures("transport")
 class TestWaiting:
-    def test_200_waiting_pulls_hold_no_thread(self):
-        """Two threads serve 200 pulls that wait; the pushes that they wait for go through, and all are answered."""
+    def test_200_waiting_pulls_hold_up_nobody(self):
+        """Two threads serve 200 pulls that wait; the pushes that they wait for go through, and all are answered.
+
+        On lanes, each has a thread of its own, which is its client's.
+        """
         mode = consistency.Synchronous()
         with ShardServers({"w": Variable((1000,))}, shards=1, mode=mode, rpc_threads=2) as servers:
             clients = [servers.worker(f"w{index}") for index in range(201)]
@@ -336,14 +582,19 @@ class TestWaiting:
             waiting.result(timeout=20)
 
     def test_a_pull_given_up_by_its_caller_is_forgotten(self):
-        with ShardServers({"w": Variable((3,))}, shards=1, mode=consistency.Synchronous()) as servers:
+        """On a server that has answered for one of its two shards."""
+        with ShardServers({"w": Variable((3,)), "v": Variable((3,))}, mode=consistency.Synchronous()) as servers:
             a, b = servers.worker("a"), servers.worker("b")
-            a.push({"w": np.ones(3, np.float32)})
-            call = servers.stubs[0].Pull(pb.PullRequest(stamp=a._stamp(), shards=[0]))
-            wait_until(lambda: servers.waiting() == 1)
-            call.cancel()
-            wait_until(lambda: servers.waiting() == 0)
-            a.close()
+            grads = {name: np.ones(3, np.float32) for name in ("w", "v")}
+            a.push(grads)
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(a.pull)
+                wait_until(lambda: servers.waiting() == 2)
+                a.close()
+                with pytest.raises(errors.Cancelled):
+                    waiting.result(timeout=20)
+                wait_until(lambda: servers.waiting() == 0)
+            assert b.push(grads).outcome == "accepted"
             b.close()
 
     def test_dropping_a_job_ends_its_waiting_pulls(self):
@@ -373,18 +624,109 @@ class TestWaiting:
             b.close()
 
 
-def break_off(servers, server, message):
+class TestStalls:
+    """By gRPC; `test_lanes` has the same for lanes."""
+
+    def test_a_caller_that_does_not_read_holds_up_nobody(self):
+        variables = {"w": Variable((2 << 20,))}
+        with ShardServers(variables, shards=1, transport="grpc") as servers, servers.worker("a") as worker:
+            request = pb.PullRequest(stamp=header_pb2.Stamp(job="job", epoch=1), shards=[0])
+            call = servers.stubs[0].Pull(request)
+            wait_until(lambda: servers.sample("shoal_server_sent_bytes_total") > 0, what="its first bytes")
+            grads = {"w": np.ones(2 << 20, np.float32)}
+            for step in range(3):  # as it was at the beginning, the server has to keep it for that caller
+                assert worker.pull()["w"][-1] == -step
+                assert worker.push(grads).outcome == "accepted"
+            # Though it was slow, it gets what it began with.
+            assert all(not any(chunk.data) for reply in call for chunk in reply.chunks)
+
+    def test_callers_that_stall_do_not_hold_all_threads_for_ever(self):
+        """As many as there are threads neither read their pulls nor go on with their pushes."""
+        variables = {"w": Variable((2 << 20,))}
+        with ShardServers(variables, shards=1, rpc_threads=2, stall_s=0.3, transport="grpc") as servers:
+            [stub], [servicer] = servers.stubs, servers.servicers
+            with servers.worker("a") as worker, ThreadPoolExecutor(2) as pool:
+                stamp = header_pb2.Stamp(job="job", epoch=1)
+                pulls = [stub.Pull(pb.PullRequest(stamp=stamp, shards=[0])) for _ in range(2)]
+                for_ever = threading.Event()
+                pushes = [stub.Push.future(until(for_ever, header(servers, "a"))) for _ in range(2)]
+                pulled, pushed = pool.submit(worker.pull), pool.submit(worker.push, {"w": np.ones(2 << 20, np.float32)})
+                wait_until(lambda: servicer.end_stalled() or (pulled.done() and pushed.done()), what="their turn")
+                assert pulled.result()["w"].size == 2 << 20
+                assert pushed.result().outcome == "accepted"
+                for call in (lambda: list(pulls[0]), lambda: list(pulls[1]), pushes[0].result, pushes[1].result):
+                    with pytest.raises(errors.Unreachable), _rpc.translated("server"):
+                        call()
+                for_ever.set()
+            assert servers.versions() == [1]
+
+
+def until(over, header):
+    """A push that begins, and does not go on before that."""
+    yield pb.PushRequest(header=header)
+    over.wait()
+
+
+def encoded(message):
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def varint(value):
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def bits(values):
+    return b"".join(array.tobytes() for array in values.values())
+
+
+def in_shared_memory(array):
+    """Whether an array lies in a segment, by what the kernel says that is mapped there."""
+    address = array.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= address < last:
+            return "/dev/shm/" in line
+    raise AssertionError("an array lies nowhere")
+
+
+def pull_by(way, servers, request):
+    if way == "lane":
+        with servers.lane() as lane:
+            return lane.pull(request)
+    with _rpc.translated("server"):
+        return list(servers.stubs[0].Pull(request))
+
+
+def push_by(client, arrays):
+    """What `client` would push, for its links."""
+    return client.prepare(arrays, None, 1.0)
+
+
+def break_off(servers, server, message, *, lane):
     """Sends the beginning of a push, waits until it is there, and is gone."""
     metric = "shoal_server_received_bytes_total"
     received = servers.sample(metric)
+
+    def arrives():
+        wait_until(lambda: servers.sample(metric) > received, what="the chunk's arrival")
+
+    if lane:
+        with servers.lane(server) as beginning:
+            beginning.send(Frame.PUSH, message.SerializeToString())
+            arrives()
+        return
     dead = threading.Event()
 
     def until_death():
         yield message
         dead.wait()
 
-    call = server.stub.Push.future(until_death())
-    wait_until(lambda: servers.sample(metric) > received, what="the chunk's arrival")
+    call = servers.stubs[server].Push.future(until_death())
+    arrives()
     call.cancel()
     dead.set()
 
@@ -392,8 +734,9 @@ def break_off(servers, server, message):
 def header(servers, worker):
     client = servers.client(worker)
     try:
-        first = client._servers[0]
-        return next(iter(client._requests(first, 1.0, {}, [Aggregation.TRAINABLE], commit=True))).header
+        first = client._links[0]
+        push = Push(client.step, 1.0, {}, lambda _: None, [Aggregation.TRAINABLE])
+        return client._header(first, push, commit=True)
     finally:
         client.close()
 
@@ -403,13 +746,15 @@ def small_chunks(servers, arrays, *, elements):
     lists = []
     packer = Packer(servers.placement)
     for shard in servers.placement.shards:
-        for index, arena in packer.pack(shard.layout, arrays, [Aggregation.TRAINABLE]):
-            size = elements * arena.itemsize
-            raw = arena.tobytes()
+        raw: dict[int, bytes] = {}
+        for chunk in packer.chunks(shard.layout, arrays, [Aggregation.TRAINABLE]):
+            raw[chunk.arena] = raw.get(chunk.arena, b"") + bytes(chunk.data)
+        for index, data in raw.items():
+            size = elements * shard.layout.arenas[index].wire.itemsize
             lists.append(
                 [
-                    pb.Chunk(shard=shard.layout.shard, arena=index, offset=offset, data=raw[offset : offset + size])
-                    for offset in range(0, len(raw), size)
+                    pb.Chunk(shard=shard.layout.shard, arena=index, offset=offset, data=data[offset : offset + size])
+                    for offset in range(0, len(data), size)
                 ]
             )
     return lists

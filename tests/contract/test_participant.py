@@ -1,6 +1,7 @@
 """A participant against fake servicers on loopback: what it sends, how it waits, what it makes of the answers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from fake_cluster import FakeCluster, fake_cluster
 from shoal import errors
 from shoal._coordinator import CoordinatorClient
 from shoal._participant import FINISHED, WAIT, DataRange, Participant, Report
+from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
 from shoal.job import Job
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -52,6 +54,27 @@ def test_enter_waits_longer_and_longer_until_it_is_ready(rig):
         assert parameters.step == 12
     assert rig.participant.rank == 1
     assert rig.slept == [0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("mode", "overlap", "outcome"),
+    [
+        (Asynchronous(), True, "sent"),
+        (BoundedStaleness(1), True, "sent"),
+        (Asynchronous(), False, "accepted"),
+        (BoundedStaleness(0), True, "accepted"),
+        (Synchronous(), True, "accepted"),
+    ],
+    ids=str,
+)
+def test_pushes_overlap_where_the_job_asks_for_it_and_the_mode_allows_it(mode, overlap, outcome):
+    with fake_cluster(replace(SPEC, consistency=mode, overlap=overlap)) as (cluster, client):
+        with Participant(client, "digits", "worker-1", 4).enter() as parameters:
+            parameters.pull()
+            assert parameters.push({"w": np.ones(2, np.float32), "b": np.ones(1, np.float32)}).outcome == outcome
+            parameters.settle()
+        pulls = cluster.record.of(pb.PullRequest)
+        assert [pull.ahead for pull in pulls] == ([0, 1] if outcome == "sent" else [0])
 
 
 def test_the_assigning_worker_sends_the_values_once_and_says_so(rig):

@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from shoal import _rpc, errors
-from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2
 
 
 class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
@@ -52,6 +52,21 @@ def test_every_error_comes_back_as_itself(server, channel):
         assert caught.value.details == {"member": "m"}
 
 
+def test_an_error_of_a_later_version_is_internal_and_keeps_its_text():
+    detail = header_pb2.ErrorDetail(code="NOT_INVENTED_YET", message="what it was", details={"member": "m"})
+    error = _rpc.error_of(detail)
+    assert type(error) is errors.InternalError
+    assert (error.message, error.details) == ("what it was", {"member": "m"})
+
+
+def test_an_error_travels_in_a_bounded_message():
+    error = errors.ProgramError("begin " + "x" * 10**6 + " end", value="y" * 10**6)
+    detail = _rpc.detail_of(error)
+    assert detail.ByteSize() < 5_000
+    assert detail.message.startswith("begin")
+    assert detail.message.endswith("end")
+
+
 def test_a_defect_is_an_internal_error_that_names_it_and_the_server_lives_on(server, channel):
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)
     server.implementation.failure = ZeroDivisionError("oops")
@@ -62,6 +77,34 @@ def test_a_defect_is_an_internal_error_that_names_it_and_the_server_lives_on(ser
         stub.GetStatus(coordinator_pb2.GetStatusRequest())
     server.implementation.failure = None
     assert stub.GetStatus(coordinator_pb2.GetStatusRequest()).cluster == "c"
+
+
+def test_methods_may_have_their_messages_as_bytes():
+    """Those named, each way; the others' are decoded."""
+
+    class Members(coordinator_pb2_grpc.CoordinatorServicer):
+        def Register(self, request, context):
+            seen.append(request)
+            return coordinator_pb2.RegisterReply(incarnation=3)
+
+        def Leave(self, request, context):
+            seen.append(request)
+            return coordinator_pb2.LeaveReply().SerializeToString()
+
+    def add(implementation, server):
+        raw = _rpc.RawMessages(server, requests={"Register"}, replies={"Leave"})
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(implementation, raw)
+
+    seen = []
+    server = _rpc.RpcServer("127.0.0.1:0", [("shoal.v1.Coordinator", add, Members())], threads=1)
+    server.start()
+    with _rpc.channel(server.address) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        request = coordinator_pb2.RegisterRequest(member="m")
+        assert stub.Register(request).incarnation == 3
+        assert stub.Leave(coordinator_pb2.LeaveRequest(member="n")) == coordinator_pb2.LeaveReply()
+    server.stop(0.1)
+    assert seen == [request.SerializeToString(), coordinator_pb2.LeaveRequest(member="n")]
 
 
 def test_health_says_ready_only_when_it_is(server, channel):
@@ -84,6 +127,27 @@ def test_reflection_lists_the_services(server, channel):
 def test_a_port_in_use_is_named(server):
     with pytest.raises(errors.PortInUse, match=f"cannot listen on {server.address}: .*choose another port"):
         _rpc.RpcServer(server.address, [], threads=1)
+
+
+@pytest.mark.parametrize(("host", "bound"), [("127.0.0.1", "127.0.0.1"), ("[::1]", "::1"), ("0.0.0.0", "0.0.0.0")])
+def test_a_port_to_listen_on(host, bound):
+    try:
+        listener = _rpc.listen(host, 0)
+    except errors.PortInUse:
+        pytest.skip(f"this machine has no {host}")
+    with listener:
+        assert listener.getsockname()[0] == bound
+        taken = listener.getsockname()[1]
+        assert taken
+        with pytest.raises(errors.PortInUse, match=f":{taken}: .*choose another port"):
+            _rpc.listen(host, taken)
+
+
+def test_the_host_that_others_call():
+    assert _rpc.public_host("127.0.0.1", "") == "127.0.0.1"
+    assert _rpc.public_host("127.0.0.1", "me.example") == "me.example"
+    assert _rpc.public_host("0.0.0.0", "") == socket.gethostname()
+    assert _rpc.public_host("[::]", "") == socket.gethostname()
 
 
 @pytest.mark.parametrize("bind", ["nonsense", "127.0.0.1", "127.0.0.1:http", ":7070", "127.0.0.1:70700"])

@@ -61,6 +61,7 @@ def test_gradients_may_be_anything_that_numpy_reads(session, client):
 
 def test_the_first_starts_the_job_and_describes_it(coordinator, session):
     assert coordinator.jobs["job"].spec.program == ""
+    assert coordinator.jobs["job"].spec.in_turn, "a loop of one's own sees its own last push"
     (described,) = coordinator.described
     assert [variable.name for variable in described.variables] == ["w"]
     assert described.variables[0].initializer.name == "given"
@@ -265,6 +266,99 @@ def test_a_job_that_is_over_stops_the_loop(coordinator, client, servers):
         train_for_ever()
 
 
+def test_a_session_may_ask_for_halves_and_overlap(coordinator, client, servers):
+    with client.session("job", variables={"w": np.zeros(3)}, wire="bfloat16", overlap=True, worker="me"):
+        asked = shoal.Job.from_proto(coordinator.jobs["job"].spec)
+    assert (asked.wire, asked.overlap) == ("bfloat16", True)
+
+
+@pytest.fixture
+def overlapping(client, servers):
+    """Opens a session whose pushes travel while its next step is computed."""
+    options = {"variables": {"w": np.zeros(3)}, "consistency": shoal.Asynchronous(), "overlap": True}
+    return lambda: client.session("job", worker="me", **options)
+
+
+def test_a_session_that_overlaps_hears_later_what_became_of_a_push(overlapping, coordinator, client):
+    with overlapping() as session:
+        assert session.settle() is None
+        for step in range(4):
+            np.testing.assert_array_equal(session.pull()["w"], np.full(3, -max(0, step - 1), float))
+            assert session.push(GRADIENT, weight=step + 1, metrics={"loss": step}).outcome == "sent"
+            assert session.step == step + 1
+        assert session.settle().outcome == "accepted"
+        np.testing.assert_array_equal(client.pull("job")["w"], np.full(3, -4.0))
+        session.pull()
+        session.push(GRADIENT, weight=5, metrics={"loss": 4})
+    np.testing.assert_array_equal(client.pull("job")["w"], np.full(3, -5.0))
+    report = coordinator.reports[-1]
+    assert (report.accepted, report.samples, report.step) == (5, 15, 5)
+    assert [request.error for request in coordinator.finished] == [""]
+
+
+def test_a_session_that_overlaps_passes_steps_by_and_waits_at_barriers(overlapping, client):
+    with overlapping() as session:
+        session.pull()
+        session.push(GRADIENT)
+        session.barrier()
+        assert session.skip().outcome == "skipped"
+        assert session.step == 2
+        np.testing.assert_array_equal(session.pull()["w"], np.full(3, -1.0))
+
+
+def test_nan_of_the_last_push_is_said_by_the_next_call_and_counted(overlapping, coordinator, client):
+    with overlapping() as session:
+        session.pull()
+        session.push({"w": np.array([1.0, np.nan, 1.0])})
+        session.pull()
+        with pytest.raises(shoal.NonFiniteGradient):
+            session.push(GRADIENT)
+        session.push(GRADIENT)  # the step after the one that was lost
+    np.testing.assert_array_equal(client.pull("job")["w"], np.full(3, -1.0))
+    assert (coordinator.reports[-1].rejected, coordinator.reports[-1].accepted) == (1, 1)
+    assert [request.error for request in coordinator.finished] == [""]
+
+
+def test_nan_of_the_very_last_push_is_said_when_closing_and_fails_the_job(overlapping, coordinator):
+    session = overlapping()
+    session.pull()
+    session.push({"w": np.full(3, np.inf)})
+    with pytest.raises(shoal.NonFiniteGradient, match="holds inf"):
+        session.close()
+    assert coordinator.reports[-1].rejected == 1
+    (finished,) = coordinator.finished
+    assert "NonFiniteGradient" in finished.error
+    assert coordinator.members == {}
+
+
+def test_an_exception_is_what_the_job_fails_with_whatever_became_of_the_last_push(overlapping, coordinator):
+    def train() -> None:
+        with overlapping() as session:
+            session.push({"w": np.full(3, np.inf)})
+            raise ZeroDivisionError("my loop")
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    (finished,) = coordinator.finished
+    assert "ZeroDivisionError: my loop" in finished.error
+    assert coordinator.members == {}
+
+
+@pytest.mark.parametrize("call", ["settle", "push", "close"])
+def test_a_session_that_overlaps_hears_that_it_was_fenced(overlapping, servers, coordinator, call):
+    session = overlapping()
+    session.pull()
+    servers.remove("me")
+    session.push(GRADIENT)
+    with pytest.raises(shoal.Fenced, match="was declared dead"):
+        session.push(GRADIENT) if call == "push" else getattr(session, call)()
+    if call != "close":
+        with pytest.raises(shoal.Fenced, match="was declared dead"):
+            session.pull()
+    session.close()
+    assert (coordinator.finished, coordinator.members) == ([], {})
+
+
 def test_others_join_without_a_description(coordinator, client, servers, session):
     servers.admit("other", incarnation=1)
     with client.session("job", worker="other") as other:
@@ -297,6 +391,8 @@ def test_several_threads_of_one_script_open_the_same_job(coordinator, client, se
         ({"optimizer": shoal.optim.Adam()}, "runs with optimizer=SGD"),
         ({"consistency": shoal.Asynchronous()}, "runs with consistency=sync"),
         ({"seed": 9}, "runs with seed=0"),
+        ({"wire": "float16"}, "runs with wire=float32, not float16"),
+        ({"overlap": True}, "runs with overlap=False, not True"),
     ],
 )
 def test_another_description_of_a_live_job_is_refused(client, session, options, said):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from fake_cluster import FakeCluster, fake_cluster
 from shoal import errors
+from shoal.consistency import Asynchronous
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -77,7 +79,7 @@ def start(cluster: FakeCluster, registry: CollectorRegistry, tmp_path: Path) -> 
     yield go
     for daemon in daemons:
         daemon.stop()
-    assert [child for child in psutil.Process().children() if "shoal_worker.trainer" in child.cmdline()] == []
+    assert [child for child in psutil.Process().children() if "shoal_worker" in child.cmdline()] == []
 
 
 def test_a_job_is_trained_told_of_and_finished(cluster, start, registry):
@@ -95,6 +97,20 @@ def test_a_job_is_trained_told_of_and_finished(cluster, start, registry):
     assert registry.get_sample_value("shoal_worker_samples_total") == 16
     assert registry.get_sample_value("shoal_worker_compute_seconds_count") == 4
     assert registry.get_sample_value("shoal_worker_device_info", {"device": "cpu"}) == 1
+
+
+def test_a_job_that_overlaps_is_trained_told_of_and_finished(cluster, start, registry):
+    cluster.jobs.job = replace(JOB, consistency=Asynchronous())
+    cluster.jobs.joins = [cluster.joined(ready=True, state=job_pb2.RUNNING)]
+    start()
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert finish.error == ""
+    reports = cluster.record.of(job_pb2.ReportRequest)
+    assert (sum(report.accepted for report in reports), sum(report.samples for report in reports)) == (4, 16)
+    pushes = [push.header for push in cluster.record.of(pb.PushRequest)]
+    assert [push.stamp.step for push in pushes] == [0, 1, 2, 3]
+    assert max(pull.ahead for pull in cluster.record.of(pb.PullRequest)) == 1
+    assert registry.get_sample_value("shoal_worker_steps_total") == 4
 
 
 @pytest.mark.parametrize(

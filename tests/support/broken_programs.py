@@ -105,3 +105,20 @@ class Gated(Program):
         seen = np.zeros(self.dataset.size, np.int64)
         np.add.at(seen, batch, 1)
         return shoal.Step(0.0, {"w": np.ones(4, np.float32)}, updates={"seen": seen})
+
+
+class Accelerated(Program):
+    """Computes each step for so many seconds, on what leaves the cores of this machine free, as an accelerator does."""
+
+    dataset = None
+
+    def __init__(self, elements, seconds):
+        self.gradient = np.zeros(elements, np.float32)
+        self.seconds, self.computed = seconds, threading.Event()
+
+    def variables(self):
+        return {"w": shoal.Variable(self.gradient.shape)}
+
+    def loss_and_gradients(self, params, batch):
+        self.computed.wait(self.seconds)
+        return 0.0, {"w": self.gradient}

@@ -1,6 +1,6 @@
 """What tests ask of a running cluster beyond what users do: the servers' own history, and sessions in threads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +25,21 @@ def histories(client: Client, job: str) -> dict[int, list[pb.Admission]]:
             index = shard.layout.shard
             found[index] = list(stub.GetHistory(pb.GetHistoryRequest(job=job, shard=index)).admissions)
     return found
+
+
+def leads_of(history: Sequence[pb.Admission]) -> tuple[list[int], dict[str, int]]:
+    """How far ahead of the slowest each admitted pull was, and the steps that each worker finished.
+
+    By the clocks as the pushes before a line left them, not as the server says that it saw them.
+    """
+    finished = dict.fromkeys({admission.worker for admission in history}, 0)
+    leads = []
+    for admission in history:
+        if admission.kind == pb.Admission.PULL:
+            leads.append(admission.step - min(finished.values()))
+        else:
+            finished[admission.worker] = admission.step + 1
+    return leads, finished
 
 
 def in_sessions(

@@ -128,9 +128,14 @@ class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
         self.values = np.array([7.0, 7.0, 9.0], np.float32)
         self.error: errors.ShoalError | None = None  # what pushes are answered
 
+    @_rpc.servicer
+    def Attach(self, request, context):
+        return pb.AttachReply()  # no lanes: all is called as below
+
     def Pull(self, request, context):
         self.record.add(request)
-        yield pb.PullReply(headers=[header_pb2.ShardHeader(shard=0, epoch=1, step=request.stamp.step)])
+        step = request.stamp.step + request.ahead
+        yield pb.PullReply(headers=[header_pb2.ShardHeader(shard=0, epoch=1, step=step)])
         if not request.headers_only:
             yield pb.PullReply(chunks=[pb.Chunk(shard=0, arena=0, offset=0, data=self.values.tobytes())])
 

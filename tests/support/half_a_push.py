@@ -10,8 +10,12 @@ import numpy as np
 
 import shoal
 from scraping import sample
+from shoal import _rpc
 from shoal._layout import Aggregation
+from shoal._parameters import Push
+from shoal._transfer import Load
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import parameter_server_pb2_grpc
 from waiting import wait_until
 
 
@@ -19,24 +23,32 @@ def main(address: str, job: str, *pairs: str) -> None:
     pages = dict(pair.split("=", 1) for pair in pairs)
     session = shoal.Client(address).session(job, worker="victim")
     session.pull()
-    parameters = session._parameters
-    gradients = {name: np.ones(v.shape, v.dtype) for name, v in parameters._placement.variables.items()}
-    first, second = parameters._servers
+    parameters = session._parameters._parameters
+    placement, aggregations = parameters._placement, [Aggregation.TRAINABLE]
+    gradients = {name: np.ones(v.shape, v.dtype) for name, v in placement.variables.items()}
+    first, second = parameters._links
+    names = {shard.address: shard.server for shard in placement.shards}
 
-    def requests(server):
-        return parameters._requests(server, 1.0, gradients, [Aggregation.TRAINABLE], commit=False)
+    def stub(link):
+        return parameter_server_pb2_grpc.ParameterServerStub(_rpc.channel(link.address))
+
+    def requests(link):
+        load = Load(parameters._packer, link.layouts, aggregations, gradients)
+        push = Push(parameters.step, 1.0, parameters._versions, lambda _: load, aggregations)
+        for message in load.requests(parameters._header(link, push, commit=False)):
+            yield pb.PushRequest.FromString(b"".join(message))
 
     def received():
-        return sample(pages[second.shards[0].server], "shoal_server_received_bytes_total")
+        return sample(pages[names[second.address]], "shoal_server_received_bytes_total")
 
     def half():
         message = next(requests(second))
         yield pb.PushRequest(header=message.header, chunks=message.chunks[:1])
         threading.Event().wait()
 
-    first.stub.Push(requests(first))  # staged whole on one server
+    stub(first).Push(requests(first))  # staged whole on one server
     before = received()
-    call = second.stub.Push.future(half())
+    call = stub(second).Push.future(half())
     wait_until(lambda: received() > before, what="the chunk's arrival")
     assert not call.done(), "the server did not wait for the other half"
     print("half", flush=True)

@@ -1,21 +1,24 @@
-"""Parameter servers in this process, on real gRPC, without a coordinator: the test plays it."""
+"""Parameter servers in this process, on real gRPC and lanes, without a coordinator: the test plays it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, consistency, optim
+from shoal._lane import Frame, Lane
 from shoal._layout import Placement
+from shoal._links import Transport
 from shoal._parameters import ParameterClient
+from shoal.v1 import header_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal.v1 import parameter_server_pb2_grpc
 from shoal.variables import Variable, variable_from_array
 from shoal_coordinator.placement import ServerLoad, assign_shards, plan_shards
+from shoal_server.lanes import LaneServer
 from shoal_server.metrics import ServerMetrics
-from shoal_server.servicer import SERVICE, ParameterServerServicer
+from shoal_server.servicer import SERVICE, ParameterServerServicer, add_to_server
 from shoal_server.store import ShardStore
 
 
@@ -35,39 +38,52 @@ class ShardServers:
         optimizer: optim.Optimizer | None = None,
         seed: int = 0,
         rpc_threads: int = 4,
+        max_lanes: int = 1024,
+        stall_s: float = 30.0,
+        transport: Transport | None = None,
+        wire: str | None = None,
     ) -> None:
         self._stack = ExitStack()
         self.registries: list[CollectorRegistry] = []
         self.stores: list[ShardStore] = []
-        addresses = [self._start(rpc_threads) for _ in range(servers)]
-        self.stubs = [self._stub(address) for address in addresses]
+        self.lanes: list[LaneServer] = []
+        self.servicers: list[ParameterServerServicer] = []
+        self.addresses = [self._start(rpc_threads, max_lanes, stall_s) for _ in range(servers)]
+        self.stubs = [self._stub(address) for address in self.addresses]
         given = {name: value for name, value in variables.items() if isinstance(value, np.ndarray)}
         specs = {
             name: variable_from_array(value) if isinstance(value, np.ndarray) else value
             for name, value in variables.items()
         }
-        loads = [ServerLoad(f"server-{index}", address, 0) for index, address in enumerate(addresses)]
-        self.placement = Placement("job", 1, specs, assign_shards(plan_shards(specs, shards), loads))
-        self._mode, self._optimizer, self._seed = mode, optimizer, seed
+        loads = [ServerLoad(f"server-{index}", address, 0) for index, address in enumerate(self.addresses)]
+        layouts = plan_shards(specs, shards, np.dtype(wire) if wire else None)
+        self.placement = Placement("job", 1, specs, assign_shards(layouts, loads))
+        self._mode, self._optimizer, self._seed, self._transport = mode, optimizer, seed, transport
         self._create()
         if given:
             with self.client("", 0) as client:
                 client.assign(given)
         self._workers = 0
 
-    def _start(self, rpc_threads: int) -> str:
+    def _start(self, rpc_threads: int, max_lanes: int, stall_s: float) -> str:
         registry = CollectorRegistry()
         metrics = ServerMetrics(registry)
         store = ShardStore(metrics.apply_seconds.observe)
         senders, receivers = ThreadPoolExecutor(rpc_threads), ThreadPoolExecutor(rpc_threads)
-        servicer = ParameterServerServicer(store, metrics, senders=senders, receivers=receivers)
-        add = parameter_server_pb2_grpc.add_ParameterServerServicer_to_server
-        server = _rpc.RpcServer("127.0.0.1:0", [(SERVICE, add, servicer)], threads=rpc_threads)
+        lanes = LaneServer("127.0.0.1", 0, store, metrics, limit=max_lanes)
+        servicer = ParameterServerServicer(
+            store, metrics, senders=senders, receivers=receivers, offer=lanes.offer, stall_s=stall_s
+        )
+        server = _rpc.RpcServer("127.0.0.1:0", [(SERVICE, add_to_server, servicer)], threads=rpc_threads)
         self._stack.callback(senders.shutdown)
         self._stack.callback(receivers.shutdown)
         self._stack.callback(server.stop, 0.2)
+        self._stack.callback(lanes.stop)
         self._stack.callback(store.clear)
+        lanes.start()
         server.start()
+        self.lanes.append(lanes)
+        self.servicers.append(servicer)
         self.registries.append(registry)
         self.stores.append(store)
         return server.address
@@ -112,7 +128,13 @@ class ShardServers:
         return [stub for index, stub in enumerate(self.stubs) if f"server-{index}" in used]
 
     def client(
-        self, worker: str = "", incarnation: int = 1, *, step: int = 0, refresh: Callable[[], Placement] | None = None
+        self,
+        worker: str = "",
+        incarnation: int = 1,
+        *,
+        step: int = 0,
+        refresh: Callable[[], Placement] | None = None,
+        transport: Transport | None = None,
     ) -> ParameterClient:
         return ParameterClient(
             self.placement,
@@ -121,12 +143,26 @@ class ShardServers:
             step=step,
             refresh=refresh or (lambda: self.placement),
             retry_for_s=5,
+            transport=transport or self._transport,
         )
 
     def worker(self, name: str) -> ParameterClient:
         """Admits a worker and gives its client."""
         step = self.admit(name)
         return self.client(name, step=step)
+
+    @contextmanager
+    def lane(self, server: int = 0, segment: pb.Segment | None = None) -> Iterator["RawLane"]:
+        """A lane to a server on which the test says what it likes."""
+        offer = self.lanes[server].offer
+        with RawLane(offer.address) as lane:
+            lane.welcome = lane.greet(pb.LaneHello(token=offer.token, segment=segment))
+            yield lane
+
+    @property
+    def open_lanes(self) -> int:
+        """Of all servers."""
+        return sum(lanes.count for lanes in self.lanes)
 
     def values(self) -> dict[str, np.ndarray]:
         """What a reader pulls."""
@@ -149,6 +185,66 @@ class ShardServers:
         self._stack.close()
 
     def __enter__(self) -> "ShardServers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RawLane:
+    """A lane's other end, by hand: messages of the generated classes, in whatever order. `with` ends it.
+
+    Attributes:
+        welcome: the server's.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._lane = Lane.connect(*_rpc.parse_address(address), timeout_s=5.0)
+        self.welcome = pb.LaneWelcome()
+
+    def greet(self, hello: pb.LaneHello) -> pb.LaneWelcome:
+        self.send(Frame.HELLO, hello.SerializeToString())
+        return pb.LaneWelcome.FromString(self.answer(Frame.WELCOME))
+
+    def pull(self, request: pb.PullRequest) -> list[pb.PullReply]:
+        self.send(Frame.PULL, request.SerializeToString())
+        replies = []
+        while True:
+            kind, payload = self.receive()
+            if kind is Frame.END:
+                return replies
+            assert kind is Frame.VALUES
+            replies.append(pb.PullReply.FromString(payload))
+
+    def push(self, messages: Iterable[bytes]) -> pb.PushReply:
+        for message in messages:
+            self.send(Frame.PUSH, message)
+        self.send(Frame.END)
+        return pb.PushReply.FromString(self.answer(Frame.PUSHED))
+
+    def commit(self, request: pb.CommitRequest) -> pb.PushReply:
+        self.send(Frame.COMMIT, request.SerializeToString())
+        return pb.PushReply.FromString(self.answer(Frame.PUSHED))
+
+    def send(self, kind: Frame, payload: bytes = b"") -> None:
+        self._lane.send(kind, [payload])
+
+    def receive(self) -> tuple[Frame, bytes]:
+        """The next frame; raises the error that it carries."""
+        kind, payload = self._lane.receive(within_s=20.0)
+        if kind is Frame.ERROR:
+            raise _rpc.error_of(header_pb2.ErrorDetail.FromString(bytes(payload)))
+        return kind, bytes(payload)
+
+    def answer(self, kind: Frame) -> bytes:
+        answered, payload = self.receive()
+        assert answered is kind
+        return payload
+
+    def close(self) -> None:
+        self._lane.close()
+
+    def __enter__(self) -> "RawLane":
         return self
 
     def __exit__(self, *_: object) -> None:

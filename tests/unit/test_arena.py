@@ -50,11 +50,22 @@ def test_a_lone_contribution_is_applied_bit_for_bit():
     np.testing.assert_array_equal(made.values, -gradient)
 
 
-def test_half_precision_is_stored_as_float32_and_travels_as_half():
-    made = arena(3, "bfloat16")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_stored_as_float32(dtype):
+    made = arena(3, dtype)
     assert made.values.dtype == np.float32
-    assert made.snapshot().dtype == made.layout.dtype
-    assert made.accept(np.ones(3, made.layout.dtype)).dtype == np.float32
+    assert made.nbytes == 12
+    made.apply([np.full(3, 2.0**-20, np.float32)], [1.0], version=0, scale=1.0)
+    made.apply([np.ones(3, np.float32)], [1.0], version=1, scale=1.0)
+    np.testing.assert_array_equal(made.values, np.float32(-1 - 2.0**-20))
+
+
+def test_values_are_overwritten_in_place():
+    made = arena(3)
+    memory = made.values
+    made.assign(np.array([1, 2, 3], np.float32))
+    assert made.values is memory
+    np.testing.assert_array_equal(memory, [1, 2, 3])
 
 
 def test_counters_have_no_slots_and_add_up():

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import shoal
 from fake_coordinator import FakeCoordinator
 from shard_servers import ShardServers
-from shoal._cli import app, options, output
+from shoal._cli import options, output
+from shoal._cli.app import app
 from shoal._cli.follow import follow
 from shoal._cli.output import Output
 from shoal.v1 import coordinator_pb2, job_pb2
@@ -52,7 +53,7 @@ class TestSubmit:
             *("submit", "models:mlp", "--name", "mine", "--workers", 3, "--consistency", "ssp:4", "--epochs", 2),
             *("--set", "hidden=64", "--set", "name=mnist", "--set", "layers=[1,2]", "--set", "fast=true"),
             *("--optimizer", "adam:learning_rate=0.01,beta1=0.8", "--batch-size", 16, "--max-steps", 9),
-            *("--shards", 5, "--seed", 7),
+            *("--shards", 5, "--seed", 7, "--wire", "bfloat16", "--in-turn"),
         )
         assert result.exit_code == 0, result.output
         assert "submitted mine" in result.stdout
@@ -68,6 +69,8 @@ class TestSubmit:
             max_steps=9,
             shards=5,
             seed=7,
+            wire="bfloat16",
+            overlap=False,
         )
 
     def test_defaults_are_those_of_a_job(self, coordinator, run):
@@ -77,6 +80,7 @@ class TestSubmit:
     def test_prints_the_job_for_machines(self, run):
         (record,) = records(run("submit", "models:mlp", "--name", "mine", "--json").stdout)
         assert (record["name"], record["state"], record["program"]) == ("mine", "pending", "models:mlp")
+        assert (record["wire"], record["overlap"]) == ("float32", True)
 
     @pytest.mark.parametrize(
         ("options", "said"),

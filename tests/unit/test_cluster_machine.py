@@ -152,6 +152,15 @@ def rig():
     return Rig().servers("s0", "s1").workers("w0", "w1")
 
 
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+def test_shards_are_laid_out_for_the_wire_that_the_job_asks_for(rig, wire):
+    rig.submit(job(wire=wire))
+    rig.describe("a", "w0")
+    [created] = rig.perform()
+    arenas = [arena for shard in created.placement.shards for arena in shard.layout.arenas]
+    assert {(arena.dtype.name, arena.wire.name) for arena in arenas} == {("float32", wire)}
+
+
 def test_a_job_from_submission_to_success(rig):
     assert rig.submit(job()).state is JobState.STARTING
     assert [assignment.job for assignment in rig.beat("w0", "w1")] == ["a", "a"]

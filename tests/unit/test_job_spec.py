@@ -3,7 +3,7 @@ import pytest
 from shoal import errors, optim
 from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
 from shoal.job import Job
-from shoal.v1 import job_pb2
+from shoal.v1 import job_pb2, tensor_pb2
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,10 @@ from shoal.v1 import job_pb2
             max_steps=100,
             shards=7,
             seed=2**64 - 1,
+            wire="bfloat16",
+            overlap=False,
         ),
+        Job("m:f", wire="float16"),
         Job("m:f", consistency=Asynchronous(scale_by_staleness=True)),
         Job("m:f", consistency=BoundedStaleness(4)),
     ],
@@ -38,6 +41,7 @@ def test_what_the_wire_leaves_out_takes_its_default():
     job = Job.from_proto(message)
     assert (job.epochs, job.batch_size, job.settings) == (1, 32, {})
     assert job.optimizer == Job("m:f").optimizer
+    assert (job.wire, job.overlap) == ("float32", True)
 
 
 def test_a_name_is_drawn_from_the_program():
@@ -82,6 +86,9 @@ def test_bad_programs(program):
         ({"batch_size": 32, "range_size": 48}, "multiple of batch_size"),
         ({"workers": 2, "consistency": Synchronous(backup_workers=2)}, "backup workers"),
         ({"consistency": "sync"}, "consistency"),
+        ({"wire": "float64"}, "wire is 'float64'; it must be one of float32, bfloat16, float16"),
+        ({"wire": ["bfloat16"]}, "wire is"),
+        ({"overlap": 1}, "overlap is 1; it must be True or False"),
         ({"optimizer": "adam"}, "optimizer"),
         ({"settings": {"x": object()}}, "not JSON"),
         ({"settings": {"x": float("nan")}}, "not JSON"),
@@ -104,6 +111,9 @@ def test_contradictions(arguments, said):
         {"settings_json": "[1]"},
         {"settings_json": '{"x": NaN}'},
         {"consistency": job_pb2.Consistency()},
+        {"wire": tensor_pb2.FLOAT32},
+        {"wire": tensor_pb2.INT64},
+        {"wire": 99},
     ],
 )
 def test_a_message_that_contradicts_itself_is_refused(change):
@@ -120,3 +130,17 @@ def test_an_unknown_optimizer_is_refused():
     message.optimizer.name = "lion"
     with pytest.raises(errors.InvalidOptimizer):
         Job.from_proto(message)
+
+
+@pytest.mark.parametrize(
+    ("mode", "overlaps"),
+    [
+        (Synchronous(), False),
+        (Synchronous(backup_workers=1), False),
+        (Asynchronous(), True),
+        (BoundedStaleness(0), False),
+        (BoundedStaleness(1), True),
+    ],
+)
+def test_a_mode_says_whether_pulls_may_pass_pushes(mode, overlaps):
+    assert mode.overlaps is overlaps

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_server import kernels
+from shoal_server import compilation, kernels
+from shoal_server.idle_cores import Crew
 
 FLOATS = (np.float32, np.float64)
 CHECKED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
-BLOCK = kernels._BLOCK
+BLOCK = kernels.BLOCK
 SIZES = st.integers(0, 300) | st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 17])
 
 
@@ -85,7 +86,8 @@ def test_accumulate_refuses_another_size_and_changes_nothing() -> None:
 def adam(arrays: list[np.ndarray], bounds: list[int], decay: float) -> None:
     dtype = arrays[0].dtype.type
     numbers = [dtype(x) for x in (1e-2, 1.5, 0.9, 0.1, 0.99, 0.01, 1e-8, 1.0, 0.0)]
-    arguments: list[Any] = [*arrays, np.array(bounds, np.int64), np.full(len(bounds) - 1, decay), *numbers]
+    segments = (np.array(bounds, np.int64), np.full(len(bounds) - 1, decay))
+    arguments: list[Any] = [*arrays, *segments, np.array([0, bounds[-1]]), *numbers]
     kernels.adam(*arguments)
 
 
@@ -110,19 +112,49 @@ def test_bits_do_not_depend_on_how_an_arena_is_cut(dtype: Any, size: int, cuts: 
         assert before.tobytes() == after[::-1].tobytes()
 
 
+def test_threads_claim_every_element_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the results of all of them count."""
+    crew = Crew(3, clock=lambda: 0.0)
+    monkeypatch.setattr(kernels, "crew", lambda: crew)
+    monkeypatch.setattr(kernels, "LARGE", 0)
+    size = 20 * BLOCK + 17
+    total, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
+    for count in range(1, 6):
+        kernels.accumulate(total, ones, 1.0)
+        assert np.all(total == count)
+    kernels.scale(total, 0.2)
+    assert np.all(total == 1)
+    for index in range(0, size, BLOCK // 2 + 1):
+        assert kernels.all_finite(total)
+        total[index] = np.nan
+        assert not kernels.all_finite(total)
+        total[index] = 1
+
+
+def test_small_arenas_ask_for_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "crew", lambda: pytest.fail("asked"))
+    kernels.scale(np.ones(kernels.LARGE - 1, np.float32), 2.0)
+
+
 def test_segments_leave_the_rest_of_the_arena_alone() -> None:
     values, gradient = np.ones(10), np.ones(10)
-    kernels.sgd(values, gradient, np.array([2, 2, 5]), np.array([7.0, 1.0]), np.float64(0.25))
+    kernels.sgd(values, gradient, np.array([2, 2, 5]), np.array([7.0, 1.0]), np.array([2, 5]), np.float64(0.25))
     assert values.tolist() == [1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 1, 1]
 
 
 def test_nothing_compiles_once_the_kernels_are_warm() -> None:
-    assert all(set(signatures) <= set(kernel.signatures) for kernel, signatures in kernels._kernels)
-    counts = [len(kernel.signatures) for kernel, _ in kernels._kernels]
+    assert all(set(signatures) <= set(kernel.signatures) for kernel, signatures in compilation.registered)
+    counts = [len(kernel.signatures) for kernel, _ in compilation.registered]
     assert kernels.warm_up() < 0.5  # nothing left to do
+    float32, message = np.ones(2, np.float32), np.frombuffer(bytes(9), np.uint8)[1:]
+    assert kernels.receive(float32, message.view(np.float32))
+    assert kernels.receive(float32, message[:4].view(np.float16))
+    kernels.send(np.ones(2, np.float16), float32)
+    integers: Any = np.ones(2, np.int64)
+    bounds = np.array([0, 2])
     with pytest.raises(TypeError, match="No matching definition"):
-        kernels.sgd(np.ones(2, np.int64), np.ones(2, np.int64), np.array([0, 2]), np.zeros(1), np.float64(1))
-    assert counts == [len(kernel.signatures) for kernel, _ in kernels._kernels]
+        kernels.sgd(integers, integers, bounds, np.zeros(1), bounds, np.float64(1))
+    assert counts == [len(kernel.signatures) for kernel, _ in compilation.registered]
 
 
 @pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="reads x86 assembly")
@@ -130,7 +162,7 @@ def test_nothing_compiles_once_the_kernels_are_warm() -> None:
 def test_square_roots_are_vectorised(name: str) -> None:
     kernel: Any = getattr(kernels, name)
     options = {key: kernel.targetoptions[key] for key in ("nogil", "fastmath", "error_model")}
-    signatures = next(signatures for known, signatures in kernels._kernels if known is kernel)
+    signatures = next(signatures for known, signatures in compilation.registered if known is kernel)
     most = [s for s in signatures if s[0].dtype == numba.float32][-1]  # with every optional slot
     fresh = numba.njit(most, **options)(kernel.py_func)  # code from the cache has no assembly to read
     assert "sqrtps" in fresh.inspect_asm(most)
@@ -146,9 +178,18 @@ def test_full_starts_on_a_cache_line(elements: int, dtype: Any) -> None:
     assert x.flags.c_contiguous
 
 
+def test_large_arrays_start_far_apart() -> None:
+    """Modulo 1 MiB, in pairs: an arena's values and slots."""
+    starts = [kernels.empty(1 << 22, np.float32).ctypes.data for _ in range(8)]
+    far = [(one - other) % (1 << 20) for one, other in itertools.permutations(starts, 2)]
+    assert min(far) >= 1 << 16
+    assert all(start % 64 == 0 for start in starts)
+
+
 def test_warm_up_knows_every_kernel() -> None:
-    known = {kernel.py_func.__name__ for kernel, _ in kernels._kernels}
+    known = {kernel.py_func.__name__ for kernel, _ in compilation.registered}
     updates = {"sgd", "momentum", "adagrad", "rmsprop", "adam", "ftrl"}
-    assert known == updates | {"_accumulate", "_scale", "_exponents_below"}
-    variants = {kernel.py_func.__name__: len(signatures) for kernel, signatures in kernels._kernels}
+    conversions = {"_copy", "_widen_half", "_widen_bfloat", "_narrow_half", "_narrow_bfloat"}
+    assert known == updates | conversions | {"_accumulate", "_scale", "_exponents_below"}
+    variants = {kernel.py_func.__name__: len(signatures) for kernel, signatures in compilation.registered}
     assert variants["rmsprop"] == len(list(itertools.product(FLOATS, (False, True), (False, True))))

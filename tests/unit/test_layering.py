@@ -29,7 +29,6 @@ FOLDERS = {"client", "server", "worker"}
 # Every module that imports grpc, beside the generated stubs: where calls are made and answered, and nothing else.
 GRPC = {
     "client/shoal/_rpc.py",
-    "client/shoal/_parameters.py",
     "server/shoal_server/pulls.py",
     "server/shoal_server/servicer.py",
     "server/shoal_coordinator/servicers.py",

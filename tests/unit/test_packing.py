@@ -1,4 +1,7 @@
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -6,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import errors
-from shoal._layout import Aggregation, Placement, ShardPlacement
-from shoal._packing import Packer
+from shoal import _packing, errors
+from shoal._chunks import Chunk
+from shoal._framing import Assembler, arenas_of, slot_offsets
+from shoal._layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
+from shoal._limits import CHUNK_BYTES
+from shoal._packing import Arrival, Packer
+from shoal._segment import Slots
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_coordinator.placement import plan_shards
@@ -17,71 +24,359 @@ TRAINABLE = [Aggregation.TRAINABLE]
 EVERY = list(Aggregation)
 
 
-def placed(job: dict[str, Variable], shards: int = 1) -> Placement:
-    layouts = plan_shards(job, shards)
+def placed(job: dict[str, Variable], shards: int = 1, wire: str = "float32") -> Placement:
+    layouts = plan_shards(job, shards, np.dtype(wire))
     return Placement("job", 1, job, tuple(ShardPlacement(layout, "server", "host:1") for layout in layouts))
 
 
+def layouts_of(placement: Placement) -> list[ShardLayout]:
+    return [shard.layout for shard in placement.shards]
+
+
 def random_array(variable: Variable, rng: np.random.Generator) -> np.ndarray:
-    return np.asarray(rng.integers(-1000, 1000, variable.shape)).astype(variable.dtype)
+    scale = 1000 if variable.dtype.kind == "i" else 1
+    return np.asarray(scale * rng.normal(size=variable.shape)).astype(variable.dtype)
+
+
+def as_it_arrives(array: np.ndarray, variable: Variable, wire: str) -> np.ndarray:
+    """What becomes of an array on its way."""
+    return array.astype(wire_dtype(variable.dtype, variable.aggregation, np.dtype(wire))).astype(variable.dtype)
+
+
+def fresh(nbytes: int) -> np.ndarray:
+    return np.empty(nbytes, np.uint8)
+
+
+@contextmanager
+def limits(chunk_bytes: int, scattered_bytes: int = _packing._SCATTERED_BYTES) -> Iterator[None]:
+    """Small enough for small arrays to be what large ones are."""
+    with (
+        mock.patch.object(_packing, "CHUNK_BYTES", chunk_bytes),
+        mock.patch.object(_packing, "_GATHERED_BYTES", chunk_bytes // 4),
+        mock.patch.object(_packing, "_SCATTERED_BYTES", scattered_bytes),
+    ):
+        yield
+
+
+def sent(placement: Placement, arrays: Mapping[str, np.ndarray], aggregations: list[Aggregation]) -> list[Chunk]:
+    packer = Packer(placement)
+    packer.check(arrays, aggregations)
+    return [chunk for layout in layouts_of(placement) for chunk in packer.chunks(layout, arrays, aggregations)]
+
+
+def received(placement: Placement, chunks: list[Chunk], arrival: Arrival) -> dict[str, np.ndarray]:
+    arenas = arenas_of(layouts_of(placement))
+    assembler = Assembler(arenas, {key: arrival.runs(key, arena) for key, arena in arenas.items()})
+    for chunk in chunks:
+        assembler.add(chunk)
+    assembler.finish()
+    return arrival.values()
+
+
+def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Memory as another process fills it: what is in no arena stays what it was."""
+    slot = np.full(slot_offsets(layouts_of(placement))[1], 0xA5, np.uint8)
+    Packer(placement).write(layouts_of(placement), arrays, EVERY, slot)
+    return slot
+
+
+def adopted(placement: Placement, slot: np.ndarray, arrival: Arrival) -> dict[str, np.ndarray]:
+    offsets, _ = slot_offsets(layouts_of(placement))
+    for key, arena in arenas_of(layouts_of(placement)).items():
+        arrival.adopt(key, arena, slot, offsets[key])
+    return arrival.values()
+
+
+def check_values(
+    values: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], job: dict[str, Variable], wire: str
+) -> None:
+    assert list(values) == list(job)
+    for name, variable in job.items():
+        assert (values[name].shape, values[name].dtype) == (variable.shape, variable.dtype)
+        assert values[name].flags.writeable
+        np.testing.assert_array_equal(values[name], as_it_arrives(arrays[name], variable, wire))
 
 
 shapes = st.lists(st.integers(1, 12), max_size=3).map(tuple)
+partitions = st.sampled_from([None, FixedShards(2), FixedShards(3)])
 variables = st.one_of(
+    st.builds(Variable, shapes, st.sampled_from(["float32", "float64", "float16", "bfloat16"]), partitioner=partitions),
     st.builds(
         Variable,
         shapes,
-        st.sampled_from(["float32", "float64", "float16", "bfloat16"]),
-        partitioner=st.sampled_from([None, FixedShards(3)]),
+        st.sampled_from(["float32", "float64"]),
+        trainable=st.just(False),
+        aggregation=st.sampled_from(["mean", "sum", "last"]),
+        partitioner=partitions,
     ),
-    st.builds(Variable, shapes, trainable=st.just(False), aggregation=st.sampled_from(["mean", "sum", "last"])),
-    st.builds(Variable, shapes, st.just("int64"), trainable=st.just(False), aggregation=st.just("sum")),
+    st.builds(
+        Variable, shapes, st.just("int64"), trainable=st.just(False), aggregation=st.sampled_from(["sum", "last"])
+    ),
 )
 jobs = st.lists(variables, min_size=1, max_size=12).map(lambda drawn: {f"v{i}": v for i, v in enumerate(drawn)})
+wires = st.sampled_from(["float32", "bfloat16", "float16"])
+chunk_sizes = st.sampled_from([32, 256, 1024, CHUNK_BYTES])
+scattered = st.sampled_from([0, 200, 1 << 26])
 
 
-@given(job=jobs, shards=st.integers(1, 8), seed=st.integers(0, 1000), transposed=st.booleans())
-def test_what_is_packed_unpacks_the_same(job: dict[str, Variable], shards: int, seed: int, transposed: bool) -> None:
-    placement = placed(job, shards)
-    packer = Packer(placement)
+def drawn_arrays(job: dict[str, Variable], seed: int, transposed: bool) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     arrays = {name: random_array(variable, rng) for name, variable in job.items()}
-    if transposed:  # the same values, in Fortran's order
-        arrays = {name: np.asarray(array, order="F") for name, array in arrays.items()}
-    packer.check(arrays, EVERY)
-    out = packer.empty()
-    for shard in placement.shards:
-        packed = list(packer.pack(shard.layout, arrays, EVERY))
-        assert [index for index, _ in packed] == list(range(len(shard.layout.arenas)))
-        for index, flat in packed:
-            arena = shard.layout.arenas[index]
-            assert (flat.shape, flat.dtype, flat.flags.c_contiguous) == ((arena.elements,), arena.dtype, True)
-            packer.unpack(shard.layout, index, flat, out)
-    assert out.keys() == arrays.keys()
-    for name, array in arrays.items():
-        assert out[name].dtype == array.dtype
-        np.testing.assert_array_equal(out[name], array)
+    # The same values, in Fortran's order.
+    return {name: np.asarray(array, order="F") for name, array in arrays.items()} if transposed else arrays
+
+
+@given(
+    job=jobs,
+    shards=st.integers(1, 8),
+    wire=wires,
+    chunk_bytes=chunk_sizes,
+    scattered_bytes=scattered,
+    seed=st.integers(0, 1000),
+    transposed=st.booleans(),
+)
+def test_what_is_chunked_is_put_together_the_same(
+    job: dict[str, Variable],
+    shards: int,
+    wire: str,
+    chunk_bytes: int,
+    scattered_bytes: int,
+    seed: int,
+    transposed: bool,
+) -> None:
+    placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed)
+    with limits(chunk_bytes, scattered_bytes):
+        chunks = sent(placement, arrays, EVERY)
+        values = received(placement, chunks, Arrival(Packer(placement), fresh))
+    check_values(values, arrays, job, wire)
+
+
+@given(job=jobs, shards=st.integers(1, 8), wire=wires, chunk_bytes=chunk_sizes, seed=st.integers(0, 1000))
+def test_chunks_are_in_order_small_enough_and_of_whole_elements(
+    job: dict[str, Variable], shards: int, wire: str, chunk_bytes: int, seed: int
+) -> None:
+    placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed=False)
+    with limits(chunk_bytes):
+        chunks = sent(placement, arrays, EVERY)
+    arenas = arenas_of(layouts_of(placement))
+    ends = dict.fromkeys(arenas, 0)
+    for chunk in chunks:
+        key = chunk.shard, chunk.arena
+        assert chunk.offset == ends[key]
+        assert 0 < len(chunk.data) <= chunk_bytes
+        assert len(chunk.data) % arenas[key].wire.itemsize == 0
+        assert (chunk.data.format, chunk.data.ndim, chunk.data.c_contiguous) == ("B", 1, True)
+        ends[key] += len(chunk.data)
+    assert ends == {key: arena.nbytes for key, arena in arenas.items()}
+    order = list(dict.fromkeys((chunk.shard, chunk.arena) for chunk in chunks))
+    assert order == sorted(order), "an arena comes in pieces, with another in between"
+
+
+@given(
+    job=jobs,
+    shards=st.integers(1, 8),
+    wire=wires,
+    scattered_bytes=scattered,
+    seed=st.integers(0, 1000),
+    transposed=st.booleans(),
+)
+def test_what_is_written_to_a_slot_is_adopted_the_same(
+    job: dict[str, Variable], shards: int, wire: str, scattered_bytes: int, seed: int, transposed: bool
+) -> None:
+    placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed)
+    slot = slot_with(placement, arrays)
+    with limits(CHUNK_BYTES, scattered_bytes):
+        values = adopted(placement, slot, Arrival(Packer(placement), fresh))
+    check_values(values, arrays, job, wire)
+
+
+@given(job=jobs, shards=st.integers(1, 4), wire=wires, seed=st.integers(0, 100))
+def test_a_slot_holds_the_bytes_that_travel_as_chunks(
+    job: dict[str, Variable], shards: int, wire: str, seed: int
+) -> None:
+    placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed=False)
+    slot, (offsets, end) = slot_with(placement, arrays), slot_offsets(layouts_of(placement))
+    inside = np.zeros(end, bool)
+    for chunk in sent(placement, arrays, EVERY):
+        start = offsets[chunk.shard, chunk.arena] + chunk.offset
+        assert bytes(slot[start : start + len(chunk.data)]) == bytes(chunk.data)
+        inside[start : start + len(chunk.data)] = True
+    assert np.all(slot[~inside] == 0xA5), "something was written beside the arenas"
+    assert all(offset % 64 == 0 for offset in offsets.values())
 
 
 def test_only_the_aggregations_asked_for_are_packed() -> None:
     job = {"mean": Variable(2, trainable=False, aggregation="mean"), "kernel": Variable((2, 2))}
     placement = placed(job)
+    (layout,) = layouts_of(placement)
     arrays = {"kernel": np.ones((2, 2), np.float32)}
-    packer = Packer(placement)
-    packer.check(arrays, TRAINABLE)
-    ((index, flat),) = packer.pack(placement.shards[0].layout, arrays, TRAINABLE)
-    assert placement.shards[0].layout.arenas[index].aggregation is Aggregation.TRAINABLE
-    assert flat.tolist() == [1.0] * 4
+    (chunk,) = sent(placement, arrays, TRAINABLE)
+    assert layout.arenas[chunk.arena].aggregation is Aggregation.TRAINABLE
+    assert np.frombuffer(chunk.data, np.float32).tolist() == [1.0] * 4
+
+    slot = np.full(slot_offsets([layout])[1], 0xA5, np.uint8)
+    Packer(placement).write([layout], arrays, TRAINABLE, slot)
+    offset = slot_offsets([layout])[0][0, chunk.arena]
+    assert slot[offset : offset + 16].view(np.float32).tolist() == [1.0] * 4
+    assert np.count_nonzero(slot != 0xA5) == 16
 
 
-def test_one_contiguous_slice_is_not_copied() -> None:
-    placement = placed({"kernel": Variable((4, 3), partitioner=FixedShards(2))}, shards=2)
-    array = np.arange(12, dtype=np.float32).reshape(4, 3)
-    packer = Packer(placement)
-    for shard in placement.shards:
-        ((_, flat),) = packer.pack(shard.layout, {"kernel": array}, TRAINABLE)
-        assert np.shares_memory(flat, array)
-        assert flat.size == 6
+def as_array(chunk: Chunk) -> np.ndarray:
+    return np.frombuffer(chunk.data, np.uint8)
+
+
+def test_large_arrays_are_not_copied_and_small_ones_are_gathered() -> None:
+    job = {
+        "first": Variable(3),
+        "second": Variable(5),
+        "large": Variable((CHUNK_BYTES // 4 + 1000,)),
+        "third": Variable(7),
+        "medium": Variable((CHUNK_BYTES // 16,)),
+    }
+    arrays = drawn_arrays(job, 0, transposed=False)
+    chunks = sent(placed(job), arrays, TRAINABLE)
+    assert [len(chunk.data) for chunk in chunks] == [4 * 8, CHUNK_BYTES, 4_000, 4 * 7, CHUNK_BYTES // 4]
+    shared = [{name for name, array in arrays.items() if np.shares_memory(array, as_array(chunk))} for chunk in chunks]
+    assert shared == [set(), {"large"}, {"large"}, set(), {"medium"}]
+
+
+def test_small_arrays_share_chunks_as_far_as_these_go() -> None:
+    job = {f"v{i}": Variable((CHUNK_BYTES // 32,)) for i in range(20)}  # an eighth of a chunk each
+    chunks = sent(placed(job), drawn_arrays(job, 0, transposed=False), TRAINABLE)
+    assert [len(chunk.data) for chunk in chunks] == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES // 2]
+
+
+def test_parts_of_an_array_are_not_copied_either() -> None:
+    placement = placed({"kernel": Variable((4, CHUNK_BYTES // 8), partitioner=FixedShards(2))}, shards=2)
+    array = np.arange(CHUNK_BYTES // 2, dtype=np.float32).reshape(4, -1)
+    for chunk in sent(placement, {"kernel": array}, TRAINABLE):
+        assert np.shares_memory(as_array(chunk), array)
+
+
+def test_a_large_array_is_cast_chunk_by_chunk() -> None:
+    placement = placed({"kernel": Variable(CHUNK_BYTES)}, wire="bfloat16")
+    array = np.random.default_rng(0).normal(size=CHUNK_BYTES).astype(np.float32)
+    chunks = sent(placement, {"kernel": array}, TRAINABLE)
+    assert [len(chunk.data) for chunk in chunks] == [CHUNK_BYTES] * 2
+    np.testing.assert_array_equal(
+        np.concatenate([np.frombuffer(chunk.data, ml_dtypes.bfloat16) for chunk in chunks]),
+        array.astype(ml_dtypes.bfloat16),
+    )
+
+
+@pytest.mark.parametrize("elements", [4, CHUNK_BYTES])
+def test_what_is_too_large_for_float16_travels_as_infinity_without_a_warning(elements: int) -> None:
+    placement = placed({"kernel": Variable(elements)}, wire="float16")
+    arrays = {"kernel": np.full(elements, 65_520, np.float32)}  # half-way between 65,504 and what would come next
+    arrays["kernel"][0] = 65_519
+    packed = [np.frombuffer(chunk.data, np.float16) for chunk in sent(placement, arrays, TRAINABLE)]
+    packed.append(slot_with(placement, arrays)[: 2 * elements].view(np.float16))
+    for flat in (np.concatenate(packed[:-1]), packed[-1]):
+        assert flat[0] == 65_504
+        assert np.all(flat[1:] == np.inf)
+
+
+class Counted:
+    """Memory, and how much of it was asked for."""
+
+    def __init__(self) -> None:
+        self.lent: list[np.ndarray] = []
+
+    def __call__(self, nbytes: int) -> np.ndarray:
+        self.lent.append(fresh(nbytes))
+        return self.lent[-1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.lent)
+
+
+SPLIT = {
+    "table": Variable((9, 4), partitioner=FixedShards(3)),
+    "bias": Variable(5),
+    "count": Variable((4, 2), "int64", trainable=False, aggregation="sum", partitioner=FixedShards(2)),
+    "scale": Variable(()),
+}
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_a_large_arena_with_a_part_of_a_variable_is_received_where_it_belongs_and_held_once(wire: str) -> None:
+    placement, arrays = placed(SPLIT, 3, wire), drawn_arrays(SPLIT, 1, transposed=False)
+    whole = sum(variable.nbytes for variable in SPLIT.values())
+    for scattered_bytes in (1, 1 << 26):
+        memory = Counted()
+        arrival = Arrival(Packer(placement), memory)
+        with limits(CHUNK_BYTES, scattered_bytes):
+            runs = [run for key, arena in arenas_of(layouts_of(placement)).items() for run in arrival.runs(key, arena)]
+            values = received(placement, sent(placement, arrays, EVERY), arrival)
+        check_values(values, arrays, SPLIT, wire)
+        table = [run for run in runs if np.shares_memory(run.target, values["table"])]
+        if scattered_bytes == 1:
+            assert [run.stop - run.start for run in table] == [12, 12, 12]
+        else:
+            assert table == []
+    # Asked again, as when a call is repeated, for what comes in one piece; no variable is there twice.
+    memory = Counted()
+    with limits(CHUNK_BYTES, 1):
+        received(placement, sent(placement, arrays, EVERY), Arrival(Packer(placement), memory))
+    assert memory.nbytes == whole
+
+
+def test_an_arena_that_comes_again_replaces_what_had_come() -> None:
+    """A pull that broke off is repeated into the same memory."""
+    placement = placed(SPLIT, 2)
+    first, second = (drawn_arrays(SPLIT, seed, transposed=False) for seed in (1, 2))
+    for scattered_bytes in (1, 1 << 26):
+        arrival = Arrival(Packer(placement), fresh)
+        with limits(CHUNK_BYTES, scattered_bytes):
+            received(placement, sent(placement, first, EVERY), arrival)
+            values = received(placement, sent(placement, second, EVERY), arrival)
+        check_values(values, second, SPLIT, "float32")
+
+
+def test_adopted_values_are_views_of_their_slot_and_keep_it_taken() -> None:
+    job = {"kernel": Variable((3, 4)), "bias": Variable(5)}
+    placement, arrays = placed(job), drawn_arrays(job, 0, transposed=False)
+    source = slot_with(placement, arrays)
+    slots = Slots([memoryview(bytearray(source.nbytes))])
+    taken = slots.take()
+    assert taken
+    np.copyto(taken[1], source)
+    values = adopted(placement, taken[1], Arrival(Packer(placement), pytest.fail))
+    assert all(np.shares_memory(value, taken[1]) for value in values.values())
+    check_values(values, arrays, job, "float32")
+    kept = values["bias"][2:]
+    del taken, values
+    assert slots.take() is None, "somebody still looks into it"
+    np.testing.assert_array_equal(kept, arrays["bias"][2:])
+    del kept
+    assert slots.take()
+
+
+@pytest.mark.parametrize(
+    ("job", "wire"),
+    [({"kernel": Variable((3, 4))}, "float16"), ({"kernel": Variable((4, 4), partitioner=FixedShards(2))}, "float32")],
+    ids=["rounded", "in parts"],
+)
+def test_values_that_had_to_be_copied_give_their_slot_back(job: dict[str, Variable], wire: str) -> None:
+    placement, arrays = placed(job, 2, wire), drawn_arrays(job, 0, transposed=False)
+    source = slot_with(placement, arrays)
+    slots = Slots([memoryview(bytearray(source.nbytes))])
+    taken = slots.take()
+    assert taken
+    np.copyto(taken[1], source)
+    values = adopted(placement, taken[1], Arrival(Packer(placement), fresh))
+    del taken
+    assert slots.take()
+    check_values(values, arrays, job, wire)
+
+
+def test_values_may_be_changed_and_stay_apart() -> None:
+    job = {"a": Variable(4), "b": Variable(4)}
+    placement, arrays = placed(job), drawn_arrays(job, 0, transposed=False)
+    values = received(placement, sent(placement, arrays, EVERY), Arrival(Packer(placement), fresh))
+    values["a"] += 1
+    np.testing.assert_array_equal(values["b"], arrays["b"])
 
 
 @pytest.mark.parametrize(
@@ -105,11 +400,10 @@ def test_numbers_stand_for_scalars(dtype: str, number: float, neighbours: int) -
     }
     arrays = {name: np.zeros(variable.shape, variable.dtype) for name, variable in job.items()} | {"scalar": number}
     placement = placed(job)
-    packer = Packer(placement)
-    packer.check(arrays, EVERY)
-    ((_, flat),) = packer.pack(placement.shards[0].layout, arrays, EVERY)
-    assert flat.dtype == scalar.dtype
-    assert flat[0] == number
+    (chunk,) = sent(placement, arrays, EVERY)
+    assert len(chunk.data) == scalar.dtype.itemsize * (1 + 2 * neighbours)
+    assert np.frombuffer(chunk.data, scalar.dtype)[0] == number
+    assert slot_with(placement, arrays)[: scalar.dtype.itemsize].view(scalar.dtype)[0] == number
 
 
 JOB = {
@@ -176,7 +470,7 @@ def test_ten_thousand_small_arrays_are_packed_in_no_time() -> None:
         start = time.perf_counter()
         packer.check(arrays, TRAINABLE)
         for shard in placement.shards:
-            for _ in packer.pack(shard.layout, arrays, TRAINABLE):
+            for _ in packer.chunks(shard.layout, arrays, TRAINABLE):
                 pass
         return time.perf_counter() - start
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._layout import Aggregation, Placement, ShardLayout, ShardPlacement, row_elements, rows_of
+from shoal._layout import Aggregation, ArenaLayout, Placement, ShardLayout, ShardPlacement, row_elements, rows_of
 from shoal.partitioners import FixedShards, MaxSize
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
@@ -150,7 +150,7 @@ def test_resnet50_is_even_on_three_servers() -> None:
     job = resnet50()
     assert len(job) == 161
     assert sum(math.prod(variable.shape) for variable in job.values()) == 25_557_032
-    layouts = plan_shards(job, default_shards(3))
+    layouts = plan_shards(job, default_shards(3, job.values()))
     assert len(layouts) == 12
     servers = [ServerLoad(f"server-{i}", f"host-{i}:1", 0) for i in range(3)]
     placement = Placement("resnet", 1, job, assign_shards(layouts, servers))
@@ -205,6 +205,33 @@ def no_dtype(placement: tensor_pb2.Placement) -> None:
     arena_of(placement).dtype = tensor_pb2.DTYPE_UNSPECIFIED
 
 
+def exact_on_the_wire(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).wire = tensor_pb2.FLOAT32
+
+
+def wide_on_the_wire(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).wire = tensor_pb2.FLOAT64
+
+
+def unknown_on_the_wire(placement: tensor_pb2.Placement) -> None:
+    arena_of(placement).ClearField("wire")
+    arena_of(placement).MergeFromString(b"\x20\x63")  # field 4: 99
+
+
+def rounded_sum(placement: tensor_pb2.Placement) -> None:
+    for variable in placement.variables:
+        variable.aggregation = tensor_pb2.SUM
+    arena_of(placement).aggregation = tensor_pb2.SUM
+    arena_of(placement).wire = tensor_pb2.BFLOAT16
+
+
+def rounded_mean(placement: tensor_pb2.Placement) -> None:
+    for variable in placement.variables:
+        variable.aggregation = tensor_pb2.MEAN
+    arena_of(placement).aggregation = tensor_pb2.MEAN
+    arena_of(placement).wire = tensor_pb2.FLOAT16
+
+
 def no_slices(placement: tensor_pb2.Placement) -> None:
     del arena_of(placement).slices[:]
 
@@ -239,6 +266,11 @@ def numbered(placement: tensor_pb2.Placement) -> None:
         (stranger, "variable 'c' lies in an arena of float32 and TRAINABLE, but the job has no such variable"),
         (other_dtype, "variable 'w' lies in an arena of float64 and TRAINABLE, but the job has no such variable"),
         (no_dtype, "an arena's dtype or aggregation is missing or unknown"),
+        (exact_on_the_wire, "an arena of float32 and TRAINABLE cannot travel as float32; float32 that is TRAINABLE"),
+        (wide_on_the_wire, "an arena of float32 and TRAINABLE cannot travel as float64"),
+        (unknown_on_the_wire, "an arena's dtype on the wire is unknown"),
+        (rounded_sum, "an arena of float32 and SUM cannot travel as bfloat16"),
+        (rounded_mean, "an arena of float32 and MEAN cannot travel as float16"),
         (no_slices, "an arena has no slices"),
         (missing, "the rows of variable 'b' of shape (4,) are placed as []; each must lie in one place"),
         (missing_end, "the rows of variable 'b' of shape (4,) are placed as [(0, 3)]; each must lie in one place"),
@@ -271,3 +303,53 @@ def test_arenas_are_kept_apart() -> None:
     assert [piece.variable for piece in layout.arenas[0].slices] == ["kernel", "bias"]
     assert layout.nbytes == 36
     assert layout.arenas[0].dtype == np.float32
+
+
+EVERY_KIND = {
+    "kernel": Variable(256),
+    "mean": Variable(256, trainable=False, aggregation="mean"),
+    "count": Variable(256, trainable=False, aggregation="sum"),
+    "last": Variable(256, trainable=False, aggregation="last"),
+    "wide": Variable(256, "float64"),
+    "half": Variable(256, "float16"),
+    "brain": Variable(256, "bfloat16"),
+    "steps": Variable(256, "int64", trainable=False, aggregation="sum"),
+}
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_a_job_chooses_what_trainable_float32_travels_as(wire: str) -> None:
+    (layout,) = plan_shards(EVERY_KIND, 1, np.dtype(wire))
+    travels = {arena.slices[0].variable: arena.wire.name for arena in layout.arenas}
+    assert travels == {
+        "kernel": wire,
+        "mean": "float32",
+        "count": "float32",
+        "last": "float32",
+        "wide": "float64",
+        "half": "float16",
+        "brain": "bfloat16",
+        "steps": "int64",
+    }
+    assert {arena.slices[0].variable: arena.nbytes for arena in layout.arenas}["kernel"] == 512
+    assert [arena.dtype for arena in layout.arenas][:2] == [np.float32, np.float32]
+
+
+@pytest.mark.parametrize("wire", [None, np.dtype(np.float32)])
+def test_without_a_choice_all_travels_as_it_is(wire: np.dtype | None) -> None:
+    (layout,) = plan_shards(EVERY_KIND, 1, wire)
+    assert all(arena.wire == arena.dtype for arena in layout.arenas)
+    assert all(arena.wire == tensor_pb2.DTYPE_UNSPECIFIED for arena in layout.to_proto().arenas)
+
+
+def test_a_choice_survives_the_wire_and_shares_bytes_out_as_they_travel() -> None:
+    job = {"kernel": Variable(1024), "bias": Variable(256), "count": Variable(512, trainable=False, aggregation="sum")}
+    layouts = plan_shards(job, 2, np.dtype("bfloat16"))
+    assert sorted(layout.nbytes for layout in layouts) == [2048, 2560]
+    placement = Placement("job", 1, job, assign_shards(layouts, [ServerLoad("s", "s:1", 0)]))
+    assert Placement.from_proto(placement.to_proto()) == placement
+
+
+def test_an_arena_of_which_nothing_is_said_travels_as_it_is() -> None:
+    arena = ArenaLayout(np.dtype(np.float64), Aggregation.TRAINABLE, (), 3)
+    assert (arena.wire, arena.nbytes) == (np.float64, 24)

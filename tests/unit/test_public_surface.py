@@ -30,6 +30,7 @@ def test_all_names_what_is_there_and_only_that():
 
 
 def test_nothing_public_is_missing_from_all():
+    assert shoal.Client  # with what it needs
     submodules = {name for name in vars(shoal) if f"shoal.{name}" in sys.modules}
     public = {name for name in vars(shoal) if not name.startswith("_")} - submodules
     assert public <= set(shoal.__all__)
@@ -44,7 +45,8 @@ def test_what_users_touch_says_what_it_is(name):
 
 
 def test_the_errors_that_users_catch_are_at_hand():
-    ours = {"BadChunk", "BadRequest", "NotStaged", "UnknownShard"}  # between clients and servers; users see none
+    # Between clients and servers; users see none.
+    ours = {"BadChunk", "BadFrame", "BadRequest", "NotStaged", "Unauthenticated", "UnknownShard"}
     for name in set(shoal.errors.__all__) - ours:
         assert getattr(shoal, name) is getattr(shoal.errors, name)
         assert name in shoal.__all__
@@ -60,9 +62,20 @@ def test_the_version_is_the_distribution_s():
     assert shoal.__version__ == version("shoal")
 
 
-def test_importing_is_light_and_brings_no_role():
-    assert modules_after("import shoal") & (HEAVY | ROLES) == set()
+def test_importing_loads_nothing_before_it_is_used():
+    assert modules_after("import shoal") & {"grpc", "google", "numpy", "ml_dtypes"} == set()
+    assert modules_after("from shoal import *") >= {"grpc", "numpy"}
+
+
+def test_what_is_not_there_is_missed_as_from_any_module():
+    assert set(shoal.__all__) <= set(dir(shoal))
+    with pytest.raises(AttributeError, match="module 'shoal' has no attribute 'Sessions'"):
+        _ = shoal.Sessions
+
+
+def test_using_it_is_light_and_brings_no_role():
+    assert modules_after("from shoal import *") & (HEAVY | ROLES) == set()
 
 
 def test_the_command_line_brings_no_role_either():
-    assert modules_after("import shoal._cli") & (ROLES | HEAVY - {"typer"}) == set()
+    assert modules_after("import shoal._cli.app") & (ROLES | HEAVY - {"typer"}) == set()

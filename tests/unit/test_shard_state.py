@@ -49,8 +49,8 @@ def push(state, worker, step, payload="g", **kwargs):
     return handle(state, PushCommitted(worker, kwargs.get("incarnation", 1), step))
 
 
-def pull(state, worker, step, ticket=None):
-    return handle(state, PullRequested(ticket or (worker, step), worker, 1, step))
+def pull(state, worker, step, ticket=None, *, ahead=0):
+    return handle(state, PullRequested(ticket or (worker, step + ahead), worker, 1, step, ahead))
 
 
 def applied(effects):
@@ -218,6 +218,109 @@ class TestAsynchronous:
         assert update.learning_rate_scale == 0.25
 
 
+class TestPullsAhead:
+    """A pull of a worker at `step` for the values of the step after."""
+
+    def test_it_passes_by_the_steps_before_its_own_and_not_its_own(self):
+        state = shard(consistency.Asynchronous(), "ab")
+        assert pull(state, "a", 3, "t", ahead=1) == [AnswerPull("t", 4)]
+        assert state.clocks["a"].steps == 3
+        assert outcome(push(state, "a", 3)) == "accepted"
+        assert state.clocks["a"].steps == 4
+
+    @pytest.mark.parametrize("bound", [1, 4])
+    def test_it_is_let_through_when_the_step_it_is_for_may_begin(self, bound):
+        state = shard(consistency.BoundedStaleness(bound), "ab")
+        for step in range(bound):
+            assert answered(pull(state, "a", step, ahead=1)) == [("a", step + 1)]
+            push(state, "a", step)
+        assert answered(pull(state, "a", bound, ahead=1)) == []
+        assert answered(push(state, "b", 0)) == [("a", bound + 1)]
+
+    def test_its_own_push_may_come_while_it_waits(self):
+        state = shard(consistency.BoundedStaleness(1), "ab")
+        push(state, "a", 0)
+        assert answered(pull(state, "a", 1, ahead=1)) == []
+        effects = push(state, "a", 1)
+        assert (outcome(effects), answered(effects)) == ("accepted", [])
+        with pytest.raises(errors.BadRequest, match="pull first"):
+            push(state, "a", 2)
+        effects = push(state, "b", 0)
+        assert answered(effects) == [("a", 2)]
+        assert outcome(push(state, "a", 2)) == "accepted"
+
+    def test_its_own_push_may_come_once_it_is_answered(self):
+        state = shard(consistency.BoundedStaleness(1), "ab")
+        assert answered(pull(state, "a", 0, ahead=1)) == [("a", 1)]
+        assert outcome(push(state, "a", 0)) == "accepted"
+        assert push(state, "a", 0)[-1].outcome == "accepted", "a repeat is answered as the first was"
+        assert outcome(push(state, "a", 1)) == "accepted"
+
+    def test_with_bound_0_it_waits_for_everybodys_push_and_its_own(self):
+        state = shard(consistency.BoundedStaleness(0), "ab")
+        assert answered(pull(state, "a", 0, ahead=1)) == []
+        assert answered(push(state, "b", 0)) == []
+        assert answered(push(state, "a", 0)) == [("a", 1)]
+
+    def test_in_synchronous_mode_it_is_answered_when_the_step_closes(self):
+        state = shard(consistency.Synchronous(), "ab")
+        assert answered(pull(state, "a", 0, ahead=1)) == []
+        assert answered(push(state, "a", 0, "ga")) == []
+        effects = push(state, "b", 0, "gb")
+        kinds = [type(effect) for effect in effects]
+        assert applied(effects) == [["ga", "gb"]]
+        assert kinds.index(Apply) < kinds.index(AnswerPull)
+        assert [effect for effect in effects if isinstance(effect, AnswerPull)] == [AnswerPull(("a", 1), 1)]
+
+    def test_who_was_overtaken_by_then_learns_the_open_step(self):
+        state = shard(consistency.Synchronous(backup_workers=1), "ab")
+        assert answered(pull(state, "b", 0, ahead=1)) == []
+        assert answered(push(state, "a", 0)) == [("b", 1)]
+        push(state, "a", 1)
+        assert pull(state, "b", 0, "again", ahead=1) == [AnswerPull("again", 2)]
+
+    def test_the_death_of_the_slowest_lets_it_go(self):
+        state = shard(consistency.BoundedStaleness(1), "ab")
+        push(state, "a", 0)
+        pull(state, "a", 1, ahead=1)
+        assert answered(handle(state, WorkerReleased("b", 1, 0))) == [("a", 2)]
+
+    def test_its_workers_death_ends_it(self):
+        state = shard(consistency.BoundedStaleness(1), "ab")
+        push(state, "a", 0)
+        pull(state, "a", 1, ahead=1)
+        effect, _ = handle(state, WorkerFenced("a", 1))
+        assert isinstance(effect, RefusePull)
+        assert state.waiting == 0
+
+    @pytest.mark.parametrize("ahead", [2, 9])
+    def test_nobody_looks_further_ahead(self, ahead):
+        state = shard(consistency.Asynchronous(), "a")
+        with pytest.raises(errors.BadRequest, match=f"a pull asks {ahead} steps ahead; 1 is the most"):
+            pull(state, "a", 5, ahead=ahead)
+        assert state.clocks["a"].steps == 0
+        assert not state.history
+
+    @pytest.mark.parametrize("ahead", [0, 1, 9])
+    def test_a_reader_gets_what_there_is(self, ahead):
+        state = shard(consistency.BoundedStaleness(0), "a")
+        assert handle(state, PullRequested("t", "", 0, 7, ahead)) == [AnswerPull("t", 7)]
+        assert not state.history
+
+    def test_the_history_has_the_step_that_the_values_are_for(self):
+        state = shard(consistency.BoundedStaleness(1), "ab")
+        pull(state, "a", 0, ahead=1)
+        push(state, "a", 0)
+        pull(state, "a", 1, ahead=1)
+        push(state, "b", 0)
+        assert [(entry.kind, entry.worker, entry.step, entry.slowest) for entry in state.history] == [
+            ("pull", "a", 1, 0),
+            ("push", "a", 0, 0),
+            ("push", "b", 0, 0),
+            ("pull", "a", 2, 1),
+        ]
+
+
 class TestPushes:
     def test_a_repeat_gets_the_first_answer_and_changes_nothing(self):
         state = shard(consistency.Asynchronous(), "ab")
@@ -250,6 +353,15 @@ class TestPushes:
         assert state.version == version
         handle(state, WorkerReleased("a", 1, committed_elsewhere))  # repeated
         assert state.version == version
+
+    def test_a_dead_workers_push_that_it_had_given_up_counts_nowhere(self):
+        """Staged here, refused elsewhere for NaN; the next step was passed by, and that was told elsewhere only."""
+        state = shard(consistency.Asynchronous(), "ab")
+        push(state, "a", 0)
+        stage(state, "a", 1)
+        handle(state, WorkerFenced("a", 1))
+        assert applied(handle(state, WorkerReleased("a", 1, 3))) == []
+        assert state.version == 1
 
     def test_strangers_and_old_lives_are_fenced(self):
         state = shard(consistency.Asynchronous(), "a")
@@ -289,14 +401,15 @@ MODES = st.one_of(
 
 
 class DrawnHistory(RuleBasedStateMachine):
-    """Workers that join, pull, push, repeat themselves, pass steps by and die, in any order."""
+    """Workers that join, pull, pull ahead, push, repeat themselves, pass steps by and die, in any order."""
 
     @initialize(mode=MODES, workers=st.integers(1, 4))
     def start(self, mode, workers):
         self.mode, self.state = mode, ShardState("job/0", mode_for(mode))
         self.incarnations = 0
         self.steps: dict[tuple[str, int], int] = {}  # live lives: the step each is at
-        self.may_push: set[tuple[str, int]] = set()  # lives whose pull was answered
+        self.may_push: set[tuple[str, int]] = set()  # lives that have the values of the step they are at
+        self.fetched: dict[tuple[str, int], int] = {}  # lives that have values of the step after: of which
         self.committed: dict[str, str] = {}  # payload -> outcome
         self.applied: list[str] = []
         for _ in range(workers):
@@ -311,12 +424,15 @@ class DrawnHistory(RuleBasedStateMachine):
                     assert ranks == sorted(ranks)
                     self.applied += [part.payload for part in contributions]
                 case AnswerPull((life, asked), step):
-                    if life in self.steps and self.steps[life] == asked:
-                        assert step >= asked
+                    assert life in self.steps
+                    assert step >= asked
+                    if isinstance(self.mode, consistency.BoundedStaleness):
+                        assert asked - min(self.steps.values()) <= self.mode.bound
+                    if self.steps[life] == asked:
                         self.steps[life] = step
                         self.may_push.add(life)
-                        if isinstance(self.mode, consistency.BoundedStaleness):
-                            assert asked - min(self.steps.values()) <= self.mode.bound
+                    elif self.steps[life] == asked - 1:
+                        self.fetched[life] = step
                 case AnswerPush():
                     answer = effect
         return answer
@@ -340,6 +456,16 @@ class DrawnHistory(RuleBasedStateMachine):
         self.perform(self.state.handle(PullRequested((life, step), *life, step)))
 
     @precondition(lambda self: self.may_push)
+    @rule(data=st.data())
+    def pull_ahead(self, data):
+        """As a worker does that is about to compute this step."""
+        self.pull_ahead_of(data.draw(st.sampled_from(sorted(self.may_push))))
+
+    def pull_ahead_of(self, life):
+        step = self.steps[life]
+        self.perform(self.state.handle(PullRequested((life, step + 1), *life, step, 1)))
+
+    @precondition(lambda self: self.may_push)
     @rule(data=st.data(), skip=st.booleans(), repeats=st.integers(0, 2))
     def push(self, data, skip, repeats):
         life = data.draw(st.sampled_from(sorted(self.may_push)))
@@ -358,7 +484,9 @@ class DrawnHistory(RuleBasedStateMachine):
         if payload:
             assert payload not in self.committed
             self.committed[payload] = answers[0].outcome
-        self.steps[life] = max(step + 1, answers[0].step)
+        self.steps[life] = max(self.steps[life], answers[0].step)
+        if self.fetched.pop(life, None) == self.steps[life]:
+            self.may_push.add(life)
 
     @precondition(lambda self: self.steps)
     @rule(data=st.data(), staged=st.booleans())
@@ -368,6 +496,7 @@ class DrawnHistory(RuleBasedStateMachine):
         if staged and life in self.may_push:
             self.perform(self.state.handle(PushStaged(*life, step, 1.0, 0, "never")))
         self.may_push.discard(life)
+        self.fetched.pop(life, None)
         effects = self.state.handle(WorkerFenced(*life))
         self.perform(effects)
         self.perform(self.state.handle(WorkerReleased(*life, effects[-1].committed_steps)))
@@ -385,9 +514,14 @@ class DrawnHistory(RuleBasedStateMachine):
             assert accepted == set(self.applied)
 
     @precondition(lambda self: self.steps)
-    @rule()
-    def everybody_gets_on(self):
-        """From any state, workers that go on pulling and pushing are never stuck, and nothing accepted is lost."""
+    @rule(overlap=st.booleans())
+    def everybody_gets_on(self, overlap):
+        """From any state, workers that go on pulling and pushing are never stuck, and nothing accepted is lost.
+
+        Those that overlap push a step only when they have the values of the next: `shoal._overlap` does one thing at a
+        time.
+        """
+        overlap = overlap and self.mode.overlaps
         goal = max(self.steps.values()) + 2
         for _ in range(20 * (goal + 1) * len(self.steps)):
             for life, step in sorted(self.steps.items()):
@@ -395,7 +529,9 @@ class DrawnHistory(RuleBasedStateMachine):
                     continue
                 if life not in self.may_push:
                     self.perform(self.state.handle(PullRequested((life, step), *life, step)))
-                if life in self.may_push:
+                if overlap and life in self.may_push and life not in self.fetched:
+                    self.pull_ahead_of(life)
+                if life in (self.may_push & self.fetched.keys() if overlap else self.may_push):
                     self.push_once(life)
             if all(step >= goal for step in self.steps.values()):
                 break

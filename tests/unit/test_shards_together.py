@@ -1,8 +1,10 @@
 """Several shards, workers that take steps over all of them, and deaths at any moment: a seeded simulation.
 
 The shards are the real state machines. The workers do what `shoal._parameters` does, one small action at a time: pull
-from each shard, pull again where shards are at different steps, stage on each, commit on each. The coordinator fences a
-dead worker everywhere before it releases it anywhere. Which action comes next is drawn.
+from each shard, pull again where shards are at different steps, stage on each, commit on each. Those that overlap do so
+in the order of `shoal._overlap`: the next step's values come before this step's push. Now and then a worker has no
+data, and passes a step by; or one of the shards finds NaN in its part of a push. The coordinator fences a dead worker
+everywhere before it releases it anywhere. Which action comes next is drawn.
 """
 
 import random
@@ -36,16 +38,23 @@ class Worker:
     life: int
     rank: int
     step: int
+    overlaps: bool
     script: object = None
-    headers: dict[int, int] = field(default_factory=dict)  # by shard: the step that its pull was answered
+    pulls: int = 0  # so far: the last one's number
+    staged: int = -1  # the last step of which shards may hold a gradient
+    headers: dict[int, int] = field(default_factory=dict)  # by shard: the step that its last pull was answered
 
 
 class Simulation:
-    def __init__(self, seed, mode, shards, workers):
+    """Shards, and workers some of which overlap if they may."""
+
+    def __init__(self, seed, mode, shards, workers, *, overlap=False):
         self.random = random.Random(seed)
-        self.mode = mode
+        self.mode, self.overlap = mode, overlap
         self.shards = [ShardState(f"job/{index}", mode_for(mode)) for index in range(shards)]
         self.applied = [[] for _ in self.shards]  # by shard: payloads, in order
+        self.finished = [{} for _ in self.shards]  # by shard and worker: the steps that it has finished there
+        self.asked_ahead = 0  # pulls that were let through for a step whose last push had not come
         self.workers: list[Worker] = []
         self.outcomes: dict[str, list[str]] = {}  # payload -> what each shard answered its commit
         self.lives = 0
@@ -56,7 +65,7 @@ class Simulation:
         self.lives += 1
         name = f"w{rank}"
         step = max(self.send(index, WorkerAdmitted(name, self.lives, rank))[-1].step for index in self.indices)
-        worker = Worker(name, self.lives, rank, step)
+        worker = Worker(name, self.lives, rank, step, self.overlap and self.random.random() < 0.8)
         worker.script = self.live(worker)
         self.workers.append(worker)
 
@@ -65,50 +74,108 @@ class Simulation:
         return range(len(self.shards))
 
     def send(self, index, event):
+        finished = self.finished[index]
         effects = self.shards[index].handle(event)
         self.shards[index].validate()
+        match event:
+            case WorkerAdmitted():
+                finished[event.worker] = effects[-1].step
+            case WorkerReleased():
+                finished.pop(event.worker, None)
+            case PullRequested():
+                finished[event.worker] = max(finished[event.worker], event.step)
+            case PushCommitted():
+                finished[event.worker] = event.step + 1
         for effect in effects:
             match effect:
                 case Apply(contributions):
                     self.applied[index] += [part.payload for part in contributions]
-                case AnswerPull((life, asked), step):
-                    for worker in self.workers:
-                        if worker.life == life and worker.step == asked:
-                            worker.headers[index] = step
+                case AnswerPull():
+                    self.answered(index, *effect.ticket, effect.step)
         return effects
+
+    def answered(self, index, name, life, number, wanted, step):
+        """A shard lets a pull through, for the step that was wanted or one after it."""
+        assert step >= wanted
+        finished = self.finished[index]
+        if isinstance(self.mode, consistency.BoundedStaleness):
+            assert wanted - min(finished.values()) <= self.mode.bound, f"{name} is too far ahead: {finished}"
+        self.asked_ahead += finished[name] < wanted
+        for worker in self.workers:
+            if (worker.life, worker.pulls) == (life, number):
+                worker.headers[index] = step
 
     def live(self, worker):
         """The client's algorithm; yields wherever something else may happen first, True while it waits."""
+        fetched = None  # the step that there are values of
         while worker.step < GOAL:
-            yield from self.pull(worker)
-            payload = f"{worker.life}@{worker.step}"
-            gives = PushStaged(worker.name, worker.life, worker.step, 1.0, 0, payload)
-            for index in self.shuffled():
-                self.send(index, gives)
-                yield False
-            self.outcomes[payload] = []
-            steps = [worker.step + 1]
-            for index in self.shuffled():
-                answer = self.send(index, PushCommitted(worker.name, worker.life, worker.step))[-1]
-                assert isinstance(answer, AnswerPush)
-                self.outcomes[payload].append(answer.outcome)
-                steps.append(answer.step)
-                yield False
-            worker.step = max(steps)
+            if self.random.random() < 0.3:
+                worker.step = yield from self.pull(worker, worker.step)
+                yield from self.skip(worker)
+                continue
+            if fetched != worker.step:
+                worker.step = yield from self.pull(worker, worker.step)
+            if worker.overlaps:
+                fetched = yield from self.pull(worker, worker.step, ahead=1)
+            payload, refuses = f"{worker.life}@{worker.step}", None
+            if self.random.random() < 0.3:
+                payload, refuses = "NaN", self.random.choice(self.indices)
+            yield from self.stage(worker, payload, refuses)
+            if refuses is None:
+                yield from self.commit(worker, payload)
+            elif worker.overlaps:
+                worker.step += 1
+            else:
+                yield from self.skip(worker)
 
-    def pull(self, worker):
+    def skip(self, worker):
+        """Once a gradient of this step may be staged somewhere, in two phases: that must not be taken for this."""
+        if worker.staged == worker.step:
+            yield from self.stage(worker, None)
+            yield from self.commit(worker, None)
+            return
+        steps = [worker.step + 1]
+        for index in self.shuffled():
+            self.send(index, PushStaged(worker.name, worker.life, worker.step, 0.0, 0, None))
+            steps.append(self.send(index, PushCommitted(worker.name, worker.life, worker.step))[-1].step)
+            yield False
+        worker.step = max(steps)
+
+    def stage(self, worker, payload, refuses=None):
+        worker.staged = worker.step
+        for index in self.shuffled():
+            if index != refuses:
+                self.send(index, PushStaged(worker.name, worker.life, worker.step, 1.0, 0, payload))
+            yield False
+
+    def commit(self, worker, payload):
+        if payload:
+            self.outcomes[payload] = []
+        steps = [worker.step + 1]
+        for index in self.shuffled():
+            answer = self.send(index, PushCommitted(worker.name, worker.life, worker.step))[-1]
+            assert isinstance(answer, AnswerPush)
+            if payload:
+                self.outcomes[payload].append(answer.outcome)
+            steps.append(answer.step)
+            yield False
+        worker.step = max(steps)
+
+    def pull(self, worker, step, ahead=0):
+        """From a worker that has finished `step` steps; the step that it gets the values of."""
         while True:
             worker.headers = {}
+            worker.pulls += 1
+            ticket = (worker.name, worker.life, worker.pulls, step + ahead)
             for index in self.shuffled():
-                self.send(index, PullRequested((worker.life, worker.step), worker.name, worker.life, worker.step))
+                self.send(index, PullRequested(ticket, worker.name, worker.life, step, ahead))
                 yield False
             while len(worker.headers) < len(self.shards):
                 yield True
-            reached = max(worker.step, *worker.headers.values())
-            level = all(step == reached for step in worker.headers.values())
-            worker.step = reached
-            if level:
-                return
+            newest = max(step + ahead, *worker.headers.values())
+            if all(header == newest for header in worker.headers.values()):
+                return newest
+            step = newest - ahead
 
     def shuffled(self):
         return self.random.sample(self.indices, len(self.shards))
@@ -128,7 +195,7 @@ class Simulation:
         waited = 0
         while self.workers:
             worker = self.random.choice(self.workers)
-            if deaths and self.random.random() < 0.01:
+            if deaths and self.random.random() < 0.03:
                 deaths -= 1
                 self.kill(worker)
                 if self.random.random() < 0.7 or not self.workers:
@@ -150,21 +217,28 @@ MODES = [
     consistency.Synchronous(backup_workers=2),
     consistency.Asynchronous(),
     consistency.BoundedStaleness(0),
+    consistency.BoundedStaleness(1),
     consistency.BoundedStaleness(2),
 ]
+WAYS = [pytest.param(mode, False, id=f"{mode}") for mode in MODES]
+WAYS += [pytest.param(mode, True, id=f"{mode} overlapping") for mode in MODES if mode.overlaps]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize(("mode", "overlap"), WAYS)
 @pytest.mark.parametrize("deaths", [0, 6], ids=["nobody dies", "deaths"])
-def test_everybody_gets_through_and_every_push_is_whole(mode, deaths):
+def test_everybody_gets_through_and_every_push_is_whole(mode, overlap, deaths):
+    asked_ahead = 0
     for seed in range(60):
-        simulation = Simulation(seed, mode, shards=1 + seed % 3, workers=3 + seed % 2)
+        simulation = Simulation(seed, mode, shards=1 + seed % 3, workers=3 + seed % 2, overlap=overlap)
         simulation.run(deaths)
+        asked_ahead += simulation.asked_ahead
         for applied in simulation.applied:
             assert len(applied) == len(set(applied)), f"seed {seed}: a push counted twice"
+            assert "NaN" not in applied, f"seed {seed}: a push that was refused counted"
         if not getattr(mode, "backup_workers", 0):
             # Whole: the same pushes on every shard, those of the dead included.
             assert len({frozenset(applied) for applied in simulation.applied}) == 1, f"seed {seed}: a push is torn"
         counted = {payload for applied in simulation.applied for payload in applied}
         accepted = {payload for payload, outcomes in simulation.outcomes.items() if "accepted" in outcomes}
         assert accepted <= counted, f"seed {seed}: what was acknowledged is lost"
+    assert (asked_ahead > 1_000) == overlap

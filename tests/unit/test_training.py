@@ -41,17 +41,23 @@ class FakeStop(threading.Event):
 
 @dataclass
 class FakeParameters:
-    """Answers each push with the next of `answers`, then accepts; writes down what was asked of it."""
+    """Answers each push with the next of `answers`, then accepts; writes down what was asked of it.
+
+    Where it overlaps, the answers come when they are settled.
+    """
 
     clock: FakeClock
     answers: list[PushResult | Exception] = field(default_factory=list)
     step: int = 0
+    overlap: bool = False
+    pull_s: float = 0.125
     calls: list[str] = field(default_factory=list)
     pushes: list[tuple[float, dict, Mapping | None]] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)  # the step whose push is on its way
 
     def pull(self):
         self.calls.append("pull")
-        self.clock.now += 0.125
+        self.clock.now += self.pull_s
         return {"w": np.full(2, float(self.step))}
 
     def barrier(self):
@@ -64,11 +70,25 @@ class FakeParameters:
 
     def push(self, gradients, *, updates, weight):
         self.calls.append("push")
-        answer = self.answers.pop(0) if self.answers else PushResult("accepted", 0, self.step + 1)
+        assert not self.sent, "the last push was not settled"
+        answer = None if self.overlap else self.answer(self.step)
+        self.pushes.append((weight, gradients, updates))
+        if answer is None:
+            self.sent.append(self.step)
+            answer = PushResult("sent", 0, self.step + 1)
+        self.step = answer.step
+        return answer
+
+    def settle(self):
+        if not self.sent:
+            return None
+        self.calls.append("settle")
+        return self.answer(self.sent.pop())
+
+    def answer(self, step):
+        answer = self.answers.pop(0) if self.answers else PushResult("accepted", 0, step + 1)
         if isinstance(answer, Exception):
             raise answer
-        self.pushes.append((weight, gradients, updates))
-        self.step = answer.step
         return answer
 
 
@@ -100,10 +120,12 @@ class FakeProgram:
 class Rig:
     """A training with everything around it fake; `leases` are the coordinator's answers, in order."""
 
-    def __init__(self, leases=(), *, compute=None, answers=(), max_steps=0, batch_size=4, data=True) -> None:
+    def __init__(
+        self, leases=(), *, compute=None, answers=(), max_steps=0, batch_size=4, data=True, overlap=False
+    ) -> None:
         self.clock = FakeClock()
         self.stop = FakeStop(self.clock)
-        self.parameters = FakeParameters(self.clock, list(answers))
+        self.parameters = FakeParameters(self.clock, list(answers), overlap=overlap)
         self.program = FakeProgram(compute, Examples() if data else None)
         self.done: list[int] = []
         self.leases = list(leases)
@@ -279,6 +301,75 @@ def test_figures_are_means_and_counts_of_about_half_a_second():
     assert first.durations["pull"].total_s == pytest.approx(0.5)
     assert sum(first.durations["compute"].counts) == 4
     assert (last.report.accepted, last.report.step, last.report.values["loss"]) == (1, 5, 5.0)
+
+
+@pytest.mark.parametrize(("overlap", "pull_s", "share"), [(False, 0.125, 0.25), (True, 0.0, 0.0), (True, 0.125, 0.25)])
+def test_the_share_of_its_time_that_a_worker_waits_is_what_the_clock_says(overlap, pull_s, share):
+    rig = Rig(data=False, max_steps=4, overlap=overlap)
+
+    def compute(params, batch):
+        rig.clock.now += 0.375
+        return 1.0, {}
+
+    rig.program.compute, rig.parameters.pull_s = compute, pull_s
+    rig.run()
+    values = [figures.report.values for figures in rig.emitted]
+    shares = [each["wait_share"] for each in values if "wait_share" in each]
+    assert shares == pytest.approx([share] * len(shares))
+    assert shares
+
+
+def test_a_push_is_settled_before_the_next_one_and_before_the_end():
+    rig = Rig([DataRange(1, 0, 0, 12), FINISHED], overlap=True).run()
+    step = ["pull", "settle", "push"]
+    assert rig.parameters.calls == ["barrier", "lease", "pull", "push", *step, *step, "settle", "barrier", "lease"]
+    assert (rig.total("accepted"), rig.total("samples")) == (3, 12)
+
+    rig = Rig(max_steps=2, data=False, overlap=True).run()
+    assert rig.parameters.calls == ["pull", "push", *step, "settle"]
+    assert rig.total("accepted") == 2
+
+
+def test_a_push_is_settled_before_a_worker_without_data_passes_its_step_by():
+    rig = Rig([DataRange(1, 0, 0, 4), WAIT, FINISHED], overlap=True).run()
+    assert rig.parameters.calls[2:] == ["pull", "push", "settle", "barrier", "lease", "skip", "barrier", "lease"]
+
+
+def test_an_answer_that_comes_later_counts_with_the_figures_of_its_own_push():
+    losses = iter([1.0, 2.0, 3.0])
+    late = [PushResult("accepted", 4, 1), PushResult("dropped_late", 0, 2), PushResult("accepted", 2, 3)]
+    rig = Rig(
+        [DataRange(1, 0, 0, 10), FINISHED], compute=lambda *_: (next(losses), {}), answers=late, overlap=True
+    ).run()
+    assert (rig.total("accepted"), rig.total("dropped"), rig.total("samples")) == (2, 1, 4 + 2)
+    assert rig.emitted[-1].report.values["loss"] == 2.0
+    assert rig.emitted[-1].report.staleness == {4: 1, 2: 1}
+
+
+def test_nan_that_shows_when_a_push_is_settled_is_counted_and_the_next_step_goes_on():
+    nan = errors.NonFiniteGradient("w holds NaN")
+    rig = Rig([DataRange(1, 0, 0, 12), FINISHED], answers=[nan], overlap=True).run()
+    assert rig.parameters.calls.count("push") == 3
+    assert "skip" not in rig.parameters.calls, "the next pull passes the step by"
+    assert (rig.total("rejected"), rig.total("accepted"), rig.total("samples")) == (1, 2, 8)
+
+    rig = Rig(max_steps=3, data=False, answers=[PushResult("accepted", 0, 1)] * 2 + [nan], overlap=True).run()
+    assert (rig.total("rejected"), rig.total("accepted")) == (1, 2)
+
+
+def test_more_than_ten_such_pushes_in_a_row_fail_the_job_though_it_overlaps():
+    rig = Rig(max_steps=100, data=False, answers=[errors.NonFiniteGradient("NaN")] * 20, overlap=True)
+    with pytest.raises(errors.ProgramError, match="11 gradients in a row held NaN or Inf"):
+        rig.run()
+    assert rig.total("rejected") == 11
+
+
+def test_what_ends_a_push_on_its_way_ends_training_after_its_figures_are_told():
+    answers = [PushResult("accepted", 0, 1), errors.Fenced("declared dead")]
+    rig = Rig(max_steps=9, data=False, answers=answers, overlap=True)
+    with pytest.raises(errors.Fenced):
+        rig.run()
+    assert rig.total("accepted") == 1
 
 
 def test_stopping_ends_after_the_step_in_progress():

@@ -1,5 +1,6 @@
 """Update rules: the references' results, segments, what they refuse, and the aggregations without gradients."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 
 from shoal import optim
 from shoal._layout import Aggregation
-from shoal_server import update_rules
+from shoal_server import kernels, update_rules
+from shoal_server.idle_cores import Crew
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "optimizers.json").read_text())
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
 FLOATS = (np.float32, np.float64)
+CREW = Crew(3, clock=lambda: 0.0)
 EVERY = [
     optim.SGD(weight_decay=0.1),
     optim.Momentum(),
@@ -143,6 +146,42 @@ def test_repeating_gives_the_same_bits(optimizer: optim.Optimizer) -> None:
             trainee.apply(np.sin(np.arange(1001) + number))
         results.add(b"".join(array.tobytes() for array in (trainee.values, *trainee.slots.values())))
     assert len(results) == 1
+
+
+def trained_in(share: Any, optimizer: optim.Optimizer, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Two updates of an arena of several blocks whose segments no block ends with, through this way to share it."""
+    size = 3 * kernels.BLOCK + 12_345
+    bounds = np.array([0, 7, 7, 50_001, kernels.BLOCK + 1, 3 * kernels.BLOCK - 1, size])
+    decay = np.array([0.1, 0.7, 0.0, 0.02, 0.3, 0.1])
+    trainee = Trainee(optimizer, np.linspace(-1, 1, size), dtype)
+    trainee.segments = update_rules.Segments(bounds, decay)
+    monkeypatch.setattr(kernels, "share", share)
+    for _ in range(2):
+        trainee.apply(np.sin(np.arange(size)))
+    return b"".join(array.tobytes() for array in (trainee.values, *trainee.slots.values()))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("optimizer", EVERY, ids=repr)
+def test_bits_do_not_depend_on_who_claims_what(
+    optimizer: optim.Optimizer, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_pieces(elements: int, work: Any) -> None:
+        cuts = np.random.default_rng(0).integers(0, elements, 20)
+        pieces = list(itertools.pairwise([0, *sorted(cuts.tolist()), elements]))
+        for start, stop in reversed(pieces):
+            work(np.array([start, stop]))
+
+    def by_a_crew(elements: int, work: Any) -> None:
+        claims = np.array([0, elements])
+        CREW.share(lambda: work(claims))
+
+    def alone(elements: int, work: Any) -> None:
+        work(np.array([0, elements]))
+
+    expected = trained_in(alone, optimizer, dtype, monkeypatch)
+    for share in (in_pieces, by_a_crew):
+        assert trained_in(share, optimizer, dtype, monkeypatch) == expected
 
 
 @pytest.mark.parametrize("optimizer", EVERY, ids=repr)

@@ -183,7 +183,3 @@ def _end_with_parent(lifeline: int, ended: threading.Event) -> None:
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -18,7 +18,7 @@ from shoal_worker.messages import Figures, Instructions, Outcome, decode
 _log = structlog.get_logger(__name__)
 
 # -P: no folder is searched for modules but those that the instructions name.
-TRAINER = (sys.executable, "-P", "-u", "-m", "shoal_worker.trainer")
+TRAINER = (sys.executable, "-P", "-u", "-m", "shoal_worker")
 # How long to read on after the process and its group are gone: only what left the group can still hold the pipes.
 _DRAIN_S = 2.0
 

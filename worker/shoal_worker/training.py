@@ -27,9 +27,12 @@ _MAX_REJECTED_IN_A_ROW = 10
 
 
 class Parameters(Protocol):
-    """What the loop needs of `ParameterClient`."""
+    """What the loop needs of `Pipeline`."""
 
-    step: int
+    @property
+    def step(self) -> int:
+        """The step to take next."""
+        ...
 
     def pull(self) -> dict[str, np.ndarray]:
         """The variables, when the consistency mode lets this step have them."""
@@ -38,7 +41,11 @@ class Parameters(Protocol):
     def push(
         self, gradients: Mapping[str, np.ndarray], *, updates: Mapping[str, np.ndarray] | None, weight: float
     ) -> PushResult:
-        """Pushes this step's gradients and goes on to the next."""
+        """Pushes this step's gradients and goes on to the next; "sent": `settle` will say what became of it."""
+        ...
+
+    def settle(self) -> PushResult | None:
+        """Waits for a push that was sent."""
         ...
 
     def skip(self) -> PushResult:
@@ -119,6 +126,7 @@ class Training:
         self._stop = stop or threading.Event()
         self._tally = Tally(clock)
         self._rejected_in_a_row = 0
+        self._sent: tuple[int, dict[str, float]] = (0, {})  # samples and figures of the push that is on its way
 
     def run(self) -> None:
         """Trains until the data is done, `max_steps` is reached, or `stop` is set."""
@@ -126,6 +134,7 @@ class Training:
             while not self._stop.is_set() and not self._at_last_step() and self._advance():
                 if self._tally.age_s >= _REPORT_EVERY_S:
                     self._emit(self._tally.take(self._parameters.step))
+            self._settle()
         finally:
             self._emit(self._tally.take(self._parameters.step))
 
@@ -139,6 +148,7 @@ class Training:
             return True
         start = self._clock()
         with self._tally.timed("wait"):
+            self._settle()
             self._parameters.barrier()
             answer = self._batches.lease()
             if answer is NoRange.WAIT:
@@ -153,14 +163,31 @@ class Training:
         with self._tally.timed("compute"):
             computed = self._compute(values, indices)
         samples = 0 if indices is None else len(indices)
-        try:
-            with self._tally.timed("push"):
+        with self._tally.timed("push"):
+            self._settle()
+            try:
                 result = self._parameters.push(computed.gradients, updates=computed.updates, weight=samples or 1.0)
+            except errors.NonFiniteGradient as error:
+                self._reject(error)
+                self._parameters.skip()  # for the others may be waiting for this step
+                return
+        self._sent = samples, computed.values
+        if result.outcome != "sent":
+            self._count(result)
+
+    def _settle(self) -> None:
+        """Waits for the push of the step before, if it is still on its way."""
+        try:
+            result = self._parameters.settle()
         except errors.NonFiniteGradient as error:
-            self._reject(error)
-        else:
-            self._rejected_in_a_row = 0
-            self._tally.pushed(result, samples, computed.values)
+            self._reject(error)  # and its step is passed by
+            return
+        if result:
+            self._count(result)
+
+    def _count(self, result: PushResult) -> None:
+        self._rejected_in_a_row = 0
+        self._tally.pushed(result, *self._sent)
 
     def _compute(self, values: Mapping[str, np.ndarray], indices: np.ndarray | None) -> _Computed:
         program, device = self._program, self._device
@@ -193,7 +220,7 @@ class Training:
         return {name: self._device.to_host(array) for name, array in arrays.items()}
 
     def _reject(self, error: errors.NonFiniteGradient) -> None:
-        """Goes on without this gradient: the step is passed by, since the others may be waiting for it."""
+        """Goes on without a gradient, unless that has happened too often."""
         self._tally.rejected()
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row > _MAX_REJECTED_IN_A_ROW:
@@ -202,7 +229,6 @@ class Training:
                 f"step {self._parameters.step} ({error.message}); the variables are as before the first of them. "
                 "A lower learning rate, or a look at the data, may help"
             ) from None
-        self._parameters.skip()
 
     def _blamed(self, what: str) -> AbstractContextManager[None]:
         return blamed(f"program {self._name}: {what}, step {self._parameters.step},")

@@ -1,11 +1,20 @@
 """The `shoal` command. It translates between a terminal and `shoal.Client`; what it can do, Python can do too."""
 
-from shoal._cli.app import app
+import sys
+
+from shoal import _allocator, errors
 
 
 def main() -> None:
     """Runs the command line of this process; the entry point of `shoal`."""
+    try:
+        _allocator.tune()
+    except errors.BadRequest as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        raise SystemExit(2) from None
+    from shoal._cli.app import app  # noqa: PLC0415 - it loads gRPC, which must find the allocator as it will be
+
     app(prog_name="shoal")
 
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

@@ -25,6 +25,8 @@ def job(status: JobStatus) -> dict[str, Any]:
         "epochs": submitted.epochs,
         "batch_size": submitted.batch_size,
         "max_steps": submitted.max_steps,
+        "wire": submitted.wire,
+        "overlap": submitted.overlap,
         "submitted_at": status.submitted_at,
         "started_at": status.started_at,
         "finished_at": status.finished_at,

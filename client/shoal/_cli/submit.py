@@ -10,7 +10,7 @@ from shoal._cli.follow import follow as follow_job
 from shoal._cli.follow import summary
 from shoal._cli.output import INTERRUPTED, Output
 from shoal.client import Client, JobHandle
-from shoal.job import Job
+from shoal.job import Job, Wire
 
 
 def submit(
@@ -30,8 +30,15 @@ def submit(
     epochs: Annotated[int, typer.Option(help="Passes over the data set.")] = 1,
     batch_size: Annotated[int, typer.Option(help="Examples a step, of one worker.")] = 32,
     max_steps: Annotated[int, typer.Option(help="Steps after which a worker stops; 0: no limit.")] = 0,
-    shards: Annotated[int, typer.Option(help="How many the variables are cut into; 0: four a server.")] = 0,
+    shards: Annotated[int, typer.Option(help="How many the variables are cut into; 0: four a server, or fewer.")] = 0,
     seed: Annotated[int, typer.Option(help="Of initial values and of the order of the data.")] = 0,
+    wire: Annotated[
+        Wire, typer.Option(help="What trainable float32 travels as; a half takes half the bytes, and rounds.")
+    ] = "float32",
+    in_turn: Annotated[
+        bool,
+        typer.Option("--in-turn", help="Pull, compute and push in turn, though the mode allows to overlap them."),
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Watch it to its end, and end as it does. Ctrl-C leaves it running.")
     ] = False,
@@ -56,6 +63,8 @@ def submit(
             max_steps=max_steps,
             shards=shards,
             seed=seed,
+            wire=wire,
+            overlap=not in_turn,
         )
         handle = client.submit(job)
         if out.as_json:

@@ -271,6 +271,8 @@ class JobSpec(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     RANGE_SIZE_FIELD_NUMBER: _builtins.int
     MAX_STEPS_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
+    IN_TURN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of [a-z0-9-], starting with a letter."""
     program: _builtins.str
@@ -290,6 +292,15 @@ class JobSpec(_message.Message):
     """Examples a lease, a multiple of batch_size. 0: the coordinator chooses."""
     max_steps: _builtins.int
     """Steps after which a worker stops, though data is left. 0: no limit."""
+    wire: _tensor_pb2.DType.ValueType
+    """How values and gradients of TRAINABLE float32 variables travel. DTYPE_UNSPECIFIED: as they are. FLOAT16, BFLOAT16:
+    as that, both ways; the server keeps float32. Others: INVALID_ARGUMENT, INVALID_JOB. All other variables travel as
+    they are.
+    """
+    in_turn: _builtins.bool
+    """A worker pulls, computes and pushes in turn. False: where the consistency mode allows it (asynchronous; bounded
+    staleness with a bound of 1 or more), its next pull and its previous push run while it computes.
+    """
     @_builtins.property
     def consistency(self) -> Global___Consistency: ...
     @_builtins.property
@@ -309,10 +320,12 @@ class JobSpec(_message.Message):
         batch_size: _builtins.int = ...,
         range_size: _builtins.int = ...,
         max_steps: _builtins.int = ...,
+        wire: _tensor_pb2.DType.ValueType = ...,
+        in_turn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "optimizer", b"optimizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "consistency", b"consistency", "epochs", b"epochs", "max_steps", b"max_steps", "name", b"name", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "consistency", b"consistency", "epochs", b"epochs", "in_turn", b"in_turn", "max_steps", b"max_steps", "name", b"name", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "wire", b"wire", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

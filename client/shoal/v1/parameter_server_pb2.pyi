@@ -93,8 +93,16 @@ class PullRequest(_message.Message):
     STAMP_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     HEADERS_ONLY_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
     headers_only: _builtins.bool
     """Only the headers: a barrier."""
+    ahead: _builtins.int
+    """The values are for step stamp.step + ahead: asked for early, while the worker still computes. It is let through when
+    that step may begin. 0 or 1, else INVALID_ARGUMENT, BAD_REQUEST.
+    """
+    slot: _builtins.int
+    """On a lane with a segment: put the values into this slot of it, from 1, and send only headers. 0: send chunks."""
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
     @_builtins.property
@@ -107,10 +115,12 @@ class PullRequest(_message.Message):
         stamp: _header_pb2.Stamp | None = ...,
         shards: _abc.Iterable[_builtins.int] | None = ...,
         headers_only: _builtins.bool = ...,
+        ahead: _builtins.int = ...,
+        slot: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stamp", b"stamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers_only", b"headers_only", "shards", b"shards", "stamp", b"stamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "headers_only", b"headers_only", "shards", b"shards", "slot", b"slot", "stamp", b"stamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,12 +162,15 @@ class PushHeader(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     AGGREGATIONS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
     weight: _builtins.float
     """The gradient's weight in a synchronous step's mean, >= 0: its number of samples. 0: nothing follows; the
     worker passes this step by, and nobody waits for it.
     """
     commit: _builtins.bool
     """Apply at once, in this call: for pushes whose shards all lie on one server."""
+    slot: _builtins.int
+    """On a lane with a segment: the arenas lie in this slot of it, from 1, and no chunks follow. 0: chunks follow."""
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
     @_builtins.property
@@ -179,10 +192,11 @@ class PushHeader(_message.Message):
         commit: _builtins.bool = ...,
         aggregations: _abc.Iterable[_tensor_pb2.Aggregation.ValueType] | None = ...,
         versions: _abc.Iterable[_builtins.int] | None = ...,
+        slot: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stamp", b"stamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregations", b"aggregations", "commit", b"commit", "shards", b"shards", "stamp", b"stamp", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregations", b"aggregations", "commit", b"commit", "shards", b"shards", "slot", b"slot", "stamp", b"stamp", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,6 +251,151 @@ class CommitRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitRequest: _TypeAlias = CommitRequest  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class AttachReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """host:port that takes lanes. Empty: this server has none."""
+    token: _builtins.bytes
+    """Opens a lane; valid while this server runs."""
+    host: _builtins.str
+    """Of the machine (its boot id): where the caller's is another, no memory can be shared."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        token: _builtins.bytes = ...,
+        host: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachReply: _TypeAlias = AttachReply  # noqa: Y015
+
+@_typing.final
+class LaneHello(_message.Message):
+    """A lane is a TCP connection that carries one call after the other, as frames: a byte that says the kind, three zero
+    bytes, the length of the payload (uint32, little-endian), the payload.
+
+      kind       payload         from     means
+      1 HELLO    LaneHello       client   the first frame, within 5 seconds
+      2 WELCOME  LaneWelcome     server   its answer
+      3 PULL     PullRequest     client   answered by VALUES frames and END
+      4 VALUES   PullReply       server
+      5 PUSH     PushRequest     client   one with a header, then those with chunks, then END; answered by PUSHED
+      6 COMMIT   CommitRequest   client   answered by PUSHED
+      7 PUSHED   PushReply       server
+      8 ERROR    ErrorDetail     server   the call failed; the lane goes on
+      9 END                      both
+
+    A frame that does not belong there ends the lane.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    SEGMENT_FIELD_NUMBER: _builtins.int
+    token: _builtins.bytes
+    @_builtins.property
+    def segment(self) -> Global___Segment:
+        """Absent: no memory is shared, or the shares would be too small to be worth it."""
+
+    def __init__(
+        self,
+        *,
+        token: _builtins.bytes = ...,
+        segment: Global___Segment | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["segment", b"segment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["segment", b"segment", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneHello: _TypeAlias = LaneHello  # noqa: Y015
+
+@_typing.final
+class Segment(_message.Message):
+    """A file in shared memory that the client owns: `slots` equal parts, each a whole number of pages. In a slot lie the
+    arenas of the call's shards, in the order of its `shards`, each from a multiple of 64 bytes on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    SLOT_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """In /dev/shm: "shoal-" and 32 hexadecimal digits. The server opens it only if it belongs to its own user and nobody
+    else may.
+    """
+    nonce: _builtins.bytes
+    """16 random bytes in the segment's header: proof that both see the same memory."""
+    slots: _builtins.int
+    slot_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
+        slots: _builtins.int = ...,
+        slot_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "nonce", b"nonce", "slot_bytes", b"slot_bytes", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Segment: _TypeAlias = Segment  # noqa: Y015
+
+@_typing.final
+class LaneWelcome(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    shared: _builtins.bool
+    """The server has mapped the segment."""
+    reason: _builtins.str
+    """Why it has not."""
+    def __init__(
+        self,
+        *,
+        shared: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "shared", b"shared"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneWelcome: _TypeAlias = LaneWelcome  # noqa: Y015
 
 @_typing.final
 class ShardPush(_message.Message):

@@ -54,6 +54,11 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.PushRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.PushReply.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_unary(
+                '/shoal.v1.ParameterServer/Attach',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.AttachRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AttachReply.FromString,
+                _registered_method=True)
         self.CreateShards = channel.unary_unary(
                 '/shoal.v1.ParameterServer/CreateShards',
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.CreateShardsRequest.SerializeToString,
@@ -119,6 +124,14 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attach(self, request, context):
+        """Says how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than a gRPC call, and,
+        on one host, shared memory. Whoever cannot, or would not, use them calls Pull, Push and Commit as above.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateShards(self, request, context):
         """The rest is called by the coordinator alone.
         Allocates and initialises shards. Repeating it at the same epoch is harmless.
@@ -151,7 +164,7 @@ class ParameterServerServicer:
 
     def ReleaseWorker(self, request, context):
         """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
-        server has committed it (its step is below committed_steps), else discarded.
+        server has committed it (its step is committed_steps - 1), else discarded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,6 +199,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Assign,
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.PushRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.PushReply.SerializeToString,
+            ),
+            'Attach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AttachRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.AttachReply.SerializeToString,
             ),
             'CreateShards': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateShards,
@@ -326,6 +344,33 @@ class ParameterServer:
             '/shoal.v1.ParameterServer/Assign',
             shoal_dot_v1_dot_parameter__server__pb2.PushRequest.SerializeToString,
             shoal_dot_v1_dot_parameter__server__pb2.PushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/Attach',
+            shoal_dot_v1_dot_parameter__server__pb2.AttachRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.AttachReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class ParameterServerStub:
     """Commits a push that is staged on this server. The second phase of a push whose shards lie on several."""
     Assign: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
     """Overwrites values (initial values that a program gives as arrays). Only before the job runs."""
+    Attach: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]
+    """Says how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than a gRPC call, and,
+    on one host, shared memory. Whoever cannot, or would not, use them calls Pull, Push and Commit as above.
+    """
     CreateShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]
     """The rest is called by the coordinator alone.
     Allocates and initialises shards. Repeating it at the same epoch is harmless.
@@ -57,7 +61,7 @@ class ParameterServerStub:
     """
     ReleaseWorker: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkerRequest, _parameter_server_pb2.ReleaseWorkerReply]
     """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
-    server has committed it (its step is below committed_steps), else discarded.
+    server has committed it (its step is committed_steps - 1), else discarded.
     """
     GetHistory: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.GetHistoryRequest, _parameter_server_pb2.GetHistoryReply]
     """The latest admissions of a shard, oldest first: what it let pull and push, and how far apart they were."""
@@ -77,6 +81,10 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """Commits a push that is staged on this server. The second phase of a push whose shards lie on several."""
     Assign: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Overwrites values (initial values that a program gives as arrays). Only before the job runs."""
+    Attach: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]  # type: ignore[assignment]
+    """Says how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than a gRPC call, and,
+    on one host, shared memory. Whoever cannot, or would not, use them calls Pull, Push and Commit as above.
+    """
     CreateShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]  # type: ignore[assignment]
     """The rest is called by the coordinator alone.
     Allocates and initialises shards. Repeating it at the same epoch is harmless.
@@ -91,7 +99,7 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     ReleaseWorker: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkerRequest, _parameter_server_pb2.ReleaseWorkerReply]  # type: ignore[assignment]
     """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
-    server has committed it (its step is below committed_steps), else discarded.
+    server has committed it (its step is committed_steps - 1), else discarded.
     """
     GetHistory: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.GetHistoryRequest, _parameter_server_pb2.GetHistoryReply]  # type: ignore[assignment]
     """The latest admissions of a shard, oldest first: what it let pull and push, and how far apart they were."""
@@ -132,6 +140,16 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]:
         """Overwrites values (initial values that a program gives as arrays). Only before the job runs."""
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request: _parameter_server_pb2.AttachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.AttachReply, _abc.Awaitable[_parameter_server_pb2.AttachReply]]:
+        """Says how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than a gRPC call, and,
+        on one host, shared memory. Whoever cannot, or would not, use them calls Pull, Push and Commit as above.
+        """
 
     @_abc_1.abstractmethod
     def CreateShards(
@@ -176,7 +194,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.ReleaseWorkerReply, _abc.Awaitable[_parameter_server_pb2.ReleaseWorkerReply]]:
         """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
-        server has committed it (its step is below committed_steps), else discarded.
+        server has committed it (its step is committed_steps - 1), else discarded.
         """
 
     @_abc_1.abstractmethod

@@ -254,8 +254,13 @@ class ArenaLayout(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     AGGREGATION_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     dtype: Global___DType.ValueType
     aggregation: Global___Aggregation.ValueType
+    wire: Global___DType.ValueType
+    """Element type in chunks, both ways. DTYPE_UNSPECIFIED: dtype. FLOAT16, BFLOAT16: only where dtype is FLOAT32 and
+    aggregation TRAINABLE; the server keeps float32. Others: INVALID_ARGUMENT, BAD_REQUEST.
+    """
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Slice]:
         """In order of offset, without gaps."""
@@ -266,10 +271,11 @@ class ArenaLayout(_message.Message):
         dtype: Global___DType.ValueType = ...,
         aggregation: Global___Aggregation.ValueType = ...,
         slices: _abc.Iterable[Global___Slice] | None = ...,
+        wire: Global___DType.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "dtype", b"dtype", "slices", b"slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "dtype", b"dtype", "slices", b"slices", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,103 @@
+"""The files of results: `latest.json`, `rounds.json`, `machine.json`, the chart, and the table in the docs.
+
+A run replaces what its benchmarks give and keeps the rest, unless that comes from another machine.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chart
+import rows
+from harness import HERE
+from processes import Line
+from rows import Row
+
+FOLDER = HERE / "results"
+DOCS = HERE.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+# What makes a machine another one.
+_SAME = ("cpu", "cores", "memory_gb")
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is in the files.
+
+    Attributes:
+        rows: latest.json.
+        rounds: rounds.json: every line, by benchmark and contestant.
+        machine: machine.json: the machine, and under "runs" when and how each benchmark ran, and who was left out.
+    """
+
+    rows: Sequence[Row]
+    rounds: Mapping[str, Mapping[str, Sequence[Line]]]
+    machine: Mapping[str, Any]
+
+    def replaced(self, new: "Results") -> "Results":
+        """These with a run's benchmarks in place of their own; the run's alone if it is of another machine."""
+        if self.machine and any(self.machine.get(key) != new.machine.get(key) for key in _SAME):
+            return new
+        runs = {**self.machine.get("runs", {}), **new.machine["runs"]}
+        peers = {**self.machine.get("peers", {}), **new.machine["peers"]}
+        return Results(
+            rows.merged(self.rows, new.rows, new.machine["runs"]),
+            {**self.rounds, **{bench: new.rounds.get(bench, {}) for bench in new.machine["runs"]}},
+            {**new.machine, "peers": peers, "runs": runs},
+        )
+
+    def block(self) -> str:
+        """The part of the docs that comes from here, in Markdown."""
+        machine, versions = self.machine, {**self.machine["versions"], **self.machine["peers"]}
+        parts = [
+            f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:g} GB; Linux {machine['kernel']}, "
+            f"Python {machine['python']}; {', '.join(f'{name} {version}' for name, version in versions.items())}.",
+            rows.markdown(self.rows),
+        ]
+        for bench, run in machine["runs"].items():
+            told = [f"`{bench}`: {run['date']}, {run['rounds']} rounds"]
+            told += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in run.get("limits", {}).items()]
+            told += [f"left out: {name}" for name in run["left_out"]]
+            parts.append(f"- {'; '.join(told)}")
+        return "\n".join([parts[0], "", parts[1], "", *parts[2:]])
+
+
+def load(folder: Path = FOLDER) -> Results:
+    """What an earlier run wrote; nothing if there was none."""
+    return Results(
+        [Row.from_json(row) for row in _read(folder / "latest.json", [])],
+        _read(folder / "rounds.json", {}),
+        _read(folder / "machine.json", {}),
+    )
+
+
+def save(results: Results, folder: Path = FOLDER) -> None:
+    """Writes all files of results; not the docs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "latest.json", [row.to_json() for row in results.rows])
+    _write(folder / "rounds.json", results.rounds)
+    _write(folder / "machine.json", results.machine)
+    chart.draw(results.rounds, folder / "latest.svg")
+
+
+def fill(text: str, block: str) -> str:
+    """A page with the block in place of what was between its markers.
+
+    Raises:
+        ValueError: it has no such markers.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} with an {END} after it")
+    return f"{before}{BEGIN}\n\n{block}\n\n{END}{after}"
+
+
+def _read(path: Path, otherwise: Any) -> Any:
+    return json.loads(path.read_text()) if path.exists() else otherwise
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")

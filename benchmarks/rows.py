@@ -1,0 +1,180 @@
+"""Rows: what is measured, under which name, what is asked of it, and how that is told. Pure.
+
+`FIGURES` is the list that `docs/performance.md` explains, in its order.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# Whether more of a unit is better.
+_MORE_IS_BETTER = {
+    "GB/s": True,
+    "steps/s": True,
+    "M parameters/s": True,
+    "ms": False,
+    "s": False,
+    "MB": False,
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a row is about."""
+
+    bench: str  # that measures it
+    what: str
+    asked: str = ""  # of Shoal, in words; "" where nothing is
+    at_least: float | None = None  # the same as a ratio
+    needs_peers: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the results; `ratio` above 1 means that Shoal is better."""
+
+    name: str
+    ours: float
+    unit: str
+    peer: str  # the best peer, or what Shoal is compared with where no peer does such a thing; "" without either
+    theirs: float | None
+    ratio: float | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether what is asked is there; None where nothing is, or there is nothing to compare with."""
+        figure = FIGURES.get(self.name)
+        if figure is None or figure.at_least is None or self.ratio is None:
+            return None
+        return self.ratio >= figure.at_least
+
+    def to_json(self) -> dict[str, Any]:
+        """As in latest.json: figures to four digits."""
+        return {key: _rounded(value) for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Row":
+        """What `to_json` gave, or another benchmark's dict with at least its keys."""
+        return cls(**{key: row[key] for key in ("name", "ours", "unit", "peer", "theirs", "ratio")})
+
+
+def compared(name: str, ours: float, unit: str, peer: str, theirs: float | None) -> Row:
+    """A row, with its ratio."""
+    return Row(name, ours, unit, peer, theirs, None if theirs is None else ratio(ours, theirs, unit))
+
+
+def against_best(name: str, ours: float, unit: str, medians: Mapping[str, float]) -> Row:
+    """A row against the best of some peers, by their medians; against none if there are none."""
+    if not medians:
+        return compared(name, ours, unit, "", None)
+    choose = max if _MORE_IS_BETTER[unit] else min
+    peer = choose(medians, key=lambda peer: medians[peer])
+    return compared(name, ours, unit, peer, medians[peer])
+
+
+def ratio(ours: float, theirs: float, unit: str) -> float:
+    """How many times as good as theirs ours is."""
+    return ours / theirs if _MORE_IS_BETTER[unit] else theirs / ours
+
+
+def expected(benches: Iterable[str]) -> list[str]:
+    """The names that these benchmarks give, in order."""
+    chosen = set(benches)
+    return [name for name, figure in FIGURES.items() if figure.bench in chosen]
+
+
+def missing(rows: Sequence[Row], benches: Iterable[str], *, peers: bool, skipped: Collection[str] = ()) -> list[str]:
+    """The names without a row, or without anything to compare with though peers were given; but for those skipped."""
+    there = {row.name: row for row in rows}
+    return [
+        name
+        for name in expected(benches)
+        if name not in skipped
+        and (name not in there or (there[name].ratio is None and (peers or not FIGURES[name].needs_peers)))
+    ]
+
+
+def merged(old: Iterable[Row], new: Sequence[Row], benches: Iterable[str]) -> list[Row]:
+    """The old rows with these benchmarks' replaced by the new ones, in the order of `FIGURES`."""
+    replaced = set(expected(benches))
+    rows = {row.name: row for row in old if row.name in FIGURES and row.name not in replaced}
+    rows |= {row.name: row for row in new}
+    return [rows[name] for name in FIGURES if name in rows]
+
+
+def cells(row: Row) -> list[str]:
+    """A row as a table shows it; `HEADINGS` are its columns."""
+    figure = FIGURES[row.name]
+    theirs = "" if row.theirs is None else f"{_short(row.theirs)} {row.unit}"
+    times = "" if row.ratio is None else f"{row.ratio:.2f}"
+    verdict = {True: "yes", False: "no", None: ""}[row.holds]
+    return [row.name, figure.what, f"{_short(row.ours)} {row.unit}", row.peer, theirs, times, figure.asked, verdict]
+
+
+HEADINGS = ("row", "what", "Shoal", "against", "theirs", "ratio", "asked", "holds")
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """The rows as a table for the docs."""
+    lines = [HEADINGS, ["---", "---", "---:", "---", "---:", "---:", "---", "---"]]
+    lines += [[f"`{name}`", *rest] for name, *rest in map(cells, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _rounded(value: object) -> object:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _kernel(optimizer: str) -> Figure:
+    what = f"{optimizer}, 16 M parameters, one thread"
+    return Figure("kernels", what, "at least 0.95 of torch's", 0.95, needs_peers=True)
+
+
+CHUNKS_KIB = (64, 256, 512, 1024, 2048, 4096)
+
+FIGURES: Mapping[str, Figure] = {
+    "dense_tcp": Figure("dense", "dense step over TCP, overlapped", "at least 1.6x", 1.6, needs_peers=True),
+    "dense_tcp_in_turn": Figure("dense", "dense step over TCP, in turn", needs_peers=True),
+    "dense_grpc": Figure("dense", "dense step over gRPC streams alone, in turn", needs_peers=True),
+    "dense_shm": Figure(
+        "dense", "dense step through shared memory, overlapped", "at least 2.7x; 4x hoped for", 2.7, needs_peers=True
+    ),
+    "dense_shm_in_turn": Figure("dense", "dense step through shared memory, in turn", needs_peers=True),
+    "small": Figure("small", "small step, overlapped", "at least 1.4x", 1.4, needs_peers=True),
+    "small_overlapped": Figure("small", "small step, overlapped", needs_peers=True),
+    "kernel_sgd": _kernel("SGD"),
+    "kernel_adagrad": _kernel("Adagrad"),
+    "kernel_adam": _kernel("Adam"),
+    "kernel_adamw": _kernel("AdamW"),
+    "many_variables": Figure(
+        "scale",
+        "pull and push of the dense bytes in 10,000 variables, in turn",
+        "at most 1.15 times the time",
+        1 / 1.15,
+    ),
+    "many_variables_step": Figure("scale", "the whole step, with 10,000 times NumPy's arithmetic"),
+    "shards_2": Figure("scale", "2 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),
+    "shards_4": Figure("scale", "4 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),
+    "memory_rest": Figure(
+        "memory", "server with 1 GiB of variables and Adam's slots, at rest", "at most 1.05 times these + 300 MB", 1.0
+    ),
+    "memory_rest_open": Figure("memory", "the same server, while a session is open"),
+    "memory_pull_6gb": Figure(
+        "memory", "the larger peak of server and worker, pull of 6 GB in one", "at most 1.2 times it + 512 MB", 1.0
+    ),
+    "ready_seconds": Figure("memory", "`shoal server` to ready, kernels cached", "under 2.5 s", 1.0),
+    "waiting_pulls": Figure(
+        "waiting_pulls", "a push of 100 KB beside 200 pulls that wait", "at most twice the time", 0.5
+    ),
+    **{
+        f"chunks_{kib}k": Figure("chunks", f"dense step over TCP in turn, chunks of {kib} KiB")
+        for kib in CHUNKS_KIB
+        if kib != 1024
+    },
+}
+
+DEFAULT_BENCHES = ("dense", "small", "kernels", "scale", "memory", "waiting_pulls")

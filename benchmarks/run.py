@@ -1,0 +1,162 @@
+"""Runs benchmarks, tells what came of them, and keeps it: python benchmarks/run.py [dense,small,...], or `make bench`.
+
+Shoal and every peer whose interpreter is given (`SHOAL_PEER_TORCH=/path/to/python`, or built by `make bench-peers`) run
+in turn, and medians are compared. Exit status 1 if a row is missing; a row that does not hold is told, not failed.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import machine
+import processes
+import psutil
+import record
+import rivals
+import rows
+import steps
+from harness import Run, median, ours
+from record import Results
+from rich.console import Console
+from rich.table import Table
+from rows import Row, compared
+
+# What the pull of 6 GB needs free, for two processes and what the allocator keeps.
+PULL_NEEDS_BYTES = 18 * 10**9
+
+
+def kernels(run: Run) -> list[Row]:
+    """The optimizers' kernels against torch's; of its rows, those that are told here."""
+    import kernels as measured  # noqa: PLC0415 - loads numba, in this process, when it is wanted
+
+    torch = run.interpreters.get("torch", "")
+    return [Row.from_json(row) for row in measured.rows(run.rounds, torch) if row["name"] in rows.FIGURES]
+
+
+def memory(run: Run) -> list[Row]:
+    """What a server and a worker keep in memory, and how soon a server is ready."""
+    contestants = {
+        "rest": ours("Shoal, memory at rest", "memory.py", "rest", *run.short_flag),
+        "pull": ours("Shoal, pull of 6 GB", "memory.py", "pull", *run.short_flag, timeout_s=600),
+        "ready": ours("Shoal, start of a server", "ready.py", *run.short_flag),
+    }
+    available = psutil.virtual_memory().available
+    if available < PULL_NEEDS_BYTES and not run.short:
+        run.skip("memory_pull_6gb", f"it needs 18 GB, and {available / 1e9:.1f} are available")
+        del contestants["pull"]
+    seen = run.contest("memory", list(contestants.values()), rounds=1)
+    lines = {name: seen[contestant.name][0] for name, contestant in contestants.items() if contestant.name in seen}
+    found, limit = [], "Shoal's limit"
+    if rest := lines.get("rest"):
+        found.append(compared("memory_rest", max(rest["created_mb"], rest["ended_mb"]), "MB", limit, rest["limit_mb"]))
+        found.append(compared("memory_rest_open", rest["open_mb"], "MB", limit, rest["limit_mb"]))
+    if pull := lines.get("pull"):
+        peak = max(pull["server_mb"], pull["worker_mb"])
+        found.append(compared("memory_pull_6gb", peak, "MB", limit, pull["limit_mb"]))
+    if ready := lines.get("ready"):
+        found.append(compared("ready_seconds", ready["seconds"], "s", limit, 2.5))
+    return found
+
+
+def waiting_pulls(run: Run) -> list[Row]:
+    """Pushes beside pulls that wait."""
+    script = ours("Shoal, pushes beside 200 waiting pulls", "waiting_pulls.py", *run.short_flag)
+    lines = run.contest("waiting_pulls", [script], rounds=1).get(script.name)
+    if not lines:
+        return []
+    beside, alone = median(lines, "ours_ms"), median(lines, "alone_ms")
+    return [compared("waiting_pulls", beside, "ms", "Shoal, no pull waits", alone)]
+
+
+BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
+    "dense": steps.dense,
+    "small": steps.small,
+    "kernels": kernels,
+    "scale": steps.scale,
+    "memory": memory,
+    "waiting_pulls": waiting_pulls,
+    "chunks": steps.chunks,
+}
+
+
+def main() -> int:
+    options = _options()
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    processes.adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that scripts are ended on the way out
+    given = {} if options.no_peers else rivals.interpreters()
+    for name in [] if options.no_peers else [name for name in rivals.BY_NAME if name not in given]:
+        console.print(f"no interpreter for {name}: `make bench-peers` builds one, {rivals.variable(name)} names one")
+    os.environ.update({rivals.variable(name): given.get(name, "") for name in rivals.BY_NAME})  # also the found ones
+    run = Run(1 if options.short else options.rounds, options.short, given, console.print)
+    about = machine.described(given)
+    limits = {} if run.short else machine.limits(given)
+    found: list[Row] = []
+    for bench in options.benches:
+        new = measured(run, bench, about, limits)
+        found += new.rows
+        keep(new, options.results)
+    Console(width=None if sys.stdout.isatty() else 200).print(table(found))
+    for bench, reasons in run.left_out.items():
+        for name, reason in reasons.items():
+            console.print(f"{bench}: {name} is left out: {reason}")
+    lost = rows.missing(found, options.benches, peers=bool(given), skipped=run.skipped)
+    for name in lost:
+        console.print(f"missing: {name}")
+    return 1 if lost else 0
+
+
+def measured(run: Run, bench: str, about: Mapping[str, Any], limits: Mapping[str, float]) -> Results:
+    """Runs one benchmark."""
+    found = BENCHES[bench](run)
+    reasons = {name: reason.splitlines()[0] for name, reason in run.left_out.get(bench, {}).items()}
+    ran = {"date": machine.now(), "rounds": run.rounds, "limits": limits, "left_out": reasons}
+    return Results(found, {bench: run.lines.get(bench, {})}, {**about, "runs": {bench: ran}})
+
+
+def keep(new: Results, folder: Path) -> None:
+    """Puts a benchmark's results beside those that are there, and into the docs."""
+    everything = record.load(folder).replaced(new)
+    record.save(everything, folder)
+    if folder == record.FOLDER:
+        record.DOCS.write_text(record.fill(record.DOCS.read_text(), everything.block()))
+
+
+def table(found: Sequence[Row]) -> Table:
+    """The rows as a terminal shows them."""
+    drawn = Table(*rows.HEADINGS)
+    for row in found:
+        drawn.add_row(*rows.cells(row), style={True: "green", False: "red", None: ""}[row.holds])
+    return drawn
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Benchmarks of Shoal, and of its peers on the same work.")
+    parser.add_argument(
+        "benches", nargs="?", type=_benches, default=list(rows.DEFAULT_BENCHES), help=f"some of {','.join(BENCHES)}"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="of each contestant; at least 3 for figures that count")
+    parser.add_argument("--short", action="store_true", help="to see that it runs; the figures mean nothing")
+    parser.add_argument("--no-peers", action="store_true", help="Shoal alone")
+    parser.add_argument("--results", type=Path, help="folder to write to, in place of benchmarks/results and the docs")
+    options = parser.parse_args()
+    if options.results is None:
+        if options.short:
+            parser.error("--short needs --results FOLDER: its figures are none to keep")
+        options.results = record.FOLDER
+    return options
+
+
+def _benches(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    if unknown := set(names) - BENCHES.keys():
+        raise argparse.ArgumentTypeError(f"there is no {min(unknown)}; choose some of {', '.join(BENCHES)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Shoal on the peers' workloads: python benchmarks/step.py dense|small [--in-turn] [--shards 4] [--variables 10000].
+
+One server, and one worker: a session in this process. SHOAL_TRANSPORT chooses the way between them, as for any
+session. With --in-turn a step's pull, gradient and push come one after the other, as in the peers' scripts; otherwise
+the push of one step and the pull of the next go on while the worker computes. Prints one JSON line, as the peers'
+scripts do.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import shoal
+
+if __name__ == "__main__":
+    shoal.tune_allocator()  # before NumPy and gRPC are loaded: later it does less
+
+import numpy as np
+from peers import workload as wl
+
+LEARNING_RATE = 1e-3
+# Where segments of shared memory show in a process's map.
+_SHARED = ("/dev/shm/", "/memfd:")
+
+
+@dataclass
+class Loop:
+    """The worker's loop, and where its time went."""
+
+    session: shoal.Session
+    steps: int = 0
+    ms: dict[str, list[float]] = field(default_factory=lambda: {"pull": [], "gradient": [], "push": []})  # by run
+
+    def run_steps(self, count: int) -> None:
+        """Takes so many steps, and waits for them."""
+        clock = time.perf_counter
+        pulling = computing = pushing = 0.0
+        for _ in range(count):
+            began = clock()
+            values = self.session.pull()
+            pulled = clock()
+            gradients = {name: w * np.float32(1e-6) + np.float32(1e-3) for name, w in values.items()}
+            computed = clock()
+            self.session.push(gradients)
+            pushing += clock() - computed
+            computing += computed - pulled
+            pulling += pulled - began
+        # Values that have been fetched ahead are the next run's, as this one's first were the last one's.
+        self.session.settle()
+        self.steps += count
+        for part, seconds in (("pull", pulling), ("gradient", computing), ("push", pushing)):
+            self.ms[part].append(seconds / count * 1e3)
+
+    def check(self) -> None:
+        """Fails unless the values are what so many steps make of zeros; those under way may be missing."""
+        w = 0.0
+        path = [0.0]
+        for _ in range(self.steps):
+            w -= LEARNING_RATE * (w * 1e-6 + 1e-3)
+            path.append(w)
+        low, high = path[-1] * 1.01, path[max(0, self.steps - 3)] * 0.99
+        for name, value in self.session.pull().items():
+            if not (low <= value.min() and value.max() <= high):
+                sys.exit(
+                    f"{name} is {value.min():g} to {value.max():g} after {self.steps} steps; "
+                    f"it should be {low:g} to {high:g}"
+                )
+
+
+def main() -> None:
+    options = _options()
+    shapes = wl.shapes(options.workload) if options.variables is None else even_shapes(options.variables)
+    variables = {f"v{number:05}": shoal.Variable(shape) for number, shape in enumerate(shapes)}
+    with (
+        shoal.LocalCluster(servers=1, workers=0) as cluster,
+        cluster.client() as client,
+        client.session(
+            options.workload,
+            variables=variables,
+            optimizer=shoal.optim.SGD(LEARNING_RATE),
+            consistency=shoal.Asynchronous(),
+            shards=options.shards,
+            overlap=not options.in_turn,
+        ) as session,
+    ):
+        loop = Loop(session)
+        seconds = wl.measure(loop.run_steps, 1, 0.05) if options.short else wl.measure(loop.run_steps)
+        shared = _maps_shared_memory()
+        loop.check()
+    figure = {"gb_per_s": 2 * wl.DENSE_BYTES / seconds / 1e9} if options.workload == "dense" else {}
+    figure |= {"ms_per_step": seconds * 1e3, "steps_per_s": 1 / seconds}
+    parts = {f"ms_in_{part}": statistics.median(runs) for part, runs in loop.ms.items()}
+    print(json.dumps({"peer": "shoal", "workload": options.workload, **figure, **parts, "shared_memory": shared}))
+
+
+def even_shapes(count: int) -> list[tuple[int]]:
+    """So many vectors of (nearly) one size, with the dense workload's bytes in sum."""
+    least, more = divmod(wl.DENSE_BYTES // 4, count)
+    return list(itertools.repeat((least + 1,), more)) + list(itertools.repeat((least,), count - more))
+
+
+def _maps_shared_memory() -> bool:
+    """Whether this process really has a segment: a transport that fell back is not to pass for another."""
+    return any(name in line for line in Path("/proc/self/maps").read_text().splitlines() for name in _SHARED)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("workload", choices=("dense", "small"))
+    parser.add_argument("--in-turn", action="store_true", help="no overlap")
+    parser.add_argument("--shards", type=int, help="of the job; by default Shoal chooses")
+    parser.add_argument("--variables", type=int, help="the dense workload's bytes in so many equal variables")
+    parser.add_argument("--short", action="store_true", help="to see that it runs; the figure means nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The benchmarks of whole steps: dense and small against the peers; scale and chunks against Shoal itself."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from harness import Contestant, Run, alternate, median, ours
+from processes import Line
+from rivals import PEERS
+from rows import CHUNKS_KIB, Row, against_best, compared
+
+
+def dense(run: Run) -> list[Row]:
+    """The dense workload, over TCP and through shared memory."""
+    shoals = {
+        "dense_tcp": _shoal(run, "Shoal, TCP", "tcp", "dense"),
+        "dense_shm": _shoal(run, "Shoal, shared memory", "auto", "dense", shared=True),
+        "dense_tcp_in_turn": _shoal(run, "Shoal, TCP, in turn", "tcp", "dense", "--in-turn"),
+        "dense_shm_in_turn": _shoal(run, "Shoal, shared memory, in turn", "auto", "dense", "--in-turn", shared=True),
+        "dense_grpc": _shoal(run, "Shoal, gRPC, in turn", "grpc", "dense", "--in-turn"),
+    }
+    theirs = _peers(run, "dense")
+    lines = run.contest("dense", alternate(list(shoals.values()), theirs))
+    of_peers = _medians(lines, [peer.name for peer in theirs], "gb_per_s")
+    over_tcp = {peer.name: of_peers[peer.name] for peer in PEERS if peer.tcp and peer.name in of_peers}
+    return [
+        against_best(row, median(lines[contestant.name], "gb_per_s"), "GB/s", of_peers if "shm" in row else over_tcp)
+        for row, contestant in shoals.items()
+        if contestant.name in lines
+    ]
+
+
+def small(run: Run) -> list[Row]:
+    """The small workload, by whatever way Shoal chooses."""
+    shoals = {
+        "small": _shoal(run, "Shoal", "auto", "small", "--in-turn"),
+        "small_overlapped": _shoal(run, "Shoal, overlapped", "auto", "small"),
+    }
+    theirs = _peers(run, "small")
+    lines = run.contest("small", alternate(list(shoals.values()), theirs))
+    of_peers = _medians(lines, [peer.name for peer in theirs], "steps_per_s")
+    return [
+        against_best(row, median(lines[contestant.name], "steps_per_s"), "steps/s", of_peers)
+        for row, contestant in shoals.items()
+        if contestant.name in lines
+    ]
+
+
+def scale(run: Run) -> list[Row]:
+    """The dense workload's bytes in more variables, and in more shards of one server."""
+    few = {shards: f"161 variables, {shards} shard{'s' if shards > 1 else ''}" for shards in (1, 2, 4)}
+    many = "10,000 variables, 4 shards"
+    arguments = {name: ["--shards", str(shards)] for shards, name in few.items()}
+    arguments[many] = ["--shards", "4", "--variables", "10000"]
+    contestants = [_shoal(run, name, "auto", "dense", "--in-turn", *more) for name, more in arguments.items()]
+    lines = run.contest("scale", contestants)
+    whole = _medians(lines, arguments, "ms_per_step")
+    shoals = _medians({name: [_calls(line) for line in seen] for name, seen in lines.items()}, arguments, "ms")
+    pairs = {
+        "many_variables": (shoals, many, few[4]),
+        "many_variables_step": (whole, many, few[4]),
+        "shards_2": (whole, few[2], few[1]),
+        "shards_4": (whole, few[4], few[1]),
+    }
+    return [
+        compared(row, times[ours], "ms", f"Shoal, {base}", times[base])
+        for row, (times, ours, base) in pairs.items()
+        if ours in times and base in times
+    ]
+
+
+def _calls(line: Line) -> Line:
+    return {"ms": line["ms_in_pull"] + line["ms_in_push"]}
+
+
+def chunks(run: Run) -> list[Row]:
+    """The dense workload over TCP with other sizes of chunks than the one that was chosen."""
+    names = {kib: f"Shoal, TCP, in turn, chunks of {kib} KiB" for kib in CHUNKS_KIB}
+    contestants = [
+        _shoal(run, name, "tcp", "dense", "--in-turn", env={"SHOAL_CHUNK_BYTES": str(kib << 10)})
+        for kib, name in names.items()
+    ]
+    times = _medians(run.contest("chunks", contestants), names.values(), "ms_per_step")
+    return [
+        compared(f"chunks_{kib}k", times[name], "ms", "Shoal, chunks of 1 MiB", times[names[1024]])
+        for kib, name in names.items()
+        if kib != 1024 and name in times and names[1024] in times
+    ]
+
+
+def _shoal(
+    run: Run,
+    name: str,
+    transport: str,
+    *arguments: str,
+    shared: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Contestant:
+    def objection(line: Line) -> str:
+        if transport == "auto" and not shared:
+            return ""  # whatever it chose
+        if line["shared_memory"] == shared:
+            return ""
+        return "it went through shared memory" if line["shared_memory"] else "it did not go through shared memory"
+
+    way = {"SHOAL_TRANSPORT": transport, **(env or {})}
+    return ours(name, "step.py", *arguments, *run.short_flag, env=way, objection=objection)
+
+
+def _peers(run: Run, workload: str) -> list[Contestant]:
+    return [
+        peer.contestant(workload, run.interpreters[peer.environment])
+        for peer in PEERS
+        if peer.environment in run.interpreters
+    ]
+
+
+def _medians(lines: Mapping[str, Sequence[Line]], names: Iterable[str], key: str) -> dict[str, float]:
+    return {name: median(lines[name], key) for name in names if name in lines}

@@ -1,0 +1,233 @@
+"""Lanes: sockets that carry the parameter server's messages as frames, with a fraction of a gRPC call's work.
+
+The frames themselves, and how both ends wait, give up and close. What is said over a lane is in `shoal._links` for a
+client and in `shoal_server.lanes` for a server; `parameter_server.proto` has the contract.
+"""
+
+import enum
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from shoal import errors
+from shoal._chunks import Buffer
+from shoal._limits import MAX_MESSAGE_BYTES
+
+_HEADER = struct.Struct("<B3sI")
+_RESERVED = bytes(3)
+# A transfer that does not move for so long is given up, and with it the lane. A call that waits may wait on.
+STALL_S = 30.0
+# A host that vanished is found out within about 30 seconds, by whoever waits for it.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+_FIRST_BUFFER = 1 << 16  # bytes; grows with the messages that come
+_MAX_PIECES = 512  # of one system call; the kernel takes 1,024
+
+
+class Frame(enum.IntEnum):
+    """What a frame is; the table in `parameter_server.proto` says what each means."""
+
+    HELLO = 1
+    WELCOME = 2
+    PULL = 3
+    VALUES = 4
+    PUSH = 5
+    COMMIT = 6
+    PUSHED = 7
+    ERROR = 8
+    END = 9
+
+
+_END = _HEADER.pack(Frame.END, _RESERVED, 0)
+
+
+class Lane:
+    """One end of a lane. One thread uses it at a time, except for `close`.
+
+    Args:
+        connection: connected; owned from now on.
+        peer: host:port at the other end, for messages.
+        stall_s: seconds without any progress after which a transfer is given up.
+    """
+
+    def __init__(self, connection: socket.socket, peer: str, *, stall_s: float = STALL_S) -> None:
+        self.peer = peer
+        self._socket, self._stall_s = connection, stall_s
+        self._closed = False
+        # What has arrived and was not yet given out: bytes [_begin, _end) of the buffer.
+        self._buffer = memoryview(bytearray(_FIRST_BUFFER))
+        self._begin = self._end = 0
+        connection.setblocking(True)
+        # The kernel keeps the time: one blocking call moves a whole chunk; Python's timeout would poll for each part.
+        timeout = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    @classmethod
+    def connect(cls, host: str, port: int, *, timeout_s: float) -> "Lane":
+        """Opens a lane to a server.
+
+        Raises:
+            Unreachable: nobody answered in time.
+        """
+        peer = f"{host}:{port}"
+        try:
+            return cls(socket.create_connection((host.strip("[]"), port), timeout_s), peer)
+        except OSError as error:
+            raise errors.Unreachable(f"no lane to {peer}: {error}", address=peer) from None
+
+    @property
+    def closed(self) -> bool:
+        """Whether this end gave the lane up."""
+        return self._closed
+
+    def fileno(self) -> int:
+        """Of the socket, for `poll`."""
+        return self._socket.fileno()
+
+    def send(self, kind: Frame, pieces: Sequence[Buffer] = (), *, end: bool = False) -> None:
+        """Sends one frame.
+
+        Args:
+            kind: of the frame.
+            pieces: one after the other they are its payload.
+            end: an END frame goes with it, in the same packet if there is room.
+
+        Raises:
+            Unreachable: the lane broke.
+            DeadlineExceeded: the other end does not take it.
+        """
+        size = sum(len(piece) for piece in pieces)
+        waiting: list[Buffer] = [_HEADER.pack(kind, _RESERVED, size), *pieces]
+        if end:
+            waiting.append(_END)
+        while waiting:
+            try:
+                sent = self._socket.sendmsg(waiting[:_MAX_PIECES])
+            except BlockingIOError:
+                raise self._stalled(f"has taken nothing of a {kind.name} frame for") from None
+            except OSError as error:
+                raise self._broken(error) from None
+            waiting = _rest(waiting, sent)
+
+    def receive(self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES) -> tuple[Frame, memoryview]:
+        """Waits for the next frame: its kind and payload. The payload is good until the next call.
+
+        Args:
+            within_s: for its beginning; None: for ever.
+            most: bytes that its payload may have.
+
+        Raises:
+            Unreachable: the lane broke, or the other end closed it.
+            DeadlineExceeded: nothing came within `within_s`, or a frame that has begun does not go on.
+            BadFrame: what came is no frame, or too large.
+        """
+        if self._begin == self._end:
+            self._begin = self._end = 0
+            self._read_some(within_s)
+        self._have(_HEADER.size)
+        header = self._buffer[self._begin : self._begin + _HEADER.size]
+        number, reserved, size = _HEADER.unpack(header)
+        if not Frame.HELLO <= number <= Frame.END or reserved != _RESERVED:
+            raise self._bad(f"sent no frame: it begins with {bytes(header)!r}")
+        if size > most:
+            raise self._bad(f"sent a frame of {size} bytes; {most} are the most")
+        self._have(_HEADER.size + size)
+        start = self._begin + _HEADER.size
+        self._begin = start + size
+        return Frame(number), self._buffer[start : self._begin]
+
+    def close(self) -> None:
+        """Ends the lane at once; a call that is blocked in it, in another thread, ends with Unreachable."""
+        self._closed = True
+        with suppress(OSError):  # the other end was first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _read_some(self, within_s: float | None) -> None:
+        """Waits for the first bytes of a frame, and takes whatever else is there: small frames come several at once."""
+        begun = time.monotonic()
+        if within_s is not None and within_s < self._stall_s and not self._speaks(within_s):
+            raise self._stalled("has sent nothing for", within_s)
+        while not self._end:
+            try:
+                count = self._socket.recv_into(self._buffer, _FIRST_BUFFER)
+            except BlockingIOError:
+                if within_s is None or time.monotonic() - begun < within_s:
+                    continue  # it may wait
+                raise self._stalled("has sent nothing for", within_s) from None
+            except OSError as error:
+                raise self._broken(error) from None
+            self._took(count)
+
+    def _speaks(self, within_s: float) -> bool:
+        """Whether anything comes so soon, which is sooner than the kernel would give up."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+            return bool(poll.poll(within_s * 1000))
+        except (OSError, ValueError) as error:  # closed meanwhile
+            raise self._broken(error) from None
+
+    def _have(self, size: int) -> None:
+        """Waits until so many bytes of the frame at `_begin` are in the buffer, in one piece."""
+        missing = size - (self._end - self._begin)
+        if missing <= 0:
+            return
+        if self._begin + size > len(self._buffer):
+            self._move(size)
+        while missing > 0:
+            try:
+                # One call for all of it: the kernel fills the buffer, and Python looks at it once.
+                count = self._socket.recv_into(self._buffer[self._end : self._end + missing], 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                raise self._stalled("has sent nothing for") from None
+            except OSError as error:
+                raise self._broken(error) from None
+            self._took(count)
+            missing -= count
+
+    def _move(self, size: int) -> None:
+        """Makes room for so many bytes behind `_begin`, which becomes 0."""
+        begun = bytes(self._buffer[self._begin : self._end])
+        if size > len(self._buffer):
+            self._buffer = memoryview(bytearray(size + _FIRST_BUFFER))
+        self._buffer[: len(begun)] = begun
+        self._begin, self._end = 0, len(begun)
+
+    def _took(self, count: int) -> None:
+        if not count:
+            raise self._broken("closed by the other end")
+        self._end += count
+
+    # A lane that failed carries nothing more: it is closed, for nobody knows what of a frame has arrived.
+
+    def _stalled(self, what: str, for_s: float | None = None) -> errors.DeadlineExceeded:
+        self.close()
+        return errors.DeadlineExceeded(f"{self.peer} {what} {for_s or self._stall_s:g} s", address=self.peer)
+
+    def _broken(self, why: object) -> errors.Unreachable:
+        self.close()
+        return errors.Unreachable(f"the lane to {self.peer} broke: {why}", address=self.peer)
+
+    def _bad(self, what: str) -> errors.BadFrame:
+        self.close()
+        return errors.BadFrame(f"{self.peer} {what}", address=self.peer)
+
+
+def _rest(pieces: list[Buffer], sent: int) -> list[Buffer]:
+    """What is left of some buffers after so many bytes of them."""
+    for index, piece in enumerate(pieces):
+        if sent < len(piece):
+            return [memoryview(piece)[sent:], *pieces[index + 1 :]]
+        sent -= len(piece)
+    return []
+
+
+__all__ = ["STALL_S", "Frame", "Lane"]

@@ -1,0 +1,125 @@
+"""Pulls and pushes that run while a worker computes: a thread fetches the next values and sends the last gradients.
+
+That thread takes one thing after the other, in this order:
+
+    the loop      | compute step 0 |       compute step 1        |       compute step 2
+    the thread    | pull for 1     | push of 0, then pull for 2  | push of 1, then pull for 3
+
+So a step's values have all pushes of this worker but its last one. The shard lets such a pull through when the step
+that it is for may begin, whatever the mode; where a mode needs the last push first (synchronous, or a bound of 0) there
+is nothing to gain, and the loop pulls and pushes in turn.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from shoal import errors
+from shoal._buffers import BufferPool
+from shoal._parameters import ParameterClient, Pulled, PushResult
+
+# Of memory that held gradients on their way: the most that is kept, and for how long.
+_SPARE_BYTES, _SPARE_S = 1 << 30, 30.0
+
+
+class Pipeline:
+    """A loop's pulls and pushes, overlapping with its computation if it wants that.
+
+    Not for several threads at once.
+
+    Args:
+        parameters: used by nobody else while this is.
+        overlap: False: everything is done when its call returns.
+    """
+
+    def __init__(self, parameters: ParameterClient, *, overlap: bool) -> None:
+        self._parameters = parameters
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pipeline") if overlap else None
+        self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
+        self._fetched: Future[Pulled] | None = None  # the next step's values
+        self._sent: Future[PushResult] | None = None  # the last step's push
+
+    @property
+    def step(self) -> int:
+        """The step to take next."""
+        return self._parameters.step
+
+    def pull(self) -> dict[str, np.ndarray]:
+        """As `ParameterClient.pull`; a push that failed meanwhile is for `settle` to tell."""
+        if self._thread is None:
+            return self._parameters.pull()
+        fetched, self._fetched = self._fetched, None
+        pulled = fetched.result() if fetched else None
+        if pulled is None or pulled.step != self.step:  # pulled again, or not at all, since the last push
+            pulled = self._run(self.step)
+        values = self._parameters.take(pulled)
+        self._fetched = self._thread.submit(self._parameters.fetch, self.step, ahead=1)
+        return values
+
+    def push(
+        self,
+        gradients: Mapping[str, np.ndarray],
+        *,
+        updates: Mapping[str, np.ndarray] | None = None,
+        weight: float = 1.0,
+    ) -> PushResult:
+        """As `ParameterClient.push`. The arrays may be changed as soon as this returns.
+
+        Returns:
+            What became of it; "sent" where it overlaps: then `settle` says what became of it, before the next push.
+        """
+        if self._thread is None:
+            return self._parameters.push(gradients, updates=updates, weight=weight)
+        if self._sent is not None:
+            raise errors.BadRequest("settle the last push before the next one")
+        self._memory.trim()
+        push = self._parameters.prepare(gradients, updates, weight, memory=self._memory.take)
+        self._parameters.step = push.step + 1
+        self._sent = self._thread.submit(self._parameters.send, push)
+        return PushResult("sent", 0, self.step)
+
+    def settle(self) -> PushResult | None:
+        """Waits for the push that is on its way: what became of it; None: there is none.
+
+        Raises:
+            NonFiniteGradient: it held NaN or Inf. Nothing changed; with the next pull its step is passed by.
+            Fenced, UnknownJob, Unreachable: as for `ParameterClient.push`.
+        """
+        sent, self._sent = self._sent, None
+        return sent.result() if sent else None
+
+    def skip(self) -> PushResult:
+        """As `ParameterClient.skip`; after `settle`."""
+        self._drain()
+        return self._parameters.skip()
+
+    def barrier(self) -> None:
+        """As `ParameterClient.barrier`; after `settle`."""
+        self._drain()
+        self._parameters.barrier()
+
+    def __enter__(self) -> "Pipeline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread, and what it does, by closing the client."""
+        self._parameters.close()
+        if self._thread:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, step: int) -> Pulled:
+        assert self._thread
+        return self._thread.submit(self._parameters.fetch, step).result()
+
+    def _drain(self) -> None:
+        """Lets go of values that were fetched ahead: they would be old by the time they are used."""
+        fetched, self._fetched = self._fetched, None
+        if fetched:
+            fetched.result()
+
+
+__all__ = ["Pipeline"]

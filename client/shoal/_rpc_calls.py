@@ -1,0 +1,66 @@
+"""The parameter server's data calls by gRPC, with chunk messages encoded and decoded by hand."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from shoal import _rpc
+from shoal._chunks import Buffer
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+
+_SERVICE = "/shoal.v1.ParameterServer/"
+# A call has a deadline, whatever it waits for: this long, and as long as its bytes take at a slow pace.
+_TIMEOUT_S, _SLOWEST_BYTES_A_S = 60.0, 8e6
+_COMMIT_TIMEOUT_S = 10.0
+
+
+class RpcCalls:
+    """Calls to one server. Their errors are Shoal's.
+
+    Args:
+        address: of the server.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = _rpc.channel(address)
+        self._stub = ParameterServerStub(self._channel)
+        # As the stub's, but chunk messages are bytes here: nothing is copied into protobuf's objects and out again.
+        self._pull: Any = self._channel.unary_stream(f"{_SERVICE}Pull", pb.PullRequest.SerializeToString)
+        self._push: Any = self._channel.stream_unary(f"{_SERVICE}Push", None, pb.PushReply.FromString)
+        self._assign: Any = self._channel.stream_unary(f"{_SERVICE}Assign", None, pb.PushReply.FromString)
+
+    def attach(self) -> pb.AttachReply:
+        """How to reach the server's lanes."""
+        with _rpc.translated(self._address):
+            return self._stub.Attach(pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S)
+
+    def pull(self, request: pb.PullRequest, nbytes: int) -> Iterator[bytes]:
+        """The encoded replies to a pull of so many bytes."""
+        with _rpc.translated(self._address):
+            yield from self._pull(request, timeout=_timeout(nbytes))
+
+    def push(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
+        """Pushes encoded messages of so many bytes."""
+        with _rpc.translated(self._address):
+            reply: pb.PushReply = self._push(map(b"".join, requests), timeout=_timeout(nbytes))
+            return reply
+
+    def assign(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
+        """As `push`: overwrites values."""
+        with _rpc.translated(self._address):
+            reply: pb.PushReply = self._assign(map(b"".join, requests), timeout=_timeout(nbytes))
+            return reply
+
+    def commit(self, request: pb.CommitRequest) -> pb.PushReply:
+        """The second phase of a push."""
+        with _rpc.translated(self._address):
+            return self._stub.Commit(request, timeout=_COMMIT_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Closes the channel; calls in progress end with Cancelled."""
+        self._channel.close()
+
+
+def _timeout(nbytes: int) -> float:
+    return _TIMEOUT_S + nbytes / _SLOWEST_BYTES_A_S

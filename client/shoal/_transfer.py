@@ -1,0 +1,123 @@
+"""One call's load, whatever carries it: what a push brings, and what a pull's answers are put into."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from shoal import errors
+from shoal._chunks import Buffer, Chunk, decode_values, encode_push
+from shoal._framing import Assembler, arenas_of, messages, slot_offsets
+from shoal._layout import Aggregation, ShardLayout
+from shoal._limits import CHUNK_BYTES
+from shoal._packing import Arrival, Memory, Packer
+from shoal.v1 import header_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+
+
+class SlotOwner(Protocol):
+    """Who lends slots of shared memory."""
+
+    lost: str
+    """Why what lies in them is not there any more; empty: it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a push brings to one server: arrays as they are, or a copy of them that lies as in a slot.
+
+    Attributes:
+        packer: of the placement.
+        layouts: of the call's shards.
+        aggregations: the arenas that are brought.
+        arrays: by variable; they must not change before the push is answered. Empty where only the copy stays as it is.
+        copy: unsigned bytes, laid out by `slot_offsets`.
+        slot: of shared memory, from 1, in which the copy is; 0: it is private.
+        owner: whose slot that is; None: the copy is private.
+    """
+
+    packer: Packer
+    layouts: Sequence[ShardLayout]
+    aggregations: Collection[Aggregation]
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    copy: np.ndarray | None = None
+    slot: int = 0
+    owner: SlotOwner | None = None
+
+    def copied(
+        self, copy: np.ndarray, slot: int = 0, owner: SlotOwner | None = None, *, arrays_stay: bool = False
+    ) -> "Load":
+        """The same load, written into memory of its own: the arrays may change from now on.
+
+        Args:
+            copy, slot, owner: as above.
+            arrays_stay: they will not; so what is in the slot can be sent even if its lane is lost.
+        """
+        self.packer.write(self.layouts, self.arrays, self.aggregations, copy)
+        arrays = self.arrays if arrays_stay else {}
+        return Load(self.packer, self.layouts, self.aggregations, arrays, copy, slot, owner)
+
+    def copied_to(self, memory: Memory) -> "Load":
+        """The same load in private memory."""
+        return self.copied(memory(slot_offsets(self.layouts)[1]))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All of it, in the order that the contract asks for.
+
+        Raises:
+            InternalError: the copy is lost, and there are no arrays.
+        """
+        if self.arrays or self.copy is None:
+            for layout in self.layouts:
+                yield from self.packer.chunks(layout, self.arrays, self.aggregations)
+            return
+        if self.owner and self.owner.lost:
+            raise errors.InternalError(f"a push is lost with the shared memory that it lay in: {self.owner.lost}")
+        offsets, _ = slot_offsets(self.layouts)
+        for key, arena in arenas_of(self.layouts, self.aggregations).items():
+            data = self.copy[offsets[key] : offsets[key] + arena.nbytes].data
+            for start in range(0, len(data), CHUNK_BYTES):
+                yield Chunk(*key, start, data[start : start + CHUNK_BYTES])
+
+    def requests(self, header: pb.PushHeader) -> Iterator[list[Buffer]]:
+        """The messages of a push, each in pieces; the first has the header."""
+        first: pb.PushHeader | None = header
+        for group in messages(self.chunks()):
+            yield encode_push(first, group)
+            first = None
+        if first is not None:
+            yield encode_push(first, [])
+
+
+def take_values(
+    replies: Iterable[Buffer], layouts: Sequence[ShardLayout], arrival: Arrival | None
+) -> list[header_pb2.ShardHeader]:
+    """Receives the replies to a pull; the headers of its shards.
+
+    Args:
+        replies: encoded, each good until the next.
+        layouts: of the shards that were asked for.
+        arrival: takes the values; None: only headers were asked for.
+
+    Raises:
+        BadChunk: they do not fit the layouts, or something is missing.
+    """
+    arenas = arenas_of(layouts) if arrival else {}
+    assembler = Assembler(arenas, {key: arrival.runs(key, arena) for key, arena in arenas.items()} if arrival else {})
+    headers: list[header_pb2.ShardHeader] = []
+    for reply in replies:
+        found, chunks = decode_values(reply)
+        headers += found
+        for chunk in chunks:
+            assembler.add(chunk)
+    assembler.finish()
+    check_headers(headers, layouts)
+    return headers
+
+
+def check_headers(headers: Sequence[header_pb2.ShardHeader], layouts: Sequence[ShardLayout]) -> None:
+    """Raises BadChunk unless there is a header for each shard."""
+    wanted = {layout.shard for layout in layouts}
+    if {header.shard for header in headers} != wanted:
+        raise errors.BadChunk(f"a pull of shards {sorted(wanted)} was answered without all of them")

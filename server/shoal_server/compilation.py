@@ -1,0 +1,69 @@
+"""How a function becomes a kernel: compiled by Numba for the types that are asked, all before a server serves.
+
+Compiled code is kept beside the function's file, or where that is read-only in the user's cache directory; the
+environment variable NUMBA_CACHE_DIR overrides both. A container that can write to neither needs it, and gains from a
+directory that outlives the process.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import numba
+from numba import types
+
+from shoal_server.idle_cores import crew
+
+F = TypeVar("F", bound=Callable[..., object])
+
+registered: list[tuple[Any, list[tuple[Any, ...]]]] = []  # kernels, each with the types of its arguments
+
+
+def warm_up() -> float:
+    """Compiles every kernel, or loads it from the cache, and returns the seconds that took.
+
+    A server calls it before it serves: without it each kernel compiles at its first call. Afterwards a call with other
+    types than the documented ones is a TypeError, where it would have compiled again.
+
+    Raises:
+        BadRequest: the environment asks for no sensible number of threads (`idle_cores.threads`).
+    """
+    started = time.perf_counter()
+    crew()
+    for dispatcher, signatures in registered:
+        for signature in set(signatures).difference(dispatcher.signatures):
+            dispatcher.compile(signature)
+        dispatcher.disable_compile()
+    return time.perf_counter() - started
+
+
+def kernel(signatures: Sequence[tuple[Any, ...]]) -> Callable[[F], F]:
+    """Compiles a function for these types of arguments at `warm_up`, and keeps the machine code on disk."""
+
+    def register(function: F) -> F:
+        dispatcher: Any = compiled(function, cache=True)
+        registered.append((dispatcher, list(signatures)))
+        return cast(F, dispatcher)
+
+    return register
+
+
+def compiled(function: F, *, cache: bool = False) -> F:
+    """Compiles a kernel; or, without a cache of its own, a function that becomes a part of the kernels that call it.
+
+    Of the fast-math flags only "contract" (a multiplication and an addition become one instruction). The others gain
+    nothing here, where memory is the limit, and they may replace a division by an approximation that differs between
+    processors, or assume that there is no NaN, which is looked for. Without error_model="numpy" a division may raise,
+    and LLVM does not vectorise a loop that may.
+    """
+    return cast(F, numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy", cache=cache)(function))
+
+
+def writable(dtype: Any, *, aligned: bool = True) -> Any:
+    """The type of an array that is flat, contiguous and written to; if not `aligned`, it may start at any byte."""
+    return types.Array(dtype, 1, "C", aligned=aligned)
+
+
+def readable(dtype: Any, *, aligned: bool = True) -> Any:
+    """Likewise of one that is only read: it takes arrays that may be written to as well, by one signature for both."""
+    return types.Array(dtype, 1, "C", readonly=True, aligned=aligned)

@@ -1,0 +1,404 @@
+"""Lanes: sockets on which workers pull, push and commit with less work than by gRPC; the same calls, the same answers.
+
+A lane has a thread of its own, which belongs to its client as the socket does: a client that stalls, or waits for its
+turn, holds up nobody else. What a lane is, and its frames, are in `parameter_server.proto`.
+"""
+
+import hmac
+import os
+import secrets
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import numpy as np
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from shoal import _rpc, errors
+from shoal._chunks import Buffer, Chunk, decode_push, encode_values
+from shoal._framing import ArenaKey, arenas_of, slot_offsets
+from shoal._host import host_id
+from shoal._lane import STALL_S, Frame, Lane
+from shoal._segment import Segment, SegmentUnavailable
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_server import pushes
+from shoal_server.metrics import ServerMetrics
+from shoal_server.pulls import Answer, PendingPull, replies
+from shoal_server.store import ShardStore
+
+M = TypeVar("M", bound=Message)
+_log = structlog.get_logger(__name__)
+
+_HELLO_TIMEOUT_S = 5.0
+_MAX_HELLO_BYTES = 4096  # whoever sends it has not shown a token yet: little memory is taken for it
+_ACCEPT_PAUSE_S = 0.1
+# Of a client's claims about its segment. Memory is taken by the client, from its own user's share.
+_MAX_SLOTS = 16
+_PAGE = 4096
+
+
+class LaneServer:
+    """Accepts lanes and serves them.
+
+    Args:
+        host: to listen on.
+        port: the same; 0: any free one.
+        store: the shards.
+        metrics: what is counted.
+        advertise: host that clients reach it by; by default the one bound.
+        limit: how many lanes there may be; more are refused, and their clients use gRPC. 0: there are none.
+
+    Raises:
+        PortInUse: the port is taken.
+
+    Attributes:
+        offer: tells clients how to reach it.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        store: ShardStore,
+        metrics: ServerMetrics,
+        *,
+        advertise: str = "",
+        limit: int,
+    ) -> None:
+        self._store, self._metrics, self._limit = store, metrics, limit
+        self._token = secrets.token_bytes(32)
+        self._lock = threading.Lock()  # guards _served and _stopping
+        self._served: dict[threading.Thread, Lane] = {}
+        self._stopping = False
+        self._pause = threading.Event()  # never set
+        self._listener: socket.socket | None = None
+        self._acceptor: threading.Thread | None = None
+        self.offer = pb.AttachReply()
+        if limit:
+            self._listener = _rpc.listen(host, port)
+            bound = self._listener.getsockname()[1]
+            address = f"{_rpc.public_host(host, advertise)}:{bound}"
+            self.offer = pb.AttachReply(address=address, token=self._token, host=host_id())
+
+    def start(self) -> None:
+        """Begins to accept."""
+        if self._listener:
+            self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), name="lanes", daemon=True)
+            self._acceptor.start()
+
+    @property
+    def count(self) -> int:
+        """Lanes that are open."""
+        with self._lock:
+            return len(self._served)
+
+    def stop(self) -> None:
+        """Closes all lanes, and waits for their threads."""
+        with self._lock:
+            self._stopping = True
+            served = dict(self._served)
+        for lane in served.values():
+            lane.close()
+        if self._listener:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor
+            if self._acceptor:
+                self._acceptor.join()
+            self._listener.close()
+        for thread in served:
+            thread.join()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, address = listener.accept()
+                lane = Lane(connection, f"{address[0]}:{address[1]}")
+            except OSError as error:
+                if self._stopping:
+                    return
+                _log.warning("a lane could not be accepted", error=str(error))
+                self._pause.wait(_ACCEPT_PAUSE_S)  # such as: too many open files; that may pass
+                continue
+            self._begin(lane)
+
+    def _begin(self, lane: Lane) -> None:
+        thread = threading.Thread(target=self._serve, args=(lane,), name="lane", daemon=True)
+        with self._lock:
+            taken = not self._stopping and len(self._served) < self._limit
+            if taken:
+                self._served[thread] = lane
+                thread.start()
+        if not taken:
+            self._refuse(lane)
+
+    def _refuse(self, lane: Lane) -> None:
+        error = errors.Overloaded(f"this server has all the lanes that it takes, {self._limit}; call it by gRPC")
+        with suppress(errors.ShoalError):
+            lane.send(Frame.ERROR, [_rpc.detail_of(error).SerializeToString()])
+        lane.close()
+
+    def _serve(self, lane: Lane) -> None:
+        try:
+            with LaneCalls(lane, self._token, self._store, self._metrics) as calls:
+                calls.serve()
+        except (errors.Unreachable, errors.DeadlineExceeded) as error:
+            _log.debug("a lane ended", reason=error.message)
+        except errors.ShoalError as error:
+            _log.warning("a lane was closed", reason=error.message)
+        except Exception:
+            _log.exception("a lane failed")
+        finally:
+            lane.close()
+            with self._lock:
+                self._served.pop(threading.current_thread(), None)
+
+
+class LaneCalls:
+    """One lane's calls, in order; `with` frees what it holds.
+
+    Args:
+        lane: just accepted.
+        token: that the client has to know.
+        store: the shards.
+        metrics: what is counted.
+    """
+
+    def __init__(self, lane: Lane, token: bytes, store: ShardStore, metrics: ServerMetrics) -> None:
+        self._lane, self._token, self._store, self._metrics = lane, token, store, metrics
+        self._segment: Segment | None = None
+        self._slot_bytes = self._slots = 0
+        self._poll = select.poll()
+        self._poll.register(lane, select.POLLIN | select.POLLRDHUP)
+        # Guards _awake, which is written to when a waiting pull is answered, perhaps only after the lane's end. Taken
+        # last; nothing is waited for under it.
+        self._lock = threading.Lock()
+        self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._awake, select.POLLIN)
+        self._calls: dict[Frame, Callable[[memoryview], None]] = {
+            Frame.PULL: self._pull,
+            Frame.PUSH: self._push,
+            Frame.COMMIT: self._commit,
+        }
+
+    def serve(self) -> None:
+        """Greets the client and answers its calls, until it leaves.
+
+        Raises:
+            Unreachable: it left.
+            ShoalError: what it sent makes no sense, or it stalls.
+        """
+        self._greet()
+        while True:
+            kind, payload = self._lane.receive()
+            call = self._calls.get(kind)
+            if call is None:
+                raise errors.BadFrame(f"{self._lane.peer} sent {kind.name} where a call belongs")
+            try:
+                call(payload)
+            except errors.ShoalError as error:
+                if self._lane.closed:
+                    raise
+                self._send_error(error)
+            except Exception as error:
+                _log.exception("a call on a lane failed", call=kind.name)
+                self._send_error(errors.InternalError(f"{kind.name} failed: {type(error).__name__}: {error}"))
+
+    def __enter__(self) -> "LaneCalls":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            os.close(self._awake)
+            self._awake = -1
+        if self._segment:
+            self._segment.close()
+
+    # The beginning.
+
+    def _greet(self) -> None:
+        kind, payload = self._lane.receive(within_s=_HELLO_TIMEOUT_S, most=_MAX_HELLO_BYTES)
+        if kind is not Frame.HELLO:
+            raise errors.BadFrame(f"{self._lane.peer} began with {kind.name}; a lane begins with HELLO")
+        hello = _decoded(pb.LaneHello, payload)
+        if not hmac.compare_digest(hello.token, self._token):
+            error = errors.Unauthenticated(f"{self._lane.peer} opens a lane with a token that is not this server's")
+            self._send_error(error)
+            raise error
+        welcome = pb.LaneWelcome()
+        if hello.HasField("segment"):
+            self._share(hello.segment, welcome)
+        self._lane.send(Frame.WELCOME, [welcome.SerializeToString()])
+
+    def _share(self, offer: pb.Segment, welcome: pb.LaneWelcome) -> None:
+        if not 0 < offer.slots <= _MAX_SLOTS:
+            welcome.reason = f"it has {offer.slots} slots; 1 to {_MAX_SLOTS} are taken"
+            return
+        if offer.slot_bytes % _PAGE:
+            welcome.reason = f"its slots of {offer.slot_bytes} bytes are not whole pages of {_PAGE}"
+            return
+        try:
+            self._segment = Segment.open(offer.name, offer.slots * offer.slot_bytes, offer.nonce)
+        except SegmentUnavailable as error:
+            welcome.reason = str(error)
+            _log.info("a client's memory is not shared", client=self._lane.peer, reason=welcome.reason)
+            return
+        self._slots, self._slot_bytes = offer.slots, offer.slot_bytes
+        welcome.shared = True
+
+    # Calls.
+
+    def _pull(self, payload: memoryview) -> None:
+        request = _decoded(pb.PullRequest, payload)
+        self._metrics.pulls.inc()
+        shards = self._store.shards(request.stamp.job, request.shards, request.stamp.epoch)
+        slot = None if request.headers_only or not request.slot else self._slot(request.slot)
+        offsets, end = slot_offsets([shard.layout for shard in shards]) if slot is not None else ({}, 0)
+        if slot is not None and end > slot.size:
+            raise errors.BadRequest(f"a pull of {end} bytes does not fit into a slot of {slot.size}")
+        pull = PendingPull(shards, self._wake)
+        try:
+            pull.start(pushes.stamp_of(request.stamp), request.ahead)
+            unanswered = len(shards)
+            while unanswered:
+                answers = pull.take()
+                unanswered -= len(answers)
+                if not answers:
+                    self._wait()
+                elif slot is None:
+                    self._send_values(answers, headers_only=request.headers_only, last=not unanswered)
+                else:
+                    self._write_values(answers, slot, offsets, last=not unanswered)
+        finally:
+            if pull.waits:
+                pull.abandon()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._awake >= 0:
+                os.eventfd_write(self._awake, 1)
+
+    def _wait(self) -> None:
+        """Until a shard may have answered."""
+        for descriptor, happened in self._poll.poll():
+            if descriptor != self._awake:
+                self._lane.close()
+                if happened == select.POLLIN:
+                    raise errors.BadFrame(f"{self._lane.peer} spoke while its pull was waiting")
+                raise errors.Unreachable(f"{self._lane.peer} left while its pull was waiting")
+        os.eventfd_read(self._awake)
+
+    def _send_values(self, answers: Sequence[Answer], *, headers_only: bool, last: bool) -> None:
+        held: list[Buffer] | None = None  # the last frame takes the END with it
+        for pieces, nbytes in replies(answers, headers_only=headers_only):
+            if held is not None:
+                self._lane.send(Frame.VALUES, held)
+            held = pieces
+            self._metrics.sent.inc(nbytes)
+        self._lane.send(Frame.VALUES, held or [], end=last)
+
+    def _write_values(
+        self, answers: Sequence[Answer], slot: np.ndarray, offsets: Mapping[ArenaKey, int], *, last: bool
+    ) -> None:
+        headers = []
+        for answer in answers:
+            targets = [
+                slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+                for key, arena in arenas_of([answer.shard.layout]).items()
+            ]
+            with answer.shard.read() as reader:
+                reader.write(targets)
+                headers.append(answer.header(reader.version))
+            self._metrics.sent.inc(answer.shard.layout.nbytes)
+        self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)
+
+    def _push(self, payload: memoryview) -> None:
+        stream = _Stream(self._lane, self._metrics)
+        try:
+            header, chunks = decode_push(payload)
+            if header is None:
+                raise errors.BadRequest("a push begins with a header; this one has none")
+            slot = self._slot(header.slot) if header.slot else None
+            if slot is not None:
+                source = pushes.from_slot(slot, self._metrics.received.inc)
+            else:
+                source = pushes.from_chunks(stream.after(chunks))
+            answers = pushes.receive(self._store, header, source)
+        except errors.ShoalError as error:
+            self._metrics.rejected.labels(reason=error.code.lower()).inc()
+            raise
+        finally:
+            stream.drain()
+        self._send_answers(answers)
+
+    def _commit(self, payload: memoryview) -> None:
+        self._send_answers(pushes.commit(self._store, _decoded(pb.CommitRequest, payload)))
+
+    def _send_answers(self, answers: Sequence[pushes.ShardAnswer]) -> None:
+        self._lane.send(Frame.PUSHED, [pushes.reply_of(answers, self._metrics.pushed).SerializeToString()])
+
+    def _send_error(self, error: errors.ShoalError) -> None:
+        self._lane.send(Frame.ERROR, [_rpc.detail_of(error).SerializeToString()])
+
+    def _slot(self, number: int) -> np.ndarray:
+        """A slot's bytes.
+
+        Raises:
+            BadRequest: there is no such slot, or the client has cut its segment short.
+        """
+        if not self._segment or not 0 < number <= self._slots:
+            raise errors.BadRequest(f"a call names slot {number}; this lane has {self._slots} of shared memory")
+        try:
+            return np.frombuffer(self._segment.view((number - 1) * self._slot_bytes, self._slot_bytes), np.uint8)
+        except SegmentUnavailable as error:
+            self._segment.close()
+            self._segment, self._slots = None, 0
+            raise errors.BadRequest(f"the memory that {self._lane.peer} shares is lost: {error}") from None
+
+
+class _Stream:
+    """The rest of a push: frames with chunks, and an END."""
+
+    def __init__(self, lane: Lane, metrics: ServerMetrics) -> None:
+        self._lane, self._metrics = lane, metrics
+        self._ended = False
+
+    def after(self, first: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
+        """The chunks of each message: of the first one, and of those that follow."""
+        chunks: Sequence[Chunk] | None = first
+        while chunks is not None:
+            self._metrics.received.inc(sum(len(chunk.data) for chunk in chunks))
+            yield chunks
+            chunks = self._next()
+
+    def drain(self) -> None:
+        """Reads what is left, so that the lane is at the beginning of the next call."""
+        while not self._ended and not self._lane.closed:
+            self._frame()
+
+    def _next(self) -> Sequence[Chunk] | None:
+        payload = self._frame()
+        if payload is None:
+            return None
+        header, chunks = decode_push(payload)
+        if header is not None:
+            raise errors.BadRequest("a push has one header, in its first message")
+        return chunks
+
+    def _frame(self) -> memoryview | None:
+        kind, payload = self._lane.receive(within_s=STALL_S)
+        self._ended = kind is Frame.END
+        if kind not in (Frame.PUSH, Frame.END):
+            self._lane.close()
+            raise errors.BadFrame(f"{self._lane.peer} sent {kind.name} in the middle of a push")
+        return None if self._ended else payload
+
+
+def _decoded(kind: type[M], payload: memoryview) -> M:
+    try:
+        return kind.FromString(bytes(payload))
+    except DecodeError as error:
+        raise errors.BadRequest(f"a {kind.__name__} cannot be read: {error}") from None

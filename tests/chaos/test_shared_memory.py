@@ -1,0 +1,114 @@
+"""Shared memory is gone when its users are, however they end: no name is left, and nothing mapped by who lives on."""
+
+import random
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from mortals import Nursery
+from shoal._segment import SHM
+from waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
+
+KILLED = -signal.SIGKILL
+# Lines of the code that shares memory, on either side: with the 500th or so the first step is over.
+FIRST_STEP, LATER_STEPS = (1, 500), (501, 1_500)
+LANES = 2  # of a worker to a server, each with a segment
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with tempfile.TemporaryDirectory(dir=SHM) as folder, Nursery(Path(folder)) as nursery:
+        yield nursery
+        assert not nursery.segments()
+
+
+@pytest.fixture(scope="module")
+def server(nursery):
+    """One that lives on."""
+    server = nursery.server()
+    server.address = server.hear()
+    yield server
+    server.kill()
+
+
+def moments(count, seed):
+    """Seeded lines to die at; with most of them, memory begins to be shared."""
+    rng = random.Random(seed)
+    return [rng.randint(*rng.choice((FIRST_STEP, FIRST_STEP, FIRST_STEP, LATER_STEPS))) for _ in range(count)]
+
+
+def nothing_is_left(nursery, *survivors):
+    wait_until(
+        lambda: not nursery.segments() and not any(survivor.shares() for survivor in survivors),
+        what="the segments' end",
+    )
+
+
+class TestKill9:
+    """50 kills, of each side 25."""
+
+    def test_of_workers(self, nursery, server):
+        for moment in moments(10, seed=1):
+            assert nursery.worker(server.address, doom=moment).end() == KILLED
+            nothing_is_left(nursery, server)
+            another = nursery.worker(server.address)
+            another.hear_until("2")
+            assert (another.shares(), server.shares(), nursery.segments()) == (LANES, LANES, set())
+            assert another.kill() == KILLED
+            nothing_is_left(nursery, server)
+
+    def test_of_servers(self, nursery):
+        for moment in moments(20, seed=2):
+            server = nursery.server(doom=moment)
+            worker = nursery.worker(server.hear())
+            assert server.end() == KILLED
+            worker.hear_until("unreachable")
+            nothing_is_left(nursery, worker)
+            worker.kill()
+
+    def test_of_both(self, nursery):
+        for moment in moments(5, seed=3):
+            server = nursery.server()
+            assert nursery.worker(server.hear(), doom=moment).end() == KILLED
+            assert server.kill() == KILLED
+            next_server = nursery.server()
+            next_server.hear()
+            assert not nursery.segments()
+            next_server.kill()
+
+
+class TestANameThatNobodyHasHeardOf:
+    """Its owner is killed before it says hello."""
+
+    def test_is_removed(self, nursery, server):
+        for _ in range(10):
+            client = nursery.mute(server.address)
+            name = client.hear()
+            assert nursery.segments() == {name}
+            client.kill()
+            nothing_is_left(nursery)
+
+    def test_stays_while_its_owner_lives(self, nursery, server):
+        living, dying = nursery.mute(server.address), nursery.mute(server.address)
+        name, other = living.hear(), dying.hear()
+        assert nursery.segments() == {name, other}
+        dying.kill()
+        wait_until(lambda: nursery.segments() == {name}, what="the other name's end")
+        living.kill()
+        nothing_is_left(nursery)
+
+    def test_is_removed_by_the_next_server_if_this_one_is_killed_too(self, nursery):
+        server = nursery.server()
+        client = nursery.mute(server.hear())
+        name = client.hear()
+        server.kill()
+        client.kill()
+        assert nursery.segments() == {name}
+        server = nursery.server()
+        server.hear()
+        assert not nursery.segments()
+        server.kill()

@@ -1,0 +1,28 @@
+"""`make bench` end to end, in its short form and without peers: that it runs, not how fast."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
+
+
+def test_the_small_benchmark_runs_and_writes_its_rows(tmp_path):
+    command = [sys.executable, str(RUN), "small", "--short", "--no-peers", "--results", str(tmp_path)]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert bench.returncode == 0, bench.stdout + bench.stderr
+
+    rows = json.loads((tmp_path / "latest.json").read_text())
+    assert [row["name"] for row in rows] == ["small", "small_overlapped"]
+    for row in rows:
+        assert row.keys() == {"name", "ours", "unit", "peer", "theirs", "ratio"}
+        assert row["ours"] > 0
+        assert row["unit"] == "steps/s"
+        assert row["name"] in bench.stdout
+    assert json.loads((tmp_path / "machine.json").read_text())["runs"]["small"]["left_out"] == {}
+    assert (tmp_path / "latest.svg").exists()

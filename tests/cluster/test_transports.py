@@ -1,0 +1,140 @@
+"""The ways that values and gradients take: the one that was asked for, or the next best; the same bits on each."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import _rpc, optim
+from shoal.status import Role
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+from witness import ports
+
+pytestmark = pytest.mark.cluster
+
+SUPPORT = Path(__file__).parents[1] / "support"
+# Large enough for memory to be shared with each of three servers.
+LARGE = {"w": np.zeros(300_000, np.float32)}
+SESSION = """
+import sys, numpy as np, shoal
+with shoal.Client(sys.argv[1]) as client:
+    variables = {"w": np.zeros(300_000, np.float32)}
+    with client.session(sys.argv[2], variables=variables, optimizer=shoal.optim.SGD(1.0)) as session:
+        session.push({"w": np.ones_like(session.pull()["w"])})
+        print("pulled", *np.unique(session.pull()["w"]))
+"""
+
+
+def offer(address):
+    """What a server says of its lanes."""
+    with _rpc.channel(address) as channel:
+        return ParameterServerStub(channel).Attach(pb.AttachRequest(), timeout=5)
+
+
+def train(client, job, steps=3):
+    """Trains in a session of this process; the ports that it was connected to."""
+    with client.session(job, variables=LARGE, optimizer=optim.SGD(1.0)) as session:
+        for step in range(steps):
+            values = session.pull()["w"]
+            np.testing.assert_array_equal(values, -step)
+            session.push({"w": np.ones_like(values)})
+        return ports()
+
+
+def test_each_transport_trains_the_same_bits(shared_cluster, client):
+    servers = [member.address for member in client.status().alive(Role.SERVER)]
+    lanes = {_rpc.parse_address(offer(address).address)[1] for address in servers}
+    jobs = {
+        transport: client.submit(
+            shoal.Job(
+                "witness:Witness",
+                settings={"transport": transport, "hidden": 4096},
+                workers=2,
+                optimizer=optim.Momentum(0.1),
+                max_steps=4,
+                seed=3,
+            )
+        )
+        for transport in ("grpc", "tcp", "auto")
+    }
+    seen, values = {}, {}
+    for transport, job in jobs.items():
+        job.wait(timeout_s=60)
+        said = [json.loads(line.partition(": ")[2]) for line in job.logs()]
+        assert len(said) == 8
+        seen[transport] = {(witness["segments"], len(lanes.intersection(witness["ports"]))) for witness in said[-2:]}
+        values[transport] = client.pull(job)
+    # Connected to the lanes of three servers; two segments shared with each, for pulls and for pushes.
+    assert seen == {"grpc": {(0, 0)}, "tcp": {(0, 3)}, "auto": {(6, 3)}}
+    for name, expected in values["grpc"].items():
+        np.testing.assert_array_equal(values["tcp"][name], expected)
+        np.testing.assert_array_equal(values["auto"][name], expected)
+
+
+def test_a_full_dev_shm_is_no_obstacle(shared_cluster):
+    """A session to which /dev/shm has 1 MiB, in a mount namespace of its own."""
+    alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    command = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"'
+    if subprocess.run([*alone, command, "sh", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount a tmpfs")
+    session = [sys.executable, "-c", SESSION, shared_cluster.address, "cramped"]
+    done = subprocess.run([*alone, command, "sh", *session], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "pulled -1.0" in done.stdout
+    assert "its bytes go over TCP" in done.stdout
+    assert "too little space in /dev/shm" in done.stdout
+    assert "gRPC" not in done.stdout
+
+
+def test_a_port_for_lanes():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = {"server": ["--lane-port", str(port)]}
+    with shoal.LocalCluster(servers=1, workers=0, flags=flags) as cluster, cluster.client() as client:
+        assert offer(cluster.process("server").address).address == f"127.0.0.1:{port}"
+        assert port in train(client, "first")
+
+        another = [sys.executable, "-m", "shoal", "server", "--coordinator", cluster.address, *flags["server"]]
+        done = subprocess.run(another, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+        assert "choose another port" in done.stderr
+        assert "Traceback" not in done.stderr
+
+        assert [member.member for member in client.status().members if member.role is Role.SERVER] == ["server-0"]
+        assert port in train(client, "second")
+
+
+def test_a_server_without_lanes_and_a_transport_that_there_is_not(tmp_path, monkeypatch):
+    monkeypatch.delenv("SHOAL_TRANSPORT", raising=False)
+    wrong = {"SHOAL_TRANSPORT": "udp"}
+    complaint = "SHOAL_TRANSPORT is 'udp'; set it to auto, tcp or grpc"
+    with (
+        shoal.LocalCluster(1, 1, path=[SUPPORT], env={"SHOAL_LANES": "0", **wrong}) as cluster,
+        cluster.client() as client,
+    ):
+        address = cluster.process("server").address
+        assert offer(address) == pb.AttachReply()
+        server = _rpc.parse_address(address)[1]
+        assert set(train(client, "fine")) >= {server}
+
+        job = client.submit(shoal.Job("broken_programs:fine"))
+        with pytest.raises(shoal.JobFailed, match=complaint):
+            job.wait(timeout_s=60)
+
+        pull = [sys.executable, "-m", "shoal", "pull", "fine", str(tmp_path / "fine.npz"), "-c", cluster.address]
+        done = subprocess.run(pull, env={**os.environ, **wrong}, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert complaint in " ".join(done.stderr.split())
+
+        monkeypatch.setenv("SHOAL_TRANSPORT", "udp")
+        with pytest.raises(shoal.errors.BadRequest, match=complaint):
+            train(client, "wrong")
+        assert client.job("wrong").status().state is shoal.JobState.CANCELLED

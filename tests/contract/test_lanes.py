@@ -1,0 +1,1053 @@
+"""What only lanes have: frames, the greeting, shared memory, and ends that break, stall or lie.
+
+Whatever one client does, no version changes, no thread or memory stays, and everybody else goes on.
+"""
+
+import dataclasses
+import fcntl
+import functools
+import os
+import socket
+import stat
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from shard_servers import RawLane, ShardServers
+from shoal import _lane_calls, _rpc, consistency, errors, initializers, partitioners
+from shoal._chunks import Chunk, encode_values
+from shoal._lane import Frame, Lane
+from shoal._limits import MAX_MESSAGE_BYTES
+from shoal._segment import HEADER_BYTES, SHM, Segment
+from shoal.v1 import header_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.variables import Variable
+from shoal_server import lanes
+from waiting import wait_until
+
+ELEMENTS = 1000
+VARIABLES = {"w": np.arange(ELEMENTS, dtype=np.float32)}
+ONES = {"w": np.ones(ELEMENTS, np.float32)}
+BIG = {"big": Variable((4 << 20,))}  # 16 MB: more than sockets hold
+PAGE = 4096
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No lane's thread and no segment outlives a test."""
+    yield
+    wait_until(lambda: not [t.name for t in threading.enumerate() if t.name in {"lane", "lanes"}], what="threads' end")
+    assert [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line] == []
+    files = [os.readlink(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd") if is_open(file)]
+    assert [file for file in files if file.startswith("/dev/shm/")] == []
+
+
+def is_open(file):
+    return os.path.lexists(f"/proc/self/fd/{file}")
+
+
+@pytest.fixture
+def servers():
+    """One server, on which a bystander trains before, during and after whatever a test does."""
+    with trained(VARIABLES) as servers:
+        yield servers
+
+
+@contextmanager
+def trained(variables, **options):
+    with ShardServers(variables, shards=1, **options) as servers, servers.worker("bystander") as bystander:
+        servers.bystander = bystander
+        step(servers)
+        yield servers
+        before = servers.versions()
+        step(servers)
+        assert servers.versions() == [version + 1 for version in before]
+
+
+def step(servers):
+    """The bystander takes one."""
+    values = servers.bystander.pull()
+    assert servers.bystander.push({name: np.zeros_like(value) for name, value in values.items()}).outcome == "accepted"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Servers that wait only so long: for HELLO, and for whoever stalls."""
+    monkeypatch.setattr(lanes, "_HELLO_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(lanes, "STALL_S", 0.2)
+    monkeypatch.setattr(lanes, "Lane", functools.partial(Lane, stall_s=0.2))
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """Memory is shared for variables however small."""
+    monkeypatch.setattr(_lane_calls, "_SHARED_FROM_BYTES", 0)
+
+
+@contextmanager
+def connected(servers):
+    """A plain socket to where the server takes lanes."""
+    with socket.create_connection(_rpc.parse_address(servers.lanes[0].offer.address), 20) as connection:
+        yield connection
+
+
+def frame(kind, payload=b"", *, size=None, reserved=b"\0\0\0"):
+    return struct.pack("<B3sI", kind, reserved, len(payload) if size is None else size) + payload
+
+
+def hello(servers, **change):
+    return pb.LaneHello(**{"token": servers.lanes[0].offer.token} | change).SerializeToString()
+
+
+def said_until_closed(connection):
+    """What the server sends before it closes the connection."""
+    said = b""
+    try:
+        while part := connection.recv(1 << 16):
+            said += part
+    except ConnectionResetError:  # it had not read all that was sent
+        pass
+    return said
+
+
+def stamp(step):
+    """Of worker "a", which is admitted after the bystander's first step and so begins with the second."""
+    return header_pb2.Stamp(job="job", worker="a", incarnation=1, step=step, epoch=1)
+
+
+def pull_request(*, step=1, **fields):
+    return pb.PullRequest(stamp=stamp(step), shards=[0], **fields)
+
+
+def push_header(*, step=1, **fields):
+    return pb.PushHeader(
+        stamp=stamp(step), shards=[0], weight=1.0, commit=True, aggregations=[1], versions=[1], **fields
+    )
+
+
+def slot_push(slot):
+    """The only message of a push through memory."""
+    return pb.PushRequest(header=push_header(slot=slot)).SerializeToString()
+
+
+def push_messages():
+    """Those of a push of ones."""
+    yield pb.PushRequest(header=push_header()).SerializeToString()
+    yield pb.PushRequest(chunks=[pb.Chunk(data=ONES["w"].tobytes())]).SerializeToString()
+
+
+def fallbacks(logs):
+    return [entry["why"] for entry in logs if "no memory" in entry["event"] or "no lane" in entry["event"]]
+
+
+class TestFrames:
+    @pytest.mark.parametrize("greeted", [False, True], ids=["first", "later"])
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            frame(Frame.PULL, size=MAX_MESSAGE_BYTES + 1),
+            frame(Frame.PUSH, size=2**32 - 1),
+            frame(0),
+            frame(10),
+            frame(255),
+            frame(Frame.PULL, reserved=b"\0\0\1"),
+            frame(Frame.HELLO, reserved=b"\1\0\0"),
+            b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"\xff" * 100,
+        ],
+        ids=["large", "huge", "kind 0", "kind 10", "kind 255", "reserved", "reserved hello", "HTTP", "gRPC", "noise"],
+    )
+    def test_what_is_no_frame_ends_the_lane(self, servers, lie, greeted):
+        with connected(servers) as connection:
+            if greeted:
+                connection.sendall(frame(Frame.HELLO, hello(servers)))
+                assert connection.recv(100)[0] == Frame.WELCOME
+            connection.sendall(lie)
+            assert said_until_closed(connection) == b""
+        assert servers.versions() == [1]
+
+    @pytest.mark.parametrize("kind", [Frame.HELLO, Frame.WELCOME, Frame.VALUES, Frame.PUSHED, Frame.ERROR, Frame.END])
+    def test_a_frame_that_is_no_call_ends_the_lane(self, servers, kind):
+        with servers.lane() as lane:
+            lane.send(kind)
+            with pytest.raises(errors.Unreachable):
+                lane.receive()
+
+    @pytest.mark.parametrize("kind", [Frame.HELLO, Frame.PULL, Frame.COMMIT, Frame.VALUES, Frame.PUSHED])
+    def test_another_frame_in_the_middle_of_a_push_ends_the_lane(self, servers, kind):
+        servers.admit("a")
+        with servers.lane() as lane:
+            for message in push_messages():
+                lane.send(Frame.PUSH, message)
+            lane.send(kind)
+            with pytest.raises(errors.Unreachable):
+                lane.receive()
+        assert servers.versions() == [1]
+
+    @pytest.mark.parametrize("kind", [Frame.PULL, Frame.COMMIT, Frame.PUSH])
+    def test_a_call_that_cannot_be_read_is_refused_and_the_lane_goes_on(self, servers, kind):
+        servers.admit("a")
+        with servers.lane() as lane:
+            for payload in (b"\xff\xff\xff", b"\x0a\x7f", b"nonsense"):
+                lane.send(kind, payload)
+                if kind is Frame.PUSH:
+                    lane.send(Frame.END)
+                with pytest.raises((errors.BadRequest, errors.BadChunk), match=r"cannot be read|malformed"):
+                    lane.receive()
+            assert lane.pull(pull_request())[0].headers[0].version == 1
+
+    @pytest.mark.parametrize("cut", [1, 7, 8, 9, 20])
+    def test_a_lane_that_ends_within_a_frame_leaves_nothing(self, servers, cut):
+        with connected(servers) as connection:
+            connection.sendall(frame(Frame.HELLO, hello(servers))[:cut])
+        wait_until(lambda: servers.open_lanes == 2, what="its end")  # the bystander's
+
+    def test_frames_may_come_byte_by_byte_or_all_at_once(self, servers):
+        servers.admit("a")
+        call = frame(Frame.PULL, pull_request().SerializeToString())
+        with connected(servers) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for byte in frame(Frame.HELLO, hello(servers)) + call:
+                connection.sendall(bytes([byte]))
+            connection.sendall(2 * call)
+            connection.shutdown(socket.SHUT_WR)
+            kinds = []
+            said = said_until_closed(connection)
+            while said:
+                kind, size = struct.unpack_from("<BxxxI", said)
+                kinds.append(Frame(kind))
+                said = said[8 + size :]
+        assert kinds == [Frame.WELCOME, *3 * [Frame.VALUES, Frame.END]]
+
+
+class TestGreeting:
+    def test_a_wrong_token_is_told_and_closed(self, servers):
+        for token in (b"", b"x", bytes(32), servers.lanes[0].offer.token[:-1], servers.lanes[0].offer.token + b"\0"):
+            with (
+                RawLane(servers.lanes[0].offer.address) as lane,
+                pytest.raises(errors.Unauthenticated, match="token that is not this server's"),
+            ):
+                lane.greet(pb.LaneHello(token=token))
+            with pytest.raises(errors.Unreachable):
+                lane.receive()
+
+    def test_a_large_hello_is_not_waited_for(self, servers):
+        """Nobody takes memory here before he has shown the token."""
+        with connected(servers) as connection:
+            connection.sendall(frame(Frame.HELLO, size=5000))
+            assert said_until_closed(connection) == b""
+
+    @pytest.mark.parametrize("payload", [b"\xff\xff", b"\x0a\x7f", b"\x12\x04\x0a\x02\xff\xff"])
+    def test_a_hello_that_cannot_be_read_ends_the_lane(self, servers, payload):
+        with connected(servers) as connection:
+            connection.sendall(frame(Frame.HELLO, payload))
+            assert said_until_closed(connection) == b""
+
+    def test_a_call_before_hello_ends_the_lane(self, servers):
+        servers.admit("a")
+        with connected(servers) as connection:
+            connection.sendall(frame(Frame.PULL, pull_request().SerializeToString()))
+            assert said_until_closed(connection) == b""
+
+    @pytest.mark.parametrize("beginning", [b"", b"\1", frame(Frame.HELLO, size=50)])
+    def test_a_client_that_does_not_say_hello_is_let_go(self, impatient, servers, beginning):
+        with connected(servers) as connection:
+            connection.sendall(beginning)
+            assert said_until_closed(connection) == b""
+
+    def test_the_limit_for_hello_is_shorter_than_that_for_a_stall(self, monkeypatch, servers):
+        monkeypatch.setattr(lanes, "_HELLO_TIMEOUT_S", 0.1)
+        with connected(servers) as connection:
+            assert said_until_closed(connection) == b""
+
+    @pytest.mark.parametrize("limit", [2, 3], ids=["none", "only for pulls"])
+    def test_whom_no_lane_is_left_for_calls_by_grpc_and_says_so(self, limit):
+        with trained(VARIABLES, max_lanes=limit) as servers, capture_logs() as logs, servers.worker("late") as late:
+            for _ in range(2):
+                late.pull()
+                assert late.push(ONES).outcome == "accepted"
+            assert servers.open_lanes == limit
+        [why] = fallbacks(logs)
+        assert f"all the lanes that it takes, {limit}" in why
+
+    def test_a_lane_that_breaks_when_no_other_is_left_is_replaced_by_grpc(self):
+        """Pulls have a lane, pushes were refused one; then that of the pulls breaks."""
+        with trained(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
+            late.pull()
+            assert late.push(ONES).outcome == "accepted"
+            late._links[0]._pulls._lane.close()
+            assert late.pull()["w"].shape == (ELEMENTS,)
+
+    def test_a_server_without_lanes_is_called_by_grpc(self):
+        with ShardServers(VARIABLES, max_lanes=0) as servers, capture_logs() as logs, servers.worker("a") as worker:
+            worker.pull()
+            assert worker.push(ONES).outcome == "accepted"
+        assert fallbacks(logs) == []
+
+    def test_a_port_that_nobody_answers_at_is_gone_round(self, servers):
+        servers.lanes[0].offer.address = f"127.0.0.1:{free_port()}"
+        with capture_logs() as logs, servers.worker("a") as worker:
+            worker.pull()
+            assert worker.push(ONES).outcome == "accepted"
+        [why] = fallbacks(logs)
+        assert "refused" in why
+
+    def test_a_server_that_says_nothing_is_gone_round(self, servers, monkeypatch):
+        monkeypatch.setattr(_lane_calls, "_WELCOME_TIMEOUT_S", 0.1)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            servers.lanes[0].offer.address = f"127.0.0.1:{silent.getsockname()[1]}"
+            with capture_logs() as logs, servers.worker("a") as worker:
+                worker.pull()
+                assert worker.push(ONES).outcome == "accepted"
+        [why] = fallbacks(logs)
+        assert "has sent nothing for 0.1 s" in why
+
+    @pytest.mark.parametrize(
+        "answer", [frame(Frame.WELCOME, b"\xff"), frame(Frame.ERROR, b"\xff"), frame(99), b"x" * 99]
+    )
+    def test_a_server_that_answers_nonsense_is_gone_round(self, servers, answer):
+        with socket.create_server(("127.0.0.1", 0)) as strange, ThreadPoolExecutor(1) as pool:
+            servers.lanes[0].offer.address = f"127.0.0.1:{strange.getsockname()[1]}"
+
+            def answers():
+                with strange.accept()[0] as connection:
+                    connection.recv(1000)
+                    connection.sendall(answer)
+
+            answering = pool.submit(answers)
+            with capture_logs() as logs, servers.worker("a") as worker:
+                worker.pull()
+                assert worker.push(ONES).outcome == "accepted"
+            answering.result()
+        assert len(fallbacks(logs)) == 1
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class Offered:
+    """A segment that a client made, and what it says of it; removed at the end."""
+
+    def __init__(self, slots=2, slot_bytes=PAGE):
+        self.segment = Segment.create(slots * slot_bytes)
+        self.said = pb.Segment(name=self.segment.name, nonce=self.segment.nonce, slots=slots, slot_bytes=slot_bytes)
+        self.path = SHM / self.segment.name
+        self.slots, self.slot_bytes = slots, slot_bytes
+
+    def slot(self, number):
+        return np.frombuffer(self.segment.view((number - 1) * self.slot_bytes, self.slot_bytes), np.uint8)
+
+    def close(self):
+        self.segment.close()
+
+
+@pytest.fixture
+def offered():
+    with closing(Offered()) as offered:
+        yield offered
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A file that no server is to touch."""
+    path = tmp_path / "theirs"
+    path.write_bytes(b"x" * (HEADER_BYTES + 2 * PAGE))
+    yield path
+    assert path.read_bytes() == b"x" * (HEADER_BYTES + 2 * PAGE)
+
+
+class TestSegmentsThatAreNotTheClients:
+    """The server says why it does not share; the lane goes on, with chunks."""
+
+    def refused(self, servers, said):
+        servers.admit("a")
+        with servers.lane(segment=said) as lane:
+            assert not lane.welcome.shared
+            with pytest.raises(errors.BadRequest, match="names slot 1; this lane has 0"):
+                lane.pull(pull_request(slot=1))
+            assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
+            assert sum(len(chunk.data) for reply in lane.pull(pull_request(step=2)) for chunk in reply.chunks) == 4000
+            return lane.welcome.reason
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "",
+            "/etc/passwd",
+            "../etc/passwd",
+            "shoal-../../etc/passwd",
+            "shoal-" + "g" * 32,
+            "shoal-" + "A" * 32,
+            "shoal-" + "0" * 31,
+            "shoal-" + "0" * 33,
+            "shoal-" + "0" * 32 + "\n",
+            "shoal-" + "0" * 31 + "\0",
+            "x" * 3000,
+        ],
+    )
+    def test_a_name_that_is_none(self, servers, offered, name):
+        offered.said.name = name
+        reason = self.refused(servers, offered.said)
+        assert "is no name of a segment" in reason
+        assert len(reason) < 200
+
+    def test_a_name_that_nothing_has(self, servers, offered):
+        offered.said.name = "shoal-" + "0" * 32
+        assert "No such file" in self.refused(servers, offered.said)
+
+    def test_a_path_to_elsewhere(self, servers, offered, elsewhere):
+        offered.said.name = os.path.relpath(elsewhere, SHM)
+        assert "is no name" in self.refused(servers, offered.said)
+
+    def test_a_link_to_elsewhere(self, servers, offered, elsewhere):
+        offered.path.unlink()
+        offered.path.symlink_to(elsewhere)
+        assert "symbolic link" in self.refused(servers, offered.said)
+
+    def test_a_file_that_is_no_segment(self, servers, offered):
+        offered.path.unlink()
+        fd = os.open(offered.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # or the next sweep, of any process, removes it
+            file.write(b"x" * (HEADER_BYTES + 2 * PAGE))
+            file.flush()
+            assert "is no segment" in self.refused(servers, offered.said)
+
+    def test_a_pipe(self, servers, offered):
+        offered.path.unlink()
+        os.mkfifo(offered.path, 0o600)
+        assert "is no regular file" in self.refused(servers, offered.said)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+    def test_somebody_elses_file(self, servers, offered):
+        os.chown(offered.path, 12345, 12345)
+        assert "belongs to user 12345" in self.refused(servers, offered.said)
+
+    def test_a_file_that_others_may_write_to(self, servers, offered):
+        offered.path.chmod(0o606)
+        assert "is open to other users" in self.refused(servers, offered.said)
+
+    @pytest.mark.parametrize("nonce", [b"", bytes(16), b"x" * 1000])
+    def test_a_wrong_nonce(self, servers, offered, nonce):
+        offered.said.nonce = nonce
+        assert "has another nonce" in self.refused(servers, offered.said)
+
+    @pytest.mark.parametrize(
+        ("slots", "slot_bytes", "said"),
+        [
+            (0, PAGE, "it has 0 slots"),
+            (17, PAGE, "it has 17 slots"),
+            (2**32 - 1, 2**64 - 1, "slots"),
+            (2, 0, "has 12288 bytes, not"),
+            (2, 2 * PAGE, "has 12288 bytes, not"),
+            (2, 2**63, "has 12288 bytes, not"),
+            (1, PAGE, "has 12288 bytes, not"),
+        ],
+    )
+    def test_a_wrong_size(self, servers, offered, slots, slot_bytes, said):
+        offered.said.slots, offered.said.slot_bytes = slots, slot_bytes
+        assert said in self.refused(servers, offered.said)
+
+    def test_slots_that_are_not_whole_pages(self, servers):
+        with closing(Offered(3, PAGE + 1)) as odd:
+            assert "pages" in self.refused(servers, odd.said)
+
+    def test_a_segment_that_shrank_before_it_was_offered(self, servers, offered):
+        os.truncate(offered.path, HEADER_BYTES + PAGE)
+        assert "has 8192 bytes, not" in self.refused(servers, offered.said)
+
+    def test_a_segment_of_holes(self, servers, offered):
+        """Its owner takes memory only once the server writes, perhaps where there is none left."""
+        os.truncate(offered.path, HEADER_BYTES)
+        os.truncate(offered.path, HEADER_BYTES + 2 * PAGE)
+        assert "has holes" in self.refused(servers, offered.said)
+
+
+class TestSlots:
+    @pytest.mark.parametrize("slot", [3, 16, 2**31, 2**32 - 1])
+    def test_one_that_there_is_not(self, servers, offered, slot):
+        servers.admit("a")
+        with servers.lane(segment=offered.said) as lane:
+            assert lane.welcome.shared
+            with pytest.raises(errors.BadRequest, match=f"names slot {slot}; this lane has 2"):
+                lane.pull(pull_request(slot=slot))
+            with pytest.raises(errors.BadRequest, match=f"names slot {slot}; this lane has 2"):
+                lane.push([slot_push(slot)])
+            assert servers.versions() == [1]
+            lane.pull(pull_request(slot=2))  # the lane goes on
+
+    def test_values_and_gradients_lie_where_the_contract_says(self, servers, offered):
+        servers.admit("a")
+        before = servers.values()["w"]
+        with servers.lane(segment=offered.said) as lane:
+            [reply] = lane.pull(pull_request(slot=2))
+            assert not reply.chunks
+            assert reply.headers[0].version == 1
+            np.testing.assert_array_equal(offered.slot(2)[:4000].view(np.float32), before)
+            assert not offered.slot(1).any()
+            assert not offered.slot(2)[4000:].any()
+            offered.slot(1)[:4000] = np.full(ELEMENTS, 0.5, np.float32).view(np.uint8)
+            reply = lane.push([slot_push(1)])
+            assert reply.shards[0].outcome == pb.ACCEPTED
+        np.testing.assert_array_equal(servers.values()["w"], before - np.float32(0.5))
+
+    def test_shards_that_are_too_large_for_one(self, offered):
+        with trained({"w": Variable((ELEMENTS + 25,))}) as servers:  # 4,100 bytes
+            servers.admit("a")
+            with servers.lane(segment=offered.said) as lane:
+                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a slot of 4096"):
+                    lane.pull(pull_request(slot=1))
+                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a slot of 4096"):
+                    lane.push([slot_push(1)])
+                assert not offered.slot(1).any()
+                assert servers.versions() == [1]
+                assert lane.pull(pull_request())[0].headers
+
+    def test_a_gradient_in_one_is_checked_as_any_other(self, servers, offered):
+        servers.admit("a")
+        offered.slot(1).view(np.float32)[ELEMENTS - 1] = np.nan
+        with servers.lane(segment=offered.said) as lane:
+            message = slot_push(1)
+            with pytest.raises(errors.NonFiniteGradient, match="'w' holds nan"):
+                lane.push([message])
+            assert servers.versions() == [1]
+            offered.slot(1)[:] = 0
+            assert lane.push([message]).shards[0].outcome == pb.ACCEPTED
+
+    def test_bytes_through_memory_are_counted_as_others_are(self, servers, offered):
+        servers.admit("a")
+        metrics = ("shoal_server_sent_bytes_total", "shoal_server_received_bytes_total")
+        before = [servers.sample(metric) for metric in metrics]
+        with servers.lane(segment=offered.said) as lane:
+            lane.pull(pull_request(slot=1))
+            lane.push([slot_push(1)])
+        assert [servers.sample(metric) for metric in metrics] == [value + 4000 for value in before]
+
+    def test_of_a_segment_that_shrank_are_refused_and_the_lane_goes_on(self, servers, offered):
+        servers.admit("a")
+        with servers.lane(segment=offered.said) as lane:
+            lane.pull(pull_request(slot=1))
+            os.truncate(offered.path, HEADER_BYTES)
+            with pytest.raises(errors.ShoalError, match="is lost"):
+                lane.pull(pull_request(slot=1))
+            with pytest.raises(errors.BadRequest, match="this lane has 0"):
+                lane.push([slot_push(2)])
+            assert servers.versions() == [1]
+            step(servers)
+            assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
+
+
+def shrink(client_lane):
+    """Cuts a client's segment short, as somebody with its descriptor could; it has no name any more."""
+    wanted = client_lane._segment.name
+    for file in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{file}"
+        if is_open(file) and wanted in os.readlink(path):
+            os.truncate(path, HEADER_BYTES)
+            return
+    raise AssertionError(f"no descriptor of {wanted}")
+
+
+@pytest.mark.usefixtures("shared")
+class TestSharing:
+    def test_a_segment_has_no_name_once_both_have_it(self, servers, monkeypatch):
+        names = []
+        create = Segment.create
+        monkeypatch.setattr(Segment, "create", lambda nbytes: names.append((made := create(nbytes)).name) or made)
+        with servers.worker("a") as worker:
+            worker.pull()
+            worker.push(ONES)
+            assert len(names) == 2
+            assert not any((SHM / name).exists() for name in names)
+
+    def test_it_is_made_before_its_lane(self, servers, monkeypatch):
+        """However long that takes: a server waits only so long for what is said first."""
+        lanes_before, made = servers.open_lanes, []
+        create = Segment.create
+        monkeypatch.setattr(Segment, "create", lambda nbytes: made.append(servers.open_lanes) or create(nbytes))
+        with servers.worker("a") as worker:
+            worker.pull()
+        assert made == [lanes_before]
+
+    def test_its_file_is_only_for_its_user(self, servers, monkeypatch):
+        modes = []
+        opened = Segment.open
+
+        def spy(name, *rest):
+            modes.append(stat.S_IMODE((SHM / name).stat().st_mode))
+            return opened(name, *rest)
+
+        monkeypatch.setattr(lanes.Segment, "open", spy)
+        with servers.worker("a") as worker:
+            worker.pull()
+        assert modes == [0o600]
+
+    def test_values_outlive_their_lane(self, servers):
+        """What was pulled stays as it is, however often one pulls, and after the end."""
+        with servers.worker("a") as worker:
+            kept = []
+            for step in range(6):  # more than there are slots
+                kept.append((step, worker.pull()["w"]))
+                worker.push(ONES)
+        first = kept[0][1]
+        for step, value in kept:
+            np.testing.assert_array_equal(value, first - np.float32(step), strict=True)
+
+    @pytest.mark.parametrize("full", ["statvfs", "fallocate"])
+    def test_a_full_dev_shm_is_gone_round_and_says_so(self, monkeypatch, full):
+        with trained(VARIABLES, transport="tcp") as servers:
+            fill(monkeypatch, full)
+            with capture_logs() as logs, servers.client("a", step=servers.admit("a"), transport="auto") as worker:
+                before = worker.pull()["w"]
+                assert worker.push(ONES).outcome == "accepted"
+                np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
+                assert servers.open_lanes == 4  # it is TCP that it falls back to
+        assert len(fallbacks(logs)) == 2
+        for why in fallbacks(logs):
+            assert "/dev/shm" in why
+            assert "give the machine or container a larger /dev/shm (docker: --shm-size)" in why
+
+    def test_a_server_that_does_not_see_it_is_gone_round_and_says_so(self, servers, monkeypatch, tmp_path):
+        """As in another container, with a /dev/shm of its own."""
+        opened = Segment.open
+        monkeypatch.setattr(Segment, "open", lambda *said: opened(*said, directory=tmp_path))
+        names = []
+        create = Segment.create
+        monkeypatch.setattr(Segment, "create", lambda nbytes: names.append((made := create(nbytes)).name) or made)
+        with capture_logs() as logs, servers.worker("a") as worker:
+            worker.pull()
+            assert worker.push(ONES).outcome == "accepted"
+            assert len(names) == 2
+            assert not any((SHM / name).exists() for name in names)
+        assert ["No such file" in why for why in fallbacks(logs)] == [True, True]
+
+    def test_a_server_of_another_host_is_not_offered_any(self, servers, monkeypatch):
+        servers.lanes[0].offer.host = "another"
+        monkeypatch.setattr(Segment, "create", lambda nbytes: pytest.fail("a segment was made"))
+        with capture_logs() as logs, servers.worker("a") as worker:
+            worker.pull()
+            assert worker.push(ONES).outcome == "accepted"
+        assert fallbacks(logs) == []
+
+    def test_small_calls_share_none(self, servers, monkeypatch):
+        monkeypatch.undo()
+        monkeypatch.setattr(Segment, "create", lambda nbytes: pytest.fail("a segment was made"))
+        with servers.worker("a") as worker:
+            worker.pull()
+
+    def test_a_segment_that_shrinks_before_a_pull(self, servers):
+        with servers.worker("a") as worker:
+            before = worker.pull()["w"].copy()
+            assert worker.push(ONES).outcome == "accepted"
+            shrink(worker._links[0]._pulls)
+            with capture_logs() as logs:
+                np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
+            assert ["cut to" in why for why in fallbacks(logs)] == [True]
+            assert worker.push(ONES).outcome == "accepted"
+        np.testing.assert_array_equal(servers.values()["w"], before - np.float32(2))
+
+    def test_a_segment_that_shrinks_before_a_push(self, servers):
+        with servers.worker("a") as worker:
+            before = worker.pull()["w"].copy()
+            assert worker.push(ONES).outcome == "accepted"
+            shrink(worker._links[0]._pushes)
+            with capture_logs() as logs:
+                assert worker.push(ONES).outcome == "accepted"
+            assert ["cut to" in why for why in fallbacks(logs)] == [True]
+            assert servers.versions() == [3]
+            np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(2))
+
+    def test_a_segment_that_shrinks_with_a_gradient_in_it(self, servers):
+        """The step counts once nevertheless: its arrays are still there."""
+        with servers.worker("a") as worker:
+            before = worker.pull()["w"].copy()
+            push = worker.prepare(ONES, None, 1.0)
+            ready = push.load(worker._links[0])
+            assert ready.slot
+            shrink(worker._links[0]._pushes)
+            assert worker.send(dataclasses.replace(push, load=lambda _: ready)).outcome == "accepted"
+            assert servers.versions() == [2]
+            np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
+
+    @pytest.mark.parametrize("call", [Frame.PULL, Frame.PUSH])
+    def test_a_segment_that_shrinks_when_a_server_is_about_to_look(self, servers, monkeypatch, call):
+        with servers.worker("a") as worker:
+            before = worker.pull()["w"].copy()
+            link, slot, shrunk = worker._links[0], lanes.LaneCalls._slot, []
+
+            def shrinks(calls, number):
+                if not shrunk:
+                    shrunk.append(number)
+                    shrink(link._pulls if call is Frame.PULL else link._pushes)
+                return slot(calls, number)
+
+            if call is Frame.PULL:
+                assert worker.push(ONES).outcome == "accepted"
+                monkeypatch.setattr(lanes.LaneCalls, "_slot", shrinks)
+            else:
+                monkeypatch.setattr(lanes.LaneCalls, "_slot", shrinks)
+                assert worker.push(ONES).outcome == "accepted"
+            assert servers.versions() == [2]
+            np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
+            assert len(shrunk) == 1
+
+    def test_a_gradient_that_is_lost_with_its_segment_is_an_error(self, servers):
+        """It was copied there so that its arrays could change at once: there is no other copy."""
+        with servers.worker("a") as worker:
+            push = worker.prepare(ONES, None, 1.0, memory=private)
+            shrink(worker._links[0]._pushes)
+            with pytest.raises(errors.ShoalError, match="lost"):
+                worker.send(push)
+            assert servers.versions() == [1]
+            assert worker.push(ONES).outcome == "accepted"
+
+    def test_a_gradient_prepared_for_a_lane_that_broke_goes_over_the_next(self, servers):
+        before = servers.values()["w"]
+        with servers.worker("a") as worker:
+            arrays = {"w": np.ones(ELEMENTS, np.float32)}
+            push = worker.prepare(arrays, None, 1.0, memory=private)
+            arrays["w"][:] = 7
+            worker._links[0]._pushes._lane.close()
+            assert worker.send(push).outcome == "accepted"
+        np.testing.assert_array_equal(servers.values()["w"], before - np.float32(1))
+
+    def test_more_gradients_than_slots_go_as_chunks(self, servers):
+        before = servers.values()["w"]
+        with servers.worker("a") as worker:
+            pushes = [
+                worker.prepare({"w": np.full(ELEMENTS, value, np.float32)}, None, 1.0, memory=private)
+                for value in (1, 2, 3)
+            ]
+            for number, push in enumerate(pushes, start=1):
+                worker.send(dataclasses.replace(push, step=number))
+        np.testing.assert_array_equal(servers.values()["w"], before - np.float32(6))
+
+
+def private(nbytes):
+    return np.empty(nbytes, np.uint8)
+
+
+def fill(monkeypatch, how):
+    """Makes /dev/shm full for this process."""
+    if how == "statvfs":
+        real = os.statvfs(SHM)
+        fields = list(real)
+        fields[4] = fields[3] = 0  # f_bavail, f_bfree
+        monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    else:
+
+        def no_space(*_):
+            raise OSError(28, os.strerror(28))
+
+        monkeypatch.setattr(os, "posix_fallocate", no_space)
+
+
+TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "shared memory"])
+
+
+class TestAnswersThatLie:
+    """A server of another version, or something between that mangles: refused, and asked again on a new lane."""
+
+    @pytest.mark.parametrize(
+        ("headers", "chunks", "said"),
+        [
+            ([0], [Chunk(0, 0, 0, memoryview(bytes(4004)))], "ends at byte 4004 of 4000"),
+            ([0], [Chunk(0, 0, 4, memoryview(bytes(3996)))], "starts at byte 4"),
+            ([0], [Chunk(0, 0, 0, memoryview(bytes(3996)))], "ended after 3996 of 4000"),
+            ([0], [Chunk(1, 0, 0, memoryview(bytes(4000)))], "not one of those expected"),
+            ([], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all of them"),
+            ([1], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all of them"),
+        ],
+        ids=["long", "late", "short", "another shard", "no header", "another's header"],
+    )
+    def test_values_that_do_not_fit(self, servers, monkeypatch, headers, chunks, said):
+        def lies(answers, **_):
+            yield encode_values([header_pb2.ShardHeader(shard=shard) for shard in headers], chunks), 0
+
+        with servers.worker("a") as worker:
+            with monkeypatch.context() as lying:
+                lying.setattr(lanes, "replies", lies)
+                with pytest.raises(errors.BadChunk, match=said):
+                    worker.pull()
+            np.testing.assert_array_equal(worker.pull()["w"], VARIABLES["w"])
+            assert worker.push(ONES).outcome == "accepted"
+
+    @pytest.mark.parametrize(
+        ("kind", "payload"), [(Frame.PULL, b""), (Frame.END, b""), (Frame.VALUES, b""), (Frame.PUSHED, b"\xff")]
+    )
+    def test_an_answer_to_a_push_that_is_none(self, servers, monkeypatch, kind, payload):
+        with servers.worker("a") as worker:
+            with monkeypatch.context() as lying:
+                lying.setattr(
+                    lanes.LaneCalls, "_send_answers", lambda calls, answers: calls._lane.send(kind, [payload])
+                )
+                with pytest.raises(errors.BadFrame):
+                    worker.push(ONES)
+            assert worker.push(ONES).outcome == "accepted"  # it counts, and counts once
+            assert servers.versions() == [2]
+
+
+class TestLanesThatBreak:
+    """A call is repeated, and counts once, wherever its lane broke."""
+
+    def breaking(self, monkeypatch, kind, at):
+        """Servers' lanes break instead of sending the frame of a kind that comes after so many others."""
+        send = Lane.send
+        seen = []
+
+        def sends(lane, sent, pieces=(), **options):
+            if sent is kind:
+                seen.append(sent)
+                if len(seen) == at + 1:
+                    lane.close()
+                    raise errors.Unreachable("broken by the test")
+            return send(lane, sent, pieces, **options)
+
+        monkeypatch.setattr(Lane, "send", sends)
+        return seen
+
+    @TRANSPORTS
+    @pytest.mark.parametrize("at", range(4))
+    def test_a_push_that_was_not_answered_counts_once(self, monkeypatch, transport, at):
+        """To two servers: the answers to the first phase and to the second get lost in turn."""
+        use(transport, monkeypatch)
+        variables = {"w": Variable((100,), partitioner=partitioners.FixedShards(2))}
+        with ShardServers(variables, servers=2) as servers, servers.worker("a") as worker:
+            before = worker.pull()["w"].copy()
+            seen = self.breaking(monkeypatch, Frame.PUSHED, at)
+            assert worker.push({"w": np.ones(100, np.float32)}).outcome == "accepted"
+            assert len(seen) > at
+            assert servers.versions() == [1, 1]
+            np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
+
+    @TRANSPORTS
+    def test_a_push_in_one_phase_that_was_not_answered_counts_once(self, monkeypatch, transport):
+        use(transport, monkeypatch)
+        with trained(VARIABLES) as servers, servers.worker("a") as worker:
+            before = worker.pull()["w"].copy()
+            seen = self.breaking(monkeypatch, Frame.PUSHED, 0)
+            assert worker.push(ONES).outcome == "accepted"
+            assert len(seen) == 2
+            assert servers.versions() == [2]
+            np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
+
+    @TRANSPORTS
+    @pytest.mark.parametrize("at", range(3))
+    def test_a_pull_that_breaks_off_begins_again(self, monkeypatch, transport, at):
+        use(transport, monkeypatch)
+        variables = {"w": Variable((700_000,), initializer=initializers.Uniform(-1, 1))}  # 3 chunks
+        with trained(variables) as servers, servers.worker("a") as worker:
+            expected = servers.values()["w"]
+            seen = self.breaking(monkeypatch, Frame.VALUES, at)
+            np.testing.assert_array_equal(worker.pull()["w"], expected)
+            assert transport == "shared memory" or len(seen) > at
+
+    @pytest.mark.parametrize("after", [0, 1, 8, 9, 2000, 4000])
+    def test_a_push_that_breaks_off_on_its_way_counts_once(self, after):
+        """Something between the two forwards so many bytes of the push, and hangs up."""
+        with trained(VARIABLES) as servers, servers.worker("a") as worker:
+            before = worker.pull()["w"].copy()
+            address = servers.lanes[0].offer.address
+            hello_bytes = 8 + len(hello(servers))
+            with proxy(address, hello_bytes + after) as between:
+                servers.lanes[0].offer.address = between
+                try:
+                    push = worker.prepare(ONES, None, 1.0)
+                    push.load(worker._links[0])  # opens the lane for pushes
+                finally:
+                    servers.lanes[0].offer.address = address
+                assert worker.send(push).outcome == "accepted"
+            assert servers.versions() == [2]
+            np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
+
+    def test_a_worker_that_leaves_while_its_pull_waits_is_forgotten(self):
+        with two_in_step() as (servers, a, b):
+            a.push(ONES)
+            with servers.lane() as lane:
+                lane.send(Frame.PULL, pull_request().SerializeToString())
+                wait_until(lambda: servers.waiting() == 1)
+                before = servers.open_lanes
+            wait_until(lambda: servers.waiting() == 0)
+            wait_until(lambda: servers.open_lanes == before - 1)
+            assert b.push(ONES).outcome == "accepted"
+            np.testing.assert_array_equal(a.pull()["w"], VARIABLES["w"] - 1)
+
+    def test_a_worker_that_speaks_while_its_pull_waits_is_let_go(self):
+        with two_in_step() as (servers, a, b):
+            a.push(ONES)
+            with servers.lane() as lane:
+                lane.send(Frame.PULL, pull_request().SerializeToString())
+                wait_until(lambda: servers.waiting() == 1)
+                lane.send(Frame.PULL, pull_request().SerializeToString())
+                with pytest.raises(errors.Unreachable):
+                    lane.receive()
+            wait_until(lambda: servers.waiting() == 0)
+            assert b.push(ONES).outcome == "accepted"
+
+    def test_an_answer_that_comes_when_its_lane_is_over_goes_nowhere(self, monkeypatch):
+        """Another worker's push has let the pull through, and tells it only after its lane has ended."""
+        with two_in_step() as (servers, a, b):
+            a.push(ONES)
+            about_to_answer, go_on = threading.Event(), threading.Event()
+            answered = lanes.PendingPull.answered
+
+            def late(pull, answer):
+                about_to_answer.set()
+                assert go_on.wait(20)
+                answered(pull, answer)
+
+            with ThreadPoolExecutor(1) as pool:
+                with servers.lane() as lane:
+                    lane.send(Frame.PULL, pull_request().SerializeToString())
+                    wait_until(lambda: servers.waiting() == 1)
+                    monkeypatch.setattr(lanes.PendingPull, "answered", late)
+                    pushed = pool.submit(b.push, ONES)
+                    assert about_to_answer.wait(20)
+                    open_lanes = servers.open_lanes
+                wait_until(lambda: servers.open_lanes < open_lanes, what="the lane's end")
+                strangers = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(20)]  # one gets the lane's descriptor
+                go_on.set()
+                assert pushed.result(20).outcome == "accepted"
+            for stranger in strangers:
+                with pytest.raises(BlockingIOError):
+                    os.eventfd_read(stranger)
+                os.close(stranger)
+
+
+@contextmanager
+def two_in_step():
+    """A server, and two workers whose steps it keeps together."""
+    with (
+        ShardServers(VARIABLES, shards=1, mode=consistency.Synchronous()) as servers,
+        servers.worker("a") as a,
+        servers.worker("b") as b,
+    ):
+        yield servers, a, b
+
+
+def use(transport, monkeypatch):
+    monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
+    if transport == "shared memory":
+        monkeypatch.setattr(_lane_calls, "_SHARED_FROM_BYTES", 0)
+
+
+@contextmanager
+def proxy(address, client_bytes):
+    """A place in between that forwards one connection, until its client has sent so many bytes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def forward():
+        with listener.accept()[0] as client, socket.create_connection(_rpc.parse_address(address)) as server:
+            back = threading.Thread(target=pipe, args=(server, client, 1 << 60))
+            back.start()
+            pipe(client, server, client_bytes)
+            for end in (client, server):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            back.join()
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        thread.join(20)
+        listener.close()
+
+
+def pipe(source, target, most):
+    try:
+        while most and (part := source.recv(min(most, 1 << 16))):
+            target.sendall(part)
+            most -= len(part)
+    except OSError:
+        pass
+
+
+@pytest.mark.usefixtures("impatient")
+class TestStalls:
+    def test_a_worker_that_reads_slowly_gets_what_it_began_with(self):
+        with trained(BIG) as servers, servers.worker("b") as b:
+            servers.admit("a")
+            with servers.lane() as lane:
+                sent = servers.sample("shoal_server_sent_bytes_total")
+                lane.send(Frame.PULL, pull_request().SerializeToString())
+                wait_until(lambda: servers.sample("shoal_server_sent_bytes_total") > sent, what="its first bytes")
+                assert b.push({"big": np.ones(4 << 20, np.float32)}).outcome == "accepted"
+                kinds = {}
+                while Frame.END not in kinds:
+                    kind, payload = lane.receive()
+                    kinds[kind] = kinds.get(kind, 0) + 1
+                    if kind is Frame.VALUES:
+                        assert not any(any(chunk.data) for chunk in pb.PullReply.FromString(payload).chunks)
+                assert kinds[Frame.VALUES] == 16
+            assert (b.pull()["big"] == -1).all()
+
+    def test_a_worker_that_stops_reading_a_pull_is_let_go(self):
+        with trained(BIG) as servers:
+            servers.admit("a")
+            with servers.lane() as lane:
+                lane.send(Frame.PULL, pull_request().SerializeToString())
+                assert servers.open_lanes == 3
+                taken = 0
+                while servers.open_lanes == 3:
+                    step(servers)  # pulls and pushes of others go on
+                    taken += 1
+                assert taken
+            wait_until(lambda: lane_threads() == 2, what="its thread's end")
+
+    def test_a_worker_that_stops_in_the_middle_of_a_push_is_let_go(self, servers):
+        servers.admit("a")
+        first, *_ = push_messages()
+        with servers.lane() as lane:
+            lane.send(Frame.PUSH, first)
+            with pytest.raises(errors.Unreachable):
+                lane.receive()
+        wait_until(lambda: lane_threads() == 2, what="its thread's end")
+        assert servers.versions() == [1]
+
+    @pytest.mark.parametrize("sent", [1, 8, 1000])
+    def test_a_worker_that_stops_in_the_middle_of_a_frame_is_let_go(self, servers, sent):
+        servers.admit("a")
+        with connected(servers) as connection:
+            connection.sendall(frame(Frame.HELLO, hello(servers)))
+            assert connection.recv(100)[0] == Frame.WELCOME
+            connection.sendall(b"".join(frame(Frame.PUSH, message) for message in push_messages())[:sent])
+            assert said_until_closed(connection) == b""
+        assert servers.versions() == [1]
+
+    def test_a_worker_that_is_silent_between_calls_is_kept(self, servers):
+        servers.admit("a")
+        with servers.lane() as lane:
+            outlast_a_stall(servers)
+            assert lane.pull(pull_request())
+
+    def test_a_pull_that_waits_for_others_is_kept(self):
+        with two_in_step() as (servers, a, b), servers.lane() as lane:
+            a.push(ONES)
+            lane.send(Frame.PULL, pull_request().SerializeToString())
+            wait_until(lambda: servers.waiting() == 1)
+            outlast_a_stall(servers)
+            assert servers.waiting() == 1
+            b.push(ONES)
+            assert lane.receive()[0] is Frame.VALUES
+
+
+def outlast_a_stall(servers):
+    """Returns once the server has let somebody go who stalled, from now on."""
+    with connected(servers) as connection:
+        connection.sendall(frame(Frame.HELLO, hello(servers)) + b"\3")
+        assert said_until_closed(connection)[0] == Frame.WELCOME
+
+
+def lane_threads():
+    return sum(thread.name == "lane" for thread in threading.enumerate())

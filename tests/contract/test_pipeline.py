@@ -1,0 +1,269 @@
+"""Pulls and pushes that overlap with computing, against real servers: what counts, who waits for whom, how it ends."""
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from cluster_probe import leads_of
+from shard_servers import ShardServers
+from shoal import consistency, errors, optim
+from shoal._lane import Lane
+from shoal._overlap import Pipeline
+from shoal._participant import FINISHED, WAIT, DataRange
+from shoal.partitioners import FixedShards
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.variables import Variable
+from shoal_worker.arrays import Cpu
+from shoal_worker.batches import LeasedBatches
+from shoal_worker.training import Training
+from waiting import wait_until
+
+ELEMENTS = 12
+VARIABLES = {"w": Variable((ELEMENTS,), partitioner=FixedShards(3))}
+MODES = [consistency.Asynchronous(), consistency.BoundedStaleness(1), consistency.BoundedStaleness(4)]
+PATIENCE_S = 30
+
+
+def servers_with(mode, *, elements=ELEMENTS, servers=2, **options):
+    variables = {"w": Variable((elements,), partitioner=FixedShards(3))}
+    return ShardServers(variables, servers=servers, shards=3, mode=mode, optimizer=optim.SGD(1.0), **options)
+
+
+def overlapping(servers, name):
+    return Pipeline(servers.worker(name), overlap=True)
+
+
+def gradient(value, elements=ELEMENTS):
+    return {"w": np.full(elements, value, np.float32)}
+
+
+def step(pipeline, pushed):
+    """One step of a worker's loop; the values that it computes on."""
+    values = pipeline.pull()
+    pipeline.settle()
+    pipeline.push(pushed)
+    return values["w"]
+
+
+def histories(servers):
+    """Of each shard: what its server says that it let pull and push, oldest first."""
+    stubs = {f"server-{index}": stub for index, stub in enumerate(servers.stubs)}
+    return [
+        stubs[shard.server].GetHistory(pb.GetHistoryRequest(job="job", shard=shard.layout.shard)).admissions
+        for shard in servers.placement.shards
+    ]
+
+
+def together(*loops):
+    """Runs loops in threads of their own; their results."""
+    with ThreadPoolExecutor(len(loops)) as pool:
+        return [future.result(PATIENCE_S) for future in [pool.submit(loop) for loop in loops]]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_every_push_counts_once_and_nobody_gets_ahead_of_the_bound(mode):
+    steps = 60
+    sent = np.random.default_rng(0).integers(-4, 5, size=(2, steps, ELEMENTS)).astype(np.float32)
+    with servers_with(mode) as servers:
+        pipelines = [overlapping(servers, name) for name in "ab"]
+
+        def loop(rank):
+            with pipelines[rank] as pipeline:
+                for number in range(steps):
+                    step(pipeline, {"w": sent[rank, number]})
+                assert pipeline.settle().outcome == "accepted"
+
+        together(lambda: loop(0), lambda: loop(1))
+        np.testing.assert_array_equal(servers.values()["w"], -sent.sum(axis=(0, 1)))
+        assert servers.versions() == [2 * steps] * 3
+        for history in histories(servers):
+            leads, finished = leads_of(history)
+            assert finished == {"a": steps, "b": steps}
+            assert max(leads) <= getattr(mode, "bound", 2 * steps)
+            pulls = Counter((entry.worker, entry.step) for entry in history if entry.kind == pb.Admission.PULL)
+            assert pulls == Counter((worker, number) for worker in "ab" for number in range(steps + 1))
+
+
+@pytest.mark.parametrize("bound", [1, 4])
+def test_a_worker_computes_as_far_ahead_as_the_bound_allows_and_no_further(bound):
+    with servers_with(consistency.BoundedStaleness(bound)) as servers, servers.worker("slow") as slow:
+        with overlapping(servers, "fast") as fast, ThreadPoolExecutor(1) as thread:
+            for _ in range(bound):
+                step(fast, gradient(1))
+            last = thread.submit(step, fast, gradient(1))
+            last.result(PATIENCE_S)  # step `bound`, on values that the mode had let through already
+            assert fast.step == bound + 1
+            wait_until(lambda: servers.waiting() == 3, what="the pull for the step after")
+            assert servers.versions() == [bound] * 3, "the push of the last step comes after that pull"
+            following = thread.submit(step, fast, gradient(1))
+            slow.skip()
+            np.testing.assert_array_equal(following.result(PATIENCE_S), gradient(-bound)["w"])
+            slow.skip()
+            fast.settle()
+        np.testing.assert_array_equal(servers.values()["w"], gradient(-bound - 2)["w"])
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
+@pytest.mark.parametrize("elements", [12, 150_000], ids=["small", "large"])
+@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
+def test_gradients_may_be_changed_as_soon_as_push_returns(transport, elements, count):
+    mode = consistency.BoundedStaleness(1)
+    with (
+        servers_with(mode, elements=elements, servers=count, transport=transport) as servers,
+        servers.worker("slow") as slow,
+        overlapping(servers, "fast") as fast,
+    ):
+        step(fast, gradient(1, elements))
+        pushed = gradient(2, elements)
+        values = step(fast, pushed)
+        wait_until(lambda: servers.waiting() == 3, what="the pull that the push is behind")
+        pushed["w"][:] = np.nan
+        slow.skip()
+        assert fast.settle().outcome == "accepted"
+        np.testing.assert_array_equal(servers.values()["w"], gradient(-3, elements)["w"])
+        # Values are the worker's own, too.
+        values += 1
+        np.testing.assert_array_equal(servers.values()["w"], gradient(-3, elements)["w"])
+
+
+def test_values_that_are_kept_stay_as_they_are():
+    """There are more of them than there are slots of shared memory."""
+    with servers_with(consistency.Asynchronous(), elements=150_000) as servers, overlapping(servers, "a") as pipeline:
+        kept = [step(pipeline, gradient(1, 150_000)) for _ in range(8)]
+        for number, values in enumerate(kept):
+            np.testing.assert_array_equal(values, np.full(150_000, -max(0.0, number - 1), np.float32))
+
+
+class Numbers:
+    """Learns nothing: every step's gradient is 1."""
+
+    def __init__(self, size):
+        self.dataset = Examples(size)
+
+    def loss_and_gradients(self, params, batch):
+        return 0.0, gradient(1)
+
+
+class Examples:
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def batch(self, indices):
+        return indices
+
+
+def train(servers, pipeline, name, lease, *, examples=40, max_steps=0):
+    """A worker's real loop, from its first step to its leaving; what it counted."""
+    emitted = []
+    with pipeline:
+        batches = LeasedBatches(examples, 2, 0, lease)
+        Training(name, Numbers(examples), Cpu(), pipeline, batches, max_steps=max_steps, emit=emitted.append).run()
+    servers.remove(name)
+    return sum(figures.report.accepted for figures in emitted)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_worker_without_data_holds_up_nobody(mode):
+    through = threading.Event()
+    ranges = [DataRange(1, 0, 0, 20), DataRange(2, 0, 20, 40), FINISHED]
+
+    def busy_lease(done):
+        if ranges[0] is FINISHED:
+            through.set()
+        return ranges.pop(0)
+
+    with servers_with(mode) as servers:
+        busy, idle = overlapping(servers, "busy"), overlapping(servers, "idle")
+        accepted = together(
+            lambda: train(servers, busy, "busy", busy_lease),
+            lambda: train(servers, idle, "idle", lambda done: FINISHED if through.is_set() else WAIT),
+        )
+        assert accepted == [20, 0]
+        np.testing.assert_array_equal(servers.values()["w"], gradient(-20)["w"])
+        if bound := getattr(mode, "bound", 0):
+            assert max(entry.step - entry.slowest for history in histories(servers) for entry in history) <= bound
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_worker_that_leaves_is_waited_for_no_longer(mode):
+    def lease(done):
+        return FINISHED if done else DataRange(1, 0, 0, 40)
+
+    with servers_with(mode) as servers:
+        stays, leaves = overlapping(servers, "stays"), overlapping(servers, "leaves")
+        accepted = together(
+            lambda: train(servers, stays, "stays", lease),
+            lambda: train(servers, leaves, "leaves", lease, max_steps=3),
+        )
+        assert accepted == [20, 3]
+        np.testing.assert_array_equal(servers.values()["w"], gradient(-23)["w"])
+
+
+def test_a_worker_that_dies_takes_along_what_was_on_its_way_and_nothing_else():
+    with servers_with(consistency.BoundedStaleness(1)) as servers, servers.worker("slow") as slow:
+        with overlapping(servers, "fast") as fast:
+            step(fast, gradient(1))
+            step(fast, gradient(1))
+            wait_until(lambda: servers.waiting() == 3, what="the pull that the push is behind")
+            servers.remove("fast")
+            with pytest.raises(errors.Fenced):
+                fast.settle()
+            with pytest.raises(errors.Fenced):
+                fast.pull()
+        for _ in range(4):
+            slow.pull()
+            slow.push(gradient(1))
+        np.testing.assert_array_equal(servers.values()["w"], gradient(-5)["w"])
+
+
+def test_nan_changes_nothing_and_the_next_steps_count():
+    with servers_with(consistency.BoundedStaleness(1)) as servers, overlapping(servers, "a") as pipeline:
+        step(pipeline, gradient(1))
+        step(pipeline, gradient(np.nan))
+        pipeline.pull()
+        with pytest.raises(errors.NonFiniteGradient, match="'w' holds nan"):
+            pipeline.settle()
+        pipeline.push(gradient(1))
+        assert pipeline.settle().outcome == "accepted"
+        np.testing.assert_array_equal(servers.values()["w"], gradient(-2)["w"])
+        assert servers.versions() == [2] * 3
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
+def test_closing_ends_a_pull_that_waits(transport):
+    mode = consistency.BoundedStaleness(1)
+    with servers_with(mode, transport=transport) as servers, servers.worker("slow"):
+        fast = overlapping(servers, "fast")
+        for _ in range(2):
+            step(fast, gradient(1))
+        wait_until(lambda: servers.waiting() == 3, what="the pull that waits")
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(fast.close).result(10)
+        wait_until(lambda: servers.waiting() == 0, what="the end of the pull")
+        np.testing.assert_array_equal(servers.values()["w"], gradient(-1)["w"])
+
+
+def test_closing_ends_a_pull_whose_lane_is_just_being_opened(monkeypatch):
+    with servers_with(consistency.BoundedStaleness(0), servers=1) as servers, servers.worker("slow"):
+        servers.admit("fast")
+        client = servers.client("fast", step=1)  # which waits for the slow one
+        pipeline, connecting, connect = Pipeline(client, overlap=True), threading.Event(), Lane.connect
+
+        def slowly(*address, **options):
+            connecting.set()
+            wait_until(lambda: client._links[0]._closed, what="the end of the link")
+            return connect(*address, **options)
+
+        monkeypatch.setattr(Lane, "connect", slowly)
+        with ThreadPoolExecutor(2) as threads:
+            pull = threads.submit(pipeline.pull)
+            assert connecting.wait(PATIENCE_S)
+            threads.submit(pipeline.close).result(10)
+            assert isinstance(pull.exception(10), errors.Cancelled)
+        wait_until(lambda: servers.waiting() == 0 and servers.lanes[0].count == 0, what="the end of all that was open")

@@ -1,0 +1,227 @@
+"""Chunks are put together into exactly the arenas that were taken apart, and slots have room for all of them."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal import errors
+from shoal._chunks import Chunk
+from shoal._framing import Assembler, Run, arenas_of, copy_elements, messages, slot_offsets
+from shoal._layout import Aggregation, ArenaLayout, ShardLayout, Slice
+from shoal._limits import CHUNK_BYTES
+
+DTYPES = [np.dtype(dtype) for dtype in ("float32", "float64", "float16", "int64")] + [np.dtype(ml_dtypes.bfloat16)]
+
+
+def arena(elements, dtype="float32", aggregation=Aggregation.TRAINABLE, wire=None):
+    dtype = np.dtype(dtype)
+    slices = (Slice("v", 0, elements, 0),)
+    return ArenaLayout(dtype, aggregation, slices, elements, *([np.dtype(wire)] if wire else []))
+
+
+layouts = st.lists(
+    st.lists(st.builds(arena, st.integers(1, 40), st.sampled_from(DTYPES), st.sampled_from(Aggregation)), max_size=3),
+    max_size=4,
+).map(lambda shards: [ShardLayout(3 * number + 1, tuple(arenas)) for number, arenas in enumerate(shards)])
+
+
+def cut(draw, elements):
+    """Boundaries of some runs of elements, in order: all of them, without gaps."""
+    inner = draw(st.sets(st.integers(1, elements - 1), max_size=5)) if elements > 1 else set()
+    edges = [0, *sorted(inner), elements]
+    return list(itertools.pairwise(edges))
+
+
+class Putting:
+    """Arenas to come, memory for them, and the elements that are to get there."""
+
+    def __init__(self, draw, shards, receive=copy_elements):
+        self.arenas = arenas_of(shards)
+        self.memory, runs, self.sent = {}, {}, {}
+        for number, (key, layout) in enumerate(self.arenas.items()):
+            self.sent[key] = (np.arange(layout.elements) + number).astype(layout.wire)
+            # As Arrival has it: memory of the variables, in as many runs as it likes.
+            runs[key] = [Run(a, b, np.zeros(b - a, layout.dtype)) for a, b in cut(draw, layout.elements)]
+            self.memory[key] = runs[key]
+        self.assembler = Assembler(self.arenas, runs, receive)
+
+    def chunks(self, draw):
+        """Lists of chunks, one an arena."""
+        found = []
+        for key, elements in self.sent.items():
+            size = elements.itemsize
+            found.append(
+                [Chunk(*key, a * size, memoryview(elements[a:b].tobytes())) for a, b in cut(draw, len(elements))]
+            )
+        return found
+
+    def whole(self):
+        for key, elements in self.sent.items():
+            got = np.concatenate([run.target for run in self.memory[key]])
+            np.testing.assert_array_equal(got, elements.astype(got.dtype))
+
+
+def dealt(draw, lists):
+    """The lists' items in some order that keeps each list's own."""
+    waiting = [list(items) for items in lists if items]
+    while waiting:
+        chosen = draw(st.integers(0, len(waiting) - 1))
+        yield waiting[chosen].pop(0)
+        waiting = [items for items in waiting if items]
+
+
+class TestAssembler:
+    @given(st.data(), layouts)
+    def test_arenas_in_any_chunks_and_any_runs_and_any_turn_come_out_whole(self, data, shards):
+        putting = Putting(data.draw, shards)
+        for chunk in dealt(data.draw, putting.chunks(data.draw)):
+            putting.assembler.add(chunk)
+        putting.assembler.finish()
+        putting.whole()
+        assert putting.assembler.non_finite == {}
+
+    @given(st.data(), layouts.filter(lambda shards: any(shard.arenas for shard in shards)))
+    def test_a_chunk_that_is_left_out_sent_twice_or_moved_is_refused(self, data, shards):
+        putting = Putting(data.draw, shards)
+        chunks = [*dealt(data.draw, putting.chunks(data.draw))]
+        index = data.draw(st.integers(0, len(chunks) - 1))
+        chunk = chunks[index]
+        match data.draw(st.sampled_from(["left out", "twice", "earlier", "later", "elsewhere"])):
+            case "left out":
+                del chunks[index]
+            case "twice":
+                chunks.insert(index, chunk)
+            case "earlier" if chunk.offset:
+                chunks[index] = Chunk(chunk.shard, chunk.arena, chunk.offset - 1, chunk.data)
+            case "earlier" | "later":
+                chunks[index] = Chunk(chunk.shard, chunk.arena, chunk.offset + 1, chunk.data)
+            case "elsewhere":
+                chunks[index] = Chunk(chunk.shard + 1, chunk.arena, chunk.offset, chunk.data)
+
+        def put():
+            for chunk in chunks:
+                putting.assembler.add(chunk)
+            putting.assembler.finish()
+
+        with pytest.raises(errors.BadChunk, match=r"shard \d+, arena \d+: .*nothing was kept"):
+            put()
+
+    @pytest.mark.parametrize(
+        ("chunk", "said"),
+        [
+            (Chunk(1, 0, 0, memoryview(bytes(4))), "is not one of those expected"),
+            (Chunk(0, 1, 0, memoryview(bytes(4))), "is not one of those expected"),
+            (Chunk(0, 0, 4, memoryview(bytes(4))), "starts at byte 4, but the last ended at 0"),
+            (Chunk(0, 0, 2**64 - 1, memoryview(bytes(4))), "starts at byte 18446744073709551615"),
+            (Chunk(0, 0, 0, memoryview(bytes(44))), "ends at byte 44 of 40"),
+            (Chunk(0, 0, 0, memoryview(bytes(41))), "ends at byte 41 of 40"),
+            (Chunk(0, 0, 0, memoryview(bytes(6))), "6 bytes is not a number of 4-byte elements"),
+            (Chunk(0, 0, 0, memoryview(b"")), "0 bytes is not a number of 4-byte elements"),
+        ],
+    )
+    def test_what_is_wrong_is_said_and_nothing_is_touched(self, chunk, said):
+        target = np.full(10, 7, np.float32)
+        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [Run(0, 10, target)]})
+        with pytest.raises(errors.BadChunk, match=said):
+            assembler.add(chunk)
+        assert (target == 7).all()
+
+    def test_nothing_expected_is_nothing_missing(self):
+        Assembler({}, {}).finish()
+
+    @pytest.mark.parametrize("size", [1, 3, 10])
+    def test_the_first_element_of_an_arena_that_is_not_finite_is_remembered(self, size):
+        """Wherever it lies: in whatever chunk, in whatever run."""
+        elements = np.arange(10, dtype=np.float32)
+        elements[[6, 8]] = np.nan, np.inf
+        runs = [Run(0, 5, np.empty(5, np.float32)), Run(5, 10, np.empty(5, np.float32))]
+
+        def receive(target, source):
+            copy_elements(target, source)
+            return bool(np.isfinite(target).all())
+
+        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): runs}, receive)
+        for start in range(0, 10, size):
+            data = memoryview(elements[start : start + size].tobytes())
+            assembler.add(Chunk(0, 0, start * 4, data))
+        assembler.finish()
+        assert assembler.non_finite == {(0, 0): 6}
+
+    @pytest.mark.parametrize("shift", range(1, 8))
+    def test_chunks_may_lie_at_any_byte(self, shift):
+        """As they do within a message."""
+        for dtype in DTYPES:
+            elements = np.arange(9).astype(dtype)
+            message = bytes(shift) + elements.tobytes()
+            target = np.zeros(9, dtype)
+            assembler = Assembler({(0, 0): arena(9, dtype)}, {(0, 0): [Run(0, 9, target)]})
+            assembler.add(Chunk(0, 0, 0, memoryview(message)[shift:]))
+            assembler.finish()
+            np.testing.assert_array_equal(target, elements)
+
+    @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+    def test_halves_of_the_wire_are_widened(self, wire):
+        layout = arena(4, "float32", wire=wire)
+        target = np.zeros(4, np.float32)
+        sent = np.array([1, -2.5, np.inf, 2**-10], layout.wire)
+        assembler = Assembler({(0, 0): layout}, {(0, 0): [Run(0, 4, target)]})
+        assembler.add(Chunk(0, 0, 0, memoryview(sent.tobytes())))
+        assembler.finish()
+        np.testing.assert_array_equal(target, sent.astype(np.float32))
+
+
+class TestSlots:
+    @given(layouts)
+    def test_arenas_lie_in_order_aligned_and_apart(self, shards):
+        offsets, end = slot_offsets(shards)
+        assert [*offsets] == [*arenas_of(shards)]
+        free = 0
+        for key, layout in arenas_of(shards).items():
+            assert offsets[key] % 64 == 0
+            assert free <= offsets[key] < free + 64
+            free = offsets[key] + layout.nbytes
+        assert free <= end < free + 64
+        assert end % 64 == 0
+
+    def test_where_that_is_for_two_shards(self):
+        shards = [
+            ShardLayout(4, (arena(17), arena(3, "float64"))),
+            ShardLayout(2, (arena(16, "float32", wire="bfloat16"),)),
+        ]
+        assert slot_offsets(shards) == ({(4, 0): 0, (4, 1): 128, (2, 0): 192}, 256)
+
+    def test_none_take_no_room(self):
+        assert slot_offsets([]) == ({}, 0)
+
+
+def test_arenas_of_some_aggregations_keep_their_numbers():
+    kinds = [Aggregation.SUM, Aggregation.TRAINABLE, Aggregation.MEAN, Aggregation.TRAINABLE]
+    shards = [ShardLayout(5, tuple(arena(1, aggregation=kind) for kind in kinds))]
+    assert [*arenas_of(shards, [Aggregation.TRAINABLE])] == [(5, 1), (5, 3)]
+    assert [*arenas_of(shards, [])] == []
+    assert [*arenas_of(shards)] == [(5, 0), (5, 1), (5, 2), (5, 3)]
+
+
+class TestMessages:
+    @given(st.lists(st.integers(1, CHUNK_BYTES // 16).map(lambda size: size * 16) | st.just(CHUNK_BYTES), max_size=30))
+    def test_they_keep_the_order_and_are_about_a_chunk_at_most(self, sizes):
+        block = memoryview(bytes(CHUNK_BYTES))
+        chunks = [Chunk(0, 0, index, block[:size]) for index, size in enumerate(sizes)]
+        groups = [*messages(chunks)]
+        assert [chunk for group in groups for chunk in group] == chunks
+        assert all(groups)
+        for group, following in itertools.pairwise(groups):
+            size = sum(len(chunk.data) for chunk in group)
+            assert size <= CHUNK_BYTES
+            # None is sent half empty if the next chunk would have fitted.
+            assert size + len(following[0].data) + 64 * len(group) > CHUNK_BYTES
+
+    def test_many_tiny_chunks_do_not_make_a_message_too_large(self):
+        block = memoryview(bytes(4))
+        groups = [*messages(Chunk(0, 0, index, block) for index in range(50_000))]
+        assert all(len(group) * (64 + 4) <= CHUNK_BYTES + 64 for group in groups)
+        assert sum(map(len, groups)) == 50_000

@@ -1,0 +1,191 @@
+"""Helpers: who comes, who is waited for, what they raise, and when they are left alone."""
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from shoal import errors
+from shoal_server import idle_cores
+from shoal_server.idle_cores import Crew
+from waiting import wait_until
+
+
+class Clock:
+    """Stands still but when told: on a busy machine helpers would be left alone for a while, as they should."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def here() -> int:
+    return threading.get_ident()
+
+
+def together(threads: int) -> Callable[[], int]:
+    """Work that is done when so many threads are at it."""
+    barrier = threading.Barrier(threads)
+
+    def work() -> int:
+        barrier.wait()
+        return here()
+
+    return work
+
+
+@pytest.mark.parametrize("helpers", [1, 3])
+def test_every_helper_comes_and_the_caller_works_too(helpers: int) -> None:
+    crew = Crew(helpers, Clock())
+    for _ in range(50):
+        results = crew.share(together(1 + helpers))
+        assert results[0] == here()
+        assert len(set(results)) == 1 + helpers
+
+
+def test_without_helpers_the_caller_works_alone() -> None:
+    assert Crew(0, Clock()).share(here) == [here()]
+
+
+def test_helpers_that_are_busy_are_not_waited_for() -> None:
+    crew, begun, end = Crew(1, Clock()), threading.Event(), threading.Event()
+
+    def busy() -> None:
+        begun.set()
+        end.wait()
+
+    def wait_for_the_helper() -> None:
+        if threading.current_thread() is other:
+            begun.wait()
+        else:
+            busy()
+
+    other = threading.Thread(target=crew.share, args=[wait_for_the_helper])
+    other.start()
+    begun.wait()
+    assert crew.share(here) == [here()]
+    end.set()
+    other.join()
+
+
+def test_a_helper_that_has_begun_is_waited_for() -> None:
+    crew, begun = Crew(1, Clock()), threading.Event()
+    ended: list[int] = []
+    caller = here()
+
+    def work() -> None:
+        if here() == caller:
+            begun.wait()
+        else:
+            begun.set()
+            ended.append(here())
+
+    for number in range(1, 100):
+        begun.clear()
+        crew.share(work)
+        assert len(ended) == number
+
+
+@pytest.mark.parametrize("at_fault", ["caller", "helper"])
+def test_what_anybody_raises_reaches_the_caller_when_all_have_ended(at_fault: str) -> None:
+    crew, both, caller = Crew(1, Clock()), threading.Barrier(2), here()
+    ended: list[int] = []
+
+    def work() -> None:
+        both.wait()
+        ended.append(here())
+        if (here() == caller) == (at_fault == "caller"):
+            raise ArithmeticError(at_fault)
+
+    with pytest.raises(ArithmeticError, match=at_fault):
+        crew.share(work)
+    assert len(ended) == 2
+    assert len(set(crew.share(together(2)))) == 2  # the helper has survived
+
+
+def test_many_callers_at_once_all_get_their_own_results() -> None:
+    crew = Crew(2, Clock())
+    failures: list[int] = []
+
+    def call(mine: int) -> None:
+        failures.extend(result for _ in range(200) for result in crew.share(lambda: mine) if result != mine)
+
+    callers = [threading.Thread(target=call, args=[number]) for number in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not failures
+    assert not crew._open
+
+
+def test_an_idle_helper_holds_no_arrays() -> None:
+    crew, both = Crew(1, Clock()), threading.Barrier(2)
+
+    def use(array: np.ndarray) -> None:
+        both.wait()
+        array[0] = 1
+
+    array = np.zeros(10)
+    known = weakref.ref(array)
+    crew.share(lambda array=array: use(array))  # type: ignore[misc]
+    del array
+
+    def gone() -> bool:
+        gc.collect()
+        return known() is None
+
+    wait_until(gone, what="the array to be freed")
+
+
+@pytest.mark.parametrize(("waited", "rest"), [(0.01, 0.2), (0.0001, 0)])
+def test_helpers_rest_twenty_times_what_a_caller_had_to_wait(waited: float, rest: float) -> None:
+    clock, caller = Clock(), here()
+    crew, begun, is_waited_for = Crew(1, clock), threading.Event(), threading.Event()
+
+    def slow_helper() -> None:
+        if here() == caller:
+            begun.wait()
+        else:
+            begun.set()
+            wait_until(lambda: not crew._open, what="the caller to wait")
+            clock.now += waited
+            is_waited_for.set()
+
+    crew.share(slow_helper)
+    assert is_waited_for.is_set()
+    if rest:
+        clock.now += 0.99 * rest
+        assert crew.share(here) == [here()]
+        assert not crew._open
+        clock.now += 0.02 * rest
+    assert len(set(crew.share(together(2)))) == 2
+
+
+def test_as_many_threads_as_this_process_may_use_cores_up_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(idle_cores.THREADS_VARIABLE, raising=False)
+    for cores, expected in [({3}, 1), ({0, 5}, 2), (set(range(64)), 8)]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, cores=cores: cores, raising=False)
+        assert idle_cores.threads() == expected
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert idle_cores.threads() == 4
+
+
+def test_the_environment_has_the_last_word_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(idle_cores.THREADS_VARIABLE, "12")
+    assert idle_cores.threads() == 12
+    for wrong in ("0", "-1", "two", "1.5", " "):
+        monkeypatch.setenv(idle_cores.THREADS_VARIABLE, wrong)
+        with pytest.raises(errors.BadRequest, match=r"SHOAL_KERNEL_THREADS is .*1 or more"):
+            idle_cores.threads()
+
+
+def test_a_process_has_one_crew() -> None:
+    assert idle_cores.crew() is idle_cores.crew()

@@ -1,0 +1,156 @@
+"""What is lent comes back when the last array that looks into it is gone, and not before."""
+
+import gc
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from shoal._leases import lend
+from shoal._segment import Slots
+
+VIEWS = {
+    "a slice": lambda array: array[8:24],
+    "a view of a view of a view": lambda array: array[8:][4:][2:4],
+    "another dtype": lambda array: array.view(np.float32),
+    "a column of another dtype and shape": lambda array: array.view(np.int16).reshape(4, 8).T[2],
+    "an array over the array": lambda array: np.ndarray((4, 2), np.int32, array, 32),
+    "an array over a view": lambda array: np.ndarray((2,), np.int32, array[8:].view(np.int16), 8),
+    "a memoryview": lambda array: memoryview(array)[3:],
+    "an array over a memoryview": lambda array: np.frombuffer(memoryview(array)[8:], np.int64),
+    "what iterates over it": iter,
+    "an array without dimensions": lambda array: array[0, ...],
+}
+
+
+class Loan:
+    """Sixty-four bytes, lent once."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(range(64))
+        self.returns: list[str] = []
+        self.array = lend(memoryview(self.memory), self.returns.append, "back")
+
+
+def test_it_is_the_memory_itself_as_bytes():
+    loan = Loan()
+    assert (loan.array.dtype, loan.array.shape, loan.array.flags.writeable) == (np.uint8, (64,), True)
+    loan.array[3] = 77
+    assert loan.memory[3] == 77
+
+
+def test_it_comes_back_once():
+    loan = Loan()
+    assert loan.returns == []
+    del loan.array
+    assert loan.returns == ["back"]
+
+
+@pytest.mark.parametrize("look", VIEWS.values(), ids=VIEWS)
+def test_whatever_looks_into_it_keeps_it(look: Callable[[np.ndarray], object]):
+    loan = Loan()
+    view = look(loan.array)
+    del loan.array
+    assert loan.returns == []
+    del view
+    assert loan.returns == ["back"]
+
+
+def test_a_copy_does_not_keep_it():
+    loan = Loan()
+    copy = loan.array[4:].copy()
+    del loan.array
+    assert loan.returns == ["back"]
+    assert copy[0] == 4
+
+
+def test_the_last_of_many_views_counts():
+    loan = Loan()
+    views = [loan.array[start:] for start in range(64)]
+    del loan.array
+    while len(views) > 1:
+        views.pop(len(views) // 2)
+        assert loan.returns == []
+    views.clear()
+    assert loan.returns == ["back"]
+
+
+def test_another_thread_may_have_the_last_view():
+    loan = Loan()
+    views = [loan.array[1:]]
+    del loan.array
+    thread = threading.Thread(target=views.clear)
+    thread.start()
+    thread.join()
+    assert loan.returns == ["back"]
+
+
+def test_a_view_in_a_cycle_keeps_it_until_the_collector_comes():
+    loan = Loan()
+    gc.disable()
+    try:
+        cycle: list[object] = [loan.array[1:]]
+        cycle.append(cycle)
+        del loan.array, cycle
+        assert loan.returns == []
+        gc.collect()
+        assert loan.returns == ["back"]
+    finally:
+        gc.enable()
+
+
+# Slots.
+
+
+def test_each_slot_is_lent_to_one_until_nothing_looks_into_it():
+    memory = memoryview(bytearray(3 * 4096))
+    slots = Slots([memory[slot * 4096 : (slot + 1) * 4096] for slot in range(3)])
+    taken = [slots.take() for _ in range(3)]
+    assert [index for index, _ in taken] == [0, 1, 2]
+    assert slots.take() is None
+    view = taken[1][1][64:].view("f4").reshape(-1, 8)[1]
+    view[:] = 1.0
+    assert bytes(memory[4096 + 96 :][:4]) == b"\0\0\x80?"
+    taken.clear()
+    others = [slots.take(), slots.take()]
+    assert {index for index, _ in others} == {0, 2}
+    assert slots.take() is None
+    del view
+    index, array = slots.take()
+    assert (index, array.nbytes) == (1, 4096)
+
+
+def test_the_slot_that_came_free_last_is_lent_first():
+    slots = Slots([memoryview(bytearray(8)) for _ in range(3)])
+    for _ in range(3):
+        index, array = slots.take()
+        assert index == 0
+        del array
+
+
+def test_slots_come_free_from_threads_and_from_the_collector():
+    slots = Slots([memoryview(bytearray(8)) for _ in range(2)])
+    taken = [slots.take(), slots.take()]
+    gc.disable()
+    try:
+        cycle: list[object] = [taken.pop()[1][1:]]
+        cycle.append(cycle)
+        thread = threading.Thread(target=taken.clear)
+        thread.start()
+        thread.join()
+        assert slots.take()[0] == 0
+        first = slots.take()
+        del cycle
+        assert first[0] == 0
+        assert slots.take() is None
+        gc.collect()
+        assert slots.take()[0] == 1
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [8, 4]])
+def test_slots_are_of_one_size(sizes):
+    with pytest.raises(ValueError, match="of one size"):
+        Slots([memoryview(bytearray(size)) for size in sizes])

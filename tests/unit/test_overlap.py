@@ -1,0 +1,315 @@
+"""The pipeline over a fake client: what runs on its thread, in which order, and what its caller sees of it."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from shoal import errors
+from shoal._overlap import Pipeline
+from shoal._parameters import Pulled, Push, PushResult
+from waiting import wait_until
+
+PATIENCE_S = 20
+
+
+class FakeClient:
+    """Values say which pushes they have: w is the list of the steps that were applied when they were pulled.
+
+    Attributes:
+        done: what was done, in order of its beginning: "pull 3", "push 2", "skip 1", "barrier 1".
+        fails: what to raise, once, by what is done.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.done: list[str] = []
+        self.fails: dict[str, Exception] = {}
+        self.applied: list[int] = []
+        self.threads: set[str] = set()
+        self.prepared: list[Callable[[int], np.ndarray] | None] = []
+        self._changed = threading.Condition()  # guards done, _held and _running
+        self._held: set[str] = set()
+        self._running = ""
+        self._closed = False
+
+    # What a test does.
+
+    def hold(self, what: str) -> None:
+        """From now on this waits until it is let go."""
+        with self._changed:
+            self._held.add(what)
+
+    def let_go(self, what: str) -> None:
+        with self._changed:
+            self._held.discard(what)
+            self._changed.notify_all()
+
+    def await_begun(self, what: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: what in self.done, PATIENCE_S), f"{what} is not in {self.done}"
+
+    # What the pipeline does.
+
+    def pull(self) -> dict[str, np.ndarray]:
+        return self.take(self.fetch(self.step))
+
+    def push(self, gradients: Mapping[str, np.ndarray], *, updates=None, weight=1.0) -> PushResult:
+        return self.send(self.prepare(gradients, updates, weight))
+
+    def fetch(self, step: int, *, ahead: int = 0) -> Pulled:
+        self._do(f"pull {step + ahead}")
+        return Pulled({"w": np.array(self.applied, np.int64)}, {0: len(self.applied)}, step + ahead)
+
+    def take(self, pulled: Pulled) -> dict[str, np.ndarray]:
+        self.step = max(self.step, pulled.step)
+        return pulled.values
+
+    def prepare(self, gradients, updates, weight, *, memory=None) -> Push:
+        if "v" in gradients:
+            raise errors.InvalidGradient("'v' is not a variable")
+        self.prepared.append(memory)
+        return Push(self.step, weight, {}, lambda _: None, [])
+
+    def send(self, push: Push) -> PushResult:
+        self._do(f"push {push.step}")
+        self.applied.append(push.step)
+        self.step = max(self.step, push.step + 1)
+        return PushResult("accepted", len(self.applied), push.step + 1)
+
+    def skip(self) -> PushResult:
+        self._do(f"skip {self.step}")
+        self.step += 1
+        return PushResult("skipped", 0, self.step)
+
+    def barrier(self) -> None:
+        self._do(f"barrier {self.step}")
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _do(self, what: str) -> None:
+        with self._changed:
+            assert not self._running, f"{what} begins while {self._running} goes on"
+            self._running = what
+            self.done.append(what)
+            self.threads.add(threading.current_thread().name)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: what not in self._held or self._closed, PATIENCE_S), f"{what} waits"
+            self._running = ""
+            if self._closed:
+                raise errors.Cancelled("closed on this side")
+        if what in self.fails:
+            raise self.fails.pop(what)
+
+
+GRADIENT = {"w": np.ones(3)}
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+def pipeline(client: FakeClient) -> Iterator[Pipeline]:
+    with Pipeline(client, overlap=True) as pipeline:  # type: ignore[arg-type]
+        yield pipeline
+
+
+def train(pipeline: Pipeline, steps: int) -> list[list[int]]:
+    """The loop of a worker; which pushes each step's values had."""
+    seen = []
+    for _ in range(steps):
+        seen.append(pipeline.pull()["w"].tolist())
+        pipeline.settle()
+        pipeline.push(GRADIENT)
+    pipeline.settle()
+    return seen
+
+
+def test_the_thread_takes_one_after_the_other_in_this_order(pipeline: Pipeline, client: FakeClient) -> None:
+    train(pipeline, 3)
+    assert client.done == ["pull 0", "pull 1", "push 0", "pull 2", "push 1", "pull 3", "push 2"]
+    assert len(client.threads) == 1
+    assert threading.current_thread().name not in client.threads
+
+
+def test_the_values_of_a_step_have_all_own_pushes_but_the_last(pipeline: Pipeline) -> None:
+    assert train(pipeline, 5) == [[], [], [0], [0, 1], [0, 1, 2]]
+
+
+def test_a_step_waits_neither_for_its_own_push_nor_for_the_next_values(pipeline: Pipeline, client: FakeClient) -> None:
+    client.hold("pull 1")
+    client.hold("push 0")
+    pipeline.pull()
+    result = pipeline.push(GRADIENT)
+    assert result == PushResult("sent", 0, 1)
+    assert pipeline.step == 1
+    client.let_go("pull 1")
+    pipeline.pull()  # these values were there before the push was
+    client.await_begun("push 0")
+    client.let_go("push 0")
+    assert pipeline.settle() == PushResult("accepted", 1, 1)
+
+
+def test_a_push_is_told_of_once(pipeline: Pipeline) -> None:
+    assert pipeline.settle() is None
+    pipeline.push(GRADIENT)
+    assert pipeline.settle() == PushResult("accepted", 1, 1)
+    assert pipeline.settle() is None
+
+
+def test_the_last_push_is_settled_before_the_next_one(pipeline: Pipeline, client: FakeClient) -> None:
+    pipeline.push(GRADIENT)
+    with pytest.raises(errors.BadRequest, match="settle the last push before the next one"):
+        pipeline.push(GRADIENT)
+    pipeline.settle()
+    pipeline.push(GRADIENT)
+    pipeline.settle()
+    assert client.applied == [0, 1]
+
+
+def test_gradients_are_copied_where_they_travel_later(pipeline: Pipeline, client: FakeClient) -> None:
+    pipeline.push(GRADIENT)
+    (memory,) = client.prepared
+    assert memory
+    assert memory(1000).nbytes == 1000
+
+
+def test_what_does_not_fit_is_said_at_once_and_nothing_is_sent(pipeline: Pipeline, client: FakeClient) -> None:
+    with pytest.raises(errors.InvalidGradient):
+        pipeline.push({"v": np.ones(3)})
+    assert pipeline.settle() is None
+    assert (pipeline.step, client.done) == (0, [])
+    pipeline.push(GRADIENT)
+    assert pipeline.settle()
+
+
+def test_nan_shows_when_it_is_settled_and_the_loop_goes_on_with_the_next_step(
+    pipeline: Pipeline, client: FakeClient
+) -> None:
+    client.fails["push 1"] = errors.NonFiniteGradient("w holds NaN")
+    seen = []
+    for step in range(4):
+        seen.append(pipeline.pull()["w"].tolist())
+        if step == 2:
+            with pytest.raises(errors.NonFiniteGradient):
+                pipeline.settle()
+        else:
+            pipeline.settle()
+        assert pipeline.step == step
+        pipeline.push(GRADIENT)
+    pipeline.settle()
+    assert client.applied == [0, 2, 3]
+    assert seen == [[], [], [0], [0]]
+
+
+@pytest.mark.parametrize("error", [errors.Fenced("declared dead"), errors.Unreachable("nobody there")], ids=repr)
+@pytest.mark.parametrize("what", ["pull 0", "pull 1", "push 0"])
+def test_what_ends_a_call_is_raised_by_the_one_that_waits_for_it(
+    pipeline: Pipeline, client: FakeClient, error: errors.ShoalError, what: str
+) -> None:
+    client.fails[what] = error
+    raised = []
+    for call in (pipeline.pull, lambda: pipeline.push(GRADIENT), pipeline.pull, pipeline.settle):
+        try:
+            call()
+        except errors.ShoalError as found:
+            raised.append((call, found))
+    ((call, found),) = raised
+    assert found is error
+    assert call == (pipeline.settle if what == "push 0" else pipeline.pull)
+
+
+def test_a_pull_that_failed_may_be_tried_again(pipeline: Pipeline, client: FakeClient) -> None:
+    client.fails["pull 1"] = errors.Unreachable("away")
+    pipeline.pull()
+    pipeline.push(GRADIENT)
+    with pytest.raises(errors.Unreachable):
+        pipeline.pull()
+    assert pipeline.pull()["w"].tolist() == [0]
+    assert pipeline.step == 1
+
+
+@pytest.mark.parametrize("call", ["skip", "barrier"])
+def test_what_was_fetched_ahead_is_old_after_a_step_without_data(
+    pipeline: Pipeline, client: FakeClient, call: str
+) -> None:
+    pipeline.pull()
+    pipeline.push(GRADIENT)
+    pipeline.settle()
+    getattr(pipeline, call)()
+    client.applied.append(99)  # by another worker
+    assert pipeline.pull()["w"].tolist() == [0, 99]
+    following = pipeline.step
+    client.await_begun(f"pull {following + 1}")
+    assert client.done == ["pull 0", "pull 1", "push 0", f"{call} 1", f"pull {following}", f"pull {following + 1}"]
+
+
+@pytest.mark.parametrize("call", ["skip", "barrier"])
+def test_what_was_fetched_ahead_has_come_before_another_call_is_made(
+    pipeline: Pipeline, client: FakeClient, call: str
+) -> None:
+    client.hold("pull 1")
+    pipeline.pull()
+    client.await_begun("pull 1")
+    with ThreadPoolExecutor(1) as other:
+        called = other.submit(getattr(pipeline, call))
+        wait_until(lambda: pipeline._fetched is None, what="the call")
+        client.let_go("pull 1")
+        called.result(PATIENCE_S)
+    assert client.done == ["pull 0", "pull 1", f"{call} 0"]
+
+
+def test_pulled_twice_a_step_is_the_same_step(pipeline: Pipeline, client: FakeClient) -> None:
+    assert pipeline.pull()["w"].tolist() == []
+    client.applied.append(99)
+    assert pipeline.pull()["w"].tolist() == [99]
+    assert pipeline.step == 0
+    pipeline.push(GRADIENT)
+    pipeline.settle()
+    assert client.applied == [99, 0]
+
+
+def test_values_after_pushes_without_pulls_are_fresh(pipeline: Pipeline, client: FakeClient) -> None:
+    pipeline.pull()
+    for _ in range(3):
+        pipeline.push(GRADIENT)
+        pipeline.settle()
+    assert pipeline.pull()["w"].tolist() == [0, 1, 2]
+    assert pipeline.step == 3
+
+
+def test_closing_ends_a_pull_that_waits_and_drops_a_push_behind_it(client: FakeClient) -> None:
+    before = threading.active_count()
+    pipeline = Pipeline(client, overlap=True)  # type: ignore[arg-type]
+    client.hold("pull 1")
+    pipeline.pull()
+    pipeline.push(GRADIENT)
+    client.await_begun("pull 1")
+    with ThreadPoolExecutor(1) as other:
+        other.submit(pipeline.close).result(PATIENCE_S)
+    assert client.applied == []
+    assert threading.active_count() == before
+    pipeline.close()  # again: nothing happens
+
+
+def test_in_turn_all_is_as_with_the_client_itself(client: FakeClient) -> None:
+    with Pipeline(client, overlap=False) as pipeline:  # type: ignore[arg-type]
+        assert train(pipeline, 2) == [[], [0]]
+        assert pipeline.push(GRADIENT) == PushResult("accepted", 3, 3)
+        assert pipeline.settle() is None
+        pipeline.barrier()
+        assert pipeline.skip() == PushResult("skipped", 0, 4)
+        client.fails["push 4"] = errors.NonFiniteGradient("w holds NaN")
+        with pytest.raises(errors.NonFiniteGradient):
+            pipeline.push(GRADIENT)
+        assert pipeline.step == 4
+    assert client.done == ["pull 0", "push 0", "pull 1", "push 1", "push 2", "barrier 3", "skip 3", "push 4"]
+    assert client.threads == {threading.current_thread().name}
+    assert client.prepared == [None] * 4, "no copy: the arrays stay as they are until the call returns"
