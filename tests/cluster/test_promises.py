@@ -208,7 +208,7 @@ def test_an_asynchronous_run_converges(client):
         workers=4,
         consistency=shoal.Asynchronous(),
         optimizer=optim.Adam(0.003),
-        epochs=20,
+        epochs=30,
     )
     result = client.submit(job).wait(timeout_s=100)
     assert result.progress.staleness_max > 0

@@ -22,9 +22,9 @@ SEED = 2
 def test_digits_are_read_as_well_whatever_gradients_travel_as(client):
     """Trained to the end, synchronously, with one seed: within half a point of float32."""
 
-    options = {"workers": 2, "consistency": SYNCHRONOUS, "optimizer": optim.Adam(0.01), "epochs": 20, "batch_size": 64}
+    how = {"optimizer": optim.Adam(0.01), "consistency": SYNCHRONOUS, "epochs": 20, "batch_size": 64, "seed": SEED}
     jobs = {
-        wire: client.submit(shoal.Job("digits:Digits", name=f"digits-{wire}", seed=SEED, wire=wire, **options))
+        wire: client.submit(shoal.Job("digits:Digits", name=f"digits-{wire}", workers=2, shards=1, wire=wire, **how))
         for wire in ("float32", *HALVES)
     }
     results = {wire: job.wait(timeout_s=100) for wire, job in jobs.items()}

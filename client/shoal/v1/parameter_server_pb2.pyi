@@ -301,7 +301,7 @@ class LaneHello(_message.Message):
     bytes, the length of the payload (uint32, little-endian), the payload.
 
       kind       payload         from     means
-      1 HELLO    LaneHello       client   the first frame, within 5 seconds
+      1 HELLO    LaneHello       client   the first frame, within 5 seconds; 4,096 bytes at most
       2 WELCOME  LaneWelcome     server   its answer
       3 PULL     PullRequest     client   answered by VALUES frames and END
       4 VALUES   PullReply       server
