@@ -49,8 +49,7 @@ class Pipeline:
         """As `ParameterClient.pull`; a push that failed meanwhile is for `settle` to tell."""
         if self._thread is None:
             return self._parameters.pull()
-        fetched, self._fetched = self._fetched, None
-        pulled = fetched.result() if fetched else None
+        pulled = self._drain()
         if pulled is None or pulled.step != self.step:  # pulled again, or not at all, since the last push
             pulled = self._run(self.step)
         values = self._parameters.take(pulled)
@@ -87,7 +86,10 @@ class Pipeline:
             Fenced, UnknownJob, Unreachable: as for `ParameterClient.push`.
         """
         sent, self._sent = self._sent, None
-        return sent.result() if sent else None
+        try:
+            return sent.result() if sent else None
+        finally:
+            del sent  # or a failure, by its traceback, would keep itself, and the memory that it is about
 
     def skip(self) -> PushResult:
         """As `ParameterClient.skip`; after `settle`."""
@@ -115,11 +117,13 @@ class Pipeline:
         assert self._thread
         return self._thread.submit(self._parameters.fetch, step).result()
 
-    def _drain(self) -> None:
-        """Lets go of values that were fetched ahead: they would be old by the time they are used."""
+    def _drain(self) -> Pulled | None:
+        """Waits for the values that are fetched ahead, if there are any, and lets go of them."""
         fetched, self._fetched = self._fetched, None
-        if fetched:
-            fetched.result()
+        try:
+            return fetched.result() if fetched else None
+        finally:
+            del fetched  # as in `settle`
 
 
 __all__ = ["Pipeline"]

@@ -7,7 +7,7 @@ gets to a server is in `shoal._links`; how calls overlap with computing, in `sho
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -332,11 +332,11 @@ class ParameterClient:
                 if self._pool is None:
                     return [call(link) for link in self._links]
                 futures = [self._pool.submit(call, link) for link in self._links]
-                # Wait for all before raising: no call of this step may still run when the next one starts.
-                failures = [failure for future in futures if (failure := future.exception())]
-                if failures:
-                    raise failures[0]
-                return [future.result() for future in futures]
+                # All, before one raises: no call of this step may still run when the next one starts.
+                wait(futures)
+                # Taken out, for a failure's traceback leads here. If it led on to the failure itself, what that was
+                # about, such as shared memory, would be kept until the garbage collector finds both.
+                return [futures.pop(0).result() for _ in range(len(futures))]
             except errors.StaleEpoch:
                 self._use(self._refresh())
         raise errors.StaleEpoch(f"the placement of {self._placement.job} keeps changing; try again later")

@@ -24,6 +24,7 @@ from shoal import _lane_calls, _rpc, consistency, errors, initializers, partitio
 from shoal._chunks import Chunk, encode_values
 from shoal._lane import Frame, Lane
 from shoal._limits import MAX_MESSAGE_BYTES
+from shoal._overlap import Pipeline
 from shoal._segment import HEADER_BYTES, SHM, Segment
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -40,12 +41,18 @@ PAGE = 4096
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    """No lane's thread and no segment outlives a test."""
+    """No lane's thread and no segment outlives a test, nor waits for the garbage collector."""
+    before = shared_memory()
     yield
     wait_until(lambda: not [t.name for t in threading.enumerate() if t.name in {"lane", "lanes"}], what="threads' end")
-    assert [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line] == []
-    files = [os.readlink(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd") if is_open(file)]
-    assert [file for file in files if file.startswith("/dev/shm/")] == []
+    assert shared_memory() - before == set()
+
+
+def shared_memory():
+    """What this process has mapped or open in /dev/shm."""
+    mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    opened = {os.readlink(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd") if is_open(file)}
+    return {name for name in mapped | opened if name.startswith("/dev/shm/")}
 
 
 def is_open(file):
@@ -511,6 +518,31 @@ class TestSlots:
                 assert not offered.slot(1).any()
                 assert servers.versions() == [1]
                 assert lane.pull(pull_request())[0].headers
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_of_a_push_that_was_refused_is_free_again(self, shared, count):
+        """At once: not only when the garbage collector has found out."""
+        variables = {"w": Variable((30,), partitioner=partitioners.FixedShards(3))}
+        with ShardServers(variables, servers=count, shards=3) as servers, servers.worker("a") as worker:
+            for _ in range(5):
+                with pytest.raises(errors.NonFiniteGradient):
+                    worker.push({"w": np.full(30, np.nan, np.float32)})
+                taken = [link._pushes.take() for link in worker._links for _ in range(2)]
+                assert all(taken)
+                del taken
+
+    def test_of_a_push_that_was_refused_is_free_again_where_it_overlaps(self, shared):
+        with ShardServers(VARIABLES, shards=1) as servers:
+            worker = servers.worker("a")
+            with Pipeline(worker, overlap=True) as pipeline:
+                for _ in range(5):
+                    pipeline.pull()
+                    pipeline.push({"w": np.full(ELEMENTS, np.nan, np.float32)})
+                    with pytest.raises(errors.NonFiniteGradient):
+                        pipeline.settle()
+                taken = [worker._links[0]._pushes.take() for _ in range(2)]
+                assert all(taken)
+                del taken
 
     def test_a_gradient_in_one_is_checked_as_any_other(self, servers, offered):
         servers.admit("a")

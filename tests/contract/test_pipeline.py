@@ -250,7 +250,8 @@ def test_closing_ends_a_pull_that_waits(transport):
 
 
 def test_closing_ends_a_pull_whose_lane_is_just_being_opened(monkeypatch):
-    with servers_with(consistency.BoundedStaleness(0), servers=1) as servers, servers.worker("slow"):
+    mode = consistency.BoundedStaleness(0)
+    with servers_with(mode, servers=1, transport="tcp") as servers, servers.worker("slow"):
         servers.admit("fast")
         client = servers.client("fast", step=1)  # which waits for the slow one
         pipeline, connecting, connect = Pipeline(client, overlap=True), threading.Event(), Lane.connect

@@ -467,12 +467,12 @@ def test_ten_thousand_small_arrays_are_packed_in_no_time() -> None:
     arrays = {name: np.ones((16, 16), np.float32) for name in job}
 
     def seconds() -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         packer.check(arrays, TRAINABLE)
         for shard in placement.shards:
             for _ in packer.chunks(shard.layout, arrays, TRAINABLE):
                 pass
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
-    # It takes about 12 ms; the bound leaves room for a busy machine, not for another order of magnitude.
+    # It takes about 20 ms of a processor; the bound leaves room for a slower one, not for another order of magnitude.
     assert min(seconds() for _ in range(5)) < 0.1
