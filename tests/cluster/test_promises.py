@@ -180,19 +180,16 @@ def test_with_a_backup_worker_each_step_counts_three_of_four(client):
 
 
 def test_a_worker_that_overlaps_waits_for_less_of_its_time(client):
-    """16 MB each way a step, beside a tenth of a second's computation; in turn and overlapping, at the same time."""
-    options = {
-        "consistency": shoal.Asynchronous(),
-        "max_steps": 30,
-        "settings": {"elements": 4_000_000, "seconds": 0.1},
-    }
+    """16 MB each way a step, beside a computation that takes much longer; in turn and overlapping, at the same time."""
+    steps, settings = 16, {"elements": 4_000_000, "seconds": 0.25}
+    options = {"consistency": shoal.Asynchronous(), "max_steps": steps, "settings": settings}
     jobs = {
         overlap: client.submit(shoal.Job("broken_programs:Accelerated", overlap=overlap, **options))
         for overlap in (False, True)
     }
     shares = {}
     for overlap, job in jobs.items():
-        assert job.wait(timeout_s=60).progress.steps == 30
+        assert job.wait(timeout_s=60).progress.steps == steps
         reported = [event.values for event in job.events() if isinstance(event, MetricsReported)]
         shares[overlap] = float(np.median([values["wait_share"] for values in reported if "wait_share" in values]))
         job.drop()
