@@ -3,6 +3,7 @@
 They are private to the process; what processes share is in `shoal._segment`.
 """
 
+import itertools
 import threading
 import time
 import weakref
@@ -15,7 +16,9 @@ from shoal._leases import lend
 
 # Smaller ones come from the allocator, which uses them again by itself.
 SMALLEST_BYTES = 64 << 10
-_ALIGNMENT = 64  # a cache line, and the widest vector
+# Where buffers start, in bytes. An odd number of 64 KiB leads to 16 places in 1 MiB.
+_CACHE_LINE, _LARGE, _PERIOD = 64, 1 << 24, 1 << 20
+_places = itertools.cycle(range(0, 16 * 3 << 16, 3 << 16))
 
 
 class BufferPool:
@@ -49,8 +52,8 @@ class BufferPool:
             A flat array of so many unsigned bytes, of any content; it begins at a multiple of 64 bytes.
         """
         if not SMALLEST_BYTES <= nbytes <= self._max_bytes:
-            return np.asarray(_allocate(nbytes))
-        memory = self._take_free(nbytes) or _allocate(nbytes)
+            return np.asarray(allocate(nbytes))
+        memory = self._take_free(nbytes) or allocate(nbytes)
         # An array that somebody keeps must not keep the pool, and all that is free in it.
         return lend(memory, _give_back, weakref.ref(self), memory)
 
@@ -117,10 +120,17 @@ def _give_back(pool: weakref.ref[BufferPool], memory: memoryview) -> None:
         alive._receive(memory)
 
 
-def _allocate(nbytes: int) -> memoryview:
-    memory = np.empty(nbytes + _ALIGNMENT - 1, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+def allocate(nbytes: int) -> memoryview:
+    """A buffer, not initialised.
+
+    It starts on a cache line, where NumPy's need not: each 64-byte load and store of a kernel would touch two lines,
+    and Adam take a quarter longer. And large ones start far apart modulo 1 MiB: when an arena's are a page apart modulo
+    their size, as the allocator lays several of 64 MiB, Adam takes 1.5 times as long (measured on an AMD EPYC 7003).
+    """
+    period, place = (_PERIOD, next(_places)) if nbytes >= _LARGE else (_CACHE_LINE, 0)
+    memory = np.empty(nbytes + period, np.uint8)
+    start = (place - memory.ctypes.data) % period
     return memory.data[start : start + nbytes]
 
 
-__all__ = ["SMALLEST_BYTES", "BufferPool"]
+__all__ = ["SMALLEST_BYTES", "BufferPool", "allocate"]

@@ -20,7 +20,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 Buffer = bytes | bytearray | memoryview
 
-_Carrier = TypeVar("_Carrier", pb.PushRequest, pb.PullReply)
+Carrier = TypeVar("Carrier", pb.PushRequest, pb.PullReply)
 
 # Tags: a field's number and its wire type. Of the messages:
 _HEADER, _CHUNK = 0x0A, 0x12
@@ -86,14 +86,56 @@ def decode_push(message: Buffer) -> tuple[pb.PushHeader | None, list[Chunk]]:
     Raises:
         BadChunk: this is no such message.
     """
-    carrier, chunks = _decode(pb.PushRequest, message)
+    carrier, chunks = decode(pb.PushRequest, message)
     return carrier.header if carrier.HasField("header") else None, chunks
 
 
 def decode_values(message: Buffer) -> tuple[list[header_pb2.ShardHeader], list[Chunk]]:
     """Decodes a `PullReply`; the rest is as for `decode_push`."""
-    carrier, chunks = _decode(pb.PullReply, message)
+    carrier, chunks = decode(pb.PullReply, message)
     return list(carrier.headers), chunks
+
+
+def decode(kind: type[Carrier], message: Buffer) -> tuple[Carrier, list[Chunk]]:
+    """Decodes a message of this kind: itself, perhaps without its chunks, and its chunks; else as `decode_push`."""
+    view = memoryview(message).cast("B")
+    try:
+        start = _end_of_headers(view)
+        # As part of the whole message, so that limits (of nesting) and merging are the whole message's.
+        return kind.FromString(bytes(view[:start])), _read_chunks(view, start)
+    except _Unusual as unusual:
+        at, what = unusual.args
+    except DecodeError:
+        at, what = 0, "a header cannot be read"
+    return _decode_whole(kind, view, at, what)
+
+
+def read_start(kind: type[Carrier], start: memoryview, size: int) -> tuple[Carrier, Chunk, int] | None:
+    """Reads how a message begins, so that its bulk can go where it belongs without being read.
+
+    Args:
+        kind: of the message.
+        start: its first bytes.
+        size: of the whole message, in bytes.
+
+    Returns:
+        The message without its chunks; its only chunk, without its data; and the byte with which the data begin: they
+        are all the rest. None where the message is not of that form, or not as an official encoder writes it.
+    """
+    try:
+        at = _end_of_headers(start)
+        if at >= len(start) or start[at] != _CHUNK:
+            return None
+        begin, length = _read_length(start, at + 1, size)
+        chunk, end = _read_fields(start, begin, size)
+        if begin + length != size or start[end] != _DATA:
+            return None
+        data, length = _read_length(start, end + 1, size)
+        if data + length != size:
+            return None
+        return kind.FromString(bytes(start[:at])), chunk, data
+    except (_Unusual, DecodeError, IndexError):
+        return None
 
 
 def _encode(headers: bytes, chunks: Sequence[Chunk]) -> list[Buffer]:
@@ -139,21 +181,7 @@ class _Unusual(Exception):
     """The reader met what no official encoder writes: at byte `args[0]` of the message, as `args[1]` says."""
 
 
-def _decode(kind: type[_Carrier], message: Buffer) -> tuple[_Carrier, list[Chunk]]:
-    """The message with its headers, perhaps without its chunks, and the chunks."""
-    view = memoryview(message).cast("B")
-    try:
-        start = _end_of_headers(view)
-        # As part of the whole message, so that limits (of nesting) and merging are the whole message's.
-        return kind.FromString(bytes(view[:start])), _read_chunks(view, start)
-    except _Unusual as unusual:
-        at, what = unusual.args
-    except DecodeError:
-        at, what = 0, "a header cannot be read"
-    return _decode_whole(kind, view, at, what)
-
-
-def _decode_whole(kind: type[_Carrier], view: memoryview, at: int, what: str) -> tuple[_Carrier, list[Chunk]]:
+def _decode_whole(kind: type[Carrier], view: memoryview, at: int, what: str) -> tuple[Carrier, list[Chunk]]:
     """Has the generated class read a message of which the reader here made sense only up to byte `at`."""
     try:
         carrier = kind.FromString(bytes(view))
@@ -186,21 +214,27 @@ def _read_chunks(view: memoryview, at: int) -> list[Chunk]:
 
 def _read_chunk(view: memoryview, at: int, end: int) -> Chunk:
     """Reads the chunk that fills bytes [at, end): its fields in order, each at most once."""
+    chunk, at = _read_fields(view, at, end)
+    if at < end and view[at] == _DATA:
+        start, size = _read_length(view, at + 1, end)
+        at = start + size
+        if size:
+            chunk = Chunk(chunk.shard, chunk.arena, chunk.offset, view[start:at])
+    if at != end:
+        raise _Unusual(at, f"the tag {view[at]:#04x} is not that of a chunk's next field")
+    return chunk
+
+
+def _read_fields(view: memoryview, at: int, end: int) -> tuple[Chunk, int]:
+    """Reads a chunk's numbers; also says where they end."""
     shard = arena = offset = 0
-    data = _NOTHING
     if at < end and view[at] == _SHARD:
         shard, at = _read_varint(view, at + 1, end, _UINT32)
     if at < end and view[at] == _ARENA:
         arena, at = _read_varint(view, at + 1, end, _UINT32)
     if at < end and view[at] == _OFFSET:
         offset, at = _read_varint(view, at + 1, end, _UINT64)
-    if at < end and view[at] == _DATA:
-        start, size = _read_length(view, at + 1, end)
-        at = start + size
-        data = view[start:at] if size else _NOTHING
-    if at != end:
-        raise _Unusual(at, f"the tag {view[at]:#04x} is not that of a chunk's next field")
-    return Chunk(shard, arena, offset, data)
+    return Chunk(shard, arena, offset, _NOTHING), at
 
 
 def _read_length(view: memoryview, at: int, end: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ Both ends use both directions: a server sends what a client pulls, a client send
 are written in `shoal._chunks`.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from shoal._limits import CHUNK_BYTES
 ArenaKey = tuple[int, int]
 
 _SLOT_ALIGNMENT = 64  # bytes: a cache line
+_MAX_TARGETS = 64  # of a chunk that the kernel puts where it belongs; more cost more than a copy
 _CHUNK_OVERHEAD = 64  # bytes, at most, of one chunk's framing
 
 
@@ -92,6 +94,7 @@ class Assembler:
         arenas: that are to come.
         runs: the memory for each, in order and without gaps, in whatever dtype `receive` fills.
         receive: takes elements of the wire to their memory; False if they include NaN or Inf.
+        accept: the same for elements that are where they belong.
     """
 
     def __init__(
@@ -99,8 +102,10 @@ class Assembler:
         arenas: Mapping[ArenaKey, ArenaLayout],
         runs: Mapping[ArenaKey, Sequence[Run]],
         receive: Callable[[np.ndarray, np.ndarray], bool] = copy_elements,
+        accept: Callable[[np.ndarray], bool] = lambda _: True,
     ) -> None:
-        self._arenas, self._runs, self._receive = arenas, runs, receive
+        self._arenas, self._runs, self._receive, self._accept = arenas, runs, receive, accept
+        self._stops = {key: [run.stop for run in runs[key]] for key in arenas}
         self._filled = dict.fromkeys(arenas, 0)  # bytes of the wire
         # The first element that was not finite, by arena.
         self.non_finite: dict[ArenaKey, int] = {}
@@ -112,19 +117,43 @@ class Assembler:
             BadChunk: it names an arena that is not expected, does not start where the last one ended, overruns the
                 arena, or splits an element.
         """
+        key, size = (chunk.shard, chunk.arena), len(chunk.data)
+        self._check(key, chunk.offset, size)
+        elements = np.frombuffer(chunk.data, self._arenas[key].wire)
+        taken = 0
+        for target, first in self._targets(key, chunk.offset, size):
+            if not self._receive(target, elements[taken : taken + target.size]):
+                self._note(key, target, first)
+            taken += target.size
+        self._filled[key] += size
+
+    def memory(self, chunk: Chunk, size: int) -> list[memoryview] | None:
+        """Where the bytes of the next chunk may be put as they are; `filled` then takes it.
+
+        Args:
+            chunk: as it begins; it has no data yet.
+            size: bytes that it will have.
+
+        Returns:
+            Memory for all of it; None: only `add` can take it, or say what is wrong with it.
+        """
         key = chunk.shard, chunk.arena
-        arena = self._arenas.get(key)
-        if arena is None:
-            raise _bad(key, f"is not one of those expected, {sorted(self._arenas)}")
-        filled, size = self._filled[key], len(chunk.data)
-        if chunk.offset != filled:
-            raise _bad(key, f"a chunk starts at byte {chunk.offset}, but the last ended at {filled}")
-        if filled + size > arena.nbytes:
-            raise _bad(key, f"a chunk ends at byte {filled + size} of {arena.nbytes}")
-        if not size or size % arena.wire.itemsize:
-            raise _bad(key, f"a chunk of {size} bytes is not a number of {arena.wire.itemsize}-byte elements")
-        self._put(key, filled // arena.wire.itemsize, np.frombuffer(chunk.data, arena.wire))
-        self._filled[key] = filled + size
+        try:
+            self._check(key, chunk.offset, size)
+        except errors.BadChunk:
+            return None
+        targets = [target for target, _ in self._targets(key, chunk.offset, size)]
+        if len(targets) > _MAX_TARGETS or any(target.dtype != self._arenas[key].wire for target in targets):
+            return None
+        return [target.view(np.uint8).data for target in targets]
+
+    def filled(self, chunk: Chunk, size: int) -> None:
+        """Takes the chunk whose bytes are in the `memory` for it."""
+        key = chunk.shard, chunk.arena
+        for target, first in self._targets(key, chunk.offset, size):
+            if not self._accept(target):
+                self._note(key, target, first)
+        self._filled[key] += size
 
     def finish(self) -> None:
         """Says that no more will come.
@@ -136,15 +165,32 @@ class Assembler:
             if self._filled[key] != arena.nbytes:
                 raise _bad(key, f"the stream ended after {self._filled[key]} of {arena.nbytes} bytes")
 
-    def _put(self, key: ArenaKey, start: int, elements: np.ndarray) -> None:
-        stop = start + elements.size
-        for run in self._runs[key]:
-            first, last = max(start, run.start), min(stop, run.stop)
-            if first < last:
-                target = run.target[first - run.start : last - run.start]
-                if not self._receive(target, elements[first - start : last - start]):
-                    bad = first + int(np.flatnonzero(~np.isfinite(target))[0])
-                    self.non_finite.setdefault(key, bad)
+    def _check(self, key: ArenaKey, offset: int, size: int) -> None:
+        arena = self._arenas.get(key)
+        if arena is None:
+            raise _bad(key, f"is not one of those expected, {sorted(self._arenas)}")
+        filled = self._filled[key]
+        if offset != filled:
+            raise _bad(key, f"a chunk starts at byte {offset}, but the last ended at {filled}")
+        if filled + size > arena.nbytes:
+            raise _bad(key, f"a chunk ends at byte {filled + size} of {arena.nbytes}")
+        if not size or size % arena.wire.itemsize:
+            raise _bad(key, f"a chunk of {size} bytes is not a number of {arena.wire.itemsize}-byte elements")
+
+    def _targets(self, key: ArenaKey, offset: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
+        """The memory of a chunk's elements, and the element of the arena with which each piece begins."""
+        itemsize = self._arenas[key].wire.itemsize
+        start, stop = offset // itemsize, (offset + size) // itemsize
+        runs = self._runs[key]
+        for index in range(bisect_right(self._stops[key], start), len(runs)):
+            run = runs[index]
+            if run.start >= stop:
+                return
+            first = max(start, run.start)
+            yield run.target[first - run.start : min(stop, run.stop) - run.start], first
+
+    def _note(self, key: ArenaKey, target: np.ndarray, first: int) -> None:
+        self.non_finite.setdefault(key, first + int(np.flatnonzero(~np.isfinite(target))[0]))
 
 
 def _bad(key: ArenaKey, what: str) -> errors.BadChunk:

@@ -9,8 +9,9 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from shoal import errors
 from shoal._chunks import Buffer
@@ -24,6 +25,8 @@ STALL_S = 30.0
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 _FIRST_BUFFER = 1 << 16  # bytes; grows with the messages that come
 _MAX_PIECES = 512  # of one system call; the kernel takes 1,024
+# Of one system call: with fewer and larger ones both ends sleep and wake less often.
+_BATCH_BYTES = 4 << 20
 
 
 class Frame(enum.IntEnum):
@@ -50,6 +53,9 @@ class Lane:
         connection: connected; owned from now on.
         peer: host:port at the other end, for messages.
         stall_s: seconds without any progress after which a transfer is given up.
+
+    Attributes:
+        left: bytes of the payload that has not been taken of the frame that has begun.
     """
 
     def __init__(self, connection: socket.socket, peer: str, *, stall_s: float = STALL_S) -> None:
@@ -59,6 +65,7 @@ class Lane:
         # What has arrived and was not yet given out: bytes [_begin, _end) of the buffer.
         self._buffer = memoryview(bytearray(_FIRST_BUFFER))
         self._begin = self._end = 0
+        self.left = 0
         connection.setblocking(True)
         # The kernel keeps the time: one blocking call moves a whole chunk; Python's timeout would poll for each part.
         timeout = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
@@ -103,10 +110,36 @@ class Lane:
             Unreachable: the lane broke.
             DeadlineExceeded: the other end does not take it.
         """
-        size = sum(len(piece) for piece in pieces)
-        waiting: list[Buffer] = [_HEADER.pack(kind, _RESERVED, size), *pieces]
+        waiting = _frame(kind, pieces)
         if end:
             waiting.append(_END)
+        self._send(waiting, kind)
+
+    def stream(self, kind: Frame, payloads: Iterable[Sequence[Buffer]], *, end: bool = True) -> None:
+        """Sends frames of one kind, several at a time.
+
+        Args:
+            kind: of all of them.
+            payloads: of each, in pieces. They must stay as they are until this returns.
+            end: an END frame follows.
+
+        Raises:
+            Unreachable, DeadlineExceeded: as for `send`.
+        """
+        waiting: list[Buffer] = []
+        size = 0
+        for pieces in payloads:
+            frame = _frame(kind, pieces)
+            waiting += frame
+            size += sum(map(len, frame))
+            if size >= _BATCH_BYTES or len(waiting) >= _MAX_PIECES:
+                self._send(waiting, kind)
+                waiting, size = [], 0
+        if end:
+            waiting.append(_END)
+        self._send(waiting, kind)
+
+    def _send(self, waiting: list[Buffer], kind: Frame) -> None:
         while waiting:
             try:
                 sent = self._socket.sendmsg(waiting[:_MAX_PIECES])
@@ -128,6 +161,11 @@ class Lane:
             DeadlineExceeded: nothing came within `within_s`, or a frame that has begun does not go on.
             BadFrame: what came is no frame, or too large.
         """
+        return self.begin(within_s=within_s, most=most), self.payload()
+
+    def begin(self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES) -> Frame:
+        """Waits for the next frame, of which `payload` or `fill` then takes the payload; else as `receive`."""
+        assert not self.left, "the last frame's payload was not taken"
         if self._begin == self._end:
             self._begin = self._end = 0
             self._read_some(within_s)
@@ -138,10 +176,47 @@ class Lane:
             raise self._bad(f"sent no frame: it begins with {bytes(header)!r}")
         if size > most:
             raise self._bad(f"sent a frame of {size} bytes; {most} are the most")
-        self._have(_HEADER.size + size)
-        start = self._begin + _HEADER.size
-        self._begin = start + size
-        return Frame(number), self._buffer[start : self._begin]
+        self._begin += _HEADER.size
+        self.left = size
+        return Frame(number)
+
+    def peek(self, size: int) -> memoryview:
+        """So many bytes of the payload's beginning, or all of it if it is shorter. Good until the next call."""
+        size = min(size, self.left)
+        self._have(size)
+        return self._buffer[self._begin : self._begin + size]
+
+    def payload(self) -> memoryview:
+        """All of the payload. Good until the next call."""
+        payload = self.peek(self.left)
+        self._begin += len(payload)
+        self.left = 0
+        return payload
+
+    def fill(self, skip: int, targets: Sequence[memoryview]) -> None:
+        """Takes the payload: the kernel writes it to where it belongs, but for what has arrived already.
+
+        Args:
+            skip: bytes at its beginning, which `peek` has shown.
+            targets: for the rest, exactly.
+        """
+        self._begin += skip
+        missing = self.left - skip
+        ready = self._buffer[self._begin : min(self._end, self._begin + missing)]
+        waiting = list(targets)
+        while ready and waiting:
+            count = min(len(ready), len(waiting[0]))
+            waiting[0][:count] = ready[:count]
+            ready = ready[count:]
+            waiting = _rest(waiting, count)
+            self._begin += count
+            missing -= count
+        assert missing == sum(map(len, waiting)), "the targets are not of the payload's size"
+        while waiting:
+            count = self._read(waiting)
+            missing -= count
+            waiting = _rest(waiting, count)
+        self.left = 0
 
     def close(self) -> None:
         """Ends the lane at once; a call that is blocked in it, in another thread, ends with Unreachable."""
@@ -164,7 +239,7 @@ class Lane:
                 raise self._stalled("has sent nothing for", within_s) from None
             except OSError as error:
                 raise self._broken(error) from None
-            self._took(count)
+            self._end += self._some(count)
 
     def _speaks(self, within_s: float) -> bool:
         """Whether anything comes so soon, which is sooner than the kernel would give up."""
@@ -183,14 +258,8 @@ class Lane:
         if self._begin + size > len(self._buffer):
             self._move(size)
         while missing > 0:
-            try:
-                # One call for all of it: the kernel fills the buffer, and Python looks at it once.
-                count = self._socket.recv_into(self._buffer[self._end : self._end + missing], 0, socket.MSG_WAITALL)
-            except BlockingIOError:
-                raise self._stalled("has sent nothing for") from None
-            except OSError as error:
-                raise self._broken(error) from None
-            self._took(count)
+            count = self._read([self._buffer[self._end : self._end + missing]])
+            self._end += count
             missing -= count
 
     def _move(self, size: int) -> None:
@@ -201,10 +270,19 @@ class Lane:
         self._buffer[: len(begun)] = begun
         self._begin, self._end = 0, len(begun)
 
-    def _took(self, count: int) -> None:
+    def _read(self, targets: list[memoryview]) -> int:
+        """Waits for what fills these, in one call, so that Python looks at it once: how many bytes it brought."""
+        try:
+            return self._some(self._socket.recvmsg_into(targets[:_MAX_PIECES], 0, socket.MSG_WAITALL)[0])
+        except BlockingIOError:
+            raise self._stalled("has sent nothing for") from None
+        except OSError as error:
+            raise self._broken(error) from None
+
+    def _some(self, count: int) -> int:
         if not count:
             raise self._broken("closed by the other end")
-        self._end += count
+        return count
 
     # A lane that failed carries nothing more: it is closed, for nobody knows what of a frame has arrived.
 
@@ -221,12 +299,16 @@ class Lane:
         return errors.BadFrame(f"{self.peer} {what}", address=self.peer)
 
 
-def _rest(pieces: list[Buffer], sent: int) -> list[Buffer]:
+def _frame(kind: Frame, pieces: Sequence[Buffer]) -> list[Buffer]:
+    return [_HEADER.pack(kind, _RESERVED, sum(map(len, pieces))), *pieces]
+
+
+def _rest(pieces: list[Any], moved: int) -> list[Any]:
     """What is left of some buffers after so many bytes of them."""
     for index, piece in enumerate(pieces):
-        if sent < len(piece):
-            return [memoryview(piece)[sent:], *pieces[index + 1 :]]
-        sent -= len(piece)
+        if moved < len(piece):
+            return [memoryview(piece)[moved:], *pieces[index + 1 :]]
+        moved -= len(piece)
     return []
 
 

@@ -1,6 +1,6 @@
 """The parameter server's data calls over a lane, through shared memory where both ends have it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -9,13 +9,14 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, errors
-from shoal._chunks import Buffer, decode_values, encode_push
+from shoal._chunks import encode_push
 from shoal._framing import arenas_of, slot_offsets
+from shoal._inflow import take_frame
 from shoal._lane import Frame, Lane
 from shoal._layout import ShardLayout
 from shoal._packing import Arrival
 from shoal._segment import Segment, SegmentLost, SegmentUnavailable, Slots
-from shoal._transfer import Load, check_headers, take_values
+from shoal._transfer import Delivery, Load
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -162,9 +163,8 @@ class LaneCalls:
     ) -> list[header_pb2.ShardHeader]:
         self._lane.send(Frame.PULL, [request.SerializeToString()])
         if slot is None or arrival is None:
-            return take_values(self._answers(), self._layouts, arrival)
-        headers = [header for reply in self._answers() for header in decode_values(reply)[0]]
-        check_headers(headers, self._layouts)
+            return self._receive_values(arrival)
+        headers = self._receive_values(None)
         if self._look():
             raise self._loss()
         for key, arena in arenas_of(self._layouts).items():
@@ -173,44 +173,38 @@ class LaneCalls:
 
     def _push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
         if not header.slot:
-            self._stream(load.requests(header))
+            self._lane.stream(Frame.PUSH, load.requests(header))
         elif self._look():
             raise self._loss()
         else:
             self._lane.send(Frame.PUSH, encode_push(header, []), end=True)
         return self._pushed()
 
-    def _stream(self, requests: Iterator[list[Buffer]]) -> None:
-        last = next(requests)
-        for request in requests:
-            self._lane.send(Frame.PUSH, last)
-            last = request
-        self._lane.send(Frame.PUSH, last, end=True)
-
     def _pushed(self) -> pb.PushReply:
         return self._decoded(pb.PushReply, self._answer(Frame.PUSHED, within_s=_ANSWER_TIMEOUT_S))
 
-    def _answers(self) -> Iterator[memoryview]:
-        while True:
-            kind, payload = self._receive(None)
-            if kind is Frame.END:
-                return
-            yield self._checked(Frame.VALUES, kind, payload)
+    def _receive_values(self, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+        delivery = Delivery(self._layouts, arrival)
+        while (kind := self._begin(None)) is not Frame.END:
+            self._check(Frame.VALUES, kind)
+            delivery.add(take_frame(pb.PullReply, self._lane, delivery.assembler)[0])
+        self._lane.payload()
+        return delivery.finish()
 
     def _answer(self, wanted: Frame, *, within_s: float) -> memoryview:
-        return self._checked(wanted, *self._receive(within_s))
+        self._check(wanted, self._begin(within_s))
+        return self._lane.payload()
 
-    def _receive(self, within_s: float | None) -> tuple[Frame, memoryview]:
-        kind, payload = self._lane.receive(within_s=within_s)
+    def _begin(self, within_s: float | None) -> Frame:
+        kind = self._lane.begin(within_s=within_s)
         if kind is Frame.ERROR:
-            self._refusal = _rpc.error_of(self._decoded(header_pb2.ErrorDetail, payload))
+            self._refusal = _rpc.error_of(self._decoded(header_pb2.ErrorDetail, self._lane.payload()))
             raise self._refusal
-        return kind, payload
+        return kind
 
-    def _checked(self, wanted: Frame, kind: Frame, payload: memoryview) -> memoryview:
+    def _check(self, wanted: Frame, kind: Frame) -> None:
         if kind is not wanted:
             raise errors.BadFrame(f"{self._lane.peer} answered with {kind.name} where {wanted.name} belongs")
-        return payload
 
     def _decoded(self, kind: type[M], payload: memoryview) -> M:
         try:

@@ -12,11 +12,12 @@ import structlog
 
 from shoal import errors
 from shoal._host import host_id
+from shoal._inflow import take_message
 from shoal._lane_calls import LaneCalls
 from shoal._layout import ShardLayout
 from shoal._packing import Arrival, Memory
 from shoal._rpc_calls import RpcCalls
-from shoal._transfer import Load, take_values
+from shoal._transfer import Delivery, Load
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -73,7 +74,10 @@ class Link:
         """
         self._pulls = lane = self._lane(self._pulls, _VALUE_SLOTS)
         if lane is None:
-            return take_values(self._calls.pull(request, self._nbytes), self.layouts, arrival)
+            delivery = Delivery(self.layouts, arrival)
+            for message in self._calls.pull(request, self._nbytes):
+                delivery.add(take_message(pb.PullReply, message, delivery.assembler)[0])
+            return delivery.finish()
         return self._unless_closed(lambda: lane.pull(request, arrival))
 
     def prepare(self, load: Load, memory: Memory | None) -> Load:

@@ -1,13 +1,13 @@
 """One call's load, whatever carries it: what a push brings, and what a pull's answers are put into."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from shoal import errors
-from shoal._chunks import Buffer, Chunk, decode_values, encode_push
+from shoal._chunks import Buffer, Chunk, encode_push
 from shoal._framing import Assembler, arenas_of, messages, slot_offsets
 from shoal._layout import Aggregation, ShardLayout
 from shoal._limits import CHUNK_BYTES
@@ -90,30 +90,37 @@ class Load:
             yield encode_push(first, [])
 
 
-def take_values(
-    replies: Iterable[Buffer], layouts: Sequence[ShardLayout], arrival: Arrival | None
-) -> list[header_pb2.ShardHeader]:
-    """Receives the replies to a pull; the headers of its shards.
+class Delivery:
+    """The replies to one pull, as they come.
 
     Args:
-        replies: encoded, each good until the next.
         layouts: of the shards that were asked for.
         arrival: takes the values; None: only headers were asked for.
 
-    Raises:
-        BadChunk: they do not fit the layouts, or something is missing.
+    Attributes:
+        assembler: takes their chunks.
     """
-    arenas = arenas_of(layouts) if arrival else {}
-    assembler = Assembler(arenas, {key: arrival.runs(key, arena) for key, arena in arenas.items()} if arrival else {})
-    headers: list[header_pb2.ShardHeader] = []
-    for reply in replies:
-        found, chunks = decode_values(reply)
-        headers += found
-        for chunk in chunks:
-            assembler.add(chunk)
-    assembler.finish()
-    check_headers(headers, layouts)
-    return headers
+
+    def __init__(self, layouts: Sequence[ShardLayout], arrival: Arrival | None) -> None:
+        self._layouts = layouts
+        self._headers: list[header_pb2.ShardHeader] = []
+        arenas = arenas_of(layouts) if arrival else {}
+        runs = {key: arrival.runs(key, arena) for key, arena in arenas.items()} if arrival else {}
+        self.assembler = Assembler(arenas, runs)
+
+    def add(self, reply: pb.PullReply) -> None:
+        """Takes the headers of a reply whose chunks the assembler has."""
+        self._headers += reply.headers
+
+    def finish(self) -> list[header_pb2.ShardHeader]:
+        """The headers of all shards.
+
+        Raises:
+            BadChunk: something is missing.
+        """
+        self.assembler.finish()
+        check_headers(self._headers, self._layouts)
+        return self._headers
 
 
 def check_headers(headers: Sequence[header_pb2.ShardHeader], layouts: Sequence[ShardLayout]) -> None:

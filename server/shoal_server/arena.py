@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shoal import _layout, initializers, optim
+from shoal._buffers import BufferPool
 from shoal._layout import Aggregation, ArenaLayout
 from shoal.variables import Variable
 from shoal_server import kernels, update_rules
@@ -49,6 +50,16 @@ class Arena:
     def nbytes(self) -> int:
         """Bytes of values and slots."""
         return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
+
+    def move(self, memory: BufferPool) -> None:
+        """Goes on with a copy of the values; those that there were stay as they are.
+
+        Args:
+            memory: for the copy.
+        """
+        copy = memory.take(self.values.nbytes).view(self.values.dtype)
+        np.copyto(copy, self.values)
+        self.values = copy
 
     def assign(self, values: np.ndarray) -> None:
         """Overwrites the values; slots stay."""

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from numba import types
 from numba.extending import intrinsic
 
+from shoal._buffers import allocate
 from shoal_server.compilation import compiled, kernel, readable, warm_up, writable
 from shoal_server.conversions import infinity_of, receive, send
 from shoal_server.idle_cores import crew
@@ -58,10 +59,6 @@ LARGE = 1 << 22  # elements, from which on helpers are asked: that costs 0.1 ms,
 _FLOATS = (types.float32, types.float64)
 _UNSIGNED = (types.uint16, types.uint32, types.uint64)
 _CLAIMS = writable(types.int64)
-
-# Where `empty` lets arrays start; all in bytes but the places. An odd number of 64 KiB leads to 16 places in 1 MiB.
-_CACHE_LINE, _LARGE, _PERIOD = 64, 1 << 24, 1 << 20
-_places = itertools.cycle(range(0, 16 * 3 << 16, 3 << 16))
 
 
 def _update(*, slots: int, optional_slots: int = 0, scalars: int, optional_scalars: int = 0) -> Callable[[F], F]:
@@ -348,17 +345,8 @@ def share(elements: int, work: Callable[[Claims], T]) -> list[T]:
 
 
 def empty(elements: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A flat array for an arena, not initialised.
-
-    It starts on a cache line, where NumPy's need not: each 64-byte load and store of a kernel would touch two lines,
-    and Adam take a quarter longer. And large ones start far apart modulo 1 MiB: when an arena's are a page apart modulo
-    their size, as the allocator lays several of 64 MiB, Adam takes 1.5 times as long (measured on an AMD EPYC 7003).
-    """
-    size = elements * np.dtype(dtype).itemsize
-    period, place = (_PERIOD, next(_places)) if size >= _LARGE else (_CACHE_LINE, 0)
-    memory = np.empty(size + period, np.uint8)
-    start = (place - memory.ctypes.data) % period
-    return memory[start : start + size].view(dtype)
+    """A flat array for an arena, not initialised, placed as `shoal._buffers.allocate` does."""
+    return np.asarray(allocate(elements * np.dtype(dtype).itemsize)).view(dtype)
 
 
 def full(elements: int, fill: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -20,8 +21,9 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, errors
 from shoal._chunks import Buffer, Chunk, decode_push, encode_values
-from shoal._framing import ArenaKey, arenas_of, slot_offsets
+from shoal._framing import ArenaKey, Assembler, arenas_of, slot_offsets
 from shoal._host import host_id
+from shoal._inflow import take_frame
 from shoal._lane import STALL_S, Frame, Lane
 from shoal._segment import Segment, SegmentUnavailable
 from shoal.v1 import parameter_server_pb2 as pb
@@ -292,13 +294,13 @@ class LaneCalls:
         os.eventfd_read(self._awake)
 
     def _send_values(self, answers: Sequence[Answer], *, headers_only: bool, last: bool) -> None:
-        held: list[Buffer] | None = None  # the last frame takes the END with it
-        for pieces, nbytes in replies(answers, headers_only=headers_only):
-            if held is not None:
-                self._lane.send(Frame.VALUES, held)
-            held = pieces
-            self._metrics.sent.inc(nbytes)
-        self._lane.send(Frame.VALUES, held or [], end=last)
+        def counted(messages: Iterator[tuple[list[Buffer], int]]) -> Iterator[list[Buffer]]:
+            for pieces, nbytes in messages:
+                self._metrics.sent.inc(nbytes)
+                yield pieces
+
+        with replies(answers, headers_only=headers_only) as messages:
+            self._lane.stream(Frame.VALUES, counted(messages), end=last)
 
     def _write_values(
         self, answers: Sequence[Answer], slot: np.ndarray, offsets: Mapping[ArenaKey, int], *, last: bool
@@ -309,9 +311,9 @@ class LaneCalls:
                 slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
                 for key, arena in arenas_of([answer.shard.layout]).items()
             ]
-            with answer.shard.read() as reader:
-                reader.write(targets)
-                headers.append(answer.header(reader.version))
+            with answer.shard.read() as values:
+                values.write(targets)
+                headers.append(answer.header(values.version))
             self._metrics.sent.inc(answer.shard.layout.nbytes)
         self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)
 
@@ -325,7 +327,7 @@ class LaneCalls:
             if slot is not None:
                 source = pushes.from_slot(slot, self._metrics.received.inc)
             else:
-                source = pushes.from_chunks(stream.after(chunks))
+                source = pushes.from_wire(partial(stream.feed, chunks))
             answers = pushes.receive(self._store, header, source)
         except errors.ShoalError as error:
             self._metrics.rejected.labels(reason=error.code.lower()).inc()
@@ -366,35 +368,30 @@ class _Stream:
         self._lane, self._metrics = lane, metrics
         self._ended = False
 
-    def after(self, first: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
-        """The chunks of each message: of the first one, and of those that follow."""
-        chunks: Sequence[Chunk] | None = first
-        while chunks is not None:
-            self._metrics.received.inc(sum(len(chunk.data) for chunk in chunks))
-            yield chunks
-            chunks = self._next()
+    def feed(self, first: Sequence[Chunk], assembler: Assembler) -> None:
+        """Has an assembler take the chunks of the first message, and those that follow."""
+        for chunk in first:
+            assembler.add(chunk)
+        self._metrics.received.inc(sum(len(chunk.data) for chunk in first))
+        while self._more():
+            request, size = take_frame(pb.PushRequest, self._lane, assembler)
+            self._metrics.received.inc(size)
+            pushes.check_no_header(request)
 
     def drain(self) -> None:
         """Reads what is left, so that the lane is at the beginning of the next call."""
-        while not self._ended and not self._lane.closed:
-            self._frame()
+        while not self._ended and not self._lane.closed and self._more():
+            self._lane.payload()
 
-    def _next(self) -> Sequence[Chunk] | None:
-        payload = self._frame()
-        if payload is None:
-            return None
-        header, chunks = decode_push(payload)
-        if header is not None:
-            raise errors.BadRequest("a push has one header, in its first message")
-        return chunks
-
-    def _frame(self) -> memoryview | None:
-        kind, payload = self._lane.receive(within_s=STALL_S)
+    def _more(self) -> bool:
+        kind = self._lane.begin(within_s=STALL_S)
         self._ended = kind is Frame.END
         if kind not in (Frame.PUSH, Frame.END):
             self._lane.close()
             raise errors.BadFrame(f"{self._lane.peer} sent {kind.name} in the middle of a push")
-        return None if self._ended else payload
+        if self._ended:
+            self._lane.payload()
+        return not self._ended
 
 
 def _decoded(kind: type[M], payload: memoryview) -> M:

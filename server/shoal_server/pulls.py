@@ -3,18 +3,19 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 
 import grpc
 import structlog
 
 from shoal import _rpc, errors
-from shoal._chunks import Buffer, Chunk, encode_values
+from shoal._chunks import Buffer, encode_values
 from shoal._framing import messages
 from shoal.v1 import header_pb2
 from shoal_server.shard import Shard, Stamp
-from shoal_server.snapshot import SnapshotReader
+from shoal_server.snapshot import Snapshot
 
 _log = structlog.get_logger(__name__)
 
@@ -110,22 +111,29 @@ class PendingPull:
             ticket.shard.abandon(ticket)
 
 
-def replies(answers: Sequence[Answer], *, headers_only: bool) -> Iterator[tuple[list[Buffer], int]]:
-    """The messages that answer a pull of these shards: each in pieces, and the bytes of its chunks."""
+@contextmanager
+def replies(answers: Sequence[Answer], *, headers_only: bool) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
+    """The messages that answer a pull of these shards: each in pieces, and the bytes of its chunks.
+
+    They are good until `with` ends: they lie in the shards' own memory.
+    """
     with ExitStack() as reading:
         if headers_only:
-            yield encode_values([answer.header(answer.shard.version) for answer in answers], []), 0
+            headers = [answer.header(answer.shard.version) for answer in answers]
+            yield iter([(encode_values(headers, []), 0)])
             return
-        readers = [reading.enter_context(answer.shard.read()) for answer in answers]
-        headers = [answer.header(reader.version) for answer, reader in zip(answers, readers, strict=True)]
-        for group in messages(_chunks(readers)):
-            yield encode_values(headers, group), sum(len(chunk.data) for chunk in group)
-            headers = []
+        snapshots = [reading.enter_context(answer.shard.read()) for answer in answers]
+        headers = [answer.header(values.version) for answer, values in zip(answers, snapshots, strict=True)]
+        yield _messages(headers, snapshots)
 
 
-def _chunks(readers: Sequence[SnapshotReader]) -> Iterator[Chunk]:
-    for reader in readers:
-        yield from reader.chunks()
+def _messages(
+    headers: list[header_pb2.ShardHeader], snapshots: Sequence[Snapshot]
+) -> Iterator[tuple[list[Buffer], int]]:
+    chunks = chain.from_iterable(values.chunks() for values in snapshots)
+    for group in messages(chunks):
+        yield encode_values(headers, group), sum(len(chunk.data) for chunk in group)
+        headers = []
 
 
 class PullCall:
@@ -188,11 +196,14 @@ class PullCall:
         try:
             while self._has_work():
                 answers = self._pull.take()
-                for pieces, nbytes in replies(answers, headers_only=self._headers_only) if answers else ():
-                    if self._over:
-                        return
-                    self._on_sent(nbytes)
-                    self._send(b"".join(pieces))
+                if not answers:
+                    continue
+                with replies(answers, headers_only=self._headers_only) as messages:
+                    for pieces, nbytes in messages:
+                        if self._over:
+                            return
+                        self._on_sent(nbytes)
+                        self._send(b"".join(pieces))
                 self._unsent -= len(answers)
                 if not self._unsent:
                     self._send(None)

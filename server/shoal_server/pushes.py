@@ -1,19 +1,18 @@
 """One push: receives a gradient whole, checks it whole, and only then lets its shards see it."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoal import errors
 from shoal._buffers import BufferPool
-from shoal._chunks import Chunk
 from shoal._framing import ArenaKey, Assembler, Run, arenas_of, slot_offsets
 from shoal._layout import Aggregation, storage_dtype
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server import conversions
+from shoal_server import conversions, kernels
 from shoal_server.shard import Payload, Shard, Stamp
 from shoal_server.shard_events import AnswerPush
 from shoal_server.store import ShardStore
@@ -74,6 +73,12 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sh
     return [ShardAnswer(shard, answer) for shard, answer in zip(shards, answers, strict=True)]
 
 
+def check_no_header(request: pb.PushRequest) -> None:
+    """Raises BadRequest unless a message after the first has no header."""
+    if request.HasField("header"):
+        raise errors.BadRequest("a push has one header, in its first message")
+
+
 def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardAnswer]:
     """Commits a push that is staged.
 
@@ -118,17 +123,19 @@ def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sha
     return shards
 
 
-def from_chunks(stream: Iterable[Sequence[Chunk]]) -> Source:
-    """What comes as chunks, message by message."""
+def from_wire(feed: Callable[[Assembler], object]) -> Source:
+    """What comes as chunks.
+
+    Args:
+        feed: has an assembler take all of them.
+    """
 
     def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
         arenas = arenas_of([shard.layout for shard in shards], aggregations)
         staged = _Staged(shards, aggregations, memory)
         runs = {key: [Run(0, array.size, array)] for key, array in staged.arrays.items()}
-        assembler = Assembler(arenas, runs, conversions.receive)
-        for chunks in stream:
-            for chunk in chunks:
-                assembler.add(chunk)
+        assembler = Assembler(arenas, runs, conversions.receive, kernels.all_finite)
+        feed(assembler)
         assembler.finish()
         for key in assembler.non_finite:
             raise staged.non_finite(key)

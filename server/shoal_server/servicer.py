@@ -8,7 +8,9 @@ import grpc
 import structlog
 
 from shoal import _rpc, consistency, errors, optim, variables
-from shoal._chunks import Chunk, decode_push
+from shoal._chunks import decode_push
+from shoal._framing import Assembler
+from shoal._inflow import take_message
 from shoal._lane import STALL_S
 from shoal._layout import ShardLayout
 from shoal.v1 import header_pb2
@@ -84,8 +86,8 @@ class ParameterServerServicer:
     @_rpc.servicer
     def _push(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
         try:
-            header, chunks = self._messages(self._watched(request, context))
-            return self._reply(pushes.receive(self._store, header, pushes.from_chunks(chunks)))
+            header, source = self._messages(self._watched(request, context))
+            return self._reply(pushes.receive(self._store, header, source))
         except errors.ShoalError as error:
             self._metrics.rejected.labels(reason=error.code.lower()).inc()
             raise
@@ -99,8 +101,8 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def _assign(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
-        header, chunks = self._messages(self._watched(request, context))
-        shards = pushes.assign(self._store, header, pushes.from_chunks(chunks))
+        header, source = self._messages(self._watched(request, context))
+        shards = pushes.assign(self._store, header, source)
         headers = [header_pb2.ShardHeader(shard=shard.layout.shard, epoch=shard.epoch) for shard in shards]
         return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers])
 
@@ -149,24 +151,22 @@ class ParameterServerServicer:
                 return pb.GetHistoryReply(header=header, admissions=map(_encode_admission, shard.history()))
         raise errors.UnknownShard(f"shard {request.shard} of {request.job} is not on this server")
 
-    def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, Iterator[list[Chunk]]]:
-        """The header of a push, and the chunks of each of its messages."""
-        header, first = decode_push(next(stream, b""))
+    def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.Source]:
+        """The header of a push, and what it brings."""
+        beginning = next(stream, b"")
+        header, _ = decode_push(beginning)
         if header is None:
             raise errors.BadRequest("a push begins with a header; this stream has none")
-        return header, self._chunks(first, stream)
 
-    def _chunks(self, first: list[Chunk], stream: Iterator[bytes]) -> Iterator[list[Chunk]]:
-        chunks = first
-        while True:
-            self._metrics.received.inc(sum(len(chunk.data) for chunk in chunks))
-            yield chunks
-            message = next(stream, None)
-            if message is None:
-                return
-            header, chunks = decode_push(message)
-            if header is not None:
-                raise errors.BadRequest("a push has one header, in its first message")
+        def feed(assembler: Assembler) -> None:
+            _, size = take_message(pb.PushRequest, beginning, assembler)
+            self._metrics.received.inc(size)
+            for message in stream:
+                request, size = take_message(pb.PushRequest, message, assembler)
+                self._metrics.received.inc(size)
+                pushes.check_no_header(request)
+
+        return header, pushes.from_wire(feed)
 
     def _watched_send(self, send: Send, context: grpc.ServicerContext) -> Send:
         def watched(message: bytes | None) -> None:

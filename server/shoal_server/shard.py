@@ -2,7 +2,6 @@
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from shoal_server import shard_events as events
 from shoal_server.arena import Arena
 from shoal_server.consistency import Apply, mode_for
 from shoal_server.shard_state import Admission, ShardState
-from shoal_server.snapshot import Snapshot, SnapshotReader
+from shoal_server.snapshot import Snapshot
 
 E = TypeVar("E")
 
@@ -86,8 +85,8 @@ class Shard:
         self._lock = threading.Lock()
         self._state = ShardState(f"{terms.name}/{layout.shard}", mode_for(terms.consistency))
         self._closed = False
-        # Of the version that the arenas hold, while anybody sends it.
-        self._snapshot: weakref.ref[Snapshot] | None = None
+        # Of the version that the arenas hold, once anybody has asked for it.
+        self._snapshot: Snapshot | None = None
 
     @property
     def nbytes(self) -> int:
@@ -177,22 +176,17 @@ class Shard:
         """
         with self._opened():
             if events.Overwrite() in self._state.handle(events.ValuesAssigned()):
-                self._detach_snapshot()
+                self._leave_to_readers()
                 for index, array in values.items():
                     self._arenas[index].assign(array)
 
-    def read(self) -> SnapshotReader:
+    def read(self) -> Snapshot:
         """Begins to read the values as they are now; whatever is applied meanwhile, that is what will be read."""
         with self._opened():
-            snapshot = self._snapshot() if self._snapshot else None
-            reader = snapshot.reader() if snapshot else None
-            if reader is None:
+            if self._snapshot is None:
                 values = [arena.values for arena in self._arenas]
-                snapshot = Snapshot(self._state.version, self.layout, values, self._memory)
-                self._snapshot = weakref.ref(snapshot)
-                reader = snapshot.reader()
-            assert reader is not None  # nobody else can have detached it: that takes the lock
-            return reader
+                self._snapshot = Snapshot(self._state.version, self.layout, values)
+            return self._snapshot.begin()
 
     def history(self) -> list[Admission]:
         """The latest admissions, oldest first."""
@@ -235,15 +229,16 @@ class Shard:
         for number, update in enumerate(updates):
             self._apply(update, first + number)
 
-    def _detach_snapshot(self) -> None:
-        snapshot = self._snapshot() if self._snapshot else None
-        self._snapshot = None
-        if snapshot:
-            snapshot.detach()
+    def _leave_to_readers(self) -> None:
+        """Before the values change: whoever reads them keeps the memory that they are in."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot and snapshot.in_use:
+            for arena in self._arenas:
+                arena.move(self._memory)
 
     def _apply(self, update: Apply, version: int) -> None:
         start = time.perf_counter()
-        self._detach_snapshot()
+        self._leave_to_readers()
         for index, arena in enumerate(self._arenas):
             parts = [part for part in update.contributions if index in part.payload]
             if parts:

@@ -5,95 +5,52 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from shoal._buffers import BufferPool
 from shoal._chunks import Chunk
 from shoal._layout import ShardLayout
 from shoal._limits import CHUNK_BYTES
 from shoal_server import conversions
 
-# Elements that are read under the lock at a time: an update waits no longer than that takes.
-_BLOCK = 1 << 22
-
 
 class Snapshot:
-    """A shard's values at one version.
+    """A shard's values at one version, for any number of readers at once; `with` ends one reader's use of it.
 
-    It looks at the shard's own memory for as long as that holds this version. Before an update the shard calls
-    `detach`, which copies what readers have not read yet. So in synchronous training, where updates come between pulls,
-    nothing is ever copied, and a variable of any size is sent without a second one in memory.
+    It is the shard's own memory. While anybody reads it, it stays as it is: before an update the shard sees that it is
+    `in_use`, leaves it to its readers, and goes on with a copy. So in synchronous training, where updates come between
+    pulls, nothing is ever copied, a variable of any size is sent without a second one in memory, and no reader, however
+    slow, holds up an update.
 
     Args:
         version: updates applied.
         layout: of the shard.
-        values: of each arena, as the server keeps them; read only while nobody changes them.
-        memory: for the copies.
+        values: of each arena, as the server keeps them.
     """
 
-    def __init__(self, version: int, layout: ShardLayout, values: Sequence[np.ndarray], memory: BufferPool) -> None:
-        self.version, self.layout = version, layout
-        self._memory = memory
-        # Guards what follows. Taken after the shard's lock by `detach`, alone by readers; nothing is taken after it.
-        self._lock = threading.Lock()
-        # By arena: memory and the element that it begins with. None: all readers are past it.
-        self._sources: list[tuple[np.ndarray, int] | None] = [(array, 0) for array in values]
-        self._readers: dict[SnapshotReader, tuple[int, int]] = {}  # the arena and element that each reads next
-        self._detached = False
+    def __init__(self, version: int, layout: ShardLayout, values: Sequence[np.ndarray]) -> None:
+        self.version, self.layout, self._values = version, layout, values
+        self._lock = threading.Lock()  # guards the count; taken after the shard's or alone, and nothing after it
+        self._readers = 0
 
-    def reader(self) -> "SnapshotReader | None":
-        """Begins to read; None: too late, an update has come and kept only what others still need."""
+    def begin(self) -> "Snapshot":
+        """Counts one more reader: for the shard, under its lock."""
         with self._lock:
-            if self._detached:
-                return None
-            reader = SnapshotReader(self)
-            self._readers[reader] = (0, 0)
-            return reader
+            self._readers += 1
+        return self
 
-    def detach(self) -> None:
-        """The shard's memory is about to change."""
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody reads it."""
         with self._lock:
-            if self._detached:
-                return
-            self._detached = True
-            first, element = min(self._readers.values(), default=(len(self._sources), 0))
-            for index, source in enumerate(self._sources):
-                if index < first or source is None:
-                    self._sources[index] = None
-                    continue
-                begin = element if index == first else 0
-                rest = source[0][begin:]
-                copy = self._memory.take(rest.nbytes).view(rest.dtype)
-                np.copyto(copy, rest)
-                self._sources[index] = copy, begin
-
-    def read(self, reader: "SnapshotReader", arena: int, start: int, target: np.ndarray) -> None:
-        """Copies elements from `start` on, as many as `target` has, in the arena's dtype of the wire."""
-        with self._lock:
-            source = self._sources[arena]
-            assert source is not None, "a reader is behind its own position"
-            array, begin = source
-            conversions.send(target, array[start - begin : start - begin + target.size])
-            self._readers[reader] = (arena, start + target.size)
-
-    def leave(self, reader: "SnapshotReader") -> None:
-        """This reader is through, or gave up."""
-        with self._lock:
-            self._readers.pop(reader, None)
-
-
-class SnapshotReader:
-    """One pass over a snapshot, from its first arena to its last; `with` ends it."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self.version, self.layout = snapshot.version, snapshot.layout
+            return self._readers > 0
 
     def chunks(self) -> Iterator[Chunk]:
-        """The values as chunks, each in memory of its own."""
-        for index, arena in enumerate(self.layout.arenas):
+        """The values as chunks: views of the shard's memory, but for halves. They are good while it is in use."""
+        for index, (arena, values) in enumerate(zip(self.layout.arenas, self._values, strict=True)):
             step = CHUNK_BYTES // arena.wire.itemsize
             for start in range(0, arena.elements, step):
-                elements = np.empty(min(step, arena.elements - start), arena.wire)
-                self._snapshot.read(self, index, start, elements)
+                elements = values[start : start + step]
+                if elements.dtype != arena.wire:
+                    elements = np.empty(elements.size, arena.wire)
+                    conversions.send(elements, values[start : start + step])
                 data = elements.view(np.uint8).data
                 yield Chunk(self.layout.shard, index, start * arena.wire.itemsize, data)
 
@@ -103,12 +60,12 @@ class SnapshotReader:
         Args:
             targets: by arena, flat, of the wire's dtype and the arena's size.
         """
-        for index, target in enumerate(targets):
-            for start in range(0, target.size, _BLOCK):
-                self._snapshot.read(self, index, start, target[start : start + _BLOCK])
+        for target, values in zip(targets, self._values, strict=True):
+            conversions.send(target, values)
 
-    def __enter__(self) -> "SnapshotReader":
+    def __enter__(self) -> "Snapshot":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._snapshot.leave(self)
+        with self._lock:
+            self._readers -= 1

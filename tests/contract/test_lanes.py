@@ -20,7 +20,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shard_servers import RawLane, ShardServers
-from shoal import _lane_calls, _rpc, consistency, errors, initializers, partitioners
+from shoal import _lane, _lane_calls, _rpc, consistency, errors, initializers, partitioners
 from shoal._chunks import Chunk, encode_values
 from shoal._lane import Frame, Lane
 from shoal._limits import MAX_MESSAGE_BYTES
@@ -802,8 +802,9 @@ class TestAnswersThatLie:
         ids=["long", "late", "short", "another shard", "no header", "another's header"],
     )
     def test_values_that_do_not_fit(self, servers, monkeypatch, headers, chunks, said):
+        @contextmanager
         def lies(answers, **_):
-            yield encode_values([header_pb2.ShardHeader(shard=shard) for shard in headers], chunks), 0
+            yield iter([(encode_values([header_pb2.ShardHeader(shard=shard) for shard in headers], chunks), 0)])
 
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:
@@ -833,18 +834,31 @@ class TestLanesThatBreak:
 
     def breaking(self, monkeypatch, kind, at):
         """Servers' lanes break instead of sending the frame of a kind that comes after so many others."""
-        send = Lane.send
+        send, stream = Lane.send, Lane.stream
         seen = []
 
-        def sends(lane, sent, pieces=(), **options):
+        def note(lane, sent):
             if sent is kind:
                 seen.append(sent)
                 if len(seen) == at + 1:
                     lane.close()
                     raise errors.Unreachable("broken by the test")
+
+        def sends(lane, sent, pieces=(), **options):
+            note(lane, sent)
             return send(lane, sent, pieces, **options)
 
+        def streams(lane, sent, payloads, **options):
+            def noted():
+                for pieces in payloads:
+                    note(lane, sent)
+                    yield pieces
+
+            return stream(lane, sent, noted(), **options)
+
+        monkeypatch.setattr(_lane, "_BATCH_BYTES", 1)  # what was before has been sent
         monkeypatch.setattr(Lane, "send", sends)
+        monkeypatch.setattr(Lane, "stream", streams)
         return seen
 
     @TRANSPORTS

@@ -1,6 +1,7 @@
 """A pull's tickets: what shards answer is taken once, refusals end it, and whoever gives up leaves no ticket behind."""
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -184,10 +185,11 @@ def test_a_pull_of_a_shard_that_is_closed_is_refused():
 def decoded(answers, **options):
     """The replies: headers and chunks of each message, and the bytes that it is said to carry."""
     found = []
-    for pieces, nbytes in replies(answers, **options):
-        headers, chunks = decode_values(b"".join(pieces))
-        assert nbytes == sum(len(chunk.data) for chunk in chunks)
-        found.append((headers, chunks))
+    with replies(answers, **options) as messages:
+        for pieces, nbytes in messages:
+            headers, chunks = decode_values(b"".join(pieces))
+            assert nbytes == sum(len(chunk.data) for chunk in chunks)
+            found.append((headers, chunks))
     return found
 
 
@@ -213,8 +215,8 @@ def test_replies_to_a_barrier_are_headers_alone():
 
 def test_replies_that_are_given_up_let_their_shards_go():
     shard = real_shard(0, CHUNK_BYTES)
-    sending = replies([Answer(shard, 0)], headers_only=False)
-    next(sending)
-    assert shard._snapshot() is not None
-    sending.close()
-    assert shard._snapshot() is None
+    with suppress(KeyboardInterrupt), replies([Answer(shard, 0)], headers_only=False) as messages:
+        next(messages)
+        assert shard._snapshot.in_use
+        raise KeyboardInterrupt
+    assert not shard._snapshot.in_use
