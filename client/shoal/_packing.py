@@ -4,8 +4,10 @@ How arenas travel is in `shoal._framing`.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,9 @@ _SCATTERED_BYTES = 64 << 20
 Memory = Callable[[int], np.ndarray]
 
 
+# Of many thousand variables each costs little where they are taken all at once, by functions that loop in C.
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A slice, with all that packing needs of it worked out."""
@@ -38,7 +43,7 @@ class _Part:
 
 
 class _ArenaPlan:
-    """All that can be worked out beforehand of an arena: of ten thousand slices, each microsecond counts.
+    """All that can be worked out beforehand of an arena.
 
     Args:
         arena: the arena.
@@ -49,17 +54,67 @@ class _ArenaPlan:
         self.arena = arena
         self.parts = _parts(arena, variables)
         # How the arena travels: a large slice by itself, small ones gathered.
-        self.groups = list(_groups(self.parts, arena.wire.itemsize))
-        # Whole variables: name, shape, and where they begin in the arena, in bytes of its dtype.
-        itemsize = arena.dtype.itemsize
-        self.whole = [
-            (part.variable, part.shape, part.elements.start * itemsize) for part in self.parts if part.rows is None
-        ]
+        self.groups = [(_Slices(parts), nbytes) for parts, nbytes in _groups(self.parts, arena.wire.itemsize)]
+        self.slices = _Slices(self.parts)
         self.partial = [part for part in self.parts if part.rows is not None]
+        whole = [part for part in self.parts if part.rows is None]
+        self._names = [part.variable for part in whole]
+        self._blocks = list(_blocks(whole))
+
+    def whole(self, flat: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """The variables of which the arena has all rows, as views of its elements."""
+        return zip(self._names, chain.from_iterable(block.views(flat) for block in self._blocks), strict=True)
+
+
+class _Slices:
+    """Takes slices out of arrays by name.
+
+    Args:
+        parts: at least one; which slices.
+    """
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._get = _getter([part.variable for part in parts])
+        self._partial = [(index, part.rows) for index, part in enumerate(parts) if part.rows is not None]
+
+    def of(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The slices, in order."""
+        found = [*self._get(arrays)]
+        for index, rows in self._partial:
+            found[index] = found[index][rows]
+        return found
+
+
+class _Expected:
+    """What arrays must be, to be those of some variables.
+
+    Args:
+        variables: by name.
+    """
+
+    def __init__(self, variables: Mapping[str, Variable]) -> None:
+        self.variables = variables
+        self._get = _getter([*variables])
+        self._shapes = [variable.shape for variable in variables.values()]
+        self._dtypes = [variable.dtype for variable in variables.values()]
+
+    def fit(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Whether they are plain arrays of just these names, shapes and dtypes."""
+        if len(arrays) != len(self.variables):
+            return False
+        try:
+            found = self._get(arrays)
+        except KeyError:
+            return False
+        return (
+            set(map(type, found)) <= {np.ndarray}
+            and list(map(attrgetter("shape"), found)) == self._shapes
+            and list(map(attrgetter("dtype"), found)) == self._dtypes
+        )
 
 
 class Packer:
-    """Packs and unpacks by one placement. It never changes, so any number of threads can use it at once.
+    """Packs and unpacks by one placement. Any number of threads can use it at once.
 
     Args:
         placement: where every slice lies.
@@ -71,6 +126,8 @@ class Packer:
             key: _ArenaPlan(arena, placement.variables)
             for key, arena in arenas_of(shard.layout for shard in placement.shards).items()
         }
+        self.nothing: dict[str, Any] = dict.fromkeys(placement.variables)  # all names, in the placement's order
+        self._expected: dict[frozenset[Aggregation], _Expected] = {}
         # Variables of which no arena has all rows.
         self.split = {part.variable for plan in self.plans.values() for part in plan.partial}
 
@@ -82,18 +139,19 @@ class Packer:
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit; the message lists all that do not (the first 50).
         """
-        complaints = []
-        expected = 0
-        for name, variable in self.variables.items():
-            if variable.aggregation not in aggregations:
-                continue
-            expected += 1
-            array = arrays.get(name)
-            if type(array) is np.ndarray and array.shape == variable.shape and array.dtype == variable.dtype:
-                continue
-            if complaint := _complaint(array, variable):
-                complaints.append(f"{name!r} {complaint}")
-        if complaints or len(arrays) != expected:
+        key = frozenset(aggregations)
+        expected = self._expected.get(key)
+        if expected is None:
+            chosen = {name: variable for name, variable in self.variables.items() if variable.aggregation in key}
+            expected = self._expected.setdefault(key, _Expected(chosen))
+        if expected.fit(arrays):
+            return
+        complaints = [
+            f"{name!r} {complaint}"
+            for name, variable in expected.variables.items()
+            if (complaint := _complaint(arrays.get(name), variable))
+        ]
+        if complaints or len(arrays) != len(expected.variables):
             complaints += self._unexpected(arrays, aggregations)
         if complaints:
             listed = "; ".join(complaints[:_MAX_COMPLAINTS])
@@ -145,7 +203,7 @@ class Packer:
         offsets, _ = slot_offsets(layouts)
         for key, arena in arenas_of(layouts, aggregations).items():
             flat = slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
-            _join(_slices(arrays, self.plans[key].parts), flat)
+            _join(self.plans[key].slices.of(arrays), flat)
 
 
 class Arrival:
@@ -163,8 +221,7 @@ class Arrival:
 
     def __init__(self, packer: Packer, memory: Memory) -> None:
         self._packer, self._memory = packer, memory
-        # All names at once, so that they are in the placement's order.
-        self._values: dict[str, Any] = dict.fromkeys(packer.variables)
+        self._values = packer.nothing.copy()
         self._values |= {name: self._array(name) for name in packer.split}
         self._flat: dict[ArenaKey, tuple[np.ndarray, int]] = {}  # bytes, and where in them the arena begins
 
@@ -191,12 +248,11 @@ class Arrival:
         values = self._values
         for key, (flat, offset) in self._flat.items():
             plan = self._packer.plans[key]
-            dtype = plan.arena.dtype
-            for name, shape, start in plan.whole:
-                values[name] = np.ndarray(shape, dtype, flat, offset + start)
+            arena = plan.arena
+            elements = flat[offset : offset + arena.elements * arena.dtype.itemsize].view(arena.dtype)
+            values.update(plan.whole(elements))
             for part in plan.partial:
-                start = offset + part.elements.start * dtype.itemsize
-                values[part.variable][part.rows] = np.ndarray(part.shape, dtype, flat, start)
+                values[part.variable][part.rows] = elements[part.elements].reshape(part.shape)
         return values
 
     def _target(self, part: _Part) -> np.ndarray:
@@ -209,6 +265,42 @@ class Arrival:
         variable = self._packer.variables[name]
         nbytes = math.prod(variable.shape) * variable.dtype.itemsize
         return self._memory(nbytes).view(variable.dtype).reshape(variable.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Whole variables of one shape that lie one after the other, and can be made into views at once."""
+
+    elements: slice  # of the arena
+    count: int
+    shape: tuple[int, ...]  # of each
+
+    def views(self, flat: np.ndarray) -> Iterable[np.ndarray]:
+        """The variables, as views of the arena's elements."""
+        if not self.shape:
+            return [flat[self.elements].reshape(())]  # a row of a vector would be a number, not a view
+        return flat[self.elements].reshape(self.count, *self.shape)
+
+
+def _blocks(parts: Iterable[_Part]) -> Iterator[_Block]:
+    start, count, stop = 0, 0, 0
+    shape: tuple[int, ...] = ()
+    for part in parts:
+        if count and (part.shape != shape or not shape or part.elements.start != stop):
+            yield _Block(slice(start, stop), count, shape)
+            count = 0
+        if not count:
+            start, shape = part.elements.start, part.shape
+        count, stop = count + 1, part.elements.stop
+    if count:
+        yield _Block(slice(start, stop), count, shape)
+
+
+def _getter(names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]:
+    """Looks names up, all at once."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda arrays: [arrays[name] for name in names]
 
 
 def _groups(parts: Sequence[_Part], itemsize: int) -> Iterator[tuple[list[_Part], int]]:
@@ -232,16 +324,12 @@ def _groups(parts: Sequence[_Part], itemsize: int) -> Iterator[tuple[list[_Part]
 
 def _pieces(plan: _ArenaPlan, arrays: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
     """An arena as flat arrays of the wire's dtype."""
-    for parts, nbytes in plan.groups:
-        slices = _slices(arrays, parts)
-        if nbytes >= _GATHERED_BYTES and len(parts) == 1:
-            yield from _cut(slices[0], plan.arena.wire)
+    for slices, nbytes in plan.groups:
+        found = slices.of(arrays)
+        if nbytes >= _GATHERED_BYTES and len(found) == 1:
+            yield from _cut(found[0], plan.arena.wire)
         else:
-            yield _joined(slices, nbytes, plan.arena.wire)
-
-
-def _slices(arrays: Mapping[str, np.ndarray], parts: Sequence[_Part]) -> list[np.ndarray]:
-    return [arrays[it.variable] if it.rows is None else arrays[it.variable][it.rows] for it in parts]
+            yield _joined(found, nbytes, plan.arena.wire)
 
 
 def _joined(pieces: list[np.ndarray], nbytes: int, wire: np.dtype) -> np.ndarray:

@@ -236,7 +236,7 @@ class ParameterClient:
         if not 0 < weight < math.inf:
             raise errors.InvalidGradient(f"a push weighs {weight}; it must weigh more than 0 (skip() passes a step by)")
         aggregations = [Aggregation.TRAINABLE, *(_NON_TRAINABLE if updates else ())]
-        arrays = {**gradients, **(updates or {})}
+        arrays = {**gradients, **updates} if updates else gradients
         self._packer.check(arrays, aggregations)
 
         def load(link: Link) -> Load:

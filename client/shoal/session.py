@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import structlog
@@ -138,8 +138,8 @@ class Session:
             BadRequest: a metric is no number; nothing was sent.
             Fenced, UnknownJob, Cancelled, Unreachable: as for `pull`.
         """
-        arrays = {name: np.asarray(value) for name, value in gradients.items()}
-        new = {name: np.asarray(value) for name, value in updates.items()} if updates else None
+        arrays = _as_arrays(gradients)
+        new = _as_arrays(updates) if updates else None
         figures = {name: _number(name, value) for name, value in (metrics or {}).items()}
         with self._alive():
             self._settle()
@@ -360,6 +360,12 @@ def _cancel(coordinator: CoordinatorClient, job: str) -> None:
 
 def _plain(value: Variable | ArrayLike) -> Variable | np.ndarray:
     return value if isinstance(value, Variable) else np.asarray(value)
+
+
+def _as_arrays(values: Mapping[str, ArrayLike]) -> Mapping[str, np.ndarray]:
+    if set(map(type, values.values())) <= {np.ndarray}:
+        return cast(Mapping[str, np.ndarray], values)
+    return {name: np.asarray(value) for name, value in values.items()}
 
 
 def _number(name: str, value: float) -> float:
