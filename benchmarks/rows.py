@@ -137,14 +137,17 @@ def _kernel(optimizer: str) -> Figure:
 CHUNKS_KIB = (64, 256, 512, 1024, 2048, 4096)
 
 FIGURES: Mapping[str, Figure] = {
-    "dense_tcp": Figure("dense", "dense step over TCP, overlapped", "at least 1.6x", 1.6, needs_peers=True),
-    "dense_tcp_in_turn": Figure("dense", "dense step over TCP, in turn", needs_peers=True),
+    "dense_tcp": Figure("dense", "dense step over TCP, in turn", "at least 1.6x", 1.6, needs_peers=True),
+    "dense_tcp_overlapped": Figure("dense", "dense step over TCP, overlapped", needs_peers=True),
     "dense_grpc": Figure("dense", "dense step over gRPC streams alone, in turn", needs_peers=True),
     "dense_shm": Figure(
         "dense", "dense step through shared memory, overlapped", "at least 2.7x; 4x hoped for", 2.7, needs_peers=True
     ),
     "dense_shm_in_turn": Figure("dense", "dense step through shared memory, in turn", needs_peers=True),
-    "small": Figure("small", "small step, overlapped", "at least 1.4x", 1.4, needs_peers=True),
+    "dense_shm_one_by_one": Figure(
+        "dense", "the same, gradients pushed one by one as they are computed", needs_peers=True
+    ),
+    "small": Figure("small", "small step, in turn", "at least 1.4x", 1.4, needs_peers=True),
     "small_overlapped": Figure("small", "small step, overlapped", needs_peers=True),
     "kernel_sgd": _kernel("SGD"),
     "kernel_adagrad": _kernel("Adagrad"),

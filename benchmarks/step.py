@@ -1,4 +1,4 @@
-"""Shoal on the peers' workloads: python benchmarks/step.py dense|small [--in-turn] [--shards 4] [--variables 10000].
+"""Shoal on the peers' workloads: python benchmarks/step.py dense|small [--in-turn] [--one-by-one] [--shards 4] ...
 
 One server, and one worker: a session in this process. SHOAL_TRANSPORT chooses the way between them, as for any
 session. With --in-turn a step's pull, gradient and push come one after the other, as in the peers' scripts; otherwise
@@ -33,6 +33,7 @@ class Loop:
     """The worker's loop, and where its time went."""
 
     session: shoal.Session
+    one_by_one: bool  # gradients are computed while those before are pushed
     steps: int = 0
     ms: dict[str, list[float]] = field(default_factory=lambda: {"pull": [], "gradient": [], "push": []})  # by run
 
@@ -44,9 +45,10 @@ class Loop:
             began = clock()
             values = self.session.pull()
             pulled = clock()
-            gradients = {name: w * np.float32(1e-6) + np.float32(1e-3) for name, w in values.items()}
+            gradients = ((name, w * np.float32(1e-6) + np.float32(1e-3)) for name, w in values.items())
+            whole = gradients if self.one_by_one else dict(gradients)
             computed = clock()
-            self.session.push(gradients)
+            self.session.push(whole)
             pushing += clock() - computed
             computing += computed - pulled
             pulling += pulled - began
@@ -88,7 +90,7 @@ def main() -> None:
             overlap=not options.in_turn,
         ) as session,
     ):
-        loop = Loop(session)
+        loop = Loop(session, options.one_by_one)
         seconds = wl.measure(loop.run_steps, 1, 0.05) if options.short else wl.measure(loop.run_steps)
         shared = _maps_shared_memory()
         loop.check()
@@ -113,6 +115,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("workload", choices=("dense", "small"))
     parser.add_argument("--in-turn", action="store_true", help="no overlap")
+    parser.add_argument("--one-by-one", action="store_true", help="push gradients as they are computed")
     parser.add_argument("--shards", type=int, help="of the job; by default Shoal chooses")
     parser.add_argument("--variables", type=int, help="the dense workload's bytes in so many equal variables")
     parser.add_argument("--short", action="store_true", help="to see that it runs; the figure means nothing")

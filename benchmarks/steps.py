@@ -11,10 +11,13 @@ from rows import CHUNKS_KIB, Row, against_best, compared
 def dense(run: Run) -> list[Row]:
     """The dense workload, over TCP and through shared memory."""
     shoals = {
-        "dense_tcp": _shoal(run, "Shoal, TCP", "tcp", "dense"),
-        "dense_shm": _shoal(run, "Shoal, shared memory", "auto", "dense", shared=True),
-        "dense_tcp_in_turn": _shoal(run, "Shoal, TCP, in turn", "tcp", "dense", "--in-turn"),
+        "dense_tcp": _shoal(run, "Shoal, TCP, in turn", "tcp", "dense", "--in-turn"),
+        "dense_shm": _shoal(run, "Shoal, shared memory, overlapped", "auto", "dense", shared=True),
+        "dense_tcp_overlapped": _shoal(run, "Shoal, TCP, overlapped", "tcp", "dense"),
         "dense_shm_in_turn": _shoal(run, "Shoal, shared memory, in turn", "auto", "dense", "--in-turn", shared=True),
+        "dense_shm_one_by_one": _shoal(
+            run, "Shoal, shared memory, one by one", "auto", "dense", "--in-turn", "--one-by-one", shared=True
+        ),
         "dense_grpc": _shoal(run, "Shoal, gRPC, in turn", "grpc", "dense", "--in-turn"),
     }
     theirs = _peers(run, "dense")

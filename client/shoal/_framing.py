@@ -19,6 +19,7 @@ from shoal._limits import CHUNK_BYTES
 ArenaKey = tuple[int, int]
 
 _SLOT_ALIGNMENT = 64  # bytes: a cache line
+_MAX_PIECES = 1 << 16  # of an arena that have come with gaps between them
 _MAX_TARGETS = 64  # of a chunk that the kernel puts where it belongs; more cost more than a copy
 _CHUNK_OVERHEAD = 64  # bytes, at most, of one chunk's framing
 
@@ -87,8 +88,39 @@ def copy_elements(target: np.ndarray, source: np.ndarray) -> bool:
     return True
 
 
+class _Cover:
+    """Which bytes of an arena have come."""
+
+    def __init__(self) -> None:
+        self.size = 0  # bytes that have come
+        # Where what has come begins and ends, in order: [begin, end, begin, end, ...].
+        self._edges: list[int] = []
+
+    @property
+    def missing(self) -> int:
+        """The first byte that has not come."""
+        return self._edges[1] if self._edges and not self._edges[0] else 0
+
+    def objection(self, start: int, size: int) -> str:
+        """Why a chunk cannot be taken; empty: it can."""
+        at = bisect_right(self._edges, start)
+        if at % 2 or (at < len(self._edges) and self._edges[at] < start + size):
+            return f"a chunk of bytes {start} to {start + size} overlaps what has come already"
+        if len(self._edges) >= 2 * _MAX_PIECES:
+            return f"chunks leave more than {_MAX_PIECES} gaps: send what lies together in order"
+        return ""
+
+    def add(self, start: int, size: int) -> None:
+        """A chunk has come."""
+        at, stop = bisect_right(self._edges, start), start + size
+        first = at - 1 if at and self._edges[at - 1] == start else at
+        last = at + 1 if at < len(self._edges) and self._edges[at] == stop else at
+        self._edges[first:last] = ([] if first < at else [start]) + ([] if last > at else [stop])
+        self.size += size
+
+
 class Assembler:
-    """Puts the chunks of a call together, refusing any that is not exactly the next of its arena.
+    """Puts the chunks of a call together. They may come in any order, but must cover each arena whole, and once.
 
     Args:
         arenas: that are to come.
@@ -106,16 +138,16 @@ class Assembler:
     ) -> None:
         self._arenas, self._runs, self._receive, self._accept = arenas, runs, receive, accept
         self._stops = {key: [run.stop for run in runs[key]] for key in arenas}
-        self._filled = dict.fromkeys(arenas, 0)  # bytes of the wire
+        self._filled = {key: _Cover() for key in arenas}  # bytes of the wire
         # The first element that was not finite, by arena.
         self.non_finite: dict[ArenaKey, int] = {}
 
     def add(self, chunk: Chunk) -> None:
-        """Takes the next chunk.
+        """Takes a chunk.
 
         Raises:
-            BadChunk: it names an arena that is not expected, does not start where the last one ended, overruns the
-                arena, or splits an element.
+            BadChunk: it names an arena that is not expected, overlaps what came before, overruns the arena, or splits
+                an element.
         """
         key, size = (chunk.shard, chunk.arena), len(chunk.data)
         self._check(key, chunk.offset, size)
@@ -125,10 +157,10 @@ class Assembler:
             if not self._receive(target, elements[taken : taken + target.size]):
                 self._note(key, target, first)
             taken += target.size
-        self._filled[key] += size
+        self._filled[key].add(chunk.offset, size)
 
     def memory(self, chunk: Chunk, size: int) -> list[memoryview] | None:
-        """Where the bytes of the next chunk may be put as they are; `filled` then takes it.
+        """Where the bytes of a chunk may be put as they are; `filled` then takes it.
 
         Args:
             chunk: as it begins; it has no data yet.
@@ -153,7 +185,7 @@ class Assembler:
         for target, first in self._targets(key, chunk.offset, size):
             if not self._accept(target):
                 self._note(key, target, first)
-        self._filled[key] += size
+        self._filled[key].add(chunk.offset, size)
 
     def finish(self) -> None:
         """Says that no more will come.
@@ -162,20 +194,25 @@ class Assembler:
             BadChunk: something is missing.
         """
         for key, arena in self._arenas.items():
-            if self._filled[key] != arena.nbytes:
-                raise _bad(key, f"the stream ended after {self._filled[key]} of {arena.nbytes} bytes")
+            filled = self._filled[key]
+            if filled.size != arena.nbytes:
+                raise _bad(
+                    key,
+                    f"the stream ended after {filled.size} of {arena.nbytes} bytes; byte {filled.missing} is missing",
+                )
 
     def _check(self, key: ArenaKey, offset: int, size: int) -> None:
         arena = self._arenas.get(key)
         if arena is None:
             raise _bad(key, f"is not one of those expected, {sorted(self._arenas)}")
-        filled = self._filled[key]
-        if offset != filled:
-            raise _bad(key, f"a chunk starts at byte {offset}, but the last ended at {filled}")
-        if filled + size > arena.nbytes:
-            raise _bad(key, f"a chunk ends at byte {filled + size} of {arena.nbytes}")
+        if offset + size > arena.nbytes:
+            raise _bad(key, f"a chunk ends at byte {offset + size} of {arena.nbytes}")
         if not size or size % arena.wire.itemsize:
             raise _bad(key, f"a chunk of {size} bytes is not a number of {arena.wire.itemsize}-byte elements")
+        if offset % arena.wire.itemsize:
+            raise _bad(key, f"a chunk starts at byte {offset}, within an element of {arena.wire.itemsize} bytes")
+        if complaint := self._filled[key].objection(offset, size):
+            raise _bad(key, complaint)
 
     def _targets(self, key: ArenaKey, offset: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
         """The memory of a chunk's elements, and the element of the arena with which each piece begins."""

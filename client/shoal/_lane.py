@@ -115,13 +115,16 @@ class Lane:
             waiting.append(_END)
         self._send(waiting, kind)
 
-    def stream(self, kind: Frame, payloads: Iterable[Sequence[Buffer]], *, end: bool = True) -> None:
+    def stream(
+        self, kind: Frame, payloads: Iterable[Sequence[Buffer]], *, end: bool = True, at_once: bool = False
+    ) -> None:
         """Sends frames of one kind, several at a time.
 
         Args:
             kind: of all of them.
             payloads: of each, in pieces. They must stay as they are until this returns.
             end: an END frame follows.
+            at_once: each frame goes by itself, for the next one may take a while.
 
         Raises:
             Unreachable, DeadlineExceeded: as for `send`.
@@ -132,7 +135,7 @@ class Lane:
             frame = _frame(kind, pieces)
             waiting += frame
             size += sum(map(len, frame))
-            if size >= _BATCH_BYTES or len(waiting) >= _MAX_PIECES:
+            if at_once or size >= _BATCH_BYTES or len(waiting) >= _MAX_PIECES:
                 self._send(waiting, kind)
                 waiting, size = [], 0
         if end:

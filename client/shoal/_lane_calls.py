@@ -173,7 +173,7 @@ class LaneCalls:
 
     def _push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
         if not header.slot:
-            self._lane.stream(Frame.PUSH, load.requests(header))
+            self._lane.stream(Frame.PUSH, load.requests(header), at_once=not load.complete)
         elif self._look():
             raise self._loss()
         else:

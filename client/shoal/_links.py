@@ -81,13 +81,13 @@ class Link:
         return self._unless_closed(lambda: lane.pull(request, arrival))
 
     def prepare(self, load: Load, memory: Memory | None) -> Load:
-        """Makes a load ready for `push`: into shared memory if there is any.
+        """Makes a load ready for `push`: into shared memory if there is any. It waits for what is still to come there.
 
         Args:
             load: for the shards of this link.
             memory: for a copy where there is none, so that the arrays may change at once; None: they will not.
         """
-        if load.arrays:
+        if load.arrays is not None:
             self._pushes = lane = self._lane(self._pushes, _GRADIENT_SLOTS)
             if lane and (taken := lane.take()):
                 return load.copied(taken[1], slot=taken[0], owner=lane, arrays_stay=memory is None)
@@ -99,6 +99,7 @@ class Link:
         """Pushes to all shards of this link."""
         self._pushes = lane = self._lane(self._pushes, _GRADIENT_SLOTS)
         if lane is None:
+            load.wait()  # for a call has a deadline
             return self._calls.push(load.requests(header), self._nbytes)
         return self._unless_closed(lambda: lane.push(header, load))
 

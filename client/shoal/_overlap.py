@@ -8,16 +8,21 @@ That thread takes one thing after the other, in this order:
 So a step's values have all pushes of this worker but its last one. The shard lets such a pull through when the step
 that it is for may begin, whatever the mode; where a mode needs the last push first (synchronous, or a bound of 0) there
 is nothing to gain, and the loop pulls and pushes in turn.
+
+In any mode the gradients of one step may be given one by one: then the first are sent while the last are computed.
 """
 
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeAlias
 
 import numpy as np
 
 from shoal import errors
 from shoal._buffers import BufferPool
 from shoal._parameters import ParameterClient, Pulled, PushResult
+
+Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 
 # Of memory that held gradients on their way: the most that is kept, and for how long.
 _SPARE_BYTES, _SPARE_S = 1 << 30, 30.0
@@ -36,6 +41,7 @@ class Pipeline:
     def __init__(self, parameters: ParameterClient, *, overlap: bool) -> None:
         self._parameters = parameters
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pipeline") if overlap else None
+        self._sender: ThreadPoolExecutor | None = None  # of gradients that come one by one, where nothing overlaps
         self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
         self._fetched: Future[Pulled] | None = None  # the next step's values
         self._sent: Future[PushResult] | None = None  # the last step's push
@@ -58,24 +64,54 @@ class Pipeline:
 
     def push(
         self,
-        gradients: Mapping[str, np.ndarray],
+        gradients: Gradients,
         *,
         updates: Mapping[str, np.ndarray] | None = None,
         weight: float = 1.0,
     ) -> PushResult:
-        """As `ParameterClient.push`. The arrays may be changed as soon as this returns.
+        """As `ParameterClient.push`. The arrays of a mapping may be changed as soon as this returns.
+
+        Args:
+            gradients: by variable; or names and arrays one after the other, as they become ready: then each goes out
+                while the next is computed. Arrays that come so must not change any more.
+            updates, weight: as there.
 
         Returns:
             What became of it; "sent" where it overlaps: then `settle` says what became of it, before the next push.
         """
-        if self._thread is None:
-            return self._parameters.push(gradients, updates=updates, weight=weight)
         if self._sent is not None:
             raise errors.BadRequest("settle the last push before the next one")
+        if not isinstance(gradients, Mapping):
+            return self._push_as_ready(gradients, updates, weight)
+        if self._thread is None:
+            return self._parameters.push(gradients, updates=updates, weight=weight)
         self._memory.trim()
         push = self._parameters.prepare(gradients, updates, weight, memory=self._memory.take)
         self._parameters.step = push.step + 1
         self._sent = self._thread.submit(self._parameters.send, push)
+        return PushResult("sent", 0, self.step)
+
+    def _push_as_ready(
+        self,
+        gradients: Iterable[tuple[str, np.ndarray]],
+        updates: Mapping[str, np.ndarray] | None,
+        weight: float,
+    ) -> PushResult:
+        if self._thread is None and self._sender is None:
+            self._sender = ThreadPoolExecutor(1, thread_name_prefix="pushes")
+        sender = self._thread or self._sender
+        assert sender
+        push = self._parameters.begin(updates, weight)
+        sent = sender.submit(self._parameters.send, push)
+        try:
+            self._parameters.feed(push, gradients)
+        except BaseException:
+            wait([sent])  # which gives up: nothing of this step is on its way any more
+            raise
+        if self._thread is None:
+            return sent.result()
+        self._parameters.step = push.step + 1
+        self._sent = sent
         return PushResult("sent", 0, self.step)
 
     def settle(self) -> PushResult | None:
@@ -110,8 +146,9 @@ class Pipeline:
     def close(self) -> None:
         """Ends the thread, and what it does, by closing the client."""
         self._parameters.close()
-        if self._thread:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+        for thread in (self._thread, self._sender):
+            if thread:
+                thread.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, step: int) -> Pulled:
         assert self._thread
@@ -126,4 +163,4 @@ class Pipeline:
             del fetched  # as in `settle`
 
 
-__all__ = ["Pipeline"]
+__all__ = ["Gradients", "Pipeline"]

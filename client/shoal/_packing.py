@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -53,9 +53,9 @@ class _ArenaPlan:
     def __init__(self, arena: ArenaLayout, variables: Mapping[str, Variable]) -> None:
         self.arena = arena
         self.parts = _parts(arena, variables)
+        self.all = Group(self.parts)
         # How the arena travels: a large slice by itself, small ones gathered.
-        self.groups = [(_Slices(parts), nbytes) for parts, nbytes in _groups(self.parts, arena.wire.itemsize)]
-        self.slices = _Slices(self.parts)
+        self.groups = [Group(parts) for parts in _groups(self.parts, arena.wire.itemsize)]
         self.partial = [part for part in self.parts if part.rows is not None]
         whole = [part for part in self.parts if part.rows is None]
         self._names = [part.variable for part in whole]
@@ -66,23 +66,69 @@ class _ArenaPlan:
         return zip(self._names, chain.from_iterable(block.views(flat) for block in self._blocks), strict=True)
 
 
-class _Slices:
-    """Takes slices out of arrays by name.
+class Group:
+    """Slices that lie one after the other in an arena, and are packed together.
 
     Args:
-        parts: at least one; which slices.
+        parts: at least one.
+
+    Attributes:
+        names: of the variables; one may be there twice.
+        elements: of the arena.
     """
 
     def __init__(self, parts: Sequence[_Part]) -> None:
-        self._get = _getter([part.variable for part in parts])
+        self.names = [part.variable for part in parts]
+        self.elements = slice(parts[0].elements.start, parts[-1].elements.stop)
+        self._get = _getter(self.names)
         self._partial = [(index, part.rows) for index, part in enumerate(parts) if part.rows is not None]
 
-    def of(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    def slices(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The slices, in order."""
         found = [*self._get(arrays)]
         for index, rows in self._partial:
             found[index] = found[index][rows]
         return found
+
+
+class Arrays(Protocol):
+    """Arrays by variable, perhaps not all of them yet."""
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """Those that are there."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether that is all of them."""
+        ...
+
+    def wait(self) -> None:
+        """Until all are there."""
+        ...
+
+    def ready(self, groups: Sequence[Group]) -> Iterator[Group]:
+        """These groups, each once all that it is made of is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Arrays by variable, all there."""
+
+    arrays: Mapping[str, np.ndarray]
+
+    @property
+    def complete(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nothing is to come."""
+
+    def ready(self, groups: Sequence[Group]) -> Iterator[Group]:
+        """All of them, in order."""
+        return iter(groups)
 
 
 class _Expected:
@@ -158,7 +204,19 @@ class Packer:
             more = f"; and {len(complaints) - _MAX_COMPLAINTS:,} more" if len(complaints) > _MAX_COMPLAINTS else ""
             raise errors.InvalidGradient(f"the arrays do not fit the job's variables: {listed}{more}")
 
-    def _unexpected(self, arrays: Mapping[str, np.ndarray], aggregations: Collection[Aggregation]) -> Iterator[str]:
+    def check_one(self, name: str, array: np.ndarray, aggregations: Collection[Aggregation]) -> None:
+        """Checks an array that comes by itself.
+
+        Raises:
+            InvalidGradient: there is no such variable in these aggregations, or it does not fit.
+        """
+        complaints = list(self._unexpected([name], aggregations))
+        if not complaints and (complaint := _complaint(array, self.variables[name])):
+            complaints = [f"{name!r} {complaint}"]
+        if complaints:
+            raise errors.InvalidGradient(f"the arrays do not fit the job's variables: {complaints[0]}")
+
+    def _unexpected(self, arrays: Iterable[str], aggregations: Collection[Aggregation]) -> Iterator[str]:
         for name in arrays:
             known = self.variables.get(name)
             if known is None:
@@ -167,18 +225,21 @@ class Packer:
                 yield f"{name!r} is not to be sent here: it is {known.aggregation.name}"
 
     def chunks(
-        self, layout: ShardLayout, arrays: Mapping[str, np.ndarray], aggregations: Collection[Aggregation]
+        self, layouts: Iterable[ShardLayout], arrays: Arrays, aggregations: Collection[Aggregation]
     ) -> Iterator[Chunk]:
-        """A shard's arenas of some aggregations as chunks, in the order that the contract asks for.
+        """Some shards' arenas of some aggregations as chunks.
 
         Args:
-            layout: of the shard.
+            layouts: of the shards.
             arrays: by variable, as `check` wants them. Large ones are not copied: they must not change meanwhile.
             aggregations: the arenas to send.
         """
-        for shard, index in arenas_of([layout], aggregations):
-            offset = 0
-            for piece in _pieces(self.plans[shard, index], arrays):
+        keys = arenas_of(layouts, aggregations)
+        plans = {group: (key, self.plans[key]) for key in keys for group in self.plans[key].groups}
+        for group in arrays.ready([*plans]):
+            (shard, index), plan = plans[group]
+            offset = group.elements.start * plan.arena.wire.itemsize
+            for piece in _pieces(group, arrays.arrays, plan.arena.wire):
                 data = piece.view(np.uint8).data
                 for start in range(0, len(data), CHUNK_BYTES):
                     chunk = data[start : start + CHUNK_BYTES]
@@ -188,7 +249,7 @@ class Packer:
     def write(
         self,
         layouts: Sequence[ShardLayout],
-        arrays: Mapping[str, np.ndarray],
+        arrays: Arrays,
         aggregations: Collection[Aggregation],
         slot: np.ndarray,
     ) -> None:
@@ -201,9 +262,13 @@ class Packer:
             slot: unsigned bytes, large enough.
         """
         offsets, _ = slot_offsets(layouts)
+        targets: dict[Group, np.ndarray] = {}
         for key, arena in arenas_of(layouts, aggregations).items():
             flat = slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
-            _join(self.plans[key].slices.of(arrays), flat)
+            plan = self.plans[key]
+            targets |= dict.fromkeys([plan.all] if arrays.complete else plan.groups, flat)
+        for group in arrays.ready([*targets]):
+            _join(group.slices(arrays.arrays), targets[group][group.elements])
 
 
 class Arrival:
@@ -303,37 +368,37 @@ def _getter(names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Sequen
     return lambda arrays: [arrays[name] for name in names]
 
 
-def _groups(parts: Sequence[_Part], itemsize: int) -> Iterator[tuple[list[_Part], int]]:
-    """What travels together, and its bytes: a large slice by itself, small ones up to a chunk's size."""
+def _groups(parts: Sequence[_Part], itemsize: int) -> Iterator[list[_Part]]:
+    """What travels together: a large slice by itself, small ones up to a chunk's size."""
     gathered: list[_Part] = []
     size = 0
     for part in parts:
         nbytes = (part.elements.stop - part.elements.start) * itemsize
         large = nbytes >= _GATHERED_BYTES
         if gathered and (large or size + nbytes > CHUNK_BYTES):
-            yield gathered, size
+            yield gathered
             gathered, size = [], 0
         if large:
-            yield [part], nbytes
+            yield [part]
         else:
             gathered.append(part)
             size += nbytes
     if gathered:
-        yield gathered, size
+        yield gathered
 
 
-def _pieces(plan: _ArenaPlan, arrays: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
-    """An arena as flat arrays of the wire's dtype."""
-    for slices, nbytes in plan.groups:
-        found = slices.of(arrays)
-        if nbytes >= _GATHERED_BYTES and len(found) == 1:
-            yield from _cut(found[0], plan.arena.wire)
-        else:
-            yield _joined(found, nbytes, plan.arena.wire)
+def _pieces(group: Group, arrays: Mapping[str, np.ndarray], wire: np.dtype) -> Iterator[np.ndarray]:
+    """A group as flat arrays of the wire's dtype."""
+    slices = group.slices(arrays)
+    elements = group.elements.stop - group.elements.start
+    if len(slices) == 1 and elements * wire.itemsize >= _GATHERED_BYTES:
+        yield from _cut(slices[0], wire)
+    else:
+        yield _joined(slices, elements, wire)
 
 
-def _joined(pieces: list[np.ndarray], nbytes: int, wire: np.dtype) -> np.ndarray:
-    flat = np.empty(nbytes // wire.itemsize, wire)
+def _joined(pieces: list[np.ndarray], elements: int, wire: np.dtype) -> np.ndarray:
+    flat = np.empty(elements, wire)
     _join(pieces, flat)
     return flat
 

@@ -6,8 +6,9 @@ gets to a server is in `shoal._links`; how calls overlap with computing, in `sho
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -17,7 +18,8 @@ from shoal import _rpc, errors
 from shoal._buffers import BufferPool
 from shoal._layout import Aggregation, Placement
 from shoal._links import Link, Transport, chosen_transport
-from shoal._packing import Arrival, Memory, Packer
+from shoal._outgoing import Outgoing
+from shoal._packing import Arrays, Arrival, Complete, Memory, Packer
 from shoal._transfer import Load
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -70,6 +72,7 @@ class Push:
         versions: by shard, of the values that it was computed from.
         load: makes the part for a server.
         aggregations: of the arenas that are brought.
+        outgoing: where arrays are still to come; None: they are all there.
     """
 
     step: int
@@ -77,6 +80,7 @@ class Push:
     versions: Mapping[int, int]
     load: Callable[[Link], Load]
     aggregations: Sequence[Aggregation]
+    outgoing: Outgoing | None = None
 
 
 class ParameterClient:
@@ -160,7 +164,7 @@ class ParameterClient:
 
     def skip(self) -> PushResult:
         """Passes this step by, so that nobody waits for this worker's gradient."""
-        return self.send(Push(self.step, 0.0, self._versions, lambda link: self._load(link, {}, []), []))
+        return self.send(Push(self.step, 0.0, self._versions, lambda link: self._load(link, None, []), []))
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
         """Overwrites some variables' initial values, before training begins; the others keep theirs.
@@ -171,7 +175,8 @@ class ParameterClient:
         """
         everything = {**self.pull(), **values}  # shards are overwritten whole
         self._packer.check(everything, list(Aggregation))
-        push = Push(self.step, 1.0, {}, lambda link: self._load(link, everything, list(Aggregation)), list(Aggregation))
+        arrays = Complete(everything)
+        push = Push(self.step, 1.0, {}, lambda link: self._load(link, arrays, list(Aggregation)), list(Aggregation))
 
         def send(link: Link) -> None:
             self._retrying(link, lambda: link.assign(self._header(link, push, commit=False), push.load(link)))
@@ -233,19 +238,53 @@ class ParameterClient:
             gradients, updates, weight: as for `push`.
             memory: for copies, so that the arrays may change before it is sent; None: they will not.
         """
-        if not 0 < weight < math.inf:
-            raise errors.InvalidGradient(f"a push weighs {weight}; it must weigh more than 0 (skip() passes a step by)")
-        aggregations = [Aggregation.TRAINABLE, *(_NON_TRAINABLE if updates else ())]
+        aggregations = _brought(weight, updates)
         arrays = {**gradients, **updates} if updates else gradients
         self._packer.check(arrays, aggregations)
 
         def load(link: Link) -> Load:
-            return link.prepare(self._load(link, arrays, aggregations), memory)
+            return link.prepare(self._load(link, Complete(arrays), aggregations), memory)
 
         if memory:
             ready = {link: load(link) for link in self._links}
             return Push(self.step, weight, self._versions, ready.__getitem__, aggregations)
         return Push(self.step, weight, self._versions, load, aggregations)
+
+    def begin(self, updates: Mapping[str, np.ndarray] | None, weight: float) -> Push:
+        """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it."""
+        aggregations = _brought(weight, updates)
+        outgoing = Outgoing()
+        push = Push(
+            self.step,
+            weight,
+            self._versions,
+            lambda link: link.prepare(self._load(link, outgoing, aggregations), None),
+            aggregations,
+            outgoing,
+        )
+        self._add(push, outgoing, (updates or {}).items())
+        return push
+
+    def feed(self, push: Push, gradients: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Has the gradients go out as they come; after this they must not change before the push is answered.
+
+        Raises:
+            InvalidGradient: as for `push`; the push is given up, and does not count. So it is if `gradients` raises.
+        """
+        assert push.outgoing is not None
+        try:
+            self._add(push, push.outgoing, gradients)
+            self._packer.check(push.outgoing.arrays, push.aggregations)
+            push.outgoing.end()
+        finally:
+            push.outgoing.fail()
+
+    def _add(self, push: Push, outgoing: Outgoing, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+        for name, array in arrays:
+            self._packer.check_one(name, array, push.aggregations)
+            if name in outgoing.arrays:
+                raise errors.InvalidGradient(f"the gradients bring {name!r} twice")
+            outgoing.add(name, array)
 
     def send(self, push: Push) -> PushResult:
         """Pushes to all servers, and goes on to the next step."""
@@ -257,7 +296,16 @@ class ParameterClient:
 
         def stage(link: Link) -> pb.PushReply:
             load = push.load(link)
-            return self._retrying(link, lambda: link.push(self._header(link, push, commit=at_once), load))
+
+            def call() -> pb.PushReply:
+                return link.push(self._header(link, push, commit=at_once), load)
+
+            if push.outgoing:
+                # A way that breaks while the rest is still computed is no failure yet: no server waits that long.
+                with suppress(errors.Unreachable, errors.DeadlineExceeded):
+                    return call()
+                push.outgoing.wait()
+            return self._retrying(link, call)
 
         def commit(link: Link) -> pb.PushReply:
             request = pb.CommitRequest(stamp=self._stamp(push.step), shards=link.indices)
@@ -270,7 +318,7 @@ class ParameterClient:
 
     # Messages.
 
-    def _load(self, link: Link, arrays: Mapping[str, np.ndarray], aggregations: Sequence[Aggregation]) -> Load:
+    def _load(self, link: Link, arrays: Arrays | None, aggregations: Sequence[Aggregation]) -> Load:
         return Load(self._packer, link.layouts, aggregations, arrays)
 
     def _stamp(self, step: int) -> header_pb2.Stamp:
@@ -352,6 +400,13 @@ class ParameterClient:
 
         what = f"a server of {self._placement.job}"
         return _rpc.retrying(attempt, what=what, address=link.address, for_s=self._retry_for_s)
+
+
+def _brought(weight: float, updates: Mapping[str, np.ndarray] | None) -> list[Aggregation]:
+    """The aggregations of the arenas that a push brings."""
+    if not 0 < weight < math.inf:
+        raise errors.InvalidGradient(f"a push weighs {weight}; it must weigh more than 0 (skip() passes a step by)")
+    return [Aggregation.TRAINABLE, *(_NON_TRAINABLE if updates else ())]
 
 
 __all__ = ["ParameterClient", "Pulled", "Push", "PushResult"]

@@ -1,7 +1,7 @@
 """One call's load, whatever carries it: what a push brings, and what a pull's answers are put into."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ from shoal._chunks import Buffer, Chunk, encode_push
 from shoal._framing import Assembler, arenas_of, messages, slot_offsets
 from shoal._layout import Aggregation, ShardLayout
 from shoal._limits import CHUNK_BYTES
-from shoal._packing import Arrival, Memory, Packer
+from shoal._packing import Arrays, Arrival, Memory, Packer
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -31,7 +31,8 @@ class Load:
         packer: of the placement.
         layouts: of the call's shards.
         aggregations: the arenas that are brought.
-        arrays: by variable; they must not change before the push is answered. Empty where only the copy stays as it is.
+        arrays: by variable; they must not change before the push is answered. None where nothing is brought, or only
+            the copy stays as it is.
         copy: unsigned bytes, laid out by `slot_offsets`.
         slot: of shared memory, from 1, in which the copy is; 0: it is private.
         owner: whose slot that is; None: the copy is private.
@@ -40,7 +41,7 @@ class Load:
     packer: Packer
     layouts: Sequence[ShardLayout]
     aggregations: Collection[Aggregation]
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    arrays: Arrays | None = None
     copy: np.ndarray | None = None
     slot: int = 0
     owner: SlotOwner | None = None
@@ -54,23 +55,36 @@ class Load:
             copy, slot, owner: as above.
             arrays_stay: they will not; so what is in the slot can be sent even if its lane is lost.
         """
+        assert self.arrays is not None, "there is nothing to copy"
         self.packer.write(self.layouts, self.arrays, self.aggregations, copy)
-        arrays = self.arrays if arrays_stay else {}
+        arrays = self.arrays if arrays_stay else None
         return Load(self.packer, self.layouts, self.aggregations, arrays, copy, slot, owner)
 
     def copied_to(self, memory: Memory) -> "Load":
         """The same load in private memory."""
         return self.copied(memory(slot_offsets(self.layouts)[1]))
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is there."""
+        return self.arrays is None or self.arrays.complete
+
+    def wait(self) -> None:
+        """Until all of it is there."""
+        if self.arrays is not None:
+            self.arrays.wait()
+
     def chunks(self) -> Iterator[Chunk]:
-        """All of it, in the order that the contract asks for.
+        """All of it, as it gets ready.
 
         Raises:
             InternalError: the copy is lost, and there are no arrays.
+            Cancelled: some of it never gets ready.
         """
-        if self.arrays or self.copy is None:
-            for layout in self.layouts:
-                yield from self.packer.chunks(layout, self.arrays, self.aggregations)
+        if self.arrays is not None:
+            yield from self.packer.chunks(self.layouts, self.arrays, self.aggregations)
+            return
+        if self.copy is None:
             return
         if self.owner and self.owner.lost:
             raise errors.InternalError(f"a push is lost with the shared memory that it lay in: {self.owner.lost}")

@@ -1,6 +1,6 @@
 """What a job's program is: the contract between a user's model and the worker that trains it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,14 +19,15 @@ class Step:
     Attributes:
         loss: the batch's mean loss, a number or an array of one element.
         gradients: of every trainable variable, by name, of the variable's shape and dtype: the gradient of the mean
-            loss over the batch.
+            loss over the batch. Or pairs of name and array one after the other, such as a generator gives them, in
+            whatever order: then the first are pushed while the next are computed. These must not be changed any more.
         updates: for every non-trainable variable, by name: the new value (aggregation MEAN or LAST) or the increment
             (SUM). Empty: those variables stay as they are.
         metrics: further figures of the batch, shown beside the loss: {"accuracy": 0.93}.
     """
 
     loss: Any
-    gradients: Mapping[str, Array]
+    gradients: Mapping[str, Array] | Iterable[tuple[str, Array]]
     updates: Mapping[str, Array] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -101,8 +102,10 @@ class Program(Protocol):
         """What is trained, by name; the same on every worker. An array is a variable that begins with its values."""
         ...
 
-    def loss_and_gradients(self, params: Mapping[str, Array], batch: Any) -> tuple[Any, Mapping[str, Array]] | Step:
-        """The mean loss of a batch and its gradients.
+    def loss_and_gradients(
+        self, params: Mapping[str, Array], batch: Any
+    ) -> tuple[Any, Mapping[str, Array] | Iterable[tuple[str, Array]]] | Step:
+        """The mean loss of a batch and its gradients: by name, or one by one, as `Step` says.
 
         Args:
             params: all variables, by name, on the worker's device; valid for this call, and not to be changed.

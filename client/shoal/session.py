@@ -3,7 +3,7 @@
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, cast
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
 from shoal._outbox import Outbox
-from shoal._overlap import Pipeline
+from shoal._overlap import Gradients, Pipeline
 from shoal._parameters import PushResult
 from shoal._participant import Participant, Report
 from shoal.job import Job
@@ -111,7 +111,7 @@ class Session:
 
     def push(
         self,
-        gradients: Mapping[str, ArrayLike],
+        gradients: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]],
         *,
         updates: Mapping[str, ArrayLike] | None = None,
         weight: float = 1.0,
@@ -120,7 +120,9 @@ class Session:
         """Sends this step's gradients; they count whole or not at all, and once.
 
         Args:
-            gradients: of every trainable variable, in its shape and dtype.
+            gradients: of every trainable variable, in its shape and dtype: by name; or pairs of name and array one
+                after the other, such as a generator gives them: then the first go out while the next are computed, in
+                whatever order. Arrays that come so must not be changed any more.
             updates: of every non-trainable variable, or of none: values, or increments where they are summed.
             weight: in a synchronous step's mean, > 0: the number of samples.
             metrics: figures of the step for whoever watches the job: {"loss": 0.3}. Of more than 256 names the first
@@ -138,7 +140,11 @@ class Session:
             BadRequest: a metric is no number; nothing was sent.
             Fenced, UnknownJob, Cancelled, Unreachable: as for `pull`.
         """
-        arrays = _as_arrays(gradients)
+        arrays: Gradients
+        if isinstance(gradients, Mapping):
+            arrays = _as_arrays(gradients)
+        else:
+            arrays = ((name, np.asarray(value)) for name, value in gradients)
         new = _as_arrays(updates) if updates else None
         figures = {name: _number(name, value) for name, value in (metrics or {}).items()}
         with self._alive():

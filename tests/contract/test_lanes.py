@@ -793,7 +793,7 @@ class TestAnswersThatLie:
         ("headers", "chunks", "said"),
         [
             ([0], [Chunk(0, 0, 0, memoryview(bytes(4004)))], "ends at byte 4004 of 4000"),
-            ([0], [Chunk(0, 0, 4, memoryview(bytes(3996)))], "starts at byte 4"),
+            ([0], [Chunk(0, 0, 4, memoryview(bytes(3996)))], "after 3996 of 4000 bytes; byte 0 is missing"),
             ([0], [Chunk(0, 0, 0, memoryview(bytes(3996)))], "ended after 3996 of 4000"),
             ([0], [Chunk(1, 0, 0, memoryview(bytes(4000)))], "not one of those expected"),
             ([], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all of them"),

@@ -10,7 +10,7 @@ import pytest
 from cluster_probe import leads_of
 from shard_servers import ShardServers
 from shoal import consistency, errors, optim
-from shoal._lane import Lane
+from shoal._lane import Frame, Lane
 from shoal._overlap import Pipeline
 from shoal._participant import FINISHED, WAIT, DataRange
 from shoal.partitioners import FixedShards
@@ -268,3 +268,144 @@ def test_closing_ends_a_pull_whose_lane_is_just_being_opened(monkeypatch):
             threads.submit(pipeline.close).result(10)
             assert isinstance(pull.exception(10), errors.Cancelled)
         wait_until(lambda: servers.waiting() == 0 and servers.lanes[0].count == 0, what="the end of all that was open")
+
+
+LAYERS = {f"layer_{number}": Variable((400_000 if number % 2 else 70,)) for number in range(8)}
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
+@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+class TestGradientsOneByOne:
+    """They go out as they come, in any order, and are together what they would be in a mapping."""
+
+    @pytest.fixture
+    def servers(self, transport, count):
+        with ShardServers(LAYERS, servers=count, shards=3, optimizer=optim.SGD(1.0), transport=transport) as servers:
+            yield servers
+
+    @pytest.fixture
+    def pipeline(self, servers, overlap):
+        with Pipeline(servers.worker("a"), overlap=overlap) as pipeline:
+            yield pipeline
+
+    def drawn(self, seed=0):
+        random = np.random.default_rng(seed)
+        return {name: random.standard_normal(spec.shape).astype(np.float32) for name, spec in LAYERS.items()}
+
+    def outcome(self, pipeline, result):
+        return (pipeline.settle() if result.outcome == "sent" else result).outcome
+
+    def test_they_count_as_a_mapping_does(self, servers, pipeline):
+        before = servers.values()
+        grads = [self.drawn(step) for step in range(3)]
+        for drawn in grads:
+            pipeline.pull()
+            result = pipeline.push(reversed(drawn.items()))  # as backpropagation gives them
+            assert self.outcome(pipeline, result) == "accepted"
+        for name, value in servers.values().items():
+            expected = before[name]
+            for drawn in grads:
+                expected = expected - drawn[name]
+            np.testing.assert_array_equal(value, expected)
+
+    def test_a_program_that_fails_in_between_leaves_no_trace(self, servers, pipeline):
+        before, grads = servers.values(), self.drawn()
+
+        def failing():
+            yield from list(grads.items())[:5]
+            raise ZeroDivisionError
+
+        pipeline.pull()
+        with pytest.raises(ZeroDivisionError):
+            pipeline.push(failing())
+        assert pipeline.step == 0
+        assert not any(servers.versions())
+        assert self.outcome(pipeline, pipeline.push(grads.items())) == "accepted"
+        for name, value in servers.values().items():
+            np.testing.assert_array_equal(value, before[name] - grads[name])
+
+    @pytest.mark.parametrize(
+        ("spoil", "said"),
+        [
+            (lambda items: items[1:], "'layer_0' is missing"),
+            (lambda items: [*items, items[0]], "'layer_0' twice"),
+            (lambda items: [*items, ("layer_9", items[0][1])], "'layer_9' is not a variable"),
+            (lambda items: [(name, array[1:]) for name, array in items], r"'layer_0' has shape \(69,\), not \(70,\)"),
+            (lambda items: [], "'layer_0' is missing"),
+        ],
+        ids=["missing", "twice", "unknown", "misshapen", "none"],
+    )
+    def test_arrays_that_do_not_fit(self, servers, pipeline, spoil, said):
+        pipeline.pull()
+        grads = self.drawn()
+        with pytest.raises(errors.InvalidGradient, match=said):
+            pipeline.push(iter(spoil(list(grads.items()))))
+        assert not any(servers.versions())
+        assert self.outcome(pipeline, pipeline.push(iter(grads.items()))) == "accepted"
+
+    def test_nan_is_refused(self, servers, pipeline):
+        pipeline.pull()
+        grads = self.drawn()
+        grads["layer_7"][5] = np.nan
+        with pytest.raises(errors.NonFiniteGradient, match="layer_7"):
+            self.outcome(pipeline, pipeline.push(iter(grads.items())))
+        assert not any(servers.versions())
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+class TestGradientsThatTakeTheirTime:
+    @pytest.fixture
+    def servers(self):
+        with ShardServers(LAYERS, optimizer=optim.SGD(1.0), transport="tcp", stall_s=0.2) as servers:
+            yield servers
+
+    def received(self, servers):
+        (registry,) = servers.registries
+        return registry.get_sample_value("shoal_server_received_bytes_total")
+
+    def test_the_first_are_at_the_server_before_the_last_are_computed(self, servers, overlap):
+        seen = []
+
+        def slowly():
+            for number, (name, spec) in enumerate(LAYERS.items()):
+                yield name, np.ones(spec.shape, np.float32)
+                if number == 5:
+                    wait_until(lambda: self.received(servers) >= 2 << 20, what="the first gradients' arrival")
+                    seen.append(self.received(servers))
+
+        with Pipeline(servers.worker("a"), overlap=overlap) as pipeline:
+            pipeline.pull()
+            pipeline.push(slowly())
+            pipeline.settle()
+        assert servers.versions() == [1] * len(servers.versions())
+        assert seen
+        assert seen[0] < self.received(servers)
+
+    @pytest.mark.parametrize("times", [1, 2], ids=["once", "and again when it is sent anew"])
+    def test_a_lane_that_breaks_meanwhile_is_no_failure(self, servers, overlap, monkeypatch, times):
+        broken = []
+        send = Lane._send
+
+        def breaking(lane, waiting, kind):
+            if kind is Frame.PUSH and len(broken) < times and self.received(servers) >= 2 << 20:
+                broken.append(lane)
+                lane.close()
+            return send(lane, waiting, kind)
+
+        monkeypatch.setattr(Lane, "_send", breaking)
+
+        def slowly():
+            for number, (name, spec) in enumerate(LAYERS.items()):
+                if number == 6:
+                    wait_until(lambda: self.received(servers) >= 2 << 20, what="the first gradients' arrival")
+                yield name, np.ones(spec.shape, np.float32)
+
+        before = servers.values()
+        with Pipeline(servers.worker("a"), overlap=overlap) as pipeline:
+            pipeline.pull()
+            pipeline.push(slowly())
+            pipeline.settle()
+        assert len(broken) == times
+        for name, value in servers.values().items():
+            np.testing.assert_array_equal(value, before[name] - 1)

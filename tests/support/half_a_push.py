@@ -12,6 +12,7 @@ import shoal
 from scraping import sample
 from shoal import _rpc
 from shoal._layout import Aggregation
+from shoal._packing import Complete
 from shoal._parameters import Push
 from shoal._transfer import Load
 from shoal.v1 import parameter_server_pb2 as pb
@@ -33,7 +34,7 @@ def main(address: str, job: str, *pairs: str) -> None:
         return parameter_server_pb2_grpc.ParameterServerStub(_rpc.channel(link.address))
 
     def requests(link):
-        load = Load(parameters._packer, link.layouts, aggregations, gradients)
+        load = Load(parameters._packer, link.layouts, aggregations, Complete(gradients))
         push = Push(parameters.step, 1.0, parameters._versions, lambda _: load, aggregations)
         for message in load.requests(parameters._header(link, push, commit=False)):
             yield pb.PushRequest.FromString(b"".join(message))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import errors
+from shoal import _framing, errors
 from shoal._chunks import Chunk
 from shoal._framing import Assembler, Run, arenas_of, copy_elements, messages, slot_offsets
 from shoal._layout import Aggregation, ArenaLayout, ShardLayout, Slice
@@ -66,12 +66,8 @@ class Putting:
 
 
 def dealt(draw, lists):
-    """The lists' items in some order that keeps each list's own."""
-    waiting = [list(items) for items in lists if items]
-    while waiting:
-        chosen = draw(st.integers(0, len(waiting) - 1))
-        yield waiting[chosen].pop(0)
-        waiting = [items for items in waiting if items]
+    """The lists' items in any order."""
+    return draw(st.permutations([item for items in lists for item in items]))
 
 
 class TestAssembler:
@@ -79,7 +75,15 @@ class TestAssembler:
     def test_arenas_in_any_chunks_and_any_runs_and_any_turn_come_out_whole(self, data, shards):
         putting = Putting(data.draw, shards)
         for chunk in dealt(data.draw, putting.chunks(data.draw)):
-            putting.assembler.add(chunk)
+            targets = putting.assembler.memory(chunk, len(chunk.data)) if data.draw(st.booleans()) else None
+            if targets is None:
+                putting.assembler.add(chunk)
+                continue
+            rest = chunk.data  # as the kernel puts them there
+            for target in targets:
+                target[:], rest = rest[: len(target)], rest[len(target) :]
+            assert not rest
+            putting.assembler.filled(chunk, len(chunk.data))
         putting.assembler.finish()
         putting.whole()
         assert putting.assembler.non_finite == {}
@@ -115,8 +119,8 @@ class TestAssembler:
         [
             (Chunk(1, 0, 0, memoryview(bytes(4))), "is not one of those expected"),
             (Chunk(0, 1, 0, memoryview(bytes(4))), "is not one of those expected"),
-            (Chunk(0, 0, 4, memoryview(bytes(4))), "starts at byte 4, but the last ended at 0"),
-            (Chunk(0, 0, 2**64 - 1, memoryview(bytes(4))), "starts at byte 18446744073709551615"),
+            (Chunk(0, 0, 2, memoryview(bytes(4))), "starts at byte 2, within an element of 4 bytes"),
+            (Chunk(0, 0, 2**64 - 4, memoryview(bytes(4))), "ends at byte 18446744073709551616 of 40"),
             (Chunk(0, 0, 0, memoryview(bytes(44))), "ends at byte 44 of 40"),
             (Chunk(0, 0, 0, memoryview(bytes(41))), "ends at byte 41 of 40"),
             (Chunk(0, 0, 0, memoryview(bytes(6))), "6 bytes is not a number of 4-byte elements"),
@@ -129,6 +133,37 @@ class TestAssembler:
         with pytest.raises(errors.BadChunk, match=said):
             assembler.add(chunk)
         assert (target == 7).all()
+
+    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10)), max_size=20))
+    def test_what_overlaps_is_refused_wherever_it_lies(self, pieces):
+        target = np.zeros(10, np.float32)
+        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [Run(0, 10, target)]})
+        came = set()
+        for start, count in pieces:
+            elements = set(range(start, start + count))
+            chunk = Chunk(0, 0, start * 4, memoryview(np.ones(count, np.float32).tobytes()))
+            if max(elements) < 10 and not elements & came:
+                assembler.add(chunk)
+                came |= elements
+            else:
+                assert assembler.memory(chunk, count * 4) is None
+                with pytest.raises(errors.BadChunk, match=r"overlaps|ends at byte"):
+                    assembler.add(chunk)
+            assert {*np.flatnonzero(target)} == came
+        missing = set(range(10)) - came
+        if missing:
+            with pytest.raises(errors.BadChunk, match=f"after {len(came) * 4} of 40 bytes; byte {min(missing) * 4} is"):
+                assembler.finish()
+        else:
+            assembler.finish()
+
+    def test_gaps_are_bounded(self, monkeypatch):
+        monkeypatch.setattr(_framing, "_MAX_PIECES", 3)
+        assembler = Assembler({(0, 0): arena(100)}, {(0, 0): [Run(0, 100, np.zeros(100, np.float32))]})
+        for start in range(0, 24, 8):
+            assembler.add(Chunk(0, 0, start, memoryview(bytes(4))))
+        with pytest.raises(errors.BadChunk, match="more than 3 gaps"):
+            assembler.add(Chunk(0, 0, 24, memoryview(bytes(4))))
 
     def test_nothing_expected_is_nothing_missing(self):
         Assembler({}, {}).finish()
@@ -150,6 +185,25 @@ class TestAssembler:
             assembler.add(Chunk(0, 0, start * 4, data))
         assembler.finish()
         assert assembler.non_finite == {(0, 0): 6}
+
+    def test_elements_that_the_kernel_put_there_are_looked_at_too(self):
+        target = np.array([0, 1, np.nan, np.inf], np.float32)
+        layouts = {(0, 0): arena(4)}
+        runs = {(0, 0): [Run(0, 4, target)]}
+        assembler = Assembler(layouts, runs, accept=lambda elements: bool(np.isfinite(elements).all()))
+        assembler.filled(Chunk(0, 0, 0, memoryview(b"")), 16)
+        assembler.finish()
+        assert assembler.non_finite == {(0, 0): 2}
+
+    def test_the_kernel_is_not_asked_to_convert_or_to_scatter_widely(self):
+        halves = Assembler(
+            {(0, 0): arena(4, "float32", wire="float16")}, {(0, 0): [Run(0, 4, np.zeros(4, np.float32))]}
+        )
+        assert halves.memory(Chunk(0, 0, 0, memoryview(b"")), 8) is None
+        runs = [Run(index, index + 1, np.zeros(1, np.float32)) for index in range(65)]
+        scattered = Assembler({(0, 0): arena(65)}, {(0, 0): runs})
+        assert len(scattered.memory(Chunk(0, 0, 0, memoryview(b"")), 64 * 4)) == 64
+        assert scattered.memory(Chunk(0, 0, 0, memoryview(b"")), 65 * 4) is None
 
     @pytest.mark.parametrize("shift", range(1, 8))
     def test_chunks_may_lie_at_any_byte(self, shift):

@@ -14,7 +14,7 @@ from shoal._chunks import Chunk
 from shoal._framing import Assembler, arenas_of, slot_offsets
 from shoal._layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
 from shoal._limits import CHUNK_BYTES
-from shoal._packing import Arrival, Packer
+from shoal._packing import Arrival, Complete, Packer
 from shoal._segment import Slots
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
@@ -61,7 +61,9 @@ def limits(chunk_bytes: int, scattered_bytes: int = _packing._SCATTERED_BYTES) -
 def sent(placement: Placement, arrays: Mapping[str, np.ndarray], aggregations: list[Aggregation]) -> list[Chunk]:
     packer = Packer(placement)
     packer.check(arrays, aggregations)
-    return [chunk for layout in layouts_of(placement) for chunk in packer.chunks(layout, arrays, aggregations)]
+    return [
+        chunk for layout in layouts_of(placement) for chunk in packer.chunks([layout], Complete(arrays), aggregations)
+    ]
 
 
 def received(placement: Placement, chunks: list[Chunk], arrival: Arrival) -> dict[str, np.ndarray]:
@@ -76,7 +78,7 @@ def received(placement: Placement, chunks: list[Chunk], arrival: Arrival) -> dic
 def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Memory as another process fills it: what is in no arena stays what it was."""
     slot = np.full(slot_offsets(layouts_of(placement))[1], 0xA5, np.uint8)
-    Packer(placement).write(layouts_of(placement), arrays, EVERY, slot)
+    Packer(placement).write(layouts_of(placement), Complete(arrays), EVERY, slot)
     return slot
 
 
@@ -215,7 +217,7 @@ def test_only_the_aggregations_asked_for_are_packed() -> None:
     assert np.frombuffer(chunk.data, np.float32).tolist() == [1.0] * 4
 
     slot = np.full(slot_offsets([layout])[1], 0xA5, np.uint8)
-    Packer(placement).write([layout], arrays, TRAINABLE, slot)
+    Packer(placement).write([layout], Complete(arrays), TRAINABLE, slot)
     offset = slot_offsets([layout])[0][0, chunk.arena]
     assert slot[offset : offset + 16].view(np.float32).tolist() == [1.0] * 4
     assert np.count_nonzero(slot != 0xA5) == 16
@@ -470,7 +472,7 @@ def test_ten_thousand_small_arrays_are_packed_in_no_time() -> None:
         start = time.thread_time()
         packer.check(arrays, TRAINABLE)
         for shard in placement.shards:
-            for _ in packer.chunks(shard.layout, arrays, TRAINABLE):
+            for _ in packer.chunks([shard.layout], Complete(arrays), TRAINABLE):
                 pass
         return time.thread_time() - start
 

@@ -253,6 +253,41 @@ def raise_value_error(params, batch):
     raise ValueError("upset")
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["a pair", "a step"])
+def test_gradients_may_come_one_by_one(whole):
+    """What the program computes while they are pushed counts as computing."""
+
+    def compute(params, batch):
+        def gradients():
+            for name in "wv":
+                rig.clock.now += 1.0
+                yield name, params["w"]
+
+        return Step(1.5, gradients()) if whole else (1.5, gradients())
+
+    rig = Rig(compute=compute, data=False, max_steps=1)
+    push = rig.parameters.push
+    rig.parameters.push = lambda gradients, **options: push(dict(gradients), **options)
+    rig.training.run()
+    [(_, gradients, _)] = rig.parameters.pushes
+    assert sorted(gradients) == ["v", "w"]
+    assert sum(figures.durations["compute"].total_s for figures in rig.emitted) == 2.0
+
+
+def test_a_program_that_raises_between_two_gradients_is_blamed():
+    def compute(params, batch):
+        def gradients():
+            yield "w", params["w"]
+            raise ZeroDivisionError
+
+        return 1.5, gradients()
+
+    rig = Rig(compute=compute, data=False, max_steps=1)
+    rig.parameters.push = lambda gradients, **options: dict(gradients)
+    with pytest.raises(errors.ProgramError, match="loss_and_gradients, step 0"):
+        rig.training.run()
+
+
 @pytest.mark.parametrize(
     ("compute", "said"),
     [

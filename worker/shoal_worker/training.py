@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from shoal import errors
+from shoal._overlap import Gradients
 from shoal._parameters import PushResult
 from shoal._participant import NoRange
 from shoal.program import Array, Program, Step
@@ -38,9 +39,7 @@ class Parameters(Protocol):
         """The variables, when the consistency mode lets this step have them."""
         ...
 
-    def push(
-        self, gradients: Mapping[str, np.ndarray], *, updates: Mapping[str, np.ndarray] | None, weight: float
-    ) -> PushResult:
+    def push(self, gradients: Gradients, *, updates: Mapping[str, np.ndarray] | None, weight: float) -> PushResult:
         """Pushes this step's gradients and goes on to the next; "sent": `settle` will say what became of it."""
         ...
 
@@ -59,9 +58,9 @@ class Parameters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A step's result on the host."""
+    """A step's result on the host; gradients perhaps one by one, as the program computes them."""
 
-    gradients: dict[str, np.ndarray]
+    gradients: Gradients
     updates: dict[str, np.ndarray] | None
     values: dict[str, float]  # loss and metrics
 
@@ -199,8 +198,9 @@ class Training:
         with self._blamed("loss_and_gradients"):
             step = self._checked(program.loss_and_gradients(params, batch))
             metrics = {name: float(value) for name, value in step.metrics.items()}
+            gradients = step.gradients
             return _Computed(
-                gradients=self._on_host(step.gradients),
+                gradients=self._on_host(gradients) if isinstance(gradients, Mapping) else self._one_by_one(gradients),
                 updates=self._on_host(step.updates) or None,
                 values={**metrics, "loss": float(step.loss)},
             )
@@ -209,7 +209,7 @@ class Training:
         match result:
             case Step():
                 return result
-            case (loss, Mapping() as gradients):
+            case (loss, (Mapping() | Iterator()) as gradients):
                 return Step(loss, gradients)
         raise errors.ProgramError(
             f"program {self._name}: loss_and_gradients returned a {type(result).__name__}; "
@@ -218,6 +218,18 @@ class Training:
 
     def _on_host(self, arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
         return {name: self._device.to_host(array) for name, array in arrays.items()}
+
+    def _one_by_one(self, gradients: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, np.ndarray]]:
+        """Goes on with the program's computation, while what it has computed before is pushed."""
+        arrays = iter(gradients)
+        while True:
+            with self._tally.timed("compute"), self._blamed("loss_and_gradients"):
+                following = next(arrays, None)
+                if following is None:
+                    return
+                name, array = following
+                on_host = self._device.to_host(array)
+            yield name, on_host
 
     def _reject(self, error: errors.NonFiniteGradient) -> None:
         """Goes on without a gradient, unless that has happened too often."""

@@ -1,0 +1,84 @@
+"""Groups of arrays are given out as soon as all that they are made of is there, to whoever sends them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal import errors
+from shoal._outgoing import Outgoing
+
+PATIENCE_S = 30
+
+
+@dataclass(frozen=True)
+class Group:
+    names: tuple[str, ...]
+
+
+groups = st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4).map(tuple).map(Group), max_size=8)
+
+
+@given(groups, st.permutations("abcdef"))
+def test_each_group_comes_once_and_with_the_last_of_its_arrays(wanted, order):
+    outgoing = Outgoing()
+    given_out = []
+    taken = outgoing.ready(wanted)
+    there = set()
+    for name in order:
+        outgoing.add(name, name)
+        there.add(name)
+        due = [group for group in wanted if name in group.names and there.issuperset(group.names)]
+        given_out += [next(taken) for _ in due]
+        assert sorted(map(id, given_out)) == sorted(id(group) for group in wanted if there.issuperset(group.names))
+    outgoing.end()
+    assert next(taken, None) is None
+    assert outgoing.complete
+    assert list(outgoing.ready(wanted)) != [] or not wanted  # again, from the beginning
+
+
+def test_several_senders_get_each_their_own_groups_while_arrays_come():
+    outgoing = Outgoing()
+    names = [f"v{number}" for number in range(300)]
+    shares = [[Group((name,)) for name in names[first::3]] for first in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        senders = [pool.submit(lambda share=share: list(outgoing.ready(share))) for share in shares]
+        for name in names:
+            outgoing.add(name, None)
+        outgoing.end()
+        assert [sender.result(PATIENCE_S) for sender in senders] == shares
+
+
+@pytest.mark.parametrize("when", ["before", "while they wait"])
+def test_a_failure_ends_all_senders(when):
+    outgoing = Outgoing()
+    begun = threading.Event()
+
+    def send():
+        for _ in outgoing.ready([Group(("a",)), Group(("b",))]):
+            begun.set()
+
+    outgoing.add("a", None)
+    with ThreadPoolExecutor(2) as pool:
+        if when == "before":
+            outgoing.fail()
+        waiting = [pool.submit(send), pool.submit(outgoing.wait)]
+        if when != "before":
+            assert begun.wait(PATIENCE_S)
+            outgoing.fail()
+        for sender in waiting:
+            with pytest.raises(errors.Cancelled, match="its program failed"):
+                sender.result(PATIENCE_S)
+    assert not outgoing.complete
+
+
+def test_a_failure_after_the_end_is_none():
+    outgoing = Outgoing()
+    outgoing.add("a", 1)
+    outgoing.end()
+    outgoing.fail()
+    outgoing.wait()
+    assert list(outgoing.ready([Group(("a",))])) == [Group(("a",))]
