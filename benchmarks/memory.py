@@ -25,7 +25,7 @@ REST_VARIABLES, REST_SHAPE = 64, (4096, 1024)
 PULL_BYTES = 6 * 10**9
 # --short: a hundredth, or so.
 _SHORTER = 64
-_SETTLE_S = 2.0
+_SETTLE_S = 6.0
 MB = 10**6
 
 

@@ -103,10 +103,11 @@ class _Cover:
 
     def objection(self, start: int, size: int) -> str:
         """Why a chunk cannot be taken; empty: it can."""
-        at = bisect_right(self._edges, start)
-        if at % 2 or (at < len(self._edges) and self._edges[at] < start + size):
-            return f"a chunk of bytes {start} to {start + size} overlaps what has come already"
-        if len(self._edges) >= 2 * _MAX_PIECES:
+        at, stop = bisect_right(self._edges, start), start + size
+        if at % 2 or (at < len(self._edges) and self._edges[at] < stop):
+            return f"a chunk of bytes {start} to {stop} overlaps what has come already"
+        apart = self._edges[max(0, at - 1) : at] != [start] and self._edges[at : at + 1] != [stop]
+        if apart and len(self._edges) >= 2 * _MAX_PIECES:
             return f"chunks leave more than {_MAX_PIECES} gaps: send what lies together in order"
         return ""
 

@@ -17,7 +17,7 @@ def take_message(kind: type[Carrier], message: Buffer, assembler: Assembler) -> 
         The message without them, and their bytes.
 
     Raises:
-        BadChunk: it is no such message, or a chunk is not the next.
+        BadChunk: it is no such message, or a chunk does not fit.
     """
     carrier, chunks = decode(kind, message)
     for chunk in chunks:

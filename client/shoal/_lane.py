@@ -1,10 +1,11 @@
 """Lanes: sockets that carry the parameter server's messages as frames, with a fraction of a gRPC call's work.
 
-The frames themselves, and how both ends wait, give up and close. What is said over a lane is in `shoal._links` for a
-client and in `shoal_server.lanes` for a server; `parameter_server.proto` has the contract.
+The frames themselves, and how both ends wait, give up and close. What is said over a lane is in `shoal._lane_calls` for
+a client and in `shoal_server.lanes` for a server; `parameter_server.proto` has the contract.
 """
 
 import enum
+import math
 import select
 import socket
 import struct
@@ -116,7 +117,13 @@ class Lane:
         self._send(waiting, kind)
 
     def stream(
-        self, kind: Frame, payloads: Iterable[Sequence[Buffer]], *, end: bool = True, at_once: bool = False
+        self,
+        kind: Frame,
+        payloads: Iterable[Sequence[Buffer]],
+        *,
+        end: bool = True,
+        at_once: bool = False,
+        within_s: float = math.inf,
     ) -> None:
         """Sends frames of one kind, several at a time.
 
@@ -125,10 +132,12 @@ class Lane:
             payloads: of each, in pieces. They must stay as they are until this returns.
             end: an END frame follows.
             at_once: each frame goes by itself, for the next one may take a while.
+            within_s: for all of them: whoever reads, but too slowly, is given up as well.
 
         Raises:
             Unreachable, DeadlineExceeded: as for `send`.
         """
+        give_up = time.monotonic() + within_s
         waiting: list[Buffer] = []
         size = 0
         for pieces in payloads:
@@ -136,14 +145,17 @@ class Lane:
             waiting += frame
             size += sum(map(len, frame))
             if at_once or size >= _BATCH_BYTES or len(waiting) >= _MAX_PIECES:
-                self._send(waiting, kind)
+                self._send(waiting, kind, give_up)
                 waiting, size = [], 0
         if end:
             waiting.append(_END)
-        self._send(waiting, kind)
+        self._send(waiting, kind, give_up)
 
-    def _send(self, waiting: list[Buffer], kind: Frame) -> None:
+    def _send(self, waiting: list[Buffer], kind: Frame, give_up: float = math.inf) -> None:
         while waiting:
+            if time.monotonic() > give_up:
+                self.close()
+                raise errors.DeadlineExceeded(f"{self.peer} takes {kind.name} frames too slowly", address=self.peer)
             try:
                 sent = self._socket.sendmsg(waiting[:_MAX_PIECES])
             except BlockingIOError:

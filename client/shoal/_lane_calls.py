@@ -9,12 +9,12 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, errors
+from shoal._arrival import Arrival
 from shoal._chunks import encode_push
 from shoal._framing import arenas_of, slot_offsets
 from shoal._inflow import take_frame
 from shoal._lane import Frame, Lane
 from shoal._layout import ShardLayout
-from shoal._packing import Arrival
 from shoal._segment import Segment, SegmentLost, SegmentUnavailable, Slots
 from shoal._transfer import Delivery, Load
 from shoal.v1 import header_pb2

@@ -20,6 +20,15 @@ METRIC_NAME_BYTES = 256
 # Accepted pushes are counted by staleness, from 0; the last bucket is of this number less 1, and of all above.
 STALENESS_BUCKETS = 1_024
 
+# Of a transfer: this long, and as long as its bytes take at a slow pace.
+_TRANSFER_S, _SLOWEST_BYTES_A_S = 60.0, 8e6
+
+
+def transfer_s(nbytes: int) -> float:
+    """Seconds after which the transfer of so many bytes is given up, however steadily it creeps on."""
+    return _TRANSFER_S + nbytes / _SLOWEST_BYTES_A_S
+
+
 __all__ = [
     "CHUNK_BYTES",
     "LOG_BYTES",
@@ -29,4 +38,5 @@ __all__ = [
     "METRICS",
     "METRIC_NAME_BYTES",
     "STALENESS_BUCKETS",
+    "transfer_s",
 ]

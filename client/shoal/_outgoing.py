@@ -15,7 +15,7 @@ class Outgoing:
     One thread adds them. Any number of others send them, each what goes to another server, as soon as it is there.
 
     Attributes:
-        arrays: those that are there, by variable. They must not change before the push is answered.
+        arrays: those that are there, by variable; kept until the push is answered, for it may have to be sent again.
     """
 
     def __init__(self) -> None:
@@ -46,8 +46,8 @@ class Outgoing:
     def fail(self) -> None:
         """The rest will never come: whoever sends gives up. Harmless after `end`."""
         with self._changed:
-            self._failed = not self._over
-            self._over = True
+            if not self._over:
+                self._failed = self._over = True
             self._changed.notify_all()
 
     def wait(self) -> None:
@@ -58,7 +58,7 @@ class Outgoing:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._over)
-        self._check()
+            self._check()
 
     def ready(self, groups: Sequence[Group]) -> Iterator[Group]:
         """These groups, each once all that it is made of is there.
@@ -75,8 +75,8 @@ class Outgoing:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._over or len(self._names) > seen)  # noqa: B023 - called at once
+                self._check()
                 new = self._names[seen:]
-            self._check()
             if not new:
                 return
             seen += len(new)
@@ -88,7 +88,7 @@ class Outgoing:
 
     def _check(self) -> None:
         if self._failed:
-            raise errors.Cancelled("a push was given up: its program failed while it computed the gradients")
+            raise errors.Cancelled("a push was given up: some of its gradients never came")
 
 
 __all__ = ["Outgoing"]

@@ -9,7 +9,8 @@ So a step's values have all pushes of this worker but its last one. The shard le
 that it is for may begin, whatever the mode; where a mode needs the last push first (synchronous, or a bound of 0) there
 is nothing to gain, and the loop pulls and pushes in turn.
 
-In any mode the gradients of one step may be given one by one: then the first are sent while the last are computed.
+In any mode the gradients of one step may be given one by one: then another thread sends the first while the last are
+computed, and the pull for the step after next waits for that thread.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._buffers import BufferPool
-from shoal._parameters import ParameterClient, Pulled, PushResult
+from shoal._parameters import ParameterClient, Pulled, Push, PushResult
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 
@@ -41,7 +42,8 @@ class Pipeline:
     def __init__(self, parameters: ParameterClient, *, overlap: bool) -> None:
         self._parameters = parameters
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pipeline") if overlap else None
-        self._sender: ThreadPoolExecutor | None = None  # of gradients that come one by one, where nothing overlaps
+        self._sender: ThreadPoolExecutor | None = None  # of gradients that come one by one
+        self._feeding: Push | None = None  # the push whose gradients are still to come
         self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
         self._fetched: Future[Pulled] | None = None  # the next step's values
         self._sent: Future[PushResult] | None = None  # the last step's push
@@ -53,13 +55,14 @@ class Pipeline:
 
     def pull(self) -> dict[str, np.ndarray]:
         """As `ParameterClient.pull`; a push that failed meanwhile is for `settle` to tell."""
+        self._check_not_feeding()
         if self._thread is None:
             return self._parameters.pull()
         pulled = self._drain()
         if pulled is None or pulled.step != self.step:  # pulled again, or not at all, since the last push
             pulled = self._run(self.step)
         values = self._parameters.take(pulled)
-        self._fetched = self._thread.submit(self._parameters.fetch, self.step, ahead=1)
+        self._fetched = self._thread.submit(self._fetch_behind, self._sent, self.step)
         return values
 
     def push(
@@ -72,13 +75,14 @@ class Pipeline:
         """As `ParameterClient.push`. The arrays of a mapping may be changed as soon as this returns.
 
         Args:
-            gradients: by variable; or names and arrays one after the other, as they become ready: then each goes out
-                while the next is computed. Arrays that come so must not change any more.
+            gradients: by variable; or pairs of name and array one after the other, as they become ready: then each goes
+                out while the next is computed. Arrays that come so must not change before the push is settled.
             updates, weight: as there.
 
         Returns:
             What became of it; "sent" where it overlaps: then `settle` says what became of it, before the next push.
         """
+        self._check_not_feeding()
         if self._sent is not None:
             raise errors.BadRequest("settle the last push before the next one")
         if not isinstance(gradients, Mapping):
@@ -97,21 +101,25 @@ class Pipeline:
         updates: Mapping[str, np.ndarray] | None,
         weight: float,
     ) -> PushResult:
-        if self._thread is None and self._sender is None:
-            self._sender = ThreadPoolExecutor(1, thread_name_prefix="pushes")
-        sender = self._thread or self._sender
-        assert sender
-        push = self._parameters.begin(updates, weight)
-        sent = sender.submit(self._parameters.send, push)
+        self._sender = self._sender or ThreadPoolExecutor(1, thread_name_prefix="pushes")
+        self._feeding = push = self._parameters.begin(updates, weight)
         try:
-            self._parameters.feed(push, gradients)
-        except BaseException:
-            wait([sent])  # which gives up: nothing of this step is on its way any more
-            raise
-        if self._thread is None:
-            return sent.result()
-        self._parameters.step = push.step + 1
+            sent = self._sender.submit(self._parameters.send, push)
+            try:
+                self._parameters.feed(push, gradients)
+            except BaseException:
+                wait([sent])  # which gives up: nothing of this step is on its way any more
+                raise
+        finally:
+            push.give_up()
+            self._feeding = None
         self._sent = sent
+        del sent  # as in `settle`
+        if self._thread is None:
+            result = self.settle()
+            assert result is not None
+            return result
+        self._parameters.step = max(self._parameters.step, push.step + 1)
         return PushResult("sent", 0, self.step)
 
     def settle(self) -> PushResult | None:
@@ -129,11 +137,13 @@ class Pipeline:
 
     def skip(self) -> PushResult:
         """As `ParameterClient.skip`; after `settle`."""
+        self._check_not_feeding()
         self._drain()
         return self._parameters.skip()
 
     def barrier(self) -> None:
         """As `ParameterClient.barrier`; after `settle`."""
+        self._check_not_feeding()
         self._drain()
         self._parameters.barrier()
 
@@ -144,11 +154,24 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
-        """Ends the thread, and what it does, by closing the client."""
+        """Ends the threads, and what they do, by closing the client."""
+        if feeding := self._feeding:
+            feeding.give_up()
         self._parameters.close()
         for thread in (self._thread, self._sender):
             if thread:
                 thread.shutdown(wait=True, cancel_futures=True)
+
+    def _check_not_feeding(self) -> None:
+        """A generator of gradients must not use what is waiting for it."""
+        if self._feeding:
+            raise errors.BadRequest("called while a push still takes gradients one by one: let it end first")
+
+    def _fetch_behind(self, sent: "Future[PushResult] | None", step: int) -> Pulled:
+        """The values for the step after this one, with all pushes that were begun before."""
+        if sent:
+            wait([sent])
+        return self._parameters.fetch(step, ahead=1)
 
     def _run(self, step: int) -> Pulled:
         assert self._thread

@@ -1,9 +1,8 @@
-"""Arrays by name as arenas, and arenas as arrays again: what a client does with a placement.
+"""Arrays by name as arenas: what a client does with a placement. The way back is in `shoal._arrival`.
 
 How arenas travel is in `shoal._framing`.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +13,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._chunks import Chunk
-from shoal._framing import ArenaKey, Run, arenas_of, copy_elements, slot_offsets
+from shoal._framing import arenas_of, slot_offsets
 from shoal._layout import Aggregation, ArenaLayout, Placement, ShardLayout, row_elements, rows_of
 from shoal._limits import CHUNK_BYTES
 from shoal.variables import Variable
@@ -22,18 +21,13 @@ from shoal.variables import Variable
 _MAX_COMPLAINTS = 50
 # Parts of an arena from this size on travel as chunks of their own, straight from their array.
 _GATHERED_BYTES = CHUNK_BYTES // 4
-# From this size on, an arena with a part of a variable is received part by part: it is not to be in memory twice.
-_SCATTERED_BYTES = 64 << 20
 
 # Flat uninitialised memory: so many bytes, as unsigned bytes.
 Memory = Callable[[int], np.ndarray]
 
 
-# Of many thousand variables each costs little where they are taken all at once, by functions that loop in C.
-
-
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """A slice, with all that packing needs of it worked out."""
 
     variable: str
@@ -69,6 +63,8 @@ class _ArenaPlan:
 class Group:
     """Slices that lie one after the other in an arena, and are packed together.
 
+    Here, as in `_Expected` and `_Block`, many thousand variables are taken all at once, by functions that loop in C.
+
     Args:
         parts: at least one.
 
@@ -77,7 +73,7 @@ class Group:
         elements: of the arena.
     """
 
-    def __init__(self, parts: Sequence[_Part]) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         self.names = [part.variable for part in parts]
         self.elements = slice(parts[0].elements.start, parts[-1].elements.stop)
         self._get = _getter(self.names)
@@ -271,67 +267,6 @@ class Packer:
             _join(group.slices(arrays.arrays), targets[group][group.elements])
 
 
-class Arrival:
-    """The variables of one pull on their way in.
-
-    An arena is received into flat memory, in which whole variables then lie as they are; slices of variables that lie
-    in several arenas are copied from there, or, in large arenas, received where they belong.
-
-    Several threads may fill it at once, each the arenas of another server.
-
-    Args:
-        packer: of the placement.
-        memory: gives the memory of the values.
-    """
-
-    def __init__(self, packer: Packer, memory: Memory) -> None:
-        self._packer, self._memory = packer, memory
-        self._values = packer.nothing.copy()
-        self._values |= {name: self._array(name) for name in packer.split}
-        self._flat: dict[ArenaKey, tuple[np.ndarray, int]] = {}  # bytes, and where in them the arena begins
-
-    def runs(self, key: ArenaKey, arena: ArenaLayout) -> list[Run]:
-        """Memory for an arena, to be filled before `values` is called."""
-        plan = self._packer.plans[key]
-        if arena.nbytes >= _SCATTERED_BYTES and plan.partial:
-            return [Run(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
-        flat = self._memory(arena.elements * arena.dtype.itemsize)
-        self._flat[key] = flat, 0
-        return [Run(0, arena.elements, flat.view(arena.dtype))]
-
-    def adopt(self, key: ArenaKey, arena: ArenaLayout, slot: np.ndarray, offset: int) -> None:
-        """Takes an arena that lies in memory, at an offset in bytes; the values may be views of it from now on."""
-        if arena.wire == arena.dtype:
-            self._flat[key] = slot, offset
-            return
-        source = slot[offset : offset + arena.nbytes].view(arena.wire)
-        for run in self.runs(key, arena):
-            copy_elements(run.target, source[run.start : run.stop])
-
-    def values(self) -> dict[str, np.ndarray]:
-        """The variables by name, in the placement's order, once all arenas are there."""
-        values = self._values
-        for key, (flat, offset) in self._flat.items():
-            plan = self._packer.plans[key]
-            arena = plan.arena
-            elements = flat[offset : offset + arena.elements * arena.dtype.itemsize].view(arena.dtype)
-            values.update(plan.whole(elements))
-            for part in plan.partial:
-                values[part.variable][part.rows] = elements[part.elements].reshape(part.shape)
-        return values
-
-    def _target(self, part: _Part) -> np.ndarray:
-        if part.rows is None:
-            self._values[part.variable] = self._array(part.variable)
-        array: np.ndarray = self._values[part.variable]
-        return array if part.rows is None else array[part.rows]
-
-    def _array(self, name: str) -> np.ndarray:
-        variable = self._packer.variables[name]
-        nbytes = math.prod(variable.shape) * variable.dtype.itemsize
-        return self._memory(nbytes).view(variable.dtype).reshape(variable.shape)
-
-
 @dataclass(frozen=True, slots=True)
 class _Block:
     """Whole variables of one shape that lie one after the other, and can be made into views at once."""
@@ -347,7 +282,7 @@ class _Block:
         return flat[self.elements].reshape(self.count, *self.shape)
 
 
-def _blocks(parts: Iterable[_Part]) -> Iterator[_Block]:
+def _blocks(parts: Iterable[Part]) -> Iterator[_Block]:
     start, count, stop = 0, 0, 0
     shape: tuple[int, ...] = ()
     for part in parts:
@@ -368,9 +303,9 @@ def _getter(names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Sequen
     return lambda arrays: [arrays[name] for name in names]
 
 
-def _groups(parts: Sequence[_Part], itemsize: int) -> Iterator[list[_Part]]:
+def _groups(parts: Sequence[Part], itemsize: int) -> Iterator[list[Part]]:
     """What travels together: a large slice by itself, small ones up to a chunk's size."""
-    gathered: list[_Part] = []
+    gathered: list[Part] = []
     size = 0
     for part in parts:
         nbytes = (part.elements.stop - part.elements.start) * itemsize
@@ -427,17 +362,17 @@ def _cut(piece: np.ndarray, wire: np.dtype) -> Iterator[np.ndarray]:
         yield cast
 
 
-def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[_Part]:
+def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[Part]:
     parts = []
     for piece in arena.slices:
         shape = variables[piece.variable].shape
         count = piece.row_stop - piece.row_start
         elements = slice(piece.offset, piece.offset + count * row_elements(shape))
         if count == rows_of(shape):
-            parts.append(_Part(piece.variable, None, shape, elements))
+            parts.append(Part(piece.variable, None, shape, elements))
         else:
             rows = slice(piece.row_start, piece.row_stop)
-            parts.append(_Part(piece.variable, rows, (count, *shape[1:]), elements))
+            parts.append(Part(piece.variable, rows, (count, *shape[1:]), elements))
     return parts
 
 

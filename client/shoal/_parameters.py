@@ -8,23 +8,25 @@ gets to a server is in `shoal._links`; how calls overlap with computing, in `sho
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
+import structlog
 
 from shoal import _rpc, errors
+from shoal._arrival import Arrival
 from shoal._buffers import BufferPool
 from shoal._layout import Aggregation, Placement
 from shoal._links import Link, Transport, chosen_transport
 from shoal._outgoing import Outgoing
-from shoal._packing import Arrays, Arrival, Complete, Memory, Packer
+from shoal._packing import Arrays, Complete, Memory, Packer
 from shoal._transfer import Load
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
 T = TypeVar("T")
+_log = structlog.get_logger(__name__)
 
 _NON_TRAINABLE = (Aggregation.MEAN, Aggregation.SUM, Aggregation.LAST)
 # Of memory that was used for values and is free: the most that is kept, and for how long.
@@ -81,6 +83,11 @@ class Push:
     load: Callable[[Link], Load]
     aggregations: Sequence[Aggregation]
     outgoing: Outgoing | None = None
+
+    def give_up(self) -> None:
+        """What is still to come will never come; harmless if nothing is."""
+        if self.outgoing:
+            self.outgoing.fail()
 
 
 class ParameterClient:
@@ -196,7 +203,8 @@ class ParameterClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The halves of pull and push. `fetch` and `send` change nothing but `step` here, so another thread may run them.
+    # The halves of pull and push. Of what other methods use at the same time, `fetch` and `send` change only `step`, so
+    # each may run in another thread.
 
     def fetch(self, step: int, *, ahead: int = 0, moves_values: bool = True) -> Pulled:
         """Pulls from all servers, until all shards are at one step.
@@ -243,7 +251,8 @@ class ParameterClient:
         self._packer.check(arrays, aggregations)
 
         def load(link: Link) -> Load:
-            return link.prepare(self._load(link, Complete(arrays), aggregations), memory)
+            whole = self._load(link, Complete(arrays), aggregations)
+            return self._retrying(link, lambda: link.prepare(whole, memory))
 
         if memory:
             ready = {link: load(link) for link in self._links}
@@ -251,7 +260,11 @@ class ParameterClient:
         return Push(self.step, weight, self._versions, load, aggregations)
 
     def begin(self, updates: Mapping[str, np.ndarray] | None, weight: float) -> Push:
-        """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it."""
+        """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it.
+
+        Args:
+            updates, weight: as for `push`; updates are copied.
+        """
         aggregations = _brought(weight, updates)
         outgoing = Outgoing()
         push = Push(
@@ -262,11 +275,11 @@ class ParameterClient:
             aggregations,
             outgoing,
         )
-        self._add(push, outgoing, (updates or {}).items())
+        self._add(push, outgoing, [(name, np.array(array)) for name, array in (updates or {}).items()])
         return push
 
     def feed(self, push: Push, gradients: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Has the gradients go out as they come; after this they must not change before the push is answered.
+        """Has the gradients go out as they come; they must not change before the push is answered.
 
         Raises:
             InvalidGradient: as for `push`; the push is given up, and does not count. So it is if `gradients` raises.
@@ -277,7 +290,7 @@ class ParameterClient:
             self._packer.check(push.outgoing.arrays, push.aggregations)
             push.outgoing.end()
         finally:
-            push.outgoing.fail()
+            push.give_up()
 
     def _add(self, push: Push, outgoing: Outgoing, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         for name, array in arrays:
@@ -295,15 +308,19 @@ class ParameterClient:
             self._staged_step = push.step
 
         def stage(link: Link) -> pb.PushReply:
-            load = push.load(link)
+            loads: list[Load] = []
 
             def call() -> pb.PushReply:
-                return link.push(self._header(link, push, commit=at_once), load)
+                if not loads:
+                    loads.append(push.load(link))
+                return link.push(self._header(link, push, commit=at_once), loads[0])
 
             if push.outgoing:
-                # A way that breaks while the rest is still computed is no failure yet: no server waits that long.
-                with suppress(errors.Unreachable, errors.DeadlineExceeded):
+                try:
                     return call()
+                except (errors.Unreachable, errors.DeadlineExceeded) as error:
+                    # A server waits for the next gradient only so long, and to compute it may take longer.
+                    _log.info("a push broke off and is sent again when all is computed", why=error.message)
                 push.outgoing.wait()
             return self._retrying(link, call)
 
@@ -379,7 +396,10 @@ class ParameterClient:
             try:
                 if self._pool is None:
                     return [call(link) for link in self._links]
-                futures = [self._pool.submit(call, link) for link in self._links]
+                try:
+                    futures = [self._pool.submit(call, link) for link in self._links]
+                except RuntimeError:  # it is shut down
+                    raise errors.Cancelled(f"the client of {self._placement.job} was closed") from None
                 # All, before one raises: no call of this step may still run when the next one starts.
                 wait(futures)
                 # Taken out, for a failure's traceback leads here. If it led on to the failure itself, what that was

@@ -5,12 +5,11 @@ from typing import Any
 
 from shoal import _rpc
 from shoal._chunks import Buffer
+from shoal._limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 
 _SERVICE = "/shoal.v1.ParameterServer/"
-# A call has a deadline, whatever it waits for: this long, and as long as its bytes take at a slow pace.
-_TIMEOUT_S, _SLOWEST_BYTES_A_S = 60.0, 8e6
 _COMMIT_TIMEOUT_S = 10.0
 
 
@@ -38,18 +37,18 @@ class RpcCalls:
     def pull(self, request: pb.PullRequest, nbytes: int) -> Iterator[bytes]:
         """The encoded replies to a pull of so many bytes."""
         with _rpc.translated(self._address):
-            yield from self._pull(request, timeout=_timeout(nbytes))
+            yield from self._pull(request, timeout=transfer_s(nbytes))
 
     def push(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
         """Pushes encoded messages of so many bytes."""
         with _rpc.translated(self._address):
-            reply: pb.PushReply = self._push(map(b"".join, requests), timeout=_timeout(nbytes))
+            reply: pb.PushReply = self._push(map(b"".join, requests), timeout=transfer_s(nbytes))
             return reply
 
     def assign(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
         """As `push`: overwrites values."""
         with _rpc.translated(self._address):
-            reply: pb.PushReply = self._assign(map(b"".join, requests), timeout=_timeout(nbytes))
+            reply: pb.PushReply = self._assign(map(b"".join, requests), timeout=transfer_s(nbytes))
             return reply
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
@@ -60,7 +59,3 @@ class RpcCalls:
     def close(self) -> None:
         """Closes the channel; calls in progress end with Cancelled."""
         self._channel.close()
-
-
-def _timeout(nbytes: int) -> float:
-    return _TIMEOUT_S + nbytes / _SLOWEST_BYTES_A_S

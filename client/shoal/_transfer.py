@@ -7,11 +7,12 @@ from typing import Protocol
 import numpy as np
 
 from shoal import errors
+from shoal._arrival import Arrival
 from shoal._chunks import Buffer, Chunk, encode_push
 from shoal._framing import Assembler, arenas_of, messages, slot_offsets
 from shoal._layout import Aggregation, ShardLayout
 from shoal._limits import CHUNK_BYTES
-from shoal._packing import Arrays, Arrival, Memory, Packer
+from shoal._packing import Arrays, Memory, Packer
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

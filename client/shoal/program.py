@@ -20,7 +20,8 @@ class Step:
         loss: the batch's mean loss, a number or an array of one element.
         gradients: of every trainable variable, by name, of the variable's shape and dtype: the gradient of the mean
             loss over the batch. Or pairs of name and array one after the other, such as a generator gives them, in
-            whatever order: then the first are pushed while the next are computed. These must not be changed any more.
+            whatever order: then the first are pushed while the next are computed. These must not be changed before the
+            next step's gradients are asked for; `loss`, `updates` and `metrics` are read before them.
         updates: for every non-trainable variable, by name: the new value (aggregation MEAN or LAST) or the increment
             (SUM). Empty: those variables stay as they are.
         metrics: further figures of the batch, shown beside the loss: {"accuracy": 0.93}.

@@ -122,7 +122,8 @@ class Session:
         Args:
             gradients: of every trainable variable, in its shape and dtype: by name; or pairs of name and array one
                 after the other, such as a generator gives them: then the first go out while the next are computed, in
-                whatever order. Arrays that come so must not be changed any more.
+                whatever order. Arrays that come so must not be changed before the push is settled. If the generator
+                raises, nothing counts, and the step can be pushed again; it must not use the session itself.
             updates: of every non-trainable variable, or of none: values, or increments where they are summed.
             weight: in a synchronous step's mean, > 0: the number of samples.
             metrics: figures of the step for whoever watches the job: {"loss": 0.3}. Of more than 256 names the first
@@ -134,17 +135,13 @@ class Session:
             anything was.
 
         Raises:
-            InvalidGradient: names, shapes or dtypes do not fit; nothing was sent.
+            InvalidGradient: names, shapes or dtypes do not fit; nothing counts.
             NonFiniteGradient: NaN or Inf; nothing changed. `skip` the step, or push it again with other values. In a
                 job that overlaps it was the last push that held them; its step is passed by, and this push not sent.
             BadRequest: a metric is no number; nothing was sent.
             Fenced, UnknownJob, Cancelled, Unreachable: as for `pull`.
         """
-        arrays: Gradients
-        if isinstance(gradients, Mapping):
-            arrays = _as_arrays(gradients)
-        else:
-            arrays = ((name, np.asarray(value)) for name, value in gradients)
+        arrays: Gradients = _as_arrays(gradients) if isinstance(gradients, Mapping) else map(_as_pair, gradients)
         new = _as_arrays(updates) if updates else None
         figures = {name: _number(name, value) for name, value in (metrics or {}).items()}
         with self._alive():
@@ -366,6 +363,15 @@ def _cancel(coordinator: CoordinatorClient, job: str) -> None:
 
 def _plain(value: Variable | ArrayLike) -> Variable | np.ndarray:
     return value if isinstance(value, Variable) else np.asarray(value)
+
+
+def _as_pair(pair: tuple[str, ArrayLike]) -> tuple[str, np.ndarray]:
+    match pair:
+        case (name, value):
+            return name, np.asarray(value)
+    raise errors.InvalidGradient(
+        f"gradients come by name, or as pairs of a name and an array; there came a {type(pair).__name__}"
+    )
 
 
 def _as_arrays(values: Mapping[str, ArrayLike]) -> Mapping[str, np.ndarray]:

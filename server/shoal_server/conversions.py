@@ -47,9 +47,8 @@ def infinity_of(dtype: np.dtype) -> Any:
 def _copy(target: Bits, source: Bits, infinity: Any) -> bool:
     found = False
     for i in range(target.size):
-        bits = source[
-            i
-        ]  # once: memory that is shared may change meanwhile, and what is kept has to be what was checked
+        # Read once: memory that is shared may change meanwhile, and what is kept has to be what was checked.
+        bits = source[i]
         target[i] = bits
         found |= (bits & infinity) == infinity
     return not found

@@ -25,6 +25,7 @@ from shoal._framing import ArenaKey, Assembler, arenas_of, slot_offsets
 from shoal._host import host_id
 from shoal._inflow import take_frame
 from shoal._lane import STALL_S, Frame, Lane
+from shoal._limits import transfer_s
 from shoal._segment import Segment, SegmentUnavailable
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server import pushes
@@ -300,7 +301,8 @@ class LaneCalls:
                 yield pieces
 
         with replies(answers, headers_only=headers_only) as messages:
-            self._lane.stream(Frame.VALUES, counted(messages), end=last)
+            nbytes = sum(answer.shard.layout.nbytes for answer in answers)
+            self._lane.stream(Frame.VALUES, counted(messages), end=last, within_s=transfer_s(nbytes))
 
     def _write_values(
         self, answers: Sequence[Answer], slot: np.ndarray, offsets: Mapping[ArenaKey, int], *, last: bool

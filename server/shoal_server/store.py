@@ -10,7 +10,7 @@ from shoal_server.shard import JobTerms, Shard
 
 # Of memory that was used for gradients and is free: the most that is kept, and for how long. What is kept saves the
 # next push its page faults, which cost more than its copy.
-_SPARE_BYTES, _SPARE_S = 4 << 30, 10.0
+_SPARE_BYTES, _SPARE_S = 4 << 30, 3.0
 
 
 class ShardStore:

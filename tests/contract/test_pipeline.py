@@ -344,6 +344,46 @@ class TestGradientsOneByOne:
         assert not any(servers.versions())
         assert self.outcome(pipeline, pipeline.push(iter(grads.items()))) == "accepted"
 
+    def test_updates_may_be_changed_as_soon_as_push_returns(self, count, transport, overlap):
+        variables = {"w": Variable((400_000,)), "mean": Variable((9,), trainable=False, aggregation="last")}
+        with (
+            ShardServers(variables, servers=count, shards=3, transport=transport) as servers,
+            Pipeline(servers.worker("a"), overlap=overlap) as pipeline,
+        ):
+            pipeline.pull()
+            mean = np.ones(9, np.float32)
+            pipeline.push(iter([("w", np.ones(400_000, np.float32))]), updates={"mean": mean})
+            mean[:] = 7
+            pipeline.settle()
+            np.testing.assert_array_equal(servers.values()["mean"], np.ones(9, np.float32))
+
+    @pytest.mark.parametrize("call", ["pull", "push", "skip", "barrier"])
+    def test_a_generator_may_not_use_what_waits_for_it(self, servers, pipeline, call):
+        grads = self.drawn()
+
+        def meddling():
+            yield from list(grads.items())[:3]
+            getattr(pipeline, call)(*([grads] if call == "push" else []))
+
+        pipeline.pull()
+        with pytest.raises(errors.BadRequest, match="let it end first"):
+            pipeline.push(meddling())
+        assert not any(servers.versions())
+        assert self.outcome(pipeline, pipeline.push(iter(grads.items()))) == "accepted"
+
+    def test_closing_ends_a_push_that_waits_for_gradients(self, servers, pipeline):
+        grads = self.drawn()
+
+        def closing():
+            yield from list(grads.items())[:3]
+            pipeline.close()
+            yield from list(grads.items())[3:]
+
+        pipeline.pull()
+        with pytest.raises(errors.Cancelled):
+            self.outcome(pipeline, pipeline.push(closing()))
+        assert not any(servers.versions())
+
     def test_nan_is_refused(self, servers, pipeline):
         pipeline.pull()
         grads = self.drawn()
@@ -387,11 +427,11 @@ class TestGradientsThatTakeTheirTime:
         broken = []
         send = Lane._send
 
-        def breaking(lane, waiting, kind):
+        def breaking(lane, waiting, kind, *options):
             if kind is Frame.PUSH and len(broken) < times and self.received(servers) >= 2 << 20:
                 broken.append(lane)
                 lane.close()
-            return send(lane, waiting, kind)
+            return send(lane, waiting, kind, *options)
 
         monkeypatch.setattr(Lane, "_send", breaking)
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import _packing, errors
+from shoal import _arrival, _packing, errors
+from shoal._arrival import Arrival
 from shoal._chunks import Chunk
 from shoal._framing import Assembler, arenas_of, slot_offsets
 from shoal._layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
 from shoal._limits import CHUNK_BYTES
-from shoal._packing import Arrival, Complete, Packer
+from shoal._packing import Complete, Packer
 from shoal._segment import Slots
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
@@ -48,12 +49,12 @@ def fresh(nbytes: int) -> np.ndarray:
 
 
 @contextmanager
-def limits(chunk_bytes: int, scattered_bytes: int = _packing._SCATTERED_BYTES) -> Iterator[None]:
+def limits(chunk_bytes: int, scattered_bytes: int = _arrival._SCATTERED_BYTES) -> Iterator[None]:
     """Small enough for small arrays to be what large ones are."""
     with (
         mock.patch.object(_packing, "CHUNK_BYTES", chunk_bytes),
         mock.patch.object(_packing, "_GATHERED_BYTES", chunk_bytes // 4),
-        mock.patch.object(_packing, "_SCATTERED_BYTES", scattered_bytes),
+        mock.patch.object(_arrival, "_SCATTERED_BYTES", scattered_bytes),
     ):
         yield
 

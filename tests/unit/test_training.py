@@ -274,14 +274,25 @@ def test_gradients_may_come_one_by_one(whole):
     assert sum(figures.durations["compute"].total_s for figures in rig.emitted) == 2.0
 
 
-def test_a_program_that_raises_between_two_gradients_is_blamed():
-    def compute(params, batch):
-        def gradients():
-            yield "w", params["w"]
-            raise ZeroDivisionError
+def gradients_that_fail(params, batch):
+    def gradients():
+        yield "w", params["w"]
+        raise ZeroDivisionError
 
-        return 1.5, gradients()
+    return 1.5, gradients()
 
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        gradients_that_fail,
+        lambda params, batch: (1.5, [np.zeros(3)]),
+        lambda params, batch: Step(1.5, [("w", params["w"]), 3]),
+        lambda params, batch: Step(1.5, None),
+    ],
+    ids=["raises", "no pairs", "no pair", "nothing"],
+)
+def test_a_program_whose_gradients_fail_one_by_one_is_blamed(compute):
     rig = Rig(compute=compute, data=False, max_steps=1)
     rig.parameters.push = lambda gradients, **options: dict(gradients)
     with pytest.raises(errors.ProgramError, match="loss_and_gradients, step 0"):
@@ -297,7 +308,7 @@ def test_a_program_that_raises_between_two_gradients_is_blamed():
         ),
         (lambda params, batch: params["v"], "KeyError: 'v'"),
         (lambda params, batch: 3.0, r"returned a float; return \(loss, gradients by name\)"),
-        (lambda params, batch: (1.0, [np.zeros(2)]), "returned a tuple"),
+        (lambda params, batch: (1.0, np.zeros(2)), "returned a tuple"),
         (lambda params, batch: ("low", {}), "could not convert string to float"),
         (lambda params, batch: Step(1.0, {}, metrics={"accuracy": "high"}), "could not convert string to float"),
     ],

@@ -26,17 +26,22 @@ class Tally:
         return self._clock() - self._since
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def timed(self, phase: str, but: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
         """Counts the block's time, also when it raises.
 
         Args:
             phase: one of PHASES.
+            but: asked in the end how many seconds of it were another phase's.
         """
         start = self._clock()
         try:
             yield
         finally:
-            self._durations[phase].observe(self._clock() - start)
+            self.observe(phase, max(0.0, self._clock() - start - but()))
+
+    def observe(self, phase: str, seconds: float) -> None:
+        """Counts time of a phase."""
+        self._durations[phase].observe(seconds)
 
     def pushed(self, result: PushResult, samples: int, values: Mapping[str, float]) -> None:
         """Counts a push that was answered; the figures of one that came late are not the job's."""

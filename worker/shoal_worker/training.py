@@ -125,6 +125,7 @@ class Training:
         self._stop = stop or threading.Event()
         self._tally = Tally(clock)
         self._rejected_in_a_row = 0
+        self._computing_s = 0.0  # while the step's first gradients were pushed
         self._sent: tuple[int, dict[str, float]] = (0, {})  # samples and figures of the push that is on its way
 
     def run(self) -> None:
@@ -162,7 +163,8 @@ class Training:
         with self._tally.timed("compute"):
             computed = self._compute(values, indices)
         samples = 0 if indices is None else len(indices)
-        with self._tally.timed("push"):
+        self._computing_s = 0.0
+        with self._tally.timed("push", but=lambda: self._computing_s):
             self._settle()
             try:
                 result = self._parameters.push(computed.gradients, updates=computed.updates, weight=samples or 1.0)
@@ -170,6 +172,8 @@ class Training:
                 self._reject(error)
                 self._parameters.skip()  # for the others may be waiting for this step
                 return
+        if self._computing_s:
+            self._tally.observe("compute", self._computing_s)
         self._sent = samples, computed.values
         if result.outcome != "sent":
             self._count(result)
@@ -209,7 +213,7 @@ class Training:
         match result:
             case Step():
                 return result
-            case (loss, (Mapping() | Iterator()) as gradients):
+            case (loss, (Mapping() | Iterator() | list() | tuple()) as gradients):
                 return Step(loss, gradients)
         raise errors.ProgramError(
             f"program {self._name}: loss_and_gradients returned a {type(result).__name__}; "
@@ -221,14 +225,17 @@ class Training:
 
     def _one_by_one(self, gradients: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, np.ndarray]]:
         """Goes on with the program's computation, while what it has computed before is pushed."""
-        arrays = iter(gradients)
+        with self._blamed("loss_and_gradients"):
+            arrays = iter(gradients)
         while True:
-            with self._tally.timed("compute"), self._blamed("loss_and_gradients"):
+            start = self._clock()
+            with self._blamed("loss_and_gradients"):
                 following = next(arrays, None)
                 if following is None:
                     return
                 name, array = following
                 on_host = self._device.to_host(array)
+            self._computing_s += self._clock() - start
             yield name, on_host
 
     def _reject(self, error: errors.NonFiniteGradient) -> None:

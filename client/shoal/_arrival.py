@@ -1,0 +1,76 @@
+"""Arenas as arrays by name again: what a client does with the values that it pulls."""
+
+import math
+
+import numpy as np
+
+from shoal._framing import ArenaKey, Run, copy_elements
+from shoal._layout import ArenaLayout
+from shoal._packing import Memory, Packer, Part
+
+# From this size on, an arena with a part of a variable is received part by part: it is not to be in memory twice.
+_SCATTERED_BYTES = 64 << 20
+
+
+class Arrival:
+    """The variables of one pull on their way in.
+
+    An arena is received into flat memory, in which whole variables then lie as they are; slices of variables that lie
+    in several arenas are copied from there, or, in large arenas, received where they belong.
+
+    Several threads may fill it at once, each the arenas of another server.
+
+    Args:
+        packer: of the placement.
+        memory: gives the memory of the values.
+    """
+
+    def __init__(self, packer: Packer, memory: Memory) -> None:
+        self._packer, self._memory = packer, memory
+        self._values = packer.nothing.copy()
+        self._values |= {name: self._array(name) for name in packer.split}
+        self._flat: dict[ArenaKey, tuple[np.ndarray, int]] = {}  # bytes, and where in them the arena begins
+
+    def runs(self, key: ArenaKey, arena: ArenaLayout) -> list[Run]:
+        """Memory for an arena, to be filled before `values` is called."""
+        plan = self._packer.plans[key]
+        if arena.nbytes >= _SCATTERED_BYTES and plan.partial:
+            return [Run(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
+        flat = self._memory(arena.elements * arena.dtype.itemsize)
+        self._flat[key] = flat, 0
+        return [Run(0, arena.elements, flat.view(arena.dtype))]
+
+    def adopt(self, key: ArenaKey, arena: ArenaLayout, slot: np.ndarray, offset: int) -> None:
+        """Takes an arena that lies in memory, at an offset in bytes; the values may be views of it from now on."""
+        if arena.wire == arena.dtype:
+            self._flat[key] = slot, offset
+            return
+        source = slot[offset : offset + arena.nbytes].view(arena.wire)
+        for run in self.runs(key, arena):
+            copy_elements(run.target, source[run.start : run.stop])
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The variables by name, in the placement's order, once all arenas are there."""
+        values = self._values
+        for key, (flat, offset) in self._flat.items():
+            plan = self._packer.plans[key]
+            arena = plan.arena
+            elements = flat[offset : offset + arena.elements * arena.dtype.itemsize].view(arena.dtype)
+            values.update(plan.whole(elements))
+            for part in plan.partial:
+                values[part.variable][part.rows] = elements[part.elements].reshape(part.shape)
+        return values
+
+    def _target(self, part: Part) -> np.ndarray:
+        if part.rows is None:
+            self._values[part.variable] = self._array(part.variable)
+        array: np.ndarray = self._values[part.variable]
+        return array if part.rows is None else array[part.rows]
+
+    def _array(self, name: str) -> np.ndarray:
+        variable = self._packer.variables[name]
+        nbytes = math.prod(variable.shape) * variable.dtype.itemsize
+        return self._memory(nbytes).view(variable.dtype).reshape(variable.shape)
+
+
+__all__ = ["Arrival"]
