@@ -53,8 +53,8 @@ Global___PushOutcome: _TypeAlias = PushOutcome  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
-    """A piece of an arena. Chunks of an arena come in order, do not overlap, and cover it whole, else
-    INVALID_ARGUMENT, BAD_CHUNK.
+    """A piece of an arena. Chunks of an arena come in any order, do not overlap, leave 65,536 gaps at most meanwhile, and cover it
+    whole in the end, else INVALID_ARGUMENT, BAD_CHUNK.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

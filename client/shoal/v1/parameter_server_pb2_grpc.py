@@ -103,8 +103,8 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Stages a gradient for some shards of one server: first a PushHeader, then chunks that fill each arena in
-        order. Nothing of it counts until it is committed; a stream that breaks leaves no trace.
+        """Stages a gradient for some shards of one server: first a PushHeader, then chunks that fill each arena. Nothing of
+        it counts until it is committed; a stream that breaks leaves no trace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

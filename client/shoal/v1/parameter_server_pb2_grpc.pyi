@@ -36,8 +36,8 @@ class ParameterServerStub:
     must wait holds no server thread. A server answers each shard with a ShardHeader, then its chunks in order.
     """
     Push: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
-    """Stages a gradient for some shards of one server: first a PushHeader, then chunks that fill each arena in
-    order. Nothing of it counts until it is committed; a stream that breaks leaves no trace.
+    """Stages a gradient for some shards of one server: first a PushHeader, then chunks that fill each arena. Nothing of
+    it counts until it is committed; a stream that breaks leaves no trace.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]
     """Commits a push that is staged on this server. The second phase of a push whose shards lie on several."""
@@ -74,8 +74,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     must wait holds no server thread. A server answers each shard with a ShardHeader, then its chunks in order.
     """
     Push: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
-    """Stages a gradient for some shards of one server: first a PushHeader, then chunks that fill each arena in
-    order. Nothing of it counts until it is committed; a stream that breaks leaves no trace.
+    """Stages a gradient for some shards of one server: first a PushHeader, then chunks that fill each arena. Nothing of
+    it counts until it is committed; a stream that breaks leaves no trace.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Commits a push that is staged on this server. The second phase of a push whose shards lie on several."""
@@ -121,8 +121,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_parameter_server_pb2.PushRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]:
-        """Stages a gradient for some shards of one server: first a PushHeader, then chunks that fill each arena in
-        order. Nothing of it counts until it is committed; a stream that breaks leaves no trace.
+        """Stages a gradient for some shards of one server: first a PushHeader, then chunks that fill each arena. Nothing of
+        it counts until it is committed; a stream that breaks leaves no trace.
         """
 
     @_abc_1.abstractmethod
