@@ -47,6 +47,7 @@ class Loop:
             pulled = clock()
             gradients = ((name, w * np.float32(1e-6) + np.float32(1e-3)) for name, w in values.items())
             whole = gradients if self.one_by_one else dict(gradients)
+            del values  # done with: to free ten thousand of them is no part of the next pull
             computed = clock()
             self.session.push(whole)
             pushing += clock() - computed

@@ -6,7 +6,7 @@ How arenas travel is in `shoal._framing`.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter, eq, itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -141,18 +141,19 @@ class _Expected:
         self._dtypes = [variable.dtype for variable in variables.values()]
 
     def fit(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Whether they are plain arrays of just these names, shapes and dtypes."""
+        """Whether they are arrays of just these names, shapes and dtypes."""
         if len(arrays) != len(self.variables):
             return False
         try:
             found = self._get(arrays)
         except KeyError:
             return False
-        return (
-            set(map(type, found)) <= {np.ndarray}
-            and list(map(attrgetter("shape"), found)) == self._shapes
-            and list(map(attrgetter("dtype"), found)) == self._dtypes
-        )
+        try:
+            return all(map(eq, map(attrgetter("shape"), found), self._shapes)) and all(
+                map(eq, map(attrgetter("dtype"), found), self._dtypes)
+            )
+        except AttributeError:
+            return False
 
 
 class Packer:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import errors
+from shoal import _lane, errors
 from shoal._lane import Frame, Lane
 from shoal._limits import MAX_MESSAGE_BYTES
 
@@ -313,3 +313,59 @@ def test_a_lane_sends_at_once_and_finds_out_about_hosts_that_vanish():
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         )
         assert idle + interval * count <= 30
+
+
+class TestWatching:
+    """Where the other end speaks soon, a lane looks out for it before it sleeps."""
+
+    @pytest.fixture
+    def watches(self, monkeypatch):
+        """Of each time that it looked out, whether something came."""
+        calls = []
+
+        def watch(lane, until):
+            found = watched(lane, until)
+            calls.append(found)
+            return found
+
+        watched = Lane._watch
+        monkeypatch.setattr(Lane, "_watch", watch)
+        return calls
+
+    def test_only_while_answers_come_soon(self, monkeypatch, watches):
+        monkeypatch.setattr(_lane, "_BRIEF_S", 3600.0)
+        with lane_and_socket() as (lane, far):
+            far.sendall(frame(Frame.END))
+            lane.receive()
+            assert watches == []
+            far.sendall(frame(Frame.END))
+            lane.receive()
+            assert watches == [True]
+            monkeypatch.setattr(_lane, "_BRIEF_S", 0.0)  # from now on, nothing is soon
+            for _ in range(3):
+                far.sendall(frame(Frame.END))
+                lane.receive()
+            assert watches == [True, False]
+
+    @pytest.mark.parametrize("end", ["closes", "resets"])
+    def test_an_end_is_seen(self, monkeypatch, end):
+        monkeypatch.setattr(_lane, "_BRIEF_S", 3600.0)
+        with lane_and_socket() as (lane, far):
+            far.sendall(frame(Frame.END))
+            lane.receive()
+            if end == "resets":
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            far.close()
+            with pytest.raises(errors.Unreachable):
+                lane.receive()
+            assert lane.closed
+
+    def test_closing_from_another_thread_ends_it(self, monkeypatch):
+        monkeypatch.setattr(_lane, "_BRIEF_S", 3600.0)
+        with lane_and_socket() as (lane, far), ThreadPoolExecutor(1) as thread:
+            far.sendall(frame(Frame.END))
+            lane.receive()
+            waiting = thread.submit(lane.receive)
+            lane.close()
+            with pytest.raises(errors.Unreachable):
+                waiting.result(30)
