@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, eq, itemgetter
+from sys import intern
 from typing import Any, Protocol
 
 import numpy as np
@@ -164,12 +165,12 @@ class Packer:
     """
 
     def __init__(self, placement: Placement) -> None:
-        self.variables = placement.variables
+        self.variables = {intern(name): variable for name, variable in placement.variables.items()}
         self.plans = {
-            key: _ArenaPlan(arena, placement.variables)
+            key: _ArenaPlan(arena, self.variables)
             for key, arena in arenas_of(shard.layout for shard in placement.shards).items()
         }
-        self.nothing: dict[str, Any] = dict.fromkeys(placement.variables)  # all names, in the placement's order
+        self.nothing: dict[str, Any] = dict.fromkeys(self.variables)  # all names, in the placement's order
         self._expected: dict[frozenset[Aggregation], _Expected] = {}
         # Variables of which no arena has all rows.
         self.split = {part.variable for plan in self.plans.values() for part in plan.partial}
@@ -366,14 +367,15 @@ def _cut(piece: np.ndarray, wire: np.dtype) -> Iterator[np.ndarray]:
 def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[Part]:
     parts = []
     for piece in arena.slices:
-        shape = variables[piece.variable].shape
+        name = intern(piece.variable)  # the same string everywhere: a look-up need not read its letters
+        shape = variables[name].shape
         count = piece.row_stop - piece.row_start
         elements = slice(piece.offset, piece.offset + count * row_elements(shape))
         if count == rows_of(shape):
-            parts.append(Part(piece.variable, None, shape, elements))
+            parts.append(Part(name, None, shape, elements))
         else:
             rows = slice(piece.row_start, piece.row_stop)
-            parts.append(Part(piece.variable, rows, (count, *shape[1:]), elements))
+            parts.append(Part(name, rows, (count, *shape[1:]), elements))
     return parts
 
 
