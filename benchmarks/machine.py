@@ -23,7 +23,7 @@ def described(interpreters: Mapping[str, str]) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
         "peers": rivals.versions(interpreters),

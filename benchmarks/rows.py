@@ -155,10 +155,11 @@ FIGURES: Mapping[str, Figure] = {
     "kernel_adamw": _kernel("AdamW"),
     "many_variables": Figure(
         "scale",
-        "pull and push of the dense bytes in 10,000 variables, in turn",
+        "pull and push of the dense bytes in 10,000 variables, gradients in the session's buffers",
         "at most 1.15 times the time",
         1 / 1.15,
     ),
+    "many_variables_copied": Figure("scale", "the same, gradients in arrays of the program's own"),
     "many_variables_step": Figure("scale", "the whole step, with 10,000 times NumPy's arithmetic"),
     "shards_2": Figure("scale", "2 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),
     "shards_4": Figure("scale", "4 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),

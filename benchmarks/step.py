@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import shoal
 
@@ -33,6 +34,7 @@ class Loop:
     """The worker's loop, and where its time went."""
 
     session: shoal.Session
+    in_place: bool  # gradients are computed into the session's buffers
     one_by_one: bool  # gradients are computed while those before are pushed
     steps: int = 0
     ms: dict[str, list[float]] = field(default_factory=lambda: {"pull": [], "gradient": [], "push": []})  # by run
@@ -45,8 +47,14 @@ class Loop:
             began = clock()
             values = self.session.pull()
             pulled = clock()
-            gradients = ((name, w * np.float32(1e-6) + np.float32(1e-3)) for name, w in values.items())
-            whole = gradients if self.one_by_one else dict(gradients)
+            if self.in_place:
+                whole: Any = self.session.buffers()
+                for name, w in values.items():
+                    np.multiply(w, np.float32(1e-6), out=whole[name])
+                    whole[name] += np.float32(1e-3)
+                del w
+            else:
+                whole = self._gradients(values)
             del values  # done with: to free ten thousand of them is no part of the next pull
             computed = clock()
             self.session.push(whole)
@@ -58,6 +66,10 @@ class Loop:
         self.steps += count
         for part, seconds in (("pull", pulling), ("gradient", computing), ("push", pushing)):
             self.ms[part].append(seconds / count * 1e3)
+
+    def _gradients(self, values: dict[str, np.ndarray]) -> Any:
+        gradients = ((name, w * np.float32(1e-6) + np.float32(1e-3)) for name, w in values.items())
+        return gradients if self.one_by_one else dict(gradients)
 
     def check(self) -> None:
         """Fails unless the values are what so many steps make of zeros; those under way may be missing."""
@@ -91,7 +103,7 @@ def main() -> None:
             overlap=not options.in_turn,
         ) as session,
     ):
-        loop = Loop(session, options.one_by_one)
+        loop = Loop(session, options.in_place, options.one_by_one)
         seconds = wl.measure(loop.run_steps, 1, 0.05) if options.short else wl.measure(loop.run_steps)
         shared = _maps_shared_memory()
         loop.check()
@@ -116,6 +128,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("workload", choices=("dense", "small"))
     parser.add_argument("--in-turn", action="store_true", help="no overlap")
+    parser.add_argument("--in-place", action="store_true", help="compute gradients into the session's buffers")
     parser.add_argument("--one-by-one", action="store_true", help="push gradients as they are computed")
     parser.add_argument("--shards", type=int, help="of the job; by default Shoal chooses")
     parser.add_argument("--variables", type=int, help="the dense workload's bytes in so many equal variables")

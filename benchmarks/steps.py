@@ -52,13 +52,16 @@ def scale(run: Run) -> list[Row]:
     few = {shards: f"161 variables, {shards} shard{'s' if shards > 1 else ''}" for shards in (1, 2, 4)}
     many = "10,000 variables, 4 shards"
     arguments = {name: ["--shards", str(shards)] for shards, name in few.items()}
-    arguments[many] = ["--shards", "4", "--variables", "10000"]
+    arguments[many] = [*arguments[few[4]], "--variables", "10000"]
+    for name in (few[4], many):
+        arguments[f"{name}, in place"] = [*arguments[name], "--in-place"]
     contestants = [_shoal(run, name, "auto", "dense", "--in-turn", *more) for name, more in arguments.items()]
     lines = run.contest("scale", contestants)
     whole = _medians(lines, arguments, "ms_per_step")
-    shoals = _medians({name: [_calls(line) for line in seen] for name, seen in lines.items()}, arguments, "ms")
+    calls = _medians({name: [_calls(line) for line in seen] for name, seen in lines.items()}, arguments, "ms")
     pairs = {
-        "many_variables": (shoals, many, few[4]),
+        "many_variables": (calls, f"{many}, in place", f"{few[4]}, in place"),
+        "many_variables_copied": (calls, many, few[4]),
         "many_variables_step": (whole, many, few[4]),
         "shards_2": (whole, few[2], few[1]),
         "shards_4": (whole, few[4], few[1]),

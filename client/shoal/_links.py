@@ -6,12 +6,14 @@ and which servers it goes to is in `shoal._parameters`.
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, TypeVar, cast
 
 import structlog
 
 from shoal import errors
 from shoal._arrival import Arrival
+from shoal._framing import slot_offsets
 from shoal._host import host_id
 from shoal._inflow import take_message
 from shoal._lane_calls import LaneCalls
@@ -95,6 +97,18 @@ class Link:
             if memory:
                 return load.copied_to(memory)
         return load
+
+    def lend(self, load: Load, memory: Memory) -> Load:
+        """Memory for a load that is still to be written: shared, if there is any.
+
+        Args:
+            load: for the shards of this link, with nothing in it.
+            memory: where none is shared.
+        """
+        self._pushes = lane = self._lane(self._pushes, _GRADIENT_SLOTS)
+        if lane and (taken := lane.take()):
+            return replace(load, copy=taken[1], slot=taken[0], owner=lane)
+        return replace(load, copy=memory(slot_offsets(load.layouts)[1]))
 
     def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
         """Pushes to all shards of this link."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._buffers import BufferPool
-from shoal._parameters import ParameterClient, Pulled, Push, PushResult
+from shoal._parameters import GradientBuffers, ParameterClient, Pulled, Push, PushResult
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 
@@ -64,6 +64,11 @@ class Pipeline:
         values = self._parameters.take(pulled)
         self._fetched = self._thread.submit(self._fetch_behind, self._sent, self.step)
         return values
+
+    def buffers(self) -> GradientBuffers:
+        """Arrays to compute this step's gradients into; see `Session.buffers`."""
+        self._check_not_feeding()
+        return self._parameters.buffers(self._memory.take)
 
     def push(
         self,

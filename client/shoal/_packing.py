@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._chunks import Chunk
-from shoal._framing import arenas_of, slot_offsets
+from shoal._framing import ArenaKey, arenas_of, slot_offsets
 from shoal._layout import Aggregation, ArenaLayout, Placement, ShardLayout, row_elements, rows_of
 from shoal._limits import CHUNK_BYTES
 from shoal.variables import Variable
@@ -259,14 +259,32 @@ class Packer:
             aggregations: the arenas to write.
             slot: unsigned bytes, large enough.
         """
-        offsets, _ = slot_offsets(layouts)
+        flats = _flats(layouts, aggregations, slot)
         targets: dict[Group, np.ndarray] = {}
-        for key, arena in arenas_of(layouts, aggregations).items():
-            flat = slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+        for key, flat in flats.items():
             plan = self.plans[key]
             targets |= dict.fromkeys([plan.all] if arrays.complete else plan.groups, flat)
         for group in arrays.ready([*targets]):
             _join(group.slices(arrays.arrays), targets[group][group.elements])
+
+    def lend(self, layouts: Sequence[ShardLayout], slot: np.ndarray) -> dict[str, np.ndarray]:
+        """The trainable variables that lie in a slot as they are, as views of it: what is written there is packed.
+
+        Others are cut, or travel in another dtype.
+        """
+        views: dict[str, np.ndarray] = {}
+        for key, flat in _flats(layouts, [Aggregation.TRAINABLE], slot).items():
+            plan = self.plans[key]
+            if plan.arena.wire == plan.arena.dtype:
+                views.update(plan.whole(flat))
+        return views
+
+    def write_some(self, layouts: Sequence[ShardLayout], arrays: Mapping[str, np.ndarray], slot: np.ndarray) -> None:
+        """Puts some variables into a slot, one by one."""
+        for key, flat in _flats(layouts, list(Aggregation), slot).items():
+            for part in self.plans[key].parts:
+                if part.variable in arrays:
+                    _join(Group([part]).slices(arrays), flat[part.elements])
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +340,17 @@ def _groups(parts: Sequence[Part], itemsize: int) -> Iterator[list[Part]]:
             size += nbytes
     if gathered:
         yield gathered
+
+
+def _flats(
+    layouts: Sequence[ShardLayout], aggregations: Collection[Aggregation], slot: np.ndarray
+) -> dict[ArenaKey, np.ndarray]:
+    """Arenas in a slot, as flat arrays of the dtype in which they travel."""
+    offsets, _ = slot_offsets(layouts)
+    return {
+        key: slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+        for key, arena in arenas_of(layouts, aggregations).items()
+    }
 
 
 def _pieces(group: Group, arrays: Mapping[str, np.ndarray], wire: np.dtype) -> Iterator[np.ndarray]:

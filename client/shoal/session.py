@@ -109,6 +109,22 @@ class Session:
         with self._alive():
             return self._parameters.pull()
 
+    def buffers(self) -> dict[str, np.ndarray]:
+        """Arrays to compute this step's gradients into, which saves a push their copy.
+
+        They may lie in memory that a server reads from. Write every one of them, in place (`np.multiply(a, b,
+        out=buffers["w"])`), or put another array in its place, and push the dict itself. Ask for new ones for the next
+        step: once pushed, these must not be changed before the push is settled.
+
+        Returns:
+            By name, for every trainable variable, in its shape and dtype; of any content.
+
+        Raises:
+            Fenced, UnknownJob, Cancelled, Unreachable: as for `pull`.
+        """
+        with self._alive():
+            return self._parameters.buffers()
+
     def push(
         self,
         gradients: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]],

@@ -393,6 +393,123 @@ class TestGradientsOneByOne:
         assert not any(servers.versions())
 
 
+MIXED = {
+    "whole": Variable((300_000,)),
+    "cut": Variable((500, 300), partitioner=FixedShards(3)),
+    "small": Variable((7, 3)),
+    "number": Variable(()),
+    "half": Variable((600,), dtype="float16"),
+    "mean": Variable((4,), trainable=False, aggregation="last"),
+}
+TRAINED = [name for name in MIXED if name != "mean"]
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
+@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+class TestBuffers:
+    """Gradients that are computed into memory that they are pushed from count as any others do."""
+
+    @pytest.fixture
+    def servers(self, transport, count):
+        with ShardServers(MIXED, servers=count, shards=3, optimizer=optim.SGD(1.0), transport=transport) as servers:
+            yield servers
+
+    @pytest.fixture
+    def pipeline(self, servers, overlap):
+        with Pipeline(servers.worker("a"), overlap=overlap) as pipeline:
+            yield pipeline
+
+    def step(self, pipeline, change=lambda buffers: buffers, **options):
+        """Every element's gradient is 1."""
+        pipeline.pull()
+        pipeline.settle()
+        buffers = pipeline.buffers()
+        assert [*buffers] == TRAINED
+        for array in buffers.values():
+            array[...] = 1
+        pipeline.push(change(buffers), **options)
+        return buffers
+
+    def check(self, servers, before, steps):
+        for name, value in servers.values().items():
+            expected = before[name] - np.asarray(steps, before[name].dtype) if name in TRAINED else before[name]
+            np.testing.assert_allclose(value, expected, rtol=2e-3, atol=1e-2 if name == "half" else 1e-5)
+
+    def test_they_count_step_after_step_though_the_program_keeps_them(self, servers, pipeline):
+        before = servers.values()
+        kept = [self.step(pipeline) for _ in range(5)]
+        pipeline.settle()
+        self.check(servers, before, 5)
+        assert len({id(buffers["whole"]) for buffers in kept}) == 5
+
+    def test_arrays_that_were_replaced_count_too(self, servers, pipeline):
+        def replace(buffers):
+            for name in ("whole", "cut", "number"):
+                buffers[name][...] = np.nan
+                buffers[name] = np.ones(MIXED[name].shape, np.float32)
+            return buffers
+
+        before = servers.values()
+        self.step(pipeline, replace)
+        pipeline.settle()
+        self.check(servers, before, 1)
+
+    def test_a_copy_of_the_mapping_counts_too(self, servers, pipeline):
+        before = servers.values()
+        self.step(pipeline, dict)
+        pipeline.settle()
+        self.check(servers, before, 1)
+
+    def test_they_may_be_pushed_again_once_they_are_settled(self, servers, pipeline):
+        before = servers.values()
+        buffers = self.step(pipeline)
+        pipeline.settle()
+        buffers["whole"][:] = 1
+        pipeline.pull()
+        pipeline.push(buffers)
+        pipeline.settle()
+        self.check(servers, before, 2)
+
+    def test_updates_go_with_them(self, servers, pipeline):
+        before = servers.values()
+        before["mean"][:] = 5
+        self.step(pipeline, updates={"mean": np.full(4, 5, np.float32)})
+        pipeline.settle()
+        self.check(servers, before, 1)
+
+    @pytest.mark.parametrize(
+        ("spoil", "said"),
+        [
+            (lambda buffers: buffers.pop("small"), "'small' is missing"),
+            (lambda buffers: buffers.update(small=np.ones(3, np.float32)), "'small' has shape"),
+            (lambda buffers: buffers.update(other=np.ones(3, np.float32)), "'other' is not a variable"),
+        ],
+        ids=["missing", "misshapen", "unknown"],
+    )
+    def test_what_does_not_fit_is_refused(self, servers, pipeline, spoil, said):
+        def spoiled(buffers):
+            spoil(buffers)
+            return buffers
+
+        with pytest.raises(errors.InvalidGradient, match=said):
+            self.step(pipeline, spoiled)
+        assert not any(servers.versions())
+
+    def test_nan_is_refused(self, servers, pipeline):
+        def spoiled(buffers):
+            buffers["whole"][77] = np.nan
+            return buffers
+
+        def pushed():
+            self.step(pipeline, spoiled)
+            pipeline.settle()
+
+        with pytest.raises(errors.NonFiniteGradient, match="whole"):
+            pushed()
+        assert not any(servers.versions())
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
 class TestGradientsThatTakeTheirTime:
     @pytest.fixture
