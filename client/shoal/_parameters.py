@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -109,6 +110,8 @@ class GradientBuffers(dict[str, np.ndarray]):
     def others(self) -> dict[str, np.ndarray]:
         """The arrays that do not lie there: those that never did, and those that the program has put in their place."""
         lent = self._lent
+        if len(self) == len(lent) and all(map(is_, self.values(), lent.values())):
+            return {}  # as it should be; in the order of the placement, both
         return {name: array for name, array in self.items() if lent.get(name) is not array}
 
     @property
@@ -321,12 +324,13 @@ class ParameterClient:
         for load in loads.values():
             assert load.copy is not None
             lent |= self._packer.lend(load.layouts, load.copy)
-        arrays = {
-            name: lent[name] if name in lent else np.empty(variable.shape, variable.dtype)
-            for name, variable in self._packer.variables.items()
-            if variable.aggregation is Aggregation.TRAINABLE
-        }
-        return GradientBuffers(arrays, lent, loads)
+        arrays, ordered = {}, {}
+        for name, variable in self._packer.variables.items():
+            if name in lent:
+                arrays[name] = ordered[name] = lent[name]
+            elif variable.aggregation is Aggregation.TRAINABLE:
+                arrays[name] = np.empty(variable.shape, variable.dtype)
+        return GradientBuffers(arrays, ordered, loads)
 
     def begin(self, updates: Mapping[str, np.ndarray] | None, weight: float) -> Push:
         """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it.

@@ -16,7 +16,7 @@ from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
 from shoal._outbox import Outbox
 from shoal._overlap import Gradients, Pipeline
-from shoal._parameters import PushResult
+from shoal._parameters import GradientBuffers, PushResult
 from shoal._participant import Participant, Report
 from shoal.job import Job
 from shoal.status import JobStatus
@@ -391,7 +391,7 @@ def _as_pair(pair: tuple[str, ArrayLike]) -> tuple[str, np.ndarray]:
 
 
 def _as_arrays(values: Mapping[str, ArrayLike]) -> Mapping[str, np.ndarray]:
-    if set(map(type, values.values())) <= {np.ndarray}:
+    if isinstance(values, GradientBuffers) or set(map(type, values.values())) <= {np.ndarray}:
         return cast(Mapping[str, np.ndarray], values)
     return {name: np.asarray(value) for name, value in values.items()}
 
