@@ -29,33 +29,30 @@ class Arrival:
         self._packer, self._memory = packer, memory
         self._values = packer.nothing.copy()
         self._values |= {name: self._array(name) for name in packer.split}
-        self._flat: dict[ArenaKey, tuple[np.ndarray, int]] = {}  # bytes, and where in them the arena begins
+        self._flat: dict[ArenaKey, np.ndarray] = {}
 
     def runs(self, key: ArenaKey, arena: ArenaLayout) -> list[Run]:
         """Memory for an arena, to be filled before `values` is called."""
         plan = self._packer.plans[key]
         if arena.nbytes >= _SCATTERED_BYTES and plan.partial:
             return [Run(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
-        flat = self._memory(arena.elements * arena.dtype.itemsize)
-        self._flat[key] = flat, 0
-        return [Run(0, arena.elements, flat.view(arena.dtype))]
+        self._flat[key] = flat = self._memory(arena.elements * arena.dtype.itemsize).view(arena.dtype)
+        return [Run(0, arena.elements, flat)]
 
-    def adopt(self, key: ArenaKey, arena: ArenaLayout, slot: np.ndarray, offset: int) -> None:
-        """Takes an arena that lies in memory, at an offset in bytes; the values may be views of it from now on."""
+    def adopt(self, key: ArenaKey, elements: np.ndarray) -> None:
+        """Takes an arena that lies in memory, as it travelled; the values may be views of it from now on."""
+        arena = self._packer.plans[key].arena
         if arena.wire == arena.dtype:
-            self._flat[key] = slot, offset
+            self._flat[key] = elements
             return
-        source = slot[offset : offset + arena.nbytes].view(arena.wire)
         for run in self.runs(key, arena):
-            copy_elements(run.target, source[run.start : run.stop])
+            copy_elements(run.target, elements[run.start : run.stop])
 
     def values(self) -> dict[str, np.ndarray]:
         """The variables by name, in the placement's order, once all arenas are there."""
         values = self._values
-        for key, (flat, offset) in self._flat.items():
+        for key, elements in self._flat.items():
             plan = self._packer.plans[key]
-            arena = plan.arena
-            elements = flat[offset : offset + arena.elements * arena.dtype.itemsize].view(arena.dtype)
             values.update(plan.whole(elements))
             for part in plan.partial:
                 values[part.variable][part.rows] = elements[part.elements].reshape(part.shape)

@@ -59,6 +59,36 @@ def slot_offsets(layouts: Iterable[ShardLayout]) -> tuple[dict[ArenaKey, int], i
     return offsets, end
 
 
+def slot_arrays(
+    slot: np.ndarray, layouts: Sequence[ShardLayout], aggregations: Collection[Aggregation] | None = None
+) -> dict[ArenaKey, np.ndarray]:
+    """The arenas that lie in a slot, flat, in the dtype in which they travel.
+
+    Args:
+        slot: unsigned bytes, as many as `slot_offsets` says, or more.
+        layouts: of the shards, all those of the call.
+        aggregations: only arenas of these; None: all.
+    """
+    offsets, _ = slot_offsets(layouts)
+    return {
+        key: slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+        for key, arena in arenas_of(layouts, aggregations).items()
+    }
+
+
+def chunks_of(key: ArenaKey, elements: np.ndarray, offset: int = 0) -> Iterator[Chunk]:
+    """Elements of an arena as chunks, which are views of them.
+
+    Args:
+        key: of the arena.
+        elements: flat and contiguous, of the wire's dtype.
+        offset: bytes from the arena's start.
+    """
+    data = elements.view(np.uint8).data
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield Chunk(*key, offset + start, data[start : start + CHUNK_BYTES])
+
+
 def messages(stream: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """Groups chunks so that a message carries about `CHUNK_BYTES` at most."""
     group: list[Chunk] = []

@@ -234,9 +234,7 @@ class Lane:
             missing -= count
         assert missing == sum(map(len, waiting)), "the targets are not of the payload's size"
         while waiting:
-            count = self._read(waiting)
-            missing -= count
-            waiting = _rest(waiting, count)
+            waiting = _rest(waiting, self._read(waiting))
         self.left = 0
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from shoal import _rpc, errors
 from shoal._arrival import Arrival
 from shoal._chunks import encode_push
-from shoal._framing import arenas_of, slot_offsets
+from shoal._framing import slot_arrays, slot_offsets
 from shoal._inflow import take_frame
 from shoal._lane import Frame, Lane
 from shoal._layout import ShardLayout
@@ -53,7 +53,7 @@ class LaneCalls:
         self._address, self._layouts = address, layouts
         self._segment: Segment | None = None
         self._slots: Slots | None = None
-        self._offsets, nbytes = slot_offsets(layouts)
+        _, nbytes = slot_offsets(layouts)
         self._slot_bytes = -(-nbytes // _PAGE) * _PAGE
         self._refusal: errors.ShoalError | None = None
         self.lost = ""
@@ -167,8 +167,8 @@ class LaneCalls:
         headers = self._receive_values(None)
         if self._look():
             raise self._loss()
-        for key, arena in arenas_of(self._layouts).items():
-            arrival.adopt(key, arena, slot, self._offsets[key])
+        for key, elements in slot_arrays(slot, self._layouts).items():
+            arrival.adopt(key, elements)
         return headers
 
     def _push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:

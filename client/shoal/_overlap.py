@@ -21,7 +21,8 @@ import numpy as np
 
 from shoal import errors
 from shoal._buffers import BufferPool
-from shoal._parameters import GradientBuffers, ParameterClient, Pulled, Push, PushResult
+from shoal._gradient_buffers import GradientBuffers
+from shoal._parameters import ParameterClient, Pulled, Push, PushResult
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._chunks import Chunk
-from shoal._framing import ArenaKey, arenas_of, slot_offsets
+from shoal._framing import arenas_of, chunks_of, slot_arrays
 from shoal._layout import Aggregation, ArenaLayout, Placement, ShardLayout, row_elements, rows_of
 from shoal._limits import CHUNK_BYTES
 from shoal.variables import Variable
@@ -235,14 +235,11 @@ class Packer:
         keys = arenas_of(layouts, aggregations)
         plans = {group: (key, self.plans[key]) for key in keys for group in self.plans[key].groups}
         for group in arrays.ready([*plans]):
-            (shard, index), plan = plans[group]
+            key, plan = plans[group]
             offset = group.elements.start * plan.arena.wire.itemsize
             for piece in _pieces(group, arrays.arrays, plan.arena.wire):
-                data = piece.view(np.uint8).data
-                for start in range(0, len(data), CHUNK_BYTES):
-                    chunk = data[start : start + CHUNK_BYTES]
-                    yield Chunk(shard, index, offset, chunk)
-                    offset += len(chunk)
+                yield from chunks_of(key, piece, offset)
+                offset += piece.nbytes
 
     def write(
         self,
@@ -259,9 +256,8 @@ class Packer:
             aggregations: the arenas to write.
             slot: unsigned bytes, large enough.
         """
-        flats = _flats(layouts, aggregations, slot)
         targets: dict[Group, np.ndarray] = {}
-        for key, flat in flats.items():
+        for key, flat in slot_arrays(slot, layouts, aggregations).items():
             plan = self.plans[key]
             targets |= dict.fromkeys([plan.all] if arrays.complete else plan.groups, flat)
         for group in arrays.ready([*targets]):
@@ -273,7 +269,7 @@ class Packer:
         Others are cut, or travel in another dtype.
         """
         views: dict[str, np.ndarray] = {}
-        for key, flat in _flats(layouts, [Aggregation.TRAINABLE], slot).items():
+        for key, flat in slot_arrays(slot, layouts, [Aggregation.TRAINABLE]).items():
             plan = self.plans[key]
             if plan.arena.wire == plan.arena.dtype:
                 views.update(plan.whole(flat))
@@ -281,7 +277,7 @@ class Packer:
 
     def write_some(self, layouts: Sequence[ShardLayout], arrays: Mapping[str, np.ndarray], slot: np.ndarray) -> None:
         """Puts some variables into a slot, one by one."""
-        for key, flat in _flats(layouts, list(Aggregation), slot).items():
+        for key, flat in slot_arrays(slot, layouts).items():
             for part in self.plans[key].parts:
                 if part.variable in arrays:
                     _join(Group([part]).slices(arrays), flat[part.elements])
@@ -340,17 +336,6 @@ def _groups(parts: Sequence[Part], itemsize: int) -> Iterator[list[Part]]:
             size += nbytes
     if gathered:
         yield gathered
-
-
-def _flats(
-    layouts: Sequence[ShardLayout], aggregations: Collection[Aggregation], slot: np.ndarray
-) -> dict[ArenaKey, np.ndarray]:
-    """Arenas in a slot, as flat arrays of the dtype in which they travel."""
-    offsets, _ = slot_offsets(layouts)
-    return {
-        key: slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
-        for key, arena in arenas_of(layouts, aggregations).items()
-    }
 
 
 def _pieces(group: Group, arrays: Mapping[str, np.ndarray], wire: np.dtype) -> Iterator[np.ndarray]:

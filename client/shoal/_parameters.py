@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from operator import is_
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ import structlog
 from shoal import _rpc, errors
 from shoal._arrival import Arrival
 from shoal._buffers import BufferPool
+from shoal._gradient_buffers import GradientBuffers
 from shoal._layout import Aggregation, Placement
 from shoal._links import Link, Transport, chosen_transport
 from shoal._outgoing import Outgoing
@@ -90,49 +90,6 @@ class Push:
         """What is still to come will never come; harmless if nothing is."""
         if self.outgoing:
             self.outgoing.fail()
-
-
-class GradientBuffers(dict[str, np.ndarray]):
-    """Arrays to compute a step's gradients into, for one push: most lie where the push is sent from.
-
-    Args:
-        arrays: by variable.
-        lent: those of them that lie there.
-        loads: by link, of that memory.
-    """
-
-    def __init__(
-        self, arrays: Mapping[str, np.ndarray], lent: Mapping[str, np.ndarray], loads: Mapping[Link, Load]
-    ) -> None:
-        super().__init__(arrays)
-        self._count, self._lent, self._loads = len(arrays), lent, loads
-
-    def others(self) -> dict[str, np.ndarray]:
-        """The arrays that do not lie there: those that never did, and those that the program has put in their place."""
-        lent = self._lent
-        if len(self) == len(lent) and all(map(is_, self.values(), lent.values())):
-            return {}  # as it should be; in the order of the placement, both
-        return {name: array for name, array in self.items() if lent.get(name) is not array}
-
-    @property
-    def whole(self) -> bool:
-        """Whether no name is missing, where all that there are lie there."""
-        return len(self) == self._count
-
-    def take(self, links: Sequence[Link], others: Mapping[str, np.ndarray]) -> Mapping[Link, Load] | None:
-        """The memory, for a push by these links, with everything in it; None: it is not theirs, or was pushed before.
-
-        Args:
-            links: of the push.
-            others: are copied there.
-        """
-        loads, self._loads = self._loads, {}
-        if [*loads] != [*links]:
-            return None
-        for load in loads.values() if others else ():
-            assert load.copy is not None
-            load.packer.write_some(load.layouts, others, load.copy)
-        return loads
 
 
 class ParameterClient:
@@ -293,20 +250,19 @@ class ParameterClient:
         """
         aggregations = _brought(weight, updates)
         if isinstance(gradients, GradientBuffers) and not updates:
-            others = gradients.others()
-            if others or not gradients.whole:
+            changed = gradients.changed()
+            if changed is not None:
                 self._packer.check(gradients, aggregations)
-            if loads := gradients.take(self._links, others):
+            if loads := gradients.take(self._links, changed or {}):
                 return Push(self.step, weight, self._versions, loads.__getitem__, aggregations)
         arrays = {**gradients, **updates} if updates else gradients
         self._packer.check(arrays, aggregations)
 
         def load(link: Link) -> Load:
-            whole = self._load(link, Complete(arrays), aggregations)
-            return self._retrying(link, lambda: link.prepare(whole, memory))
+            return link.prepare(self._load(link, Complete(arrays), aggregations), memory)
 
         if memory:
-            ready = {link: load(link) for link in self._links}
+            ready = {link: self._retrying(link, partial(load, link)) for link in self._links}
             return Push(self.step, weight, self._versions, ready.__getitem__, aggregations)
         return Push(self.step, weight, self._versions, load, aggregations)
 
@@ -320,17 +276,7 @@ class ParameterClient:
         for link in self._links:
             empty = self._load(link, None, [Aggregation.TRAINABLE])
             loads[link] = self._retrying(link, partial(link.lend, empty, memory))
-        lent: dict[str, np.ndarray] = {}
-        for load in loads.values():
-            assert load.copy is not None
-            lent |= self._packer.lend(load.layouts, load.copy)
-        arrays, ordered = {}, {}
-        for name, variable in self._packer.variables.items():
-            if name in lent:
-                arrays[name] = ordered[name] = lent[name]
-            elif variable.aggregation is Aggregation.TRAINABLE:
-                arrays[name] = np.empty(variable.shape, variable.dtype)
-        return GradientBuffers(arrays, ordered, loads)
+        return GradientBuffers.lend(self._packer, loads)
 
     def begin(self, updates: Mapping[str, np.ndarray] | None, weight: float) -> Push:
         """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it.
@@ -502,4 +448,4 @@ def _brought(weight: float, updates: Mapping[str, np.ndarray] | None) -> list[Ag
     return [Aggregation.TRAINABLE, *(_NON_TRAINABLE if updates else ())]
 
 
-__all__ = ["GradientBuffers", "ParameterClient", "Pulled", "Push", "PushResult"]
+__all__ = ["ParameterClient", "Pulled", "Push", "PushResult"]

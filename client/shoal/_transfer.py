@@ -9,9 +9,8 @@ import numpy as np
 from shoal import errors
 from shoal._arrival import Arrival
 from shoal._chunks import Buffer, Chunk, encode_push
-from shoal._framing import Assembler, arenas_of, messages, slot_offsets
+from shoal._framing import Assembler, arenas_of, chunks_of, messages, slot_arrays, slot_offsets
 from shoal._layout import Aggregation, ShardLayout
-from shoal._limits import CHUNK_BYTES
 from shoal._packing import Arrays, Memory, Packer
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -89,11 +88,8 @@ class Load:
             return
         if self.owner and self.owner.lost:
             raise errors.InternalError(f"a push is lost with the shared memory that it lay in: {self.owner.lost}")
-        offsets, _ = slot_offsets(self.layouts)
-        for key, arena in arenas_of(self.layouts, self.aggregations).items():
-            data = self.copy[offsets[key] : offsets[key] + arena.nbytes].data
-            for start in range(0, len(data), CHUNK_BYTES):
-                yield Chunk(*key, start, data[start : start + CHUNK_BYTES])
+        for key, elements in slot_arrays(self.copy, self.layouts, self.aggregations).items():
+            yield from chunks_of(key, elements)
 
     def requests(self, header: pb.PushHeader) -> Iterator[list[Buffer]]:
         """The messages of a push, each in pieces; the first has the header."""
@@ -131,15 +127,10 @@ class Delivery:
         """The headers of all shards.
 
         Raises:
-            BadChunk: something is missing.
+            BadChunk: something is missing, of the values or of the headers.
         """
         self.assembler.finish()
-        check_headers(self._headers, self._layouts)
+        wanted = {layout.shard for layout in self._layouts}
+        if {header.shard for header in self._headers} != wanted:
+            raise errors.BadChunk(f"a pull of shards {sorted(wanted)} was answered without all of them")
         return self._headers
-
-
-def check_headers(headers: Sequence[header_pb2.ShardHeader], layouts: Sequence[ShardLayout]) -> None:
-    """Raises BadChunk unless there is a header for each shard."""
-    wanted = {layout.shard for layout in layouts}
-    if {header.shard for header in headers} != wanted:
-        raise errors.BadChunk(f"a pull of shards {sorted(wanted)} was answered without all of them")

@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike
 
 from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
+from shoal._gradient_buffers import GradientBuffers
 from shoal._outbox import Outbox
 from shoal._overlap import Gradients, Pipeline
-from shoal._parameters import GradientBuffers, PushResult
+from shoal._parameters import PushResult
 from shoal._participant import Participant, Report
 from shoal.job import Job
 from shoal.status import JobStatus

@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -20,8 +19,8 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, errors
-from shoal._chunks import Buffer, Chunk, decode_push, encode_values
-from shoal._framing import ArenaKey, Assembler, arenas_of, slot_offsets
+from shoal._chunks import Buffer, decode_push, encode_values
+from shoal._framing import ArenaKey, Assembler, arenas_of, slot_arrays, slot_offsets
 from shoal._host import host_id
 from shoal._inflow import take_frame
 from shoal._lane import STALL_S, Frame, Lane
@@ -259,9 +258,13 @@ class LaneCalls:
         self._metrics.pulls.inc()
         shards = self._store.shards(request.stamp.job, request.shards, request.stamp.epoch)
         slot = None if request.headers_only or not request.slot else self._slot(request.slot)
-        offsets, end = slot_offsets([shard.layout for shard in shards]) if slot is not None else ({}, 0)
-        if slot is not None and end > slot.size:
-            raise errors.BadRequest(f"a pull of {end} bytes does not fit into a slot of {slot.size}")
+        targets: dict[ArenaKey, np.ndarray] = {}
+        if slot is not None:
+            layouts = [shard.layout for shard in shards]
+            _, end = slot_offsets(layouts)
+            if end > slot.size:
+                raise errors.BadRequest(f"a pull of {end} bytes does not fit into a slot of {slot.size}")
+            targets = slot_arrays(slot, layouts)
         pull = PendingPull(shards, self._wake)
         try:
             pull.start(pushes.stamp_of(request.stamp), request.ahead)
@@ -274,7 +277,7 @@ class LaneCalls:
                 elif slot is None:
                     self._send_values(answers, headers_only=request.headers_only, last=not unanswered)
                 else:
-                    self._write_values(answers, slot, offsets, last=not unanswered)
+                    self._write_values(answers, targets, last=not unanswered)
         finally:
             if pull.waits:
                 pull.abandon()
@@ -304,23 +307,17 @@ class LaneCalls:
             nbytes = sum(answer.shard.layout.nbytes for answer in answers)
             self._lane.stream(Frame.VALUES, counted(messages), end=last, within_s=transfer_s(nbytes))
 
-    def _write_values(
-        self, answers: Sequence[Answer], slot: np.ndarray, offsets: Mapping[ArenaKey, int], *, last: bool
-    ) -> None:
+    def _write_values(self, answers: Sequence[Answer], targets: Mapping[ArenaKey, np.ndarray], *, last: bool) -> None:
         headers = []
         for answer in answers:
-            targets = [
-                slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
-                for key, arena in arenas_of([answer.shard.layout]).items()
-            ]
             with answer.shard.read() as values:
-                values.write(targets)
+                values.write([targets[key] for key in arenas_of([answer.shard.layout])])
                 headers.append(answer.header(values.version))
             self._metrics.sent.inc(answer.shard.layout.nbytes)
         self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)
 
     def _push(self, payload: memoryview) -> None:
-        stream = _Stream(self._lane, self._metrics)
+        stream = _Stream(self._lane)
         try:
             header, chunks = decode_push(payload)
             if header is None:
@@ -329,7 +326,7 @@ class LaneCalls:
             if slot is not None:
                 source = pushes.from_slot(slot, self._metrics.received.inc)
             else:
-                source = pushes.from_wire(partial(stream.feed, chunks))
+                source = pushes.from_wire(chunks, stream.take, self._metrics.received.inc)
             answers = pushes.receive(self._store, header, source)
         except errors.ShoalError as error:
             self._metrics.rejected.labels(reason=error.code.lower()).inc()
@@ -366,19 +363,14 @@ class LaneCalls:
 class _Stream:
     """The rest of a push: frames with chunks, and an END."""
 
-    def __init__(self, lane: Lane, metrics: ServerMetrics) -> None:
-        self._lane, self._metrics = lane, metrics
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
         self._ended = False
 
-    def feed(self, first: Sequence[Chunk], assembler: Assembler) -> None:
-        """Has an assembler take the chunks of the first message, and those that follow."""
-        for chunk in first:
-            assembler.add(chunk)
-        self._metrics.received.inc(sum(len(chunk.data) for chunk in first))
+    def take(self, assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
+        """Has an assembler take the chunks of each message: the message without them, and their bytes."""
         while self._more():
-            request, size = take_frame(pb.PushRequest, self._lane, assembler)
-            self._metrics.received.inc(size)
-            pushes.check_no_header(request)
+            yield take_frame(pb.PushRequest, self._lane, assembler)
 
     def drain(self) -> None:
         """Reads what is left, so that the lane is at the beginning of the next call."""

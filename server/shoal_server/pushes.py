@@ -1,14 +1,15 @@
 """One push: receives a gradient whole, checks it whole, and only then lets its shards see it."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoal import errors
 from shoal._buffers import BufferPool
-from shoal._framing import ArenaKey, Assembler, Run, arenas_of, slot_offsets
+from shoal._chunks import Chunk
+from shoal._framing import ArenaKey, Assembler, Run, arenas_of, slot_arrays, slot_offsets
 from shoal._layout import Aggregation, storage_dtype
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -73,12 +74,6 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sh
     return [ShardAnswer(shard, answer) for shard, answer in zip(shards, answers, strict=True)]
 
 
-def check_no_header(request: pb.PushRequest) -> None:
-    """Raises BadRequest unless a message after the first has no header."""
-    if request.HasField("header"):
-        raise errors.BadRequest("a push has one header, in its first message")
-
-
 def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardAnswer]:
     """Commits a push that is staged.
 
@@ -123,19 +118,30 @@ def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sha
     return shards
 
 
-def from_wire(feed: Callable[[Assembler], object]) -> Source:
+def from_wire(
+    first: Sequence[Chunk],
+    rest: Callable[[Assembler], Iterable[tuple[pb.PushRequest, int]]],
+    on_received: Callable[[int], object],
+) -> Source:
     """What comes as chunks.
 
     Args:
-        feed: has an assembler take all of them.
+        first: those of the first message.
+        rest: has an assembler take those of the other messages: of each, the message without them, and their bytes.
+        on_received: told the bytes of each message's chunks.
     """
 
     def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
-        arenas = arenas_of([shard.layout for shard in shards], aggregations)
         staged = _Staged(shards, aggregations, memory)
         runs = {key: [Run(0, array.size, array)] for key, array in staged.arrays.items()}
-        assembler = Assembler(arenas, runs, conversions.receive, kernels.all_finite)
-        feed(assembler)
+        assembler = Assembler(staged.arenas, runs, conversions.receive, kernels.all_finite)
+        for chunk in first:
+            assembler.add(chunk)
+        on_received(sum(len(chunk.data) for chunk in first))
+        for message, size in rest(assembler):
+            on_received(size)
+            if message.HasField("header"):
+                raise errors.BadRequest("a push has one header, in its first message")
         assembler.finish()
         for key in assembler.non_finite:
             raise staged.non_finite(key)
@@ -156,14 +162,12 @@ def from_slot(slot: np.ndarray, on_received: Callable[[int], object] = lambda _:
 
     def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
         layouts = [shard.layout for shard in shards]
-        offsets, end = slot_offsets(layouts)
+        _, end = slot_offsets(layouts)
         if end > slot.size:
             raise errors.BadRequest(f"a push of {end} bytes does not fit into a slot of {slot.size}")
         staged = _Staged(shards, aggregations, memory)
-        arenas = arenas_of(layouts, aggregations)
-        on_received(sum(arena.nbytes for arena in arenas.values()))
-        for key, arena in arenas.items():
-            elements = slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+        on_received(sum(arena.nbytes for arena in staged.arenas.values()))
+        for key, elements in slot_arrays(slot, layouts, aggregations).items():
             if not conversions.receive(staged.arrays[key], elements):
                 raise staged.non_finite(key)
         return staged.payloads()
@@ -176,8 +180,9 @@ class _Staged:
 
     def __init__(self, shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> None:
         self._shards = {shard.layout.shard: shard for shard in shards}
+        self.arenas = arenas_of([shard.layout for shard in shards], aggregations)
         self.arrays: dict[ArenaKey, np.ndarray] = {}
-        for key, arena in arenas_of([shard.layout for shard in shards], aggregations).items():
+        for key, arena in self.arenas.items():
             dtype = storage_dtype(arena.dtype)
             self.arrays[key] = memory.take(arena.elements * dtype.itemsize).view(dtype)
 

@@ -153,20 +153,14 @@ class ParameterServerServicer:
 
     def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.Source]:
         """The header of a push, and what it brings."""
-        beginning = next(stream, b"")
-        header, _ = decode_push(beginning)
+        header, first = decode_push(next(stream, b""))
         if header is None:
             raise errors.BadRequest("a push begins with a header; this stream has none")
 
-        def feed(assembler: Assembler) -> None:
-            _, size = take_message(pb.PushRequest, beginning, assembler)
-            self._metrics.received.inc(size)
-            for message in stream:
-                request, size = take_message(pb.PushRequest, message, assembler)
-                self._metrics.received.inc(size)
-                pushes.check_no_header(request)
+        def rest(assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
+            return (take_message(pb.PushRequest, message, assembler) for message in stream)
 
-        return header, pushes.from_wire(feed)
+        return header, pushes.from_wire(first, rest, self._metrics.received.inc)
 
     def _watched_send(self, send: Send, context: grpc.ServicerContext) -> Send:
         def watched(message: bytes | None) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import _arrival, _packing, errors
+from shoal import _arrival, _framing, _packing, errors
 from shoal._arrival import Arrival
 from shoal._chunks import Chunk
-from shoal._framing import Assembler, arenas_of, slot_offsets
+from shoal._framing import Assembler, arenas_of, slot_arrays, slot_offsets
 from shoal._layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
 from shoal._limits import CHUNK_BYTES
 from shoal._packing import Complete, Packer
@@ -53,6 +53,7 @@ def limits(chunk_bytes: int, scattered_bytes: int = _arrival._SCATTERED_BYTES) -
     """Small enough for small arrays to be what large ones are."""
     with (
         mock.patch.object(_packing, "CHUNK_BYTES", chunk_bytes),
+        mock.patch.object(_framing, "CHUNK_BYTES", chunk_bytes),
         mock.patch.object(_packing, "_GATHERED_BYTES", chunk_bytes // 4),
         mock.patch.object(_arrival, "_SCATTERED_BYTES", scattered_bytes),
     ):
@@ -84,9 +85,8 @@ def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndar
 
 
 def adopted(placement: Placement, slot: np.ndarray, arrival: Arrival) -> dict[str, np.ndarray]:
-    offsets, _ = slot_offsets(layouts_of(placement))
-    for key, arena in arenas_of(layouts_of(placement)).items():
-        arrival.adopt(key, arena, slot, offsets[key])
+    for key, elements in slot_arrays(slot, layouts_of(placement)).items():
+        arrival.adopt(key, elements)
     return arrival.values()
 
 
