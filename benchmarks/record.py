@@ -57,7 +57,7 @@ class Results:
             rows.markdown(self.rows),
         ]
         for bench, run in machine["runs"].items():
-            told = [f"`{bench}`: {run['date']}, {run['rounds']} rounds"]
+            told = [f"`{bench}`: {run['date']}, {run['rounds']} round{'s' if run['rounds'] > 1 else ''}"]
             told += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in run.get("limits", {}).items()]
             told += [f"left out: {name}" for name in run["left_out"]]
             parts.append(f"- {'; '.join(told)}")

@@ -114,7 +114,8 @@ def measured(run: Run, bench: str, about: Mapping[str, Any], limits: Mapping[str
     """Runs one benchmark."""
     found = BENCHES[bench](run)
     reasons = {name: reason.splitlines()[0] for name, reason in run.left_out.get(bench, {}).items()}
-    ran = {"date": machine.now(), "rounds": run.rounds, "limits": limits, "left_out": reasons}
+    rounds = max(map(len, run.lines.get(bench, {}).values()), default=run.rounds)
+    ran = {"date": machine.now(), "rounds": rounds, "limits": limits, "left_out": reasons}
     return Results(found, {bench: run.lines.get(bench, {})}, {**about, "runs": {bench: ran}})
 
 
@@ -139,7 +140,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "benches", nargs="?", type=_benches, default=list(rows.DEFAULT_BENCHES), help=f"some of {','.join(BENCHES)}"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of each contestant; at least 3 for figures that count")
+    parser.add_argument("--rounds", type=int, default=5, help="of each contestant; at least 3 for figures that count")
     parser.add_argument("--short", action="store_true", help="to see that it runs; the figures mean nothing")
     parser.add_argument("--no-peers", action="store_true", help="Shoal alone")
     parser.add_argument("--results", type=Path, help="folder to write to, in place of benchmarks/results and the docs")

@@ -30,6 +30,7 @@ class Arrival:
         self._values = packer.nothing.copy()
         self._values |= {name: self._array(name) for name in packer.split}
         self._flat: dict[ArenaKey, np.ndarray] = {}
+        self._expected: dict[ArenaKey, np.ndarray] = {}  # whose variables are among the values already
 
     def runs(self, key: ArenaKey, arena: ArenaLayout) -> list[Run]:
         """Memory for an arena, to be filled before `values` is called."""
@@ -38,6 +39,13 @@ class Arrival:
             return [Run(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
         self._flat[key] = flat = self._memory(arena.elements * arena.dtype.itemsize).view(arena.dtype)
         return [Run(0, arena.elements, flat)]
+
+    def expect(self, key: ArenaKey, elements: np.ndarray) -> None:
+        """Prepares to adopt these elements, before they are there: with many variables that takes a while."""
+        plan = self._packer.plans[key]
+        if plan.arena.wire == plan.arena.dtype:
+            self._values.update(plan.whole(elements))
+            self._expected[key] = elements
 
     def adopt(self, key: ArenaKey, elements: np.ndarray) -> None:
         """Takes an arena that lies in memory, as it travelled; the values may be views of it from now on."""
@@ -53,7 +61,8 @@ class Arrival:
         values = self._values
         for key, elements in self._flat.items():
             plan = self._packer.plans[key]
-            values.update(plan.whole(elements))
+            if self._expected.get(key) is not elements:
+                values.update(plan.whole(elements))
             for part in plan.partial:
                 values[part.variable][part.rows] = elements[part.elements].reshape(part.shape)
         return values

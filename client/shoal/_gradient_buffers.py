@@ -16,7 +16,7 @@ class GradientBuffers(dict[str, np.ndarray]):
 
     Args:
         arrays: by variable.
-        lent: those of them that lie there, in the same order.
+        lent: those of them that lie there: the first of `arrays`, in the same order.
         loads: by link, of that memory.
     """
 
@@ -33,13 +33,12 @@ class GradientBuffers(dict[str, np.ndarray]):
         for load in loads.values():
             assert load.copy is not None
             views |= packer.lend(load.layouts, load.copy)
-        arrays, lent = {}, {}
-        for name, variable in packer.variables.items():
-            if name in views:
-                arrays[name] = lent[name] = views[name]
-            elif variable.aggregation is Aggregation.TRAINABLE:
-                arrays[name] = np.empty(variable.shape, variable.dtype)
-        return cls(arrays, lent, loads)
+        own = {
+            name: np.empty(variable.shape, variable.dtype)
+            for name, variable in packer.variables.items()
+            if name not in views and variable.aggregation is Aggregation.TRAINABLE
+        }
+        return cls(views | own, views, loads)
 
     def changed(self) -> dict[str, np.ndarray] | None:
         """The arrays that do not lie there: those that never did, and those that the program has put in their place.

@@ -164,10 +164,13 @@ class LaneCalls:
         self._lane.send(Frame.PULL, [request.SerializeToString()])
         if slot is None or arrival is None:
             return self._receive_values(arrival)
+        arenas = slot_arrays(slot, self._layouts)
+        for key, elements in arenas.items():
+            arrival.expect(key, elements)  # while the server writes them
         headers = self._receive_values(None)
         if self._look():
             raise self._loss()
-        for key, elements in slot_arrays(slot, self._layouts).items():
+        for key, elements in arenas.items():
             arrival.adopt(key, elements)
         return headers
 

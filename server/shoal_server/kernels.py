@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 
 from shoal._buffers import allocate
 from shoal_server.compilation import compiled, kernel, readable, warm_up, writable
-from shoal_server.conversions import infinity_of, receive, send
+from shoal_server.conversions import infinity_of
 from shoal_server.idle_cores import crew
 
 __all__ = [
@@ -36,10 +36,8 @@ __all__ = [
     "ftrl",
     "full",
     "momentum",
-    "receive",
     "rmsprop",
     "scale",
-    "send",
     "sgd",
     "share",
     "warm_up",

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -27,9 +28,9 @@ from shoal._lane import STALL_S, Frame, Lane
 from shoal._limits import transfer_s
 from shoal._segment import Segment, SegmentUnavailable
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server import pushes
+from shoal_server import conversions, pushes
 from shoal_server.metrics import ServerMetrics
-from shoal_server.pulls import Answer, PendingPull, replies
+from shoal_server.pulls import Answer, PendingPull, read, replies
 from shoal_server.store import ShardStore
 
 M = TypeVar("M", bound=Message)
@@ -130,15 +131,14 @@ class LaneServer:
     def _begin(self, lane: Lane) -> None:
         thread = threading.Thread(target=self._serve, args=(lane,), name="lane", daemon=True)
         with self._lock:
-            taken = not self._stopping and len(self._served) < self._limit
+            taken = not self._stopping and len(self._served) < self._limit and _started(thread)
             if taken:
                 self._served[thread] = lane
-                thread.start()
         if not taken:
             self._refuse(lane)
 
     def _refuse(self, lane: Lane) -> None:
-        error = errors.Overloaded(f"this server has all the lanes that it takes, {self._limit}; call it by gRPC")
+        error = errors.Overloaded(f"this server takes no more lanes, {self._limit} at most; call it by gRPC")
         with suppress(errors.ShoalError):
             lane.send(Frame.ERROR, [_rpc.detail_of(error).SerializeToString()])
         lane.close()
@@ -308,12 +308,11 @@ class LaneCalls:
             self._lane.stream(Frame.VALUES, counted(messages), end=last, within_s=transfer_s(nbytes))
 
     def _write_values(self, answers: Sequence[Answer], targets: Mapping[ArenaKey, np.ndarray], *, last: bool) -> None:
-        headers = []
-        for answer in answers:
-            with answer.shard.read() as values:
-                values.write([targets[key] for key in arenas_of([answer.shard.layout])])
-                headers.append(answer.header(values.version))
-            self._metrics.sent.inc(answer.shard.layout.nbytes)
+        keys = arenas_of(answer.shard.layout for answer in answers)
+        with read(answers) as (headers, snapshots):
+            values = chain.from_iterable(snapshot.arenas for snapshot in snapshots)
+            conversions.send_all([(targets[key], arena) for key, arena in zip(keys, values, strict=True)])
+        self._metrics.sent.inc(sum(answer.shard.layout.nbytes for answer in answers))
         self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)
 
     def _push(self, payload: memoryview) -> None:
@@ -386,6 +385,15 @@ class _Stream:
         if self._ended:
             self._lane.payload()
         return not self._ended
+
+
+def _started(thread: threading.Thread) -> bool:
+    """Starts a thread; False: the system gives this process no more of them."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _decoded(kind: type[M], payload: memoryview) -> M:

@@ -112,18 +112,24 @@ class PendingPull:
 
 
 @contextmanager
+def read(answers: Sequence[Answer]) -> Iterator[tuple[list[header_pb2.ShardHeader], list[Snapshot]]]:
+    """What the reply says of each shard, and the values to send, which stay as they are until `with` ends."""
+    with ExitStack() as reading:
+        snapshots = [reading.enter_context(answer.shard.read()) for answer in answers]
+        yield [answer.header(values.version) for answer, values in zip(answers, snapshots, strict=True)], snapshots
+
+
+@contextmanager
 def replies(answers: Sequence[Answer], *, headers_only: bool) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
     """The messages that answer a pull of these shards: each in pieces, and the bytes of its chunks.
 
     They are good until `with` ends: they lie in the shards' own memory.
     """
-    with ExitStack() as reading:
-        if headers_only:
-            headers = [answer.header(answer.shard.version) for answer in answers]
-            yield iter([(encode_values(headers, []), 0)])
-            return
-        snapshots = [reading.enter_context(answer.shard.read()) for answer in answers]
-        headers = [answer.header(values.version) for answer, values in zip(answers, snapshots, strict=True)]
+    if headers_only:
+        headers = [answer.header(answer.shard.version) for answer in answers]
+        yield iter([(encode_values(headers, []), 0)])
+        return
+    with read(answers) as (headers, snapshots):
         yield _messages(headers, snapshots)
 
 

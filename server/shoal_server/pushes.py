@@ -167,9 +167,9 @@ def from_slot(slot: np.ndarray, on_received: Callable[[int], object] = lambda _:
             raise errors.BadRequest(f"a push of {end} bytes does not fit into a slot of {slot.size}")
         staged = _Staged(shards, aggregations, memory)
         on_received(sum(arena.nbytes for arena in staged.arenas.values()))
-        for key, elements in slot_arrays(slot, layouts, aggregations).items():
-            if not conversions.receive(staged.arrays[key], elements):
-                raise staged.non_finite(key)
+        arrived = slot_arrays(slot, layouts, aggregations)
+        for index in conversions.receive_all([(staged.arrays[key], elements) for key, elements in arrived.items()]):
+            raise staged.non_finite([*arrived][index])
         return staged.payloads()
 
     return source

@@ -54,14 +54,10 @@ class Snapshot:
                 data = elements.view(np.uint8).data
                 yield Chunk(self.layout.shard, index, start * arena.wire.itemsize, data)
 
-    def write(self, targets: Sequence[np.ndarray]) -> None:
-        """Copies all values.
-
-        Args:
-            targets: by arena, flat, of the wire's dtype and the arena's size.
-        """
-        for target, values in zip(targets, self._values, strict=True):
-            conversions.send(target, values)
+    @property
+    def arenas(self) -> Sequence[np.ndarray]:
+        """The values of each arena, flat, as the server keeps them; good while it is in use."""
+        return self._values
 
     def __enter__(self) -> "Snapshot":
         return self

@@ -282,7 +282,24 @@ class TestGreeting:
                 assert late.push(ONES).outcome == "accepted"
             assert servers.open_lanes == limit
         [why] = fallbacks(logs)
-        assert f"all the lanes that it takes, {limit}" in why
+        assert f"takes no more lanes, {limit} at most" in why
+
+    def test_a_lane_without_a_thread_is_refused_and_the_next_one_is_taken(self, monkeypatch):
+        def start(thread):
+            if thread.name == "lane":
+                raise RuntimeError("can't start new thread")
+            begin(thread)
+
+        begin = threading.Thread.start
+        with trained(VARIABLES) as servers:
+            with monkeypatch.context() as patch, capture_logs() as logs, servers.worker("early") as early:
+                patch.setattr(threading.Thread, "start", start)
+                early.pull()
+            assert "takes no more lanes" in fallbacks(logs)[0]
+            before = servers.open_lanes
+            with servers.worker("late") as late:
+                late.pull()
+                assert servers.open_lanes == before + 1
 
     def test_a_lane_that_breaks_when_no_other_is_left_is_replaced_by_grpc(self):
         """Pulls have a lane, pushes were refused one; then that of the pulls breaks."""

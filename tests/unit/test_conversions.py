@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_server import kernels
+from shoal_server import conversions, kernels
+from shoal_server.idle_cores import Crew
 
 HALVES = (np.float16, ml_dtypes.bfloat16)
 KEPT = (np.float32, np.float64, np.int64)
 RECEIVED = [*((dtype, dtype) for dtype in KEPT), *((np.float32, half) for half in HALVES)]
 SENT = [(wire, kept) for kept, wire in RECEIVED]
 GUARD = 0xAB
+CREWS = {helpers: Crew(helpers, clock=lambda: 0.0) for helpers in (0, 3)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,7 +83,7 @@ def test_received_is_what_numpy_gives_and_whether_it_is_finite(
     source, target = Memory(dtypes[1], size, at), Memory(dtypes[0], size, 0)
     source.array[:] = every_kind(dtypes[1], size, seed, finite=finite)
     source.array.flags.writeable = writable
-    assert kernels.receive(target.array, source.array) == bool(is_finite(source.array).all())
+    assert conversions.receive(target.array, source.array) == bool(is_finite(source.array).all())
     assert np.array_equal(bits(target.array), bits(cast(source.array, dtypes[0])))
     assert target.surroundings_are_untouched
 
@@ -98,9 +100,9 @@ def test_one_bad_element_anywhere_is_found_and_copied(
 ) -> None:
     source, target = Memory(dtypes[1], size, at).array, np.zeros(size, dtypes[0])
     source[:] = ml_dtypes.finfo(dtypes[1]).max  # type: ignore[no-untyped-call]
-    assert kernels.receive(target, source)
+    assert conversions.receive(target, source)
     source[int(where * size)] = bad
-    assert not kernels.receive(target, source)
+    assert not conversions.receive(target, source)
     assert np.array_equal(target, source.astype(dtypes[0]), equal_nan=True)
 
 
@@ -108,7 +110,7 @@ def test_one_bad_element_anywhere_is_found_and_copied(
 def test_sent_is_what_numpy_rounds_to(dtypes: Any, size: int, seed: int, at: int) -> None:
     target, source = Memory(dtypes[0], size, at), every_kind(dtypes[1], size, seed, finite=False)
     source.flags.writeable = False
-    kernels.send(target.array, source)
+    conversions.send(target.array, source)
     assert np.array_equal(bits(target.array), bits(cast(source, dtypes[0])))
     assert target.surroundings_are_untouched
 
@@ -117,13 +119,13 @@ def test_sent_is_what_numpy_rounds_to(dtypes: Any, size: int, seed: int, at: int
 def test_every_half_is_widened_exactly_and_comes_back(half: Any) -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(half)
     wide, back = np.empty(every.size, np.float32), np.empty_like(every)
-    assert not kernels.receive(wide, every)
+    assert not conversions.receive(wide, every)
     assert np.array_equal(bits(wide), bits(cast(every, np.float32)))
-    assert [kernels.receive(wide[:1], every[i : i + 1]) for i in range(0, 1 << 16, 97)] == [
+    assert [conversions.receive(wide[:1], every[i : i + 1]) for i in range(0, 1 << 16, 97)] == [
         bool(np.isfinite(number)) for number in every[::97].astype(np.float32)
     ]
-    kernels.receive(wide, every)
-    kernels.send(back, wide)
+    conversions.receive(wide, every)
+    conversions.send(back, wide)
     number = ~np.isnan(wide)
     assert np.array_equal(bits(back)[number], bits(every)[number])
     assert np.isnan(back[~number].astype(np.float32)).all()
@@ -140,7 +142,7 @@ def test_ties_and_their_neighbours_are_rounded_as_numpy_rounds(half: Any) -> Non
     near = np.concatenate([ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf)), ends])
     for source in (near, -near):
         target = np.empty(source.size, half)
-        kernels.send(target, source)
+        conversions.send(target, source)
         assert np.array_equal(bits(target), bits(cast(source, half)))
 
 
@@ -148,13 +150,54 @@ def test_ties_and_their_neighbours_are_rounded_as_numpy_rounds(half: Any) -> Non
 def test_every_nan_stays_one_with_the_payload_that_numpy_leaves_it(payload: int, sign: bool, half: Any) -> None:
     source = np.full(100, (sign << 31) | (0xFF << 23) | payload, np.uint32).view(np.float32)
     target, copied = np.empty(100, half), np.empty(100, np.float32)
-    kernels.send(target, source)
+    conversions.send(target, source)
     assert np.array_equal(bits(target), bits(cast(source, half)))
-    assert not kernels.receive(copied, source)
+    assert not conversions.receive(copied, source)
     assert copied.tobytes() == source.tobytes()
 
 
-@pytest.mark.parametrize("convert", [kernels.receive, kernels.send])
+@pytest.mark.parametrize("helpers", [0, 3])
+@given(
+    wire=st.sampled_from([np.float32, *HALVES]),
+    sizes=st.lists(st.integers(0, 40), max_size=5),
+    bad=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 39)), max_size=3),
+)
+def test_many_are_converted_as_one_by_one_whoever_does_it(
+    helpers: int, wire: Any, sizes: list[int], bad: list[tuple[int, int]]
+) -> None:
+    sources = [np.arange(size).astype(wire) for size in sizes]
+    found = {(which, at) for which, at in bad if which < len(sizes) and at < sizes[which]}
+    for which, at in found:
+        sources[which][at] = np.inf
+    targets = [np.full(size, -1, np.float32) for size in sizes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conversions, "crew", lambda: CREWS[helpers])
+        patch.setattr(conversions, "_PIECE", 7)
+        patch.setattr(conversions, "_LARGE", 20)
+        assert conversions.receive_all([*zip(targets, sources, strict=True)]) == {which for which, _ in found}
+        back = [np.zeros(size, wire) for size in sizes]
+        conversions.send_all([*zip(back, targets, strict=True)])
+    for target, source, sent in zip(targets, sources, back, strict=True):
+        assert np.array_equal(target, source.astype(np.float32))
+        assert sent.tobytes() == source.tobytes()
+
+
+def test_few_elements_ask_for_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversions, "crew", lambda: pytest.fail("asked"))
+    target = np.zeros((1 << 22) - 1, np.float32)
+    assert conversions.receive_all([(target, np.ones_like(target))]) == set()
+    assert target.all()
+
+
+def test_one_that_does_not_fit_is_refused_among_many() -> None:
+    three, four = np.zeros(3, np.float32), np.ones(4, np.float32)
+    for target, source in ((three, four), (np.zeros(4, np.float32), np.ones(3, np.float32))):
+        for convert in (conversions.receive_all, conversions.send_all):
+            with pytest.raises(ValueError, match="cannot become"):
+                convert([(target, source)])
+
+
+@pytest.mark.parametrize("convert", [conversions.receive, conversions.send])
 @pytest.mark.parametrize(
     ("target", "source"),
     [
@@ -180,6 +223,6 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(convert: Any, target: 
 def test_halves_are_widened_on_arrival_and_narrowed_on_the_way_out_only() -> None:
     for half in HALVES:
         with pytest.raises(ValueError, match="cannot become"):
-            kernels.send(np.zeros(3, np.float32), np.ones(3, half))
+            conversions.send(np.zeros(3, np.float32), np.ones(3, half))
         with pytest.raises(ValueError, match="cannot become"):
-            kernels.receive(np.zeros(3, half), np.ones(3, np.float32))
+            conversions.receive(np.zeros(3, half), np.ones(3, np.float32))

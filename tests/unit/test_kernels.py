@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_server import compilation, kernels
+from shoal_server import compilation, conversions, kernels
 from shoal_server.idle_cores import Crew
 
 FLOATS = (np.float32, np.float64)
@@ -147,9 +147,9 @@ def test_nothing_compiles_once_the_kernels_are_warm() -> None:
     counts = [len(kernel.signatures) for kernel, _ in compilation.registered]
     assert kernels.warm_up() < 0.5  # nothing left to do
     float32, message = np.ones(2, np.float32), np.frombuffer(bytes(9), np.uint8)[1:]
-    assert kernels.receive(float32, message.view(np.float32))
-    assert kernels.receive(float32, message[:4].view(np.float16))
-    kernels.send(np.ones(2, np.float16), float32)
+    assert conversions.receive(float32, message.view(np.float32))
+    assert conversions.receive(float32, message[:4].view(np.float16))
+    conversions.send(np.ones(2, np.float16), float32)
     integers: Any = np.ones(2, np.int64)
     bounds = np.array([0, 2])
     with pytest.raises(TypeError, match="No matching definition"):

@@ -85,7 +85,10 @@ def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndar
 
 
 def adopted(placement: Placement, slot: np.ndarray, arrival: Arrival) -> dict[str, np.ndarray]:
-    for key, elements in slot_arrays(slot, layouts_of(placement)).items():
+    arenas = slot_arrays(slot, layouts_of(placement))
+    for key, elements in arenas.items():
+        arrival.expect(key, elements)
+    for key, elements in arenas.items():
         arrival.adopt(key, elements)
     return arrival.values()
 
@@ -335,6 +338,22 @@ def test_an_arena_that_comes_again_replaces_what_had_come() -> None:
             received(placement, sent(placement, first, EVERY), arrival)
             values = received(placement, sent(placement, second, EVERY), arrival)
         check_values(values, second, SPLIT, "float32")
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+@pytest.mark.parametrize("where", ["in another slot", "as chunks"])
+def test_values_that_come_elsewhere_than_expected_are_those_that_came(wire: str, where: str) -> None:
+    """Such as those of a pull that is made again, since the first one's lane was lost."""
+    placement = placed(SPLIT, 2, wire)
+    lost, arrays = (drawn_arrays(SPLIT, seed, transposed=False) for seed in (1, 2))
+    arrival = Arrival(Packer(placement), fresh)
+    for key, elements in slot_arrays(slot_with(placement, lost), layouts_of(placement)).items():
+        arrival.expect(key, elements)
+    if where == "as chunks":
+        values = received(placement, sent(placement, arrays, EVERY), arrival)
+    else:
+        values = adopted(placement, slot_with(placement, arrays), arrival)
+    check_values(values, arrays, SPLIT, wire)
 
 
 def test_adopted_values_are_views_of_their_slot_and_keep_it_taken() -> None:
