@@ -46,9 +46,11 @@ class Loop:
         for _ in range(count):
             began = clock()
             values = self.session.pull()
-            pulled = clock()
+            asked = pulled = clock()
             if self.in_place:
                 whole: Any = self.session.buffers()
+                pushing += clock() - pulled
+                pulled = clock()
                 for name, w in values.items():
                     np.multiply(w, np.float32(1e-6), out=whole[name])
                     whole[name] += np.float32(1e-3)
@@ -60,7 +62,7 @@ class Loop:
             self.session.push(whole)
             pushing += clock() - computed
             computing += computed - pulled
-            pulling += pulled - began
+            pulling += asked - began
         # Values that have been fetched ahead are the next run's, as this one's first were the last one's.
         self.session.settle()
         self.steps += count

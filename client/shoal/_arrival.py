@@ -43,17 +43,23 @@ class Arrival:
     def expect(self, key: ArenaKey, elements: np.ndarray) -> None:
         """Prepares to adopt these elements, before they are there: with many variables that takes a while."""
         plan = self._packer.plans[key]
-        if plan.arena.wire == plan.arena.dtype:
+        if plan.travels_as_it_is:
             self._values.update(plan.whole(elements))
             self._expected[key] = elements
 
+    def forget(self) -> None:
+        """What was expected will not come: the memory for it is let go."""
+        for key in self._expected:
+            self._values.update(dict.fromkeys(self._packer.plans[key].names))
+        self._expected = {}
+
     def adopt(self, key: ArenaKey, elements: np.ndarray) -> None:
         """Takes an arena that lies in memory, as it travelled; the values may be views of it from now on."""
-        arena = self._packer.plans[key].arena
-        if arena.wire == arena.dtype:
+        plan = self._packer.plans[key]
+        if plan.travels_as_it_is:
             self._flat[key] = elements
             return
-        for run in self.runs(key, arena):
+        for run in self.runs(key, plan.arena):
             copy_elements(run.target, elements[run.start : run.stop])
 
     def values(self) -> dict[str, np.ndarray]:

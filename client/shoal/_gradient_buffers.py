@@ -1,11 +1,12 @@
 """Arrays that a program computes its gradients into, so that a push has nothing to copy."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import is_
 
 import numpy as np
 
-from shoal._layout import Aggregation
+from shoal._elements import Aggregation
 from shoal._links import Link
 from shoal._packing import Packer
 from shoal._transfer import Load
@@ -15,55 +16,66 @@ class GradientBuffers(dict[str, np.ndarray]):
     """Arrays to compute a step's gradients into, for one push: most lie where the push is sent from.
 
     Args:
-        arrays: by variable.
-        lent: those of them that lie there: the first of `arrays`, in the same order.
-        loads: by link, of that memory.
+        packer: of the placement.
+        loads: by link, with memory for every trainable variable.
     """
 
-    def __init__(
-        self, arrays: Mapping[str, np.ndarray], lent: Mapping[str, np.ndarray], loads: Mapping[Link, Load]
-    ) -> None:
-        super().__init__(arrays)
-        self._lent, self._loads = lent, loads
-
-    @classmethod
-    def lend(cls, packer: Packer, loads: Mapping[Link, Load]) -> "GradientBuffers":
-        """Of every trainable variable; those that cannot lie in the loads' memory are arrays of their own."""
-        views: dict[str, np.ndarray] = {}
+    def __init__(self, packer: Packer, loads: Mapping[Link, Load]) -> None:
+        super().__init__()
+        self._loads = loads
         for load in loads.values():
-            assert load.copy is not None
-            views |= packer.lend(load.layouts, load.copy)
-        own = {
-            name: np.empty(variable.shape, variable.dtype)
-            for name, variable in packer.variables.items()
-            if name not in views and variable.aggregation is Aggregation.TRAINABLE
-        }
-        return cls(views | own, views, loads)
+            self.update(packer.lend(load.layouts, _memory(load)))
+        self._lent = dict(self)  # those that lie there: the first, in the same order
+        for name in packer.unlendable:
+            variable = packer.variables[name]
+            self[name] = np.empty(variable.shape, variable.dtype)
 
-    def changed(self) -> dict[str, np.ndarray] | None:
-        """The arrays that do not lie there: those that never did, and those that the program has put in their place.
+    @property
+    def pushed(self) -> bool:
+        """Whether they have been pushed, so that their memory is in use."""
+        return not self._loads
 
-        None: all that there were do, and they are all still there, so nothing needs to be looked at one by one.
-        """
-        lent = self._lent
-        if len(self) == len(lent) and all(map(is_, self.values(), lent.values())):
-            return None
-        return {name: array for name, array in self.items() if lent.get(name) is not array}
+    @property
+    def unchanged(self) -> bool:
+        """Whether there are just those that lie there: then nothing needs to be looked at one by one."""
+        return len(self) == len(self._lent) and all(map(is_, self.values(), self._lent.values()))
 
-    def take(self, links: Sequence[Link], changed: Mapping[str, np.ndarray]) -> Mapping[Link, Load] | None:
+    def convert(self) -> None:
+        """Makes NumPy arrays of what the program has put in the place of some."""
+        others = {name: np.asarray(array) for name, array in self.items() if type(array) is not np.ndarray}
+        self.update(others)
+
+    def take(
+        self, links: Sequence[Link], updates: Mapping[str, np.ndarray], aggregations: Sequence[Aggregation]
+    ) -> Mapping[Link, Load] | None:
         """The memory, for a push by these links, with everything in it; None: it is not theirs, or was pushed before.
 
         Args:
             links: of the push.
-            changed: are copied there.
+            updates: go with the gradients.
+            aggregations: of the arenas that are brought.
         """
         loads, self._loads = self._loads, {}
         if [*loads] != [*links]:
             return None
-        for load in loads.values() if changed else ():
-            assert load.copy is not None
-            load.packer.write_some(load.layouts, changed, load.copy)
-        return loads
+        changed = (
+            {} if self.unchanged else {name: array for name, array in self.items() if self._lent.get(name) is not array}
+        )
+        # An array in the place of another may itself lie where something is about to be written.
+        copied = {name: self._apart(array, loads) for name, array in {**changed, **updates}.items()}
+        for load in loads.values() if copied else ():
+            load.packer.write_some(load.layouts, copied, _memory(load))
+        return {link: replace(load, aggregations=aggregations) for link, load in loads.items()}
+
+    @staticmethod
+    def _apart(array: np.ndarray, loads: Mapping[Link, Load]) -> np.ndarray:
+        shared = any(np.may_share_memory(array, _memory(load)) for load in loads.values())
+        return array.copy() if shared else array
+
+
+def _memory(load: Load) -> np.ndarray:
+    assert load.copy is not None
+    return load.copy
 
 
 __all__ = ["GradientBuffers"]

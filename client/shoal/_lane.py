@@ -30,6 +30,9 @@ _FIRST_BUFFER = 1 << 16  # bytes; grows with the messages that come
 # for as long before sleeping; and between two looks whoever wants the core may have it. So steps of a millisecond take
 # half the time, and those of many milliseconds cost nothing.
 _BRIEF_S = 0.002
+# While more is to come, a reader is woken for so much at a time, not for each packet: it is the sender's time that
+# waking takes.
+_WAKE_BYTES = 128 << 10
 _MAX_PIECES = 512  # of one system call; the kernel takes 1,024
 # Of one system call: with fewer and larger ones both ends sleep and wake less often.
 _BATCH_BYTES = 4 << 20
@@ -49,6 +52,8 @@ class Frame(enum.IntEnum):
     END = 9
 
 
+# What follows these is the same call's, and comes when it can.
+_STREAMED = (Frame.VALUES, Frame.PUSH)
 _END = _HEADER.pack(Frame.END, _RESERVED, 0)
 
 
@@ -72,7 +77,8 @@ class Lane:
         self._buffer = memoryview(bytearray(_FIRST_BUFFER))
         self._begin = self._end = 0
         self.left = 0
-        self._brief = False  # the other end spoke soon, the last time
+        self._last: Frame | None = None  # that began
+        self._brief: set[Frame | None] = set()  # after these the other end spoke soon, the last time
         connection.setblocking(True)
         # The kernel keeps the time: one blocking call moves a whole chunk; Python's timeout would poll for each part.
         timeout = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
@@ -199,7 +205,8 @@ class Lane:
             raise self._bad(f"sent a frame of {size} bytes; {most} are the most")
         self._begin += _HEADER.size
         self.left = size
-        return Frame(number)
+        self._last = Frame(number)
+        return self._last
 
     def peek(self, size: int) -> memoryview:
         """So many bytes of the payload's beginning, or all of it if it is shorter. Good until the next call."""
@@ -233,8 +240,14 @@ class Lane:
             self._begin += count
             missing -= count
         assert missing == sum(map(len, waiting)), "the targets are not of the payload's size"
-        while waiting:
-            waiting = _rest(waiting, self._read(waiting))
+        if missing > 2 * _WAKE_BYTES:
+            # But for the end, behind which nothing might come that makes the number full.
+            most = missing - _WAKE_BYTES
+            self._wake_for(_WAKE_BYTES)
+            self._read_all(_first(waiting, most))
+            self._wake_for(1)
+            waiting = _rest(waiting, most)
+        self._read_all(waiting)
         self.left = 0
 
     def close(self) -> None:
@@ -247,7 +260,7 @@ class Lane:
     def _read_some(self, within_s: float | None) -> None:
         """Waits for the first bytes of a frame, and takes whatever else is there: small frames come several at once."""
         begun = time.monotonic()
-        if self._brief and self._watch(begun + _BRIEF_S):
+        if self._last in self._brief and self._watch(begun + _BRIEF_S):
             return
         if within_s is not None and within_s < self._stall_s and not self._speaks(within_s):
             raise self._stalled("has sent nothing for", within_s)
@@ -261,7 +274,10 @@ class Lane:
             except OSError as error:
                 raise self._broken(error) from None
             self._end += self._some(count)
-        self._brief = time.monotonic() - begun < _BRIEF_S
+        if self._last not in _STREAMED and time.monotonic() - begun < _BRIEF_S:
+            self._brief.add(self._last)
+        else:
+            self._brief.discard(self._last)
 
     def _watch(self, until: float) -> bool:
         """Looks again and again whether anything has come; whether it has."""
@@ -306,6 +322,17 @@ class Lane:
         self._buffer[: len(begun)] = begun
         self._begin, self._end = 0, len(begun)
 
+    def _wake_for(self, nbytes: int) -> None:
+        """Has a reader that sleeps be woken only when so many bytes have come, or no more will."""
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+        except OSError as error:  # closed meanwhile
+            raise self._broken(error) from None
+
+    def _read_all(self, targets: list[memoryview]) -> None:
+        while targets:
+            targets = _rest(targets, self._read(targets))
+
     def _read(self, targets: list[memoryview]) -> int:
         """Waits for what fills these, in one call, so that Python looks at it once: how many bytes it brought."""
         try:
@@ -337,6 +364,17 @@ class Lane:
 
 def _frame(kind: Frame, pieces: Sequence[Buffer]) -> list[Buffer]:
     return [_HEADER.pack(kind, _RESERVED, sum(map(len, pieces))), *pieces]
+
+
+def _first(pieces: list[memoryview], size: int) -> list[memoryview]:
+    """So many bytes of some buffers."""
+    found = []
+    for piece in pieces:
+        found.append(piece[:size])
+        size -= len(found[-1])
+        if not size:
+            break
+    return found
 
 
 def _rest(pieces: list[Any], moved: int) -> list[Any]:

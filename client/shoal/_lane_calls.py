@@ -165,11 +165,14 @@ class LaneCalls:
         if slot is None or arrival is None:
             return self._receive_values(arrival)
         arenas = slot_arrays(slot, self._layouts)
-        for key, elements in arenas.items():
-            arrival.expect(key, elements)  # while the server writes them
-        headers = self._receive_values(None)
-        if self._look():
-            raise self._loss()
+        try:
+            for key, elements in arenas.items():
+                arrival.expect(key, elements)  # while the server writes them
+            headers = self._receive_values(None)
+            self._check_slots()
+        except BaseException:
+            arrival.forget()
+            raise
         for key, elements in arenas.items():
             arrival.adopt(key, elements)
         return headers
@@ -177,9 +180,8 @@ class LaneCalls:
     def _push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
         if not header.slot:
             self._lane.stream(Frame.PUSH, load.requests(header), at_once=not load.complete)
-        elif self._look():
-            raise self._loss()
         else:
+            self._check_slots()
             self._lane.send(Frame.PUSH, encode_push(header, []), end=True)
         return self._pushed()
 
@@ -228,6 +230,11 @@ class LaneCalls:
         except SegmentUnavailable:
             pass  # closed: what is in use is still there
         return self.lost
+
+    def _check_slots(self) -> None:
+        """Raises Unreachable if the shared memory is lost."""
+        if self._look():
+            raise self._loss()
 
     def _loss(self) -> errors.Unreachable:
         return errors.Unreachable(f"the memory shared with {self._lane.peer} is lost: {self.lost}")

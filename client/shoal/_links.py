@@ -5,6 +5,7 @@ and which servers it goes to is in `shoal._parameters`.
 """
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar, cast
@@ -50,7 +51,7 @@ def chosen_transport() -> Transport:
 class Link:
     """The way to one server's shards of a job.
 
-    One thread at a time pulls, and one pushes; both at once is fine.
+    One thread at a time pulls, and one pushes, both at once if they like; a third may ask for memory meanwhile.
 
     Args:
         address: of the server.
@@ -64,6 +65,7 @@ class Link:
         self._nbytes = sum(layout.nbytes for layout in layouts)
         self._calls = RpcCalls(address)
         self._use_lanes, self._share = transport != "grpc", transport == "auto"
+        self._opening = threading.Lock()  # guards the next two; held while one is opened, for seconds at most
         self._pulls: LaneCalls | None = None
         self._pushes: LaneCalls | None = None
         self._closed = False
@@ -75,7 +77,7 @@ class Link:
             request: names the shards of this link, in order.
             arrival: takes the values; None: only waits.
         """
-        self._pulls = lane = self._lane(self._pulls, _VALUE_SLOTS)
+        lane = self._for_pulls()
         if lane is None:
             delivery = Delivery(self.layouts, arrival)
             for message in self._calls.pull(request, self._nbytes):
@@ -91,7 +93,7 @@ class Link:
             memory: for a copy where there is none, so that the arrays may change at once; None: they will not.
         """
         if load.arrays is not None:
-            self._pushes = lane = self._lane(self._pushes, _GRADIENT_SLOTS)
+            lane = self._for_pushes()
             if lane and (taken := lane.take()):
                 return load.copied(taken[1], slot=taken[0], owner=lane, arrays_stay=memory is None)
             if memory:
@@ -105,14 +107,14 @@ class Link:
             load: for the shards of this link, with nothing in it.
             memory: where none is shared.
         """
-        self._pushes = lane = self._lane(self._pushes, _GRADIENT_SLOTS)
+        lane = self._for_pushes()
         if lane and (taken := lane.take()):
             return replace(load, copy=taken[1], slot=taken[0], owner=lane)
         return replace(load, copy=memory(slot_offsets(load.layouts)[1]))
 
     def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
         """Pushes to all shards of this link."""
-        self._pushes = lane = self._lane(self._pushes, _GRADIENT_SLOTS)
+        lane = self._for_pushes()
         if lane is None:
             load.wait()  # for a call has a deadline
             return self._calls.push(load.requests(header), self._nbytes)
@@ -120,7 +122,7 @@ class Link:
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         """The second phase of a push."""
-        self._pushes = lane = self._lane(self._pushes, _GRADIENT_SLOTS)
+        lane = self._for_pushes()
         if lane is None:
             return self._calls.commit(request)
         return self._unless_closed(lambda: lane.commit(request))
@@ -136,6 +138,16 @@ class Link:
             if lane:
                 lane.close()
         self._calls.close()
+
+    def _for_pulls(self) -> LaneCalls | None:
+        with self._opening:
+            self._pulls = self._lane(self._pulls, _VALUE_SLOTS)
+            return self._pulls
+
+    def _for_pushes(self) -> LaneCalls | None:
+        with self._opening:
+            self._pushes = self._lane(self._pushes, _GRADIENT_SLOTS)
+            return self._pushes
 
     def _lane(self, lane: LaneCalls | None, slots: int) -> LaneCalls | None:
         """This lane, or a new one where it is broken or was not opened yet; None: this server has none for us."""
@@ -153,12 +165,16 @@ class Link:
             return None
         try:
             shares = self._share and offer.host == host_id() != ""
-            return LaneCalls(offer.address, offer.token, self.layouts, slots if shares else 0)
+            opened = LaneCalls(offer.address, offer.token, self.layouts, slots if shares else 0)
         except errors.ShoalError as error:
             # The server answers by gRPC, so a firewall or its limit of lanes is in the way; that will stay so.
             self._use_lanes = False
             _log.warning("no lane to a server; its calls go by gRPC, slower", server=self.address, why=error.message)
             return None
+        if self._closed:  # meanwhile: `close` has not seen this one
+            opened.close()
+            raise self._cancelled()
+        return opened
 
     def _unless_closed(self, call: Callable[[], T]) -> T:
         if self._closed:  # while a lane was being opened, which `close` then has not seen

@@ -69,6 +69,7 @@ class Pipeline:
     def buffers(self) -> GradientBuffers:
         """Arrays to compute this step's gradients into; see `Session.buffers`."""
         self._check_not_feeding()
+        self._memory.trim()
         return self._parameters.buffers(self._memory.take)
 
     def push(
@@ -78,12 +79,15 @@ class Pipeline:
         updates: Mapping[str, np.ndarray] | None = None,
         weight: float = 1.0,
     ) -> PushResult:
-        """As `ParameterClient.push`. The arrays of a mapping may be changed as soon as this returns.
+        """As `ParameterClient.push`. Arrays of a mapping, but for `buffers`, may be changed as soon as this returns.
 
         Args:
             gradients: by variable; or pairs of name and array one after the other, as they become ready: then each goes
                 out while the next is computed. Arrays that come so must not change before the push is settled.
             updates, weight: as there.
+
+        Raises:
+            BadRequest: `buffers` that were pushed before, where that push may have been on its way as they were filled.
 
         Returns:
             What became of it; "sent" where it overlaps: then `settle` says what became of it, before the next push.
@@ -95,6 +99,11 @@ class Pipeline:
             return self._push_as_ready(gradients, updates, weight)
         if self._thread is None:
             return self._parameters.push(gradients, updates=updates, weight=weight)
+        if isinstance(gradients, GradientBuffers) and gradients.pushed:
+            raise errors.BadRequest(
+                "these gradient buffers were pushed before: their memory may have been on its way while it was filled "
+                "again; ask for new ones each step, or push dict(buffers) once the last push is settled"
+            )
         self._memory.trim()
         push = self._parameters.prepare(gradients, updates, weight, memory=self._memory.take)
         self._parameters.step = push.step + 1

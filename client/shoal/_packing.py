@@ -5,6 +5,7 @@ How arenas travel is in `shoal._framing`.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter, eq, itemgetter
 from sys import intern
@@ -53,12 +54,17 @@ class _ArenaPlan:
         self.groups = [Group(parts) for parts in _groups(self.parts, arena.wire.itemsize)]
         self.partial = [part for part in self.parts if part.rows is not None]
         whole = [part for part in self.parts if part.rows is None]
-        self._names = [part.variable for part in whole]
+        self.names = [part.variable for part in whole]  # of the variables of which the arena has all rows
         self._blocks = list(_blocks(whole))
+
+    @property
+    def travels_as_it_is(self) -> bool:
+        """Whether elements have the same dtype on the wire."""
+        return self.arena.wire == self.arena.dtype
 
     def whole(self, flat: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """The variables of which the arena has all rows, as views of its elements."""
-        return zip(self._names, chain.from_iterable(block.views(flat) for block in self._blocks), strict=True)
+        return zip(self.names, chain.from_iterable(block.views(flat) for block in self._blocks), strict=True)
 
 
 class Group:
@@ -263,22 +269,30 @@ class Packer:
         for group in arrays.ready([*targets]):
             _join(group.slices(arrays.arrays), targets[group][group.elements])
 
-    def lend(self, layouts: Sequence[ShardLayout], slot: np.ndarray) -> dict[str, np.ndarray]:
+    def lend(self, layouts: Sequence[ShardLayout], slot: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """The trainable variables that lie in a slot as they are, as views of it: what is written there is packed.
 
-        Others are cut, or travel in another dtype.
+        Others are `unlendable`.
         """
-        views: dict[str, np.ndarray] = {}
         for key, flat in slot_arrays(slot, layouts, [Aggregation.TRAINABLE]).items():
-            plan = self.plans[key]
-            if plan.arena.wire == plan.arena.dtype:
-                views.update(plan.whole(flat))
-        return views
+            if self.plans[key].travels_as_it_is:
+                yield from self.plans[key].whole(flat)
+
+    @cached_property
+    def unlendable(self) -> list[str]:
+        """The trainable variables that do not lie in a slot as they are: they are cut, or travel in another dtype."""
+        trainable = {key: plan for key, plan in self.plans.items() if plan.arena.aggregation is Aggregation.TRAINABLE}
+        lent = {name for plan in trainable.values() if plan.travels_as_it_is for name in plan.names}
+        return [part.variable for plan in trainable.values() for part in plan.parts if part.variable not in lent]
 
     def write_some(self, layouts: Sequence[ShardLayout], arrays: Mapping[str, np.ndarray], slot: np.ndarray) -> None:
-        """Puts some variables into a slot, one by one."""
+        """Puts some variables into a slot."""
         for key, flat in slot_arrays(slot, layouts).items():
-            for part in self.plans[key].parts:
+            plan = self.plans[key]
+            if all(map(arrays.__contains__, plan.all.names)):
+                _join(plan.all.slices(arrays), flat)
+                continue
+            for part in plan.parts:
                 if part.variable in arrays:
                     _join(Group([part]).slices(arrays), flat[part.elements])
 

@@ -205,8 +205,8 @@ class ParameterClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The halves of pull and push. Of what other methods use at the same time, `fetch` and `send` change only `step`, so
-    # each may run in another thread.
+    # The halves of pull and push. Of what other methods use at the same time, `fetch` and `send` change only `step` and
+    # a link's lanes, which guards them, so each may run in another thread.
 
     def fetch(self, step: int, *, ahead: int = 0, moves_values: bool = True) -> Pulled:
         """Pulls from all servers, until all shards are at one step.
@@ -249,22 +249,24 @@ class ParameterClient:
             memory: for copies, so that the arrays may change before it is sent; None: they will not.
         """
         aggregations = _brought(weight, updates)
-        if isinstance(gradients, GradientBuffers) and not updates:
-            changed = gradients.changed()
-            if changed is not None:
-                self._packer.check(gradients, aggregations)
-            if loads := gradients.take(self._links, changed or {}):
-                return Push(self.step, weight, self._versions, loads.__getitem__, aggregations)
+        buffers = gradients if isinstance(gradients, GradientBuffers) else None
+        if buffers is not None and not buffers.unchanged:
+            buffers.convert()
         arrays = {**gradients, **updates} if updates else gradients
-        self._packer.check(arrays, aggregations)
+        if buffers is None or updates or not buffers.unchanged:
+            self._packer.check(arrays, aggregations)
 
         def load(link: Link) -> Load:
             return link.prepare(self._load(link, Complete(arrays), aggregations), memory)
 
-        if memory:
-            ready = {link: self._retrying(link, partial(load, link)) for link in self._links}
-            return Push(self.step, weight, self._versions, ready.__getitem__, aggregations)
-        return Push(self.step, weight, self._versions, load, aggregations)
+        lent = buffers.take(self._links, updates or {}, aggregations) if buffers is not None else None
+        if lent:
+            part = lambda link: lent[link] if link in lent else load(link)  # noqa: E731
+        elif memory:
+            part = partial(_ready, {link: self._retrying(link, partial(load, link)) for link in self._links})
+        else:
+            part = load
+        return Push(self.step, weight, self._versions, part, aggregations)
 
     def buffers(self, memory: Memory) -> GradientBuffers:
         """Arrays to compute this step's gradients into.
@@ -276,7 +278,7 @@ class ParameterClient:
         for link in self._links:
             empty = self._load(link, None, [Aggregation.TRAINABLE])
             loads[link] = self._retrying(link, partial(link.lend, empty, memory))
-        return GradientBuffers.lend(self._packer, loads)
+        return GradientBuffers(self._packer, loads)
 
     def begin(self, updates: Mapping[str, np.ndarray] | None, weight: float) -> Push:
         """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it.
@@ -320,19 +322,22 @@ class ParameterClient:
 
     def send(self, push: Push) -> PushResult:
         """Pushes to all servers, and goes on to the next step."""
-        # One server needs no second phase. Nor does a push that brings nothing, unless one that did was begun: should
-        # this worker die in between, a server that was not told must not take that one for this.
-        at_once = len(self._links) == 1 or (push.weight == 0 and self._staged_step != push.step)
-        if not at_once:
-            self._staged_step = push.step
+        # A push that brings nothing needs no second phase, unless one that did was begun: should this worker die in
+        # between, a server that was not told must not take that one for this.
+        brings_nothing = push.weight == 0 and self._staged_step != push.step
+
+        def at_once() -> bool:
+            return len(self._links) == 1 or brings_nothing  # which may be others, once the placement is another
 
         def stage(link: Link) -> pb.PushReply:
             loads: list[Load] = []
+            if not at_once():
+                self._staged_step = push.step
 
             def call() -> pb.PushReply:
                 if not loads:
                     loads.append(push.load(link))
-                return link.push(self._header(link, push, commit=at_once), loads[0])
+                return link.push(self._header(link, push, commit=at_once()), loads[0])
 
             if push.outgoing:
                 try:
@@ -348,7 +353,7 @@ class ParameterClient:
             return self._retrying(link, lambda: link.commit(request))
 
         replies = self._each_server(stage)
-        if not at_once:
+        if not at_once():
             replies = self._each_server(commit)
         return self._conclude(push.step, [shard for reply in replies for shard in reply.shards])
 
@@ -439,6 +444,17 @@ class ParameterClient:
 
         what = f"a server of {self._placement.job}"
         return _rpc.retrying(attempt, what=what, address=link.address, for_s=self._retry_for_s)
+
+
+def _ready(loads: Mapping[Link, Load], link: Link) -> Load:
+    """One of the copies.
+
+    Raises:
+        StaleEpoch: there is none for this link: they were made by an earlier placement.
+    """
+    if link not in loads:
+        raise errors.StaleEpoch("the placement changed while gradients were on their way; they are lost: push again")
+    return loads[link]
 
 
 def _brought(weight: float, updates: Mapping[str, np.ndarray] | None) -> list[Aggregation]:

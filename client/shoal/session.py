@@ -114,8 +114,9 @@ class Session:
         """Arrays to compute this step's gradients into, which saves a push their copy.
 
         They may lie in memory that a server reads from. Write every one of them, in place (`np.multiply(a, b,
-        out=buffers["w"])`), or put another array in its place, and push the dict itself. Ask for new ones for the next
-        step: once pushed, these must not be changed before the push is settled.
+        out=buffers["w"])`), or put another array in its place, and push the dict itself. Ask for new ones for each
+        step: once pushed, these must not be changed before the push is settled, and in a job that overlaps they are
+        not taken twice.
 
         Returns:
             By name, for every trainable variable, in its shape and dtype; of any content.
@@ -137,10 +138,10 @@ class Session:
         """Sends this step's gradients; they count whole or not at all, and once.
 
         Args:
-            gradients: of every trainable variable, in its shape and dtype: by name; or pairs of name and array one
-                after the other, such as a generator gives them: then the first go out while the next are computed, in
-                whatever order. Arrays that come so must not be changed before the push is settled. If the generator
-                raises, nothing counts, and the step can be pushed again; it must not use the session itself.
+            gradients: of every trainable variable, in its shape and dtype: by name, perhaps `buffers`; or pairs of name
+                and array one after the other, such as a generator gives them: then the first go out while the next are
+                computed, in whatever order. Arrays that come so must not be changed before the push is settled. If the
+                generator raises, nothing counts, and the step can be pushed again; it must not use the session itself.
             updates: of every non-trainable variable, or of none: values, or increments where they are summed.
             weight: in a synchronous step's mean, > 0: the number of samples.
             metrics: figures of the step for whoever watches the job: {"loss": 0.3}. Of more than 256 names the first
@@ -155,7 +156,7 @@ class Session:
             InvalidGradient: names, shapes or dtypes do not fit; nothing counts.
             NonFiniteGradient: NaN or Inf; nothing changed. `skip` the step, or push it again with other values. In a
                 job that overlaps it was the last push that held them; its step is passed by, and this push not sent.
-            BadRequest: a metric is no number; nothing was sent.
+            BadRequest: a metric is no number, or `buffers` were pushed before; nothing was sent.
             Fenced, UnknownJob, Cancelled, Unreachable: as for `pull`.
         """
         arrays: Gradients = _as_arrays(gradients) if isinstance(gradients, Mapping) else map(_as_pair, gradients)

@@ -310,7 +310,7 @@ class LaneCalls:
     def _write_values(self, answers: Sequence[Answer], targets: Mapping[ArenaKey, np.ndarray], *, last: bool) -> None:
         keys = arenas_of(answer.shard.layout for answer in answers)
         with read(answers) as (headers, snapshots):
-            values = chain.from_iterable(snapshot.arenas for snapshot in snapshots)
+            values = chain.from_iterable(snapshot.values for snapshot in snapshots)
             conversions.send_all([(targets[key], arena) for key, arena in zip(keys, values, strict=True)])
         self._metrics.sent.inc(sum(answer.shard.layout.nbytes for answer in answers))
         self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)

@@ -168,8 +168,9 @@ def from_slot(slot: np.ndarray, on_received: Callable[[int], object] = lambda _:
         staged = _Staged(shards, aggregations, memory)
         on_received(sum(arena.nbytes for arena in staged.arenas.values()))
         arrived = slot_arrays(slot, layouts, aggregations)
-        for index in conversions.receive_all([(staged.arrays[key], elements) for key, elements in arrived.items()]):
-            raise staged.non_finite([*arrived][index])
+        bad = conversions.receive_all([(staged.arrays[key], elements) for key, elements in arrived.items()])
+        if bad is not None:
+            raise staged.non_finite([*arrived][bad])
         return staged.payloads()
 
     return source

@@ -55,8 +55,8 @@ class Snapshot:
                 yield Chunk(self.layout.shard, index, start * arena.wire.itemsize, data)
 
     @property
-    def arenas(self) -> Sequence[np.ndarray]:
-        """The values of each arena, flat, as the server keeps them; good while it is in use."""
+    def values(self) -> Sequence[np.ndarray]:
+        """Those of each arena, flat, as the server keeps them; good while it is in use."""
         return self._values
 
     def __enter__(self) -> "Snapshot":

@@ -335,8 +335,9 @@ class TestWatching:
     def test_only_while_answers_come_soon(self, monkeypatch, watches):
         monkeypatch.setattr(_lane, "_BRIEF_S", 3600.0)
         with lane_and_socket() as (lane, far):
-            far.sendall(frame(Frame.END))
-            lane.receive()
+            for _ in range(2):  # what comes first comes after nothing
+                far.sendall(frame(Frame.END))
+                lane.receive()
             assert watches == []
             far.sendall(frame(Frame.END))
             lane.receive()
@@ -347,12 +348,24 @@ class TestWatching:
                 lane.receive()
             assert watches == [True, False]
 
+    def test_each_kind_of_call_by_itself_and_never_within_a_stream(self, monkeypatch, watches):
+        """After a commit the next push takes a while; after a push its commit comes soon."""
+        monkeypatch.setattr(_lane, "_BRIEF_S", 3600.0)
+        with lane_and_socket() as (lane, far):
+            for _ in range(3):
+                for kind in (Frame.PUSH, Frame.PUSH, Frame.END, Frame.COMMIT):
+                    far.sendall(frame(kind))
+                    monkeypatch.setattr(_lane, "_BRIEF_S", 0.0 if lane._last is Frame.COMMIT else 3600.0)
+                    lane.receive()
+            assert watches == [True, True]  # for the commits
+
     @pytest.mark.parametrize("end", ["closes", "resets"])
     def test_an_end_is_seen(self, monkeypatch, end):
         monkeypatch.setattr(_lane, "_BRIEF_S", 3600.0)
         with lane_and_socket() as (lane, far):
-            far.sendall(frame(Frame.END))
-            lane.receive()
+            for _ in range(2):
+                far.sendall(frame(Frame.END))
+                lane.receive()
             if end == "resets":
                 far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             far.close()
@@ -363,8 +376,9 @@ class TestWatching:
     def test_closing_from_another_thread_ends_it(self, monkeypatch):
         monkeypatch.setattr(_lane, "_BRIEF_S", 3600.0)
         with lane_and_socket() as (lane, far), ThreadPoolExecutor(1) as thread:
-            far.sendall(frame(Frame.END))
-            lane.receive()
+            for _ in range(2):
+                far.sendall(frame(Frame.END))
+                lane.receive()
             waiting = thread.submit(lane.receive)
             lane.close()
             with pytest.raises(errors.Unreachable):

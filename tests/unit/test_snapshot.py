@@ -13,7 +13,7 @@ from shoal import consistency, initializers, optim
 from shoal._buffers import SMALLEST_BYTES, BufferPool
 from shoal._layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
-from shoal_server import snapshot
+from shoal_server import conversions, snapshot
 from shoal_server.shard import JobTerms, Shard, Stamp
 from shoal_server.snapshot import Snapshot
 
@@ -248,7 +248,7 @@ def all_of(reader, *, whole):
     """The arenas that a reader gets."""
     arenas = [np.empty(arena.elements, arena.wire) for arena in reader.layout.arenas]
     if whole:
-        reader.write(arenas)
+        conversions.send_all([*zip(arenas, reader.values, strict=True)])
         return arenas
     flat = [array.view(np.uint8) for array in arenas]
     for chunk in reader.chunks():
