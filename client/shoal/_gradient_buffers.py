@@ -24,7 +24,8 @@ class GradientBuffers(dict[str, np.ndarray]):
         super().__init__()
         self._loads = loads
         for load in loads.values():
-            self.update(packer.lend(load.layouts, _memory(load)))
+            for views in packer.lend(load.layouts, _memory(load)):
+                self.update(views)
         self._lent = dict(self)  # those that lie there: the first, in the same order
         for name in packer.unlendable:
             variable = packer.variables[name]
@@ -46,7 +47,12 @@ class GradientBuffers(dict[str, np.ndarray]):
         self.update(others)
 
     def take(
-        self, links: Sequence[Link], updates: Mapping[str, np.ndarray], aggregations: Sequence[Aggregation]
+        self,
+        links: Sequence[Link],
+        updates: Mapping[str, np.ndarray],
+        aggregations: Sequence[Aggregation],
+        *,
+        unchanged: bool,
     ) -> Mapping[Link, Load] | None:
         """The memory, for a push by these links, with everything in it; None: it is not theirs, or was pushed before.
 
@@ -54,15 +60,16 @@ class GradientBuffers(dict[str, np.ndarray]):
             links: of the push.
             updates: go with the gradients.
             aggregations: of the arenas that are brought.
+            unchanged: as above: with many arrays it takes a while to say.
         """
         loads, self._loads = self._loads, {}
         if [*loads] != [*links]:
             return None
-        changed = (
-            {} if self.unchanged else {name: array for name, array in self.items() if self._lent.get(name) is not array}
-        )
+        copied = dict(updates)
+        if not unchanged:
+            copied |= {name: array for name, array in self.items() if self._lent.get(name) is not array}
         # An array in the place of another may itself lie where something is about to be written.
-        copied = {name: self._apart(array, loads) for name, array in {**changed, **updates}.items()}
+        copied = {name: self._apart(array, loads) for name, array in copied.items()}
         for load in loads.values() if copied else ():
             load.packer.write_some(load.layouts, copied, _memory(load))
         return {link: replace(load, aggregations=aggregations) for link, load in loads.items()}

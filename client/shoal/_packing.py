@@ -269,14 +269,14 @@ class Packer:
         for group in arrays.ready([*targets]):
             _join(group.slices(arrays.arrays), targets[group][group.elements])
 
-    def lend(self, layouts: Sequence[ShardLayout], slot: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """The trainable variables that lie in a slot as they are, as views of it: what is written there is packed.
+    def lend(self, layouts: Sequence[ShardLayout], slot: np.ndarray) -> Iterator[Iterable[tuple[str, np.ndarray]]]:
+        """By arena, the trainable variables that lie in a slot as they are, as views: what is written there is packed.
 
         Others are `unlendable`.
         """
         for key, flat in slot_arrays(slot, layouts, [Aggregation.TRAINABLE]).items():
             if self.plans[key].travels_as_it_is:
-                yield from self.plans[key].whole(flat)
+                yield self.plans[key].whole(flat)
 
     @cached_property
     def unlendable(self) -> list[str]:

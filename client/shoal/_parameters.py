@@ -250,22 +250,24 @@ class ParameterClient:
         """
         aggregations = _brought(weight, updates)
         buffers = gradients if isinstance(gradients, GradientBuffers) else None
-        if buffers is not None and not buffers.unchanged:
+        unchanged = buffers is not None and buffers.unchanged
+        if buffers is not None and not unchanged:
             buffers.convert()
         arrays = {**gradients, **updates} if updates else gradients
-        if buffers is None or updates or not buffers.unchanged:
+        if updates or not unchanged:
             self._packer.check(arrays, aggregations)
 
         def load(link: Link) -> Load:
             return link.prepare(self._load(link, Complete(arrays), aggregations), memory)
 
-        lent = buffers.take(self._links, updates or {}, aggregations) if buffers is not None else None
+        lent: Mapping[Link, Load] | None = None
+        if buffers is not None:
+            lent = buffers.take(self._links, updates or {}, aggregations, unchanged=unchanged)
+        part: Callable[[Link], Load] = load
         if lent:
-            part = lambda link: lent[link] if link in lent else load(link)  # noqa: E731
+            part = partial(_lent, lent, load)
         elif memory:
             part = partial(_ready, {link: self._retrying(link, partial(load, link)) for link in self._links})
-        else:
-            part = load
         return Push(self.step, weight, self._versions, part, aggregations)
 
     def buffers(self, memory: Memory) -> GradientBuffers:
@@ -444,6 +446,11 @@ class ParameterClient:
 
         what = f"a server of {self._placement.job}"
         return _rpc.retrying(attempt, what=what, address=link.address, for_s=self._retry_for_s)
+
+
+def _lent(loads: Mapping[Link, Load], load: Callable[[Link], Load], link: Link) -> Load:
+    """One of the loads that were lent; where the placement changed meanwhile, another with the same arrays."""
+    return loads[link] if link in loads else load(link)
 
 
 def _ready(loads: Mapping[Link, Load], link: Link) -> Load:

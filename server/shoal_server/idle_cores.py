@@ -127,7 +127,7 @@ class Crew:
 
 
 def threads() -> int:
-    """How many threads may work at one kernel, the caller's included.
+    """How many threads may work at one thing, the caller's included.
 
     As many as this process may use cores, up to 8, unless the environment says SHOAL_KERNEL_THREADS.
 
