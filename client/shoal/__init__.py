@@ -14,14 +14,17 @@ from shoal._allocator import tune as tune_allocator
 
 if _typing.TYPE_CHECKING:
     from shoal import consistency, errors, events, initializers, optim, partitioners, status
+    from shoal.checkpoints import Checkpoint, Checkpoints
     from shoal.client import Client, JobHandle, connect
     from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
     from shoal.errors import (
         Cancelled,
+        CorruptCheckpoint,
         DeadlineExceeded,
         DeviceUnavailable,
         DuplicateMember,
         Fenced,
+        IncompatibleCheckpoint,
         InternalError,
         InvalidGradient,
         InvalidJob,
@@ -39,6 +42,8 @@ if _typing.TYPE_CHECKING:
         ShoalError,
         StaleEpoch,
         StartFailed,
+        StorageFailed,
+        UnknownCheckpoint,
         UnknownJob,
         Unreachable,
     )
@@ -55,12 +60,16 @@ __all__ = [
     "Asynchronous",
     "BoundedStaleness",
     "Cancelled",
+    "Checkpoint",
+    "Checkpoints",
     "Client",
+    "CorruptCheckpoint",
     "Dataset",
     "DeadlineExceeded",
     "DeviceUnavailable",
     "DuplicateMember",
     "Fenced",
+    "IncompatibleCheckpoint",
     "InternalError",
     "InvalidGradient",
     "InvalidJob",
@@ -86,7 +95,9 @@ __all__ = [
     "StaleEpoch",
     "StartFailed",
     "Step",
+    "StorageFailed",
     "Synchronous",
+    "UnknownCheckpoint",
     "UnknownJob",
     "Unreachable",
     "Variable",
@@ -107,6 +118,8 @@ __all__ = [
 _HOMES = {
     "Asynchronous": "consistency",
     "BoundedStaleness": "consistency",
+    "Checkpoint": "checkpoints",
+    "Checkpoints": "checkpoints",
     "Client": "client",
     "Dataset": "program",
     "Job": "job",

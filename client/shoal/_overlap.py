@@ -22,7 +22,7 @@ import numpy as np
 from shoal import errors
 from shoal._buffers import BufferPool
 from shoal._gradient_buffers import GradientBuffers
-from shoal._parameters import ParameterClient, Pulled, Push, PushResult
+from shoal._parameters import Cursor, ParameterClient, Pulled, Push, PushResult
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 
@@ -78,13 +78,14 @@ class Pipeline:
         *,
         updates: Mapping[str, np.ndarray] | None = None,
         weight: float = 1.0,
+        cursor: Cursor | None = None,
     ) -> PushResult:
         """As `ParameterClient.push`. Arrays of a mapping, but for `buffers`, may be changed as soon as this returns.
 
         Args:
             gradients: by variable; or pairs of name and array one after the other, as they become ready: then each goes
                 out while the next is computed. Arrays that come so must not change before the push is settled.
-            updates, weight: as there.
+            updates, weight, cursor: as there.
 
         Raises:
             BadRequest: `buffers` that were pushed before, where that push may have been on its way as they were filled.
@@ -96,16 +97,16 @@ class Pipeline:
         if self._sent is not None:
             raise errors.BadRequest("settle the last push before the next one")
         if not isinstance(gradients, Mapping):
-            return self._push_as_ready(gradients, updates, weight)
+            return self._push_as_ready(gradients, updates, weight, cursor)
         if self._thread is None:
-            return self._parameters.push(gradients, updates=updates, weight=weight)
+            return self._parameters.push(gradients, updates=updates, weight=weight, cursor=cursor)
         if isinstance(gradients, GradientBuffers) and gradients.pushed:
             raise errors.BadRequest(
                 "these gradient buffers were pushed before: their memory may have been on its way while it was filled "
                 "again; ask for new ones each step, or push dict(buffers) once the last push is settled"
             )
         self._memory.trim()
-        push = self._parameters.prepare(gradients, updates, weight, memory=self._memory.take)
+        push = self._parameters.prepare(gradients, updates, weight, cursor, memory=self._memory.take)
         self._parameters.step = push.step + 1
         self._sent = self._thread.submit(self._parameters.send, push)
         return PushResult("sent", 0, self.step)
@@ -115,9 +116,10 @@ class Pipeline:
         gradients: Iterable[tuple[str, np.ndarray]],
         updates: Mapping[str, np.ndarray] | None,
         weight: float,
+        cursor: Cursor | None,
     ) -> PushResult:
         self._sender = self._sender or ThreadPoolExecutor(1, thread_name_prefix="pushes")
-        self._feeding = push = self._parameters.begin(updates, weight)
+        self._feeding = push = self._parameters.begin(updates, weight, cursor)
         try:
             sent = self._sender.submit(self._parameters.send, push)
             try:

@@ -67,6 +67,14 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in a range of data: so many examples of what was leased have been trained on."""
+
+    lease: int
+    consumed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Push:
     """One step's push, ready to be sent.
 
@@ -77,6 +85,7 @@ class Push:
         load: makes the part for a server.
         aggregations: of the arenas that are brought.
         outgoing: where arrays are still to come; None: they are all there.
+        cursor: how far the worker's data has come with it; None: it has none.
     """
 
     step: int
@@ -85,6 +94,7 @@ class Push:
     load: Callable[[Link], Load]
     aggregations: Sequence[Aggregation]
     outgoing: Outgoing | None = None
+    cursor: Cursor | None = None
 
     def give_up(self) -> None:
         """What is still to come will never come; harmless if nothing is."""
@@ -156,6 +166,7 @@ class ParameterClient:
         *,
         updates: Mapping[str, np.ndarray] | None = None,
         weight: float = 1.0,
+        cursor: Cursor | None = None,
     ) -> PushResult:
         """Sends this step's gradients, which count whole or not at all, once however often they are sent.
 
@@ -163,13 +174,14 @@ class ParameterClient:
             gradients: of every trainable variable, in its shape and dtype.
             updates: of every non-trainable variable, or of none: values, or increments where they are summed.
             weight: in a synchronous step's mean, > 0: the number of samples.
+            cursor: how far this worker's data has come with it; kept by checkpoints.
 
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit; nothing was sent.
             NonFiniteGradient: NaN or Inf; nothing changed. `skip()` the step, or push it again with other values.
             Fenced, UnknownJob, Unreachable: as for `pull`.
         """
-        return self.send(self.prepare(gradients, updates, weight))
+        return self.send(self.prepare(gradients, updates, weight, cursor))
 
     def skip(self) -> PushResult:
         """Passes this step by, so that nobody waits for this worker's gradient."""
@@ -239,13 +251,14 @@ class ParameterClient:
         gradients: Mapping[str, np.ndarray],
         updates: Mapping[str, np.ndarray] | None,
         weight: float,
+        cursor: Cursor | None = None,
         *,
         memory: Memory | None = None,
     ) -> Push:
         """Checks this step's push and makes it ready.
 
         Args:
-            gradients, updates, weight: as for `push`.
+            gradients, updates, weight, cursor: as for `push`.
             memory: for copies, so that the arrays may change before it is sent; None: they will not.
         """
         aggregations = _brought(weight, updates)
@@ -268,7 +281,7 @@ class ParameterClient:
             part = partial(_lent, lent, load)
         elif memory:
             part = partial(_ready, {link: self._retrying(link, partial(load, link)) for link in self._links})
-        return Push(self.step, weight, self._versions, part, aggregations)
+        return Push(self.step, weight, self._versions, part, aggregations, cursor=cursor)
 
     def buffers(self, memory: Memory) -> GradientBuffers:
         """Arrays to compute this step's gradients into.
@@ -282,11 +295,11 @@ class ParameterClient:
             loads[link] = self._retrying(link, partial(link.lend, empty, memory))
         return GradientBuffers(self._packer, loads)
 
-    def begin(self, updates: Mapping[str, np.ndarray] | None, weight: float) -> Push:
+    def begin(self, updates: Mapping[str, np.ndarray] | None, weight: float, cursor: Cursor | None = None) -> Push:
         """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it.
 
         Args:
-            updates, weight: as for `push`; updates are copied.
+            updates, weight, cursor: as for `push`; updates are copied.
         """
         aggregations = _brought(weight, updates)
         outgoing = Outgoing()
@@ -297,6 +310,7 @@ class ParameterClient:
             lambda link: link.prepare(self._load(link, outgoing, aggregations), None),
             aggregations,
             outgoing,
+            cursor,
         )
         self._add(push, outgoing, [(name, np.array(array)) for name, array in (updates or {}).items()])
         return push
@@ -381,6 +395,7 @@ class ParameterClient:
             commit=commit,
             aggregations=[aggregation.value for aggregation in push.aggregations],
             versions=[push.versions.get(index, 0) for index in link.indices],
+            cursor=pb.DataCursor(lease=push.cursor.lease, consumed=push.cursor.consumed) if push.cursor else None,
         )
 
     def _pull_all(self, step: int, ahead: int, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
@@ -471,4 +486,4 @@ def _brought(weight: float, updates: Mapping[str, np.ndarray] | None) -> list[Ag
     return [Aggregation.TRAINABLE, *(_NON_TRAINABLE if updates else ())]
 
 
-__all__ = ["ParameterClient", "Pulled", "Push", "PushResult"]
+__all__ = ["Cursor", "ParameterClient", "Pulled", "Push", "PushResult"]

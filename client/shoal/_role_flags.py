@@ -16,6 +16,13 @@ Advertise = Annotated[
 MetricsListen = Annotated[
     str, typer.Option(envvar="SHOAL_METRICS_LISTEN", help="host:port of /metrics; port 0 takes any free one.")
 ]
+Checkpoints = Annotated[
+    str,
+    typer.Option(
+        envvar="SHOAL_CHECKPOINTS",
+        help="Folder of checkpoints, the same for all servers and the coordinator; none: empty.",
+    ),
+]
 RetryFor = Annotated[
     float, typer.Option(envvar="SHOAL_RETRY_FOR", min=0, help="Seconds to look for a coordinator that is away.")
 ]
@@ -32,6 +39,7 @@ __all__ = [
     "ANY_PORT",
     "DEFAULT_COORDINATOR",
     "Advertise",
+    "Checkpoints",
     "Coordinator",
     "Listen",
     "LogFormat",

@@ -127,6 +127,25 @@ class Fenced(ShoalError, code="FENCED", status="ABORTED"):
     """This incarnation was declared dead or replaced; its calls are refused for ever."""
 
 
+# Checkpoints.
+
+
+class UnknownCheckpoint(ShoalError, code="UNKNOWN_CHECKPOINT", status="NOT_FOUND"):
+    """There is no such checkpoint, or none that is whole."""
+
+
+class CorruptCheckpoint(ShoalError, code="CORRUPT_CHECKPOINT", status="DATA_LOSS"):
+    """A checkpoint's files are not those that were written: nothing of it was used."""
+
+
+class IncompatibleCheckpoint(ShoalError, code="INCOMPATIBLE_CHECKPOINT", status="FAILED_PRECONDITION"):
+    """A checkpoint is whole, but not of these variables, or of a later version of Shoal."""
+
+
+class StorageFailed(ShoalError, code="STORAGE_FAILED", status="UNAVAILABLE"):
+    """What checkpoints are written to or read from failed: full, forbidden, or broken."""
+
+
 # Who may call.
 
 
@@ -166,10 +185,12 @@ __all__ = [
     "BadFrame",
     "BadRequest",
     "Cancelled",
+    "CorruptCheckpoint",
     "DeadlineExceeded",
     "DeviceUnavailable",
     "DuplicateMember",
     "Fenced",
+    "IncompatibleCheckpoint",
     "InternalError",
     "InvalidGradient",
     "InvalidJob",
@@ -188,7 +209,9 @@ __all__ = [
     "ShoalError",
     "StaleEpoch",
     "StartFailed",
+    "StorageFailed",
     "Unauthenticated",
+    "UnknownCheckpoint",
     "UnknownJob",
     "UnknownShard",
     "Unreachable",

@@ -8,7 +8,7 @@ from shoal import _layout, initializers, optim
 from shoal._buffers import BufferPool
 from shoal._layout import Aggregation, ArenaLayout
 from shoal.variables import Variable
-from shoal_server import kernels, update_rules
+from shoal_server import conversions, kernels, update_rules
 
 
 class Arena:
@@ -51,15 +51,19 @@ class Arena:
         """Bytes of values and slots."""
         return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
 
-    def move(self, memory: BufferPool) -> None:
+    def move(self, memory: BufferPool, *, slots: bool = False) -> None:
         """Goes on with a copy of the values; those that there were stay as they are.
 
         Args:
             memory: for the copy.
+            slots: the same with them.
         """
-        copy = memory.take(self.values.nbytes).view(self.values.dtype)
-        np.copyto(copy, self.values)
-        self.values = copy
+        sources = [self.values, *(self.slots.values() if slots else ())]
+        copies = [memory.take(source.nbytes).view(source.dtype) for source in sources]
+        conversions.send_all([*zip(copies, sources, strict=True)])
+        self.values = copies[0]
+        if slots:
+            self.slots = dict(zip(self.slots, copies[1:], strict=True))
 
     def assign(self, values: np.ndarray) -> None:
         """Overwrites the values; slots stay."""

@@ -12,6 +12,14 @@ from typing import Any
 from shoal import consistency
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """How far a worker is through its data with a push: examples of the range that it leased."""
+
+    lease: int
+    consumed: int
+
+
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """What one push brings to a shard."""
@@ -22,6 +30,8 @@ class Contribution:
     weight: float  # in a step's mean; 0 passes the step by
     version: int  # of the shard when the worker pulled
     payload: Any  # the gradient, which no state machine looks into; None when weight is 0
+    worker: str = ""
+    cursor: "Cursor | None" = None
 
 
 @dataclass(slots=True)
@@ -76,6 +86,10 @@ class Mode(ABC):
     @abstractmethod
     def next_step(self, steps: int) -> int:
         """The step to take for a worker that has finished `steps`."""
+
+    def resume(self, step: int) -> None:
+        """Goes on at a step, before anybody is admitted."""
+        del step
 
     @abstractmethod
     def entry_step(self, clocks: Clocks, furthest: int) -> int:
@@ -163,6 +177,9 @@ class Synchronous(Mode):
 
     def next_step(self, steps: int) -> int:
         return max(steps, self._open_step)
+
+    def resume(self, step: int) -> None:
+        self._open_step = step
 
     def entry_step(self, clocks: Clocks, furthest: int) -> int:
         del clocks, furthest

@@ -34,6 +34,7 @@ def server(
             envvar="SHOAL_LANES", min=0, max=65_536, help="Lanes at once, two a worker; who gets none calls by gRPC."
         ),
     ] = 1024,
+    checkpoints: flags.Checkpoints = "",
     retry_for: flags.RetryFor = 30.0,
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
@@ -53,6 +54,7 @@ def server(
             rpc_threads=rpc_threads,
             lane_port=lane_port,
             lanes=lanes,
+            checkpoints=checkpoints,
             retry_for_s=retry_for,
             metrics_address=metrics_address,
         )

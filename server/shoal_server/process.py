@@ -7,12 +7,14 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc
+from shoal._checkpoint.folders import open_folder
 from shoal._coordinator import CoordinatorClient, Membership
 from shoal._segment import sweep
 from shoal.v1 import coordinator_pb2
 from shoal_server import kernels
 from shoal_server.lanes import LaneServer
 from shoal_server.metrics import ServerMetrics
+from shoal_server.saver import Saver
 from shoal_server.servicer import SERVICE, ParameterServerServicer, add_to_server
 from shoal_server.store import ShardStore
 
@@ -30,6 +32,7 @@ class ServerConfig:
     rpc_threads: int = 16
     lane_port: int = 0
     lanes: int = 1024
+    checkpoints: str = ""
     retry_for_s: float = 30.0
     metrics_address: str = ""
 
@@ -55,8 +58,14 @@ class Server:
         self._lanes = LaneServer(
             host, config.lane_port, self.store, metrics, advertise=config.advertise, limit=config.lanes
         )
+        self._saver = Saver(open_folder(config.checkpoints) if config.checkpoints else None)
         self._servicer = ParameterServerServicer(
-            self.store, metrics, senders=self._senders, receivers=self._receivers, offer=self._lanes.offer
+            self.store,
+            metrics,
+            senders=self._senders,
+            receivers=self._receivers,
+            saver=self._saver,
+            offer=self._lanes.offer,
         )
         self._rpc = _rpc.RpcServer(
             config.listen,
@@ -110,5 +119,6 @@ class Server:
         self.store.clear()  # ends the pulls that wait
         self._lanes.stop()
         self._rpc.stop()
+        self._saver.close()
         self._senders.shutdown(wait=True)
         self._receivers.shutdown(wait=True)

@@ -14,6 +14,7 @@ from shoal._layout import Aggregation, storage_dtype
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server import conversions, kernels
+from shoal_server.consistency import Cursor
 from shoal_server.shard import Payload, Shard, Stamp
 from shoal_server.shard_events import AnswerPush
 from shoal_server.store import ShardStore
@@ -65,12 +66,14 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sh
     payloads: Sequence[Payload | None] = [None] * len(shards)
     if header.weight > 0:
         payloads = source(shards, _aggregations(header), store.memory)
+    cursor = Cursor(header.cursor.lease, header.cursor.consumed) if header.HasField("cursor") else None
     answers = [
-        shard.stage(stamp, header.weight, version, payload)
+        shard.stage(stamp, header.weight, version, payload, cursor)
         for shard, version, payload in zip(shards, header.versions, payloads, strict=True)
     ]
     if header.commit:
-        answers = [shard.commit(stamp) for shard in shards]
+        with store.gate(header.stamp.job).passing():
+            answers = [shard.commit(stamp) for shard in shards]
     return [ShardAnswer(shard, answer) for shard, answer in zip(shards, answers, strict=True)]
 
 
@@ -83,7 +86,8 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardAnswer]:
     """
     shards = store.shards(request.stamp.job, request.shards, request.stamp.epoch)
     stamp = stamp_of(request.stamp)
-    return [ShardAnswer(shard, shard.commit(stamp)) for shard in shards]
+    with store.gate(request.stamp.job).passing():
+        return [ShardAnswer(shard, shard.commit(stamp)) for shard in shards]
 
 
 def reply_of(answers: Sequence[ShardAnswer], on_answer: Callable[[str, int], None]) -> pb.PushReply:

@@ -16,9 +16,10 @@ from shoal._layout import ShardLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
-from shoal_server import pushes
+from shoal_server import pushes, saving
 from shoal_server.metrics import ServerMetrics
 from shoal_server.pulls import PullCall, Send
+from shoal_server.saver import Saver
 from shoal_server.shard import JobTerms
 from shoal_server.shard_state import Admission
 from shoal_server.stalls import Stalls
@@ -39,6 +40,7 @@ class ParameterServerServicer:
         metrics: what is counted.
         senders: threads that send what is pulled; a pull that waits holds none of them.
         receivers: threads that receive what is pushed; a push that stalls holds one, and no other kind of call.
+        saver: writes checkpoints.
         offer: how to reach this server's lanes; None: it has none.
         stall_s: seconds after which `end_stalled` ends a pull or push that does not move.
     """
@@ -50,10 +52,12 @@ class ParameterServerServicer:
         *,
         senders: ThreadPoolExecutor,
         receivers: ThreadPoolExecutor,
+        saver: Saver | None = None,
         offer: pb.AttachReply | None = None,
         stall_s: float = STALL_S,
     ) -> None:
         self._store, self._metrics, self._senders = store, metrics, senders
+        self._saver = saver or Saver(None)
         self._offer = offer or pb.AttachReply()
         self._stalls = Stalls(stall_s)
         # grpcio asks no more of a handler than to be callable.
@@ -142,6 +146,23 @@ class ParameterServerServicer:
         for shard in self._store.all_shards(request.job):
             shard.release(request.worker, request.incarnation, request.committed_steps)
         return pb.ReleaseWorkerReply()
+
+    @_rpc.servicer
+    def Hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldReply:
+        return saving.hold(self._store, request)
+
+    @_rpc.servicer
+    def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
+        return saving.save(self._store, self._saver, request)
+
+    @_rpc.servicer
+    def CollectFiles(self, request: pb.CollectFilesRequest, context: grpc.ServicerContext) -> pb.CollectFilesReply:
+        return saving.collect(self._saver, request)
+
+    @_rpc.servicer
+    def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
+        saving.restore(self._store, self._saver.folder, request)
+        return pb.RestoreReply()
 
     @_rpc.servicer
     def GetHistory(self, request: pb.GetHistoryRequest, context: grpc.ServicerContext) -> pb.GetHistoryReply:

@@ -15,7 +15,7 @@ from shoal._layout import ShardLayout
 from shoal.variables import Variable
 from shoal_server import shard_events as events
 from shoal_server.arena import Arena
-from shoal_server.consistency import Apply, mode_for
+from shoal_server.consistency import Apply, Cursor, mode_for
 from shoal_server.shard_state import Admission, ShardState
 from shoal_server.snapshot import Snapshot
 
@@ -51,6 +51,14 @@ class Stamp:
     worker: str
     incarnation: int
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A shard as a checkpoint saves it; its snapshot is to be ended by `end_saving`."""
+
+    answer: events.AnswerCut
+    snapshot: Snapshot
 
 
 # By arena: what a push brings, in the dtype that the server keeps; finite.
@@ -110,14 +118,16 @@ class Shard:
         with self._opened():
             return self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
 
-    def stage(self, stamp: Stamp, weight: float, version: int, payload: Payload | None) -> events.AnswerPush:
+    def stage(
+        self, stamp: Stamp, weight: float, version: int, payload: Payload | None, cursor: Cursor | None = None
+    ) -> events.AnswerPush:
         """Holds a whole push until it is committed; repeats are answered as the first was.
 
         Raises:
             Fenced: the worker is not admitted.
             BadRequest: a step of long ago.
         """
-        event = events.PushStaged(stamp.worker, stamp.incarnation, stamp.step, weight, version, payload)
+        event = events.PushStaged(stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor)
         return self._push(event)
 
     def commit(self, stamp: Stamp) -> events.AnswerPush:
@@ -183,10 +193,49 @@ class Shard:
     def read(self) -> Snapshot:
         """Begins to read the values as they are now; whatever is applied meanwhile, that is what will be read."""
         with self._opened():
-            if self._snapshot is None:
-                values = [arena.values for arena in self._arenas]
-                self._snapshot = Snapshot(self._state.version, self.layout, values)
-            return self._snapshot.begin()
+            return self._latest().begin()
+
+    def progress(self) -> Mapping[str, events.Progress]:
+        """How far each admitted worker has come here."""
+        with self._opened():
+            return self._state.progress()
+
+    def cut(self, progress: Mapping[str, events.Progress]) -> Cut:
+        """Takes a checkpoint: begins to save what there is now, with all that is committed on any server.
+
+        Args:
+            progress: of each worker, on the servers where it is furthest.
+        """
+        begun: list[Snapshot] = []
+        effects = self._handle(events.CutMade(progress), then=lambda: begun.append(self._latest().begin_saving()))
+        return Cut(_only(effects, events.AnswerCut), begun[0])
+
+    def restore(self, version: int, step: int, read: Callable[["Arena"], None]) -> None:
+        """Overwrites values and slots, before training begins.
+
+        Args:
+            version: updates that they have seen.
+            step: to go on with.
+            read: fills an arena; called under the lock, for nobody else has any business here yet.
+
+        Raises:
+            BadRequest: training has begun.
+        """
+        with self._opened():
+            self._state.handle(events.Restored(version, step))
+            self._leave_to_readers()
+            try:
+                for arena in self._arenas:
+                    read(arena)
+            except BaseException:
+                self._closed = True  # neither what it was nor what it should be
+                raise
+
+    def _latest(self) -> Snapshot:
+        if self._snapshot is None:
+            values, slots = [arena.values for arena in self._arenas], [arena.slots for arena in self._arenas]
+            self._snapshot = Snapshot(self._state.version, self.layout, values, slots)
+        return self._snapshot
 
     def history(self) -> list[Admission]:
         """The latest admissions, oldest first."""
@@ -196,11 +245,12 @@ class Shard:
     def _push(self, event: events.PushStaged | events.PushCommitted) -> events.AnswerPush:
         return _only(self._handle(event), events.AnswerPush)
 
-    def _handle(self, event: events.Event) -> list[events.Effect]:
+    def _handle(self, event: events.Event, then: Callable[[], None] = lambda: None) -> list[events.Effect]:
         with self._opened():
             effects = self._state.handle(event)
             try:
                 self._apply_all([effect for effect in effects if isinstance(effect, Apply)])
+                then()  # under the lock
             except BaseException:
                 # The machine says that this was applied, and it was not: nobody must go on from here.
                 self._closed = True
@@ -233,8 +283,9 @@ class Shard:
         """Before the values change: whoever reads them keeps the memory that they are in."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot and snapshot.in_use:
+            saved = snapshot.being_saved
             for arena in self._arenas:
-                arena.move(self._memory)
+                arena.move(self._memory, slots=saved)
 
     def _apply(self, update: Apply, version: int) -> None:
         start = time.perf_counter()

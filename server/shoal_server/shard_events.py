@@ -1,10 +1,11 @@
 """What a shard's state machine is told, and what it answers: the vocabulary of `shoal_server.shard_state`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal import errors
-from shoal_server.consistency import Apply
+from shoal_server.consistency import Apply, Cursor
 
 # Events.
 
@@ -63,6 +64,7 @@ class PushStaged:
     weight: float
     version: int
     payload: Any
+    cursor: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,46 @@ class ValuesAssigned:
     """Initial values are to be overwritten."""
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an admitted worker has come on a shard.
+
+    Attributes:
+        incarnation: which life of it.
+        committed: 1 + the number of the last step that it committed; 0: none.
+        finished: how many steps it has finished, or passed by.
+    """
+
+    incarnation: int
+    committed: int
+    finished: int
+
+    def joined(self, other: "Progress") -> "Progress":
+        """The furthest of two; of a later life, that one's."""
+        if self.incarnation != other.incarnation:
+            return max(self, other, key=lambda progress: progress.incarnation)
+        return Progress(self.incarnation, max(self.committed, other.committed), max(self.finished, other.finished))
+
+
+@dataclass(frozen=True, slots=True)
+class CutMade:
+    """A checkpoint is taken here: what is committed on any server counts before it.
+
+    Attributes:
+        progress: of each worker, on the servers where it is furthest.
+    """
+
+    progress: Mapping[str, Progress]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The values are those of a checkpoint, before anybody is admitted."""
+
+    version: int
+    step: int
+
+
 Event = (
     WorkerAdmitted
     | WorkerFenced
@@ -88,6 +130,8 @@ Event = (
     | PushStaged
     | PushCommitted
     | ValuesAssigned
+    | CutMade
+    | Restored
 )
 
 # Effects, besides `Apply`.
@@ -138,4 +182,19 @@ class Overwrite:
     """Take the assigned values."""
 
 
-Effect = Apply | AnswerPull | RefusePull | AnswerPush | AnswerAdmission | AnswerFence | Overwrite
+@dataclass(frozen=True, slots=True)
+class AnswerCut:
+    """What is saved, after the effects before this one.
+
+    Attributes:
+        version: updates applied.
+        step: to go on with.
+        cursors: by worker, how far its data had come with what is applied.
+    """
+
+    version: int
+    step: int
+    cursors: Mapping[str, Cursor]
+
+
+Effect = Apply | AnswerPull | RefusePull | AnswerPush | AnswerAdmission | AnswerFence | Overwrite | AnswerCut

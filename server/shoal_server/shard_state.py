@@ -9,20 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
-from shoal_server.consistency import Apply, Clock, Contribution, Mode, slowest
+from shoal_server.consistency import Apply, Clock, Contribution, Cursor, Mode, slowest
 from shoal_server.shard_events import (
     AnswerAdmission,
+    AnswerCut,
     AnswerFence,
     AnswerPull,
     AnswerPush,
+    CutMade,
     Effect,
     Event,
     Overwrite,
+    Progress,
     PullAbandoned,
     PullRequested,
     PushCommitted,
     PushStaged,
     RefusePull,
+    Restored,
     ValuesAssigned,
     WorkerAdmitted,
     WorkerFenced,
@@ -85,6 +89,8 @@ class ShardState:
     _fenced: dict[str, int] = field(default_factory=dict)
     _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one a worker, not yet committed
     _answered: dict[str, _Answered] = field(default_factory=dict)  # admitted workers only
+    # How far their data had come with what is applied; admitted workers only.
+    _cursors: dict[str, Cursor] = field(default_factory=dict)
     _waiting: dict[Any, _Waiting] = field(default_factory=dict)  # in order of arrival
 
     def handle(self, event: Event) -> list[Effect]:
@@ -114,6 +120,10 @@ class ShardState:
                 return self._worker_released(event)
             case ValuesAssigned():
                 return self._values_assigned()
+            case CutMade():
+                return self._cut_made(event)
+            case Restored():
+                return self._restored(event)
 
     def answer_to(self, worker: str, incarnation: int, step: int) -> AnswerPush | None:
         """What a push with this stamp was answered, if it was committed.
@@ -135,6 +145,18 @@ class ShardState:
             )
         return None
 
+    def progress(self) -> dict[str, Progress]:
+        """How far each admitted worker has come here."""
+        return {
+            worker: Progress(clock.incarnation, self._committed(worker), clock.steps)
+            for worker, clock in self.clocks.items()
+        }
+
+    def _committed(self, worker: str) -> int:
+        """1 + the number of the last step that a worker committed; 0: none."""
+        answered = self._answered.get(worker)
+        return answered.step + 1 if answered else 0
+
     def abandon_all(self) -> list[Any]:
         """Forgets all waiting pulls: their tickets."""
         tickets = list(self._waiting)
@@ -155,6 +177,7 @@ class ShardState:
         for pull in self._waiting.values():
             assert pull.worker in self.clocks
             assert not self.mode.may_pull(pull.step, self.clocks), "a pull waits that could be answered"
+        assert self._cursors.keys() <= self.clocks.keys()
 
     def _worker_admitted(self, event: WorkerAdmitted) -> list[Effect]:
         clock = self.clocks.get(event.worker)
@@ -182,8 +205,7 @@ class ShardState:
         for ticket in tickets:
             del self._waiting[ticket]
         error = self._not_admitted(event.worker, clock.incarnation)
-        answered = self._answered.get(event.worker)
-        return [*(RefusePull(ticket, error) for ticket in tickets), AnswerFence(answered.step + 1 if answered else 0)]
+        return [*(RefusePull(ticket, error) for ticket in tickets), AnswerFence(self._committed(event.worker))]
 
     def _worker_released(self, event: WorkerReleased) -> list[Effect]:
         effects = self._worker_fenced(WorkerFenced(event.worker, event.incarnation))
@@ -197,6 +219,7 @@ class ShardState:
             effects += [effect for effect in self._commit(event.worker, clock) if not isinstance(effect, AnswerPush)]
         self._staged.pop(event.worker, None)
         self._answered.pop(event.worker, None)
+        self._cursors.pop(event.worker, None)
         del self.clocks[event.worker]
         return [*effects, *self._settle()]
 
@@ -231,7 +254,14 @@ class ShardState:
             )
         clock = self.clocks[event.worker]
         self._staged[event.worker] = Contribution(
-            clock.rank, clock.incarnation, event.step, event.weight, event.version, event.payload
+            clock.rank,
+            clock.incarnation,
+            event.step,
+            event.weight,
+            event.version,
+            event.payload,
+            event.worker,
+            event.cursor,
         )
         return [AnswerPush("staged", 0, event.step, self.version)]
 
@@ -251,11 +281,37 @@ class ShardState:
             raise errors.BadRequest(f"{self.name}: values are assigned before training begins, not during")
         return [Overwrite()]
 
+    def _cut_made(self, event: CutMade) -> list[Effect]:
+        effects: list[Effect] = []
+        for worker, progress in event.progress.items():
+            clock = self.clocks.get(worker)
+            if not clock or clock.incarnation != progress.incarnation:
+                continue
+            if self._committed(worker) < progress.committed:
+                last = progress.committed - 1
+                staged = self._staged.get(worker)
+                if not staged or staged.step != last:  # what brings nothing is committed without a second phase
+                    nothing = Contribution(clock.rank, clock.incarnation, last, 0.0, self.version, None, worker)
+                    self._staged[worker] = nothing
+                effects += [effect for effect in self._commit(worker, clock) if not isinstance(effect, AnswerPush)]
+            effects += self._pass_by(clock, progress.finished)
+        step = self.mode.entry_step(self.clocks, self.furthest)
+        return [*effects, AnswerCut(self.version, step, dict(self._cursors))]
+
+    def _restored(self, event: Restored) -> list[Effect]:
+        if self.clocks or self.version:
+            raise errors.BadRequest(f"{self.name}: a checkpoint is restored before training begins, not during")
+        self.version, self.furthest = event.version, event.step
+        self.mode.resume(event.step)
+        return [Overwrite()]
+
     def _commit(self, worker: str, clock: Clock) -> list[Effect]:
         staged = self._staged.pop(worker)
         staleness = max(0, self.version - staged.version) if staged.payload is not None else 0
         self._record("push", worker, staged.step)
         taken = self.mode.take(staged, staleness)
+        if not taken.accepted:
+            self._pass_cursor(staged)  # its data is spent, though nothing came of it
         self._advance(clock, staged.step + 1)
         effects = self._apply(taken.applies)
         effects += self._settle()
@@ -296,7 +352,15 @@ class ShardState:
 
     def _apply(self, applies: list[Apply]) -> list[Effect]:
         self.version += len(applies)
+        for apply in applies:
+            for contribution in apply.contributions:
+                self._pass_cursor(contribution)
         return list(applies)
+
+    def _pass_cursor(self, contribution: Contribution) -> None:
+        clock = self.clocks.get(contribution.worker)
+        if contribution.cursor and clock and clock.incarnation == contribution.incarnation:
+            self._cursors[contribution.worker] = contribution.cursor
 
     def _admit_pull(self, ticket: Any, worker: str, step: int) -> AnswerPull:
         self._record("pull", worker, step)

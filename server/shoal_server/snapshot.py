@@ -1,7 +1,7 @@
 """The values of a shard at one version, for whoever sends them, copied only when an update is about to change them."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -23,12 +23,20 @@ class Snapshot:
         version: updates applied.
         layout: of the shard.
         values: of each arena, as the server keeps them.
+        slots: of each arena, by name, likewise: read by those alone who save it.
     """
 
-    def __init__(self, version: int, layout: ShardLayout, values: Sequence[np.ndarray]) -> None:
-        self.version, self.layout, self._values = version, layout, values
-        self._lock = threading.Lock()  # guards the count; taken after the shard's or alone, and nothing after it
-        self._readers = 0
+    def __init__(
+        self,
+        version: int,
+        layout: ShardLayout,
+        values: Sequence[np.ndarray],
+        slots: Sequence[Mapping[str, np.ndarray]] = (),
+    ) -> None:
+        self.version, self.layout, self._values, self._slots = version, layout, values, slots
+        self._lock = threading.Lock()  # guards the counts; taken after the shard's or alone, and nothing after it
+        self._readers = 0  # those who save it among them
+        self._savers = 0
 
     def begin(self) -> "Snapshot":
         """Counts one more reader: for the shard, under its lock."""
@@ -36,11 +44,35 @@ class Snapshot:
             self._readers += 1
         return self
 
+    def begin_saving(self) -> "Snapshot":
+        """Counts one more who reads slots, too, until `end_saving`: likewise."""
+        with self._lock:
+            self._readers += 1
+            self._savers += 1
+        return self
+
+    def end_saving(self) -> None:
+        """One of those has come to its end."""
+        with self._lock:
+            self._readers -= 1
+            self._savers -= 1
+
     @property
     def in_use(self) -> bool:
         """Whether anybody reads it."""
         with self._lock:
             return self._readers > 0
+
+    @property
+    def being_saved(self) -> bool:
+        """Whether anybody reads the slots, too."""
+        with self._lock:
+            return self._savers > 0
+
+    @property
+    def slots(self) -> Sequence[Mapping[str, np.ndarray]]:
+        """Those of each arena, flat, by name; good while it is being saved."""
+        return self._slots
 
     def chunks(self) -> Iterator[Chunk]:
         """The values as chunks: views of the shard's memory, but for halves. They are good while it is in use."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from shoal import errors
 from shoal._buffers import BufferPool
 from shoal._layout import ShardLayout
+from shoal_server.gate import Gate
 from shoal_server.shard import JobTerms, Shard
 
 # Of memory that was used for gradients and is free: the most that is kept, and for how long. What is kept saves the
@@ -30,6 +31,7 @@ class ShardStore:
         self._lock = threading.Lock()  # guards _jobs and _allocating; taken after _creating
         self._allocating = ""  # the job that `create` is at work on; "" once that was dropped
         self._jobs: dict[str, tuple[JobTerms, dict[int, Shard]]] = {}
+        self._gates: dict[str, Gate] = {}  # as long as the job is there
 
     def create(self, terms: JobTerms, layouts: Iterable[ShardLayout]) -> int:
         """Hosts shards of a job, and says how many bytes they take. Those there already, at this epoch, stay.
@@ -56,6 +58,7 @@ class ShardStore:
                 if self._allocating != terms.name:
                     raise errors.UnknownJob(f"job {terms.name!r} was dropped while its shards were being created")
                 self._jobs[terms.name] = (terms, shards)
+                self._gates.setdefault(terms.name, Gate())
         if held and held[0].epoch < terms.epoch:
             self._close(held[1].values())
         return sum(shard.nbytes for shard in shards.values())
@@ -64,6 +67,7 @@ class ShardStore:
         """Frees a job's shards, if there are any."""
         with self._lock:
             held = self._jobs.pop(job, None)
+            self._gates.pop(job, None)
             if self._allocating == job:
                 self._allocating = ""
         if held:
@@ -73,6 +77,7 @@ class ShardStore:
         """Frees everything: the cluster has given this server up."""
         with self._lock:
             held, self._jobs, self._allocating = self._jobs, {}, ""
+            self._gates = {}
         for _, shards in held.values():
             self._close(shards.values())
 
@@ -93,6 +98,31 @@ class ShardStore:
         if missing:
             raise errors.UnknownShard(f"this server does not host shards {missing} of {job}; it has {sorted(held)}")
         return [held[index] for index in indices]
+
+    def gate(self, job: str) -> Gate:
+        """What commits of a job pass.
+
+        Raises:
+            UnknownJob: it has no shards here.
+        """
+        with self._lock:
+            gate = self._gates.get(job)
+        if gate is None:
+            self._known(job)
+            raise errors.UnknownJob(f"job {job!r} was dropped from this server")
+        return gate
+
+    def terms(self, job: str, epoch: int) -> JobTerms:
+        """What a job's shards have in common.
+
+        Raises:
+            UnknownJob: this server does not host it.
+            StaleEpoch: it does, but at another epoch.
+        """
+        terms, _ = self._known(job)
+        if terms.epoch != epoch:
+            raise self._stale(job, epoch, terms.epoch)
+        return terms
 
     def all_shards(self, job: str) -> list[Shard]:
         """The shards of a job, at whatever epoch.

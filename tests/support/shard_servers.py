@@ -3,11 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, consistency, optim
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._lane import Frame, Lane
 from shoal._layout import Placement
 from shoal._links import Transport
@@ -18,7 +23,9 @@ from shoal.variables import Variable, variable_from_array
 from shoal_coordinator.placement import ServerLoad, assign_shards, plan_shards
 from shoal_server.lanes import LaneServer
 from shoal_server.metrics import ServerMetrics
+from shoal_server.saver import Saver
 from shoal_server.servicer import SERVICE, ParameterServerServicer, add_to_server
+from shoal_server.shard_events import Progress
 from shoal_server.store import ShardStore
 
 
@@ -42,8 +49,10 @@ class ShardServers:
         stall_s: float = 30.0,
         transport: Transport | None = None,
         wire: str | None = None,
+        checkpoints: Path | None = None,
     ) -> None:
         self._stack = ExitStack()
+        self._checkpoints = LocalFolder(checkpoints) if checkpoints else None
         self.registries: list[CollectorRegistry] = []
         self.stores: list[ShardStore] = []
         self.lanes: list[LaneServer] = []
@@ -71,8 +80,10 @@ class ShardServers:
         store = ShardStore(metrics.apply_seconds.observe)
         senders, receivers = ThreadPoolExecutor(rpc_threads), ThreadPoolExecutor(rpc_threads)
         lanes = LaneServer("127.0.0.1", 0, store, metrics, limit=max_lanes)
+        saver = Saver(self._checkpoints)
+        self._stack.callback(saver.close)
         servicer = ParameterServerServicer(
-            store, metrics, senders=senders, receivers=receivers, offer=lanes.offer, stall_s=stall_s
+            store, metrics, senders=senders, receivers=receivers, saver=saver, offer=lanes.offer, stall_s=stall_s
         )
         server = _rpc.RpcServer("127.0.0.1:0", [(SERVICE, add_to_server, servicer)], threads=rpc_threads)
         self._stack.callback(senders.shutdown)
@@ -120,6 +131,63 @@ class ShardServers:
         release = pb.ReleaseWorkerRequest(job="job", worker=worker, incarnation=incarnation, committed_steps=committed)
         for stub in self.used_stubs:
             stub.ReleaseWorker(release)
+
+    def hold(self, cut: int = 1) -> dict[str, Progress]:
+        """The first half of a checkpoint's cut: by worker, how far it has come where it is furthest."""
+        furthest: dict[str, Progress] = {}
+        for reply in self.each("Hold", pb.HoldRequest(job="job", epoch=1, cut=cut)):
+            for it in reply.workers:
+                progress = Progress(it.incarnation, it.committed, it.finished)
+                furthest[it.worker] = furthest.get(it.worker, progress).joined(progress)
+        return furthest
+
+    def cut(self, furthest: Mapping[str, Progress], *, number: int = 1, cut: int = 1) -> list[pb.SavedShard]:
+        """The second half: what it says of each shard."""
+        workers = [
+            pb.WorkerProgress(worker=worker, incarnation=it.incarnation, committed=it.committed, finished=it.finished)
+            for worker, it in furthest.items()
+        ]
+        request = pb.SaveRequest(job="job", epoch=1, cut=cut, number=number, workers=workers)
+        return [shard for reply in self.each("Save", request) for shard in reply.shards]
+
+    def publish(self, saved: Iterable[pb.SavedShard], *, number: int = 1) -> Manifest:
+        """The rest: the files, and the manifest."""
+        ((version, step),) = {(shard.version, shard.step) for shard in saved}
+        entries = []
+        for stub in self.used_stubs:
+            reply = pb.CollectFilesReply()
+            while not reply.done:
+                with _rpc.translated("server"):
+                    reply = stub.CollectFiles(pb.CollectFilesRequest(job="job", number=number, within_s=10))
+            entries += [FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files]
+        manifest = Manifest("job", number, 0.0, step, version, {}, (), tuple(entries))
+        assert self._checkpoints
+        Catalogue(self._checkpoints).publish(manifest)
+        return manifest
+
+    def save(self, number: int = 1, *, cut: int = 1) -> Manifest:
+        """What the coordinator does for a checkpoint."""
+        return self.publish(self.cut(self.hold(cut), number=number, cut=cut), number=number)
+
+    def restore(self, manifest: Manifest, *, partial: bool = False) -> None:
+        """What the coordinator does to go on from a checkpoint."""
+        self.each(
+            "Restore",
+            pb.RestoreRequest(
+                job="job",
+                epoch=1,
+                from_job=manifest.job,
+                number=manifest.number,
+                version=manifest.version,
+                step=manifest.step,
+                partial=partial,
+            ),
+        )
+
+    def each(self, method: str, request: Any) -> list[Any]:
+        """Calls every server that hosts a shard."""
+        with _rpc.translated("server"):
+            return [getattr(stub, method)(request) for stub in self.used_stubs]
 
     @property
     def used_stubs(self) -> list[parameter_server_pb2_grpc.ParameterServerStub]:

@@ -4,7 +4,8 @@ The shards are the real state machines. The workers do what `shoal._parameters` 
 from each shard, pull again where shards are at different steps, stage on each, commit on each. Those that overlap do so
 in the order of `shoal._overlap`: the next step's values come before this step's push. Now and then a worker has no
 data, and passes a step by; or one of the shards finds NaN in its part of a push. The coordinator fences a dead worker
-everywhere before it releases it anywhere. Which action comes next is drawn.
+everywhere before it releases it anywhere. At any moment a checkpoint is cut: of what is on the shards then, what is
+committed on one of them is to be in it on all. Which action comes next is drawn.
 """
 
 import random
@@ -13,11 +14,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from shoal import consistency
-from shoal_server.consistency import Apply, mode_for
+from shoal_server.consistency import Apply, Cursor, mode_for
 from shoal_server.shard_events import (
+    AnswerCut,
     AnswerFence,
     AnswerPull,
     AnswerPush,
+    CutMade,
+    Progress,
     PullRequested,
     PushCommitted,
     PushStaged,
@@ -48,7 +52,8 @@ class Worker:
 class Simulation:
     """Shards, and workers some of which overlap if they may."""
 
-    def __init__(self, seed, mode, shards, workers, *, overlap=False):
+    def __init__(self, seed, mode, shards, workers, *, overlap=False, cutting=0.0):
+        self.cutting, self.cuts = cutting, 0
         self.random = random.Random(seed)
         self.mode, self.overlap = mode, overlap
         self.shards = [ShardState(f"job/{index}", mode_for(mode)) for index in range(shards)]
@@ -86,6 +91,9 @@ class Simulation:
                 finished[event.worker] = max(finished[event.worker], event.step)
             case PushCommitted():
                 finished[event.worker] = event.step + 1
+            case CutMade():
+                for worker, progress in event.progress.items():
+                    finished[worker] = max(finished[worker], progress.finished)
         for effect in effects:
             match effect:
                 case Apply(contributions):
@@ -145,7 +153,8 @@ class Simulation:
         worker.staged = worker.step
         for index in self.shuffled():
             if index != refuses:
-                self.send(index, PushStaged(worker.name, worker.life, worker.step, 1.0, 0, payload))
+                cursor = Cursor(worker.life, worker.step)
+                self.send(index, PushStaged(worker.name, worker.life, worker.step, 1.0, 0, payload, cursor))
             yield False
 
     def commit(self, worker, payload):
@@ -190,11 +199,41 @@ class Simulation:
         for index in self.shuffled():
             self.send(index, WorkerReleased(worker.name, worker.life, committed))
 
+    def cut(self):
+        """What a coordinator does for a checkpoint, while all commits are held back: the cut's version and step."""
+        furthest: dict[str, Progress] = {}
+        for shard in self.shards:
+            for worker, progress in shard.progress().items():
+                furthest[worker] = furthest.get(worker, progress).joined(progress)
+        answers = [self.send(index, CutMade(furthest))[-1] for index in self.shuffled()]
+        assert all(isinstance(answer, AnswerCut) for answer in answers)
+        backups = getattr(self.mode, "backup_workers", 0)
+        if not backups:
+            assert len({(answer.version, answer.step) for answer in answers}) == 1, f"the shards differ: {answers}"
+            assert len({frozenset(applied) for applied in self.applied}) == 1, "a push is in the cut in part"
+        cursors: dict[str, Cursor] = {}
+        for answer in answers:
+            for worker, cursor in answer.cursors.items():
+                cursors[worker] = max(cursors.get(worker, cursor), cursor)
+        for worker in self.workers:  # its data is where the last of its pushes that is in the cut was
+            prefix = f"{worker.life}@"
+            counted = {payload for applied in self.applied for payload in applied if payload.startswith(prefix)}
+            last = max((int(payload.removeprefix(prefix)) for payload in counted), default=None)
+            cursor = cursors.get(worker.name)
+            known = cursor.consumed if cursor and cursor.lease == worker.life else None
+            if backups:  # what was dropped is spent, too
+                assert last is None or (known is not None and known >= last)
+            else:
+                assert known == last, f"{worker.name} is at {known}, and its push {last} counts"
+        self.cuts += 1
+
     def run(self, deaths):
         """Lets everybody act in drawn order until all are through; AssertionError if all wait for each other."""
         waited = 0
         while self.workers:
             worker = self.random.choice(self.workers)
+            if self.random.random() < self.cutting:
+                self.cut()
             if deaths and self.random.random() < 0.03:
                 deaths -= 1
                 self.kill(worker)
@@ -226,11 +265,13 @@ WAYS += [pytest.param(mode, True, id=f"{mode} overlapping") for mode in MODES if
 
 @pytest.mark.parametrize(("mode", "overlap"), WAYS)
 @pytest.mark.parametrize("deaths", [0, 6], ids=["nobody dies", "deaths"])
-def test_everybody_gets_through_and_every_push_is_whole(mode, overlap, deaths):
+@pytest.mark.parametrize("cutting", [0.0, 0.1], ids=["no checkpoints", "checkpoints"])
+def test_everybody_gets_through_and_every_push_is_whole(mode, overlap, deaths, cutting):
     asked_ahead = 0
     for seed in range(60):
-        simulation = Simulation(seed, mode, shards=1 + seed % 3, workers=3 + seed % 2, overlap=overlap)
+        simulation = Simulation(seed, mode, shards=1 + seed % 3, workers=3 + seed % 2, overlap=overlap, cutting=cutting)
         simulation.run(deaths)
+        assert bool(simulation.cuts) == bool(cutting)
         asked_ahead += simulation.asked_ahead
         for applied in simulation.applied:
             assert len(applied) == len(set(applied)), f"seed {seed}: a push counted twice"

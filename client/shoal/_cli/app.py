@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import cluster, jobs, submit
+from shoal._cli import checkpoints, cluster, jobs, submit
 from shoal._cli.output import EXIT_CODES_HELP
 
 
@@ -41,6 +41,9 @@ app.command(rich_help_panel="Cluster")(cluster.status)
 app.command(rich_help_panel="Jobs")(submit.submit)
 for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.cancel, jobs.drop, jobs.pull):
     app.command(rich_help_panel="Jobs")(_command)
+app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Checkpoints")
+app.command(rich_help_panel="Checkpoints")(checkpoints.export)
+app.command(name="import", rich_help_panel="Checkpoints")(checkpoints.import_)
 
 
 def _show_version(wanted: bool) -> None:

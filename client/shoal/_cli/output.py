@@ -23,6 +23,7 @@ _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
     errors.Unreachable: UNREACHABLE,
     errors.StartFailed: UNREACHABLE,
     errors.UnknownJob: UNKNOWN,
+    errors.UnknownCheckpoint: UNKNOWN,
     errors.JobExists: CONFLICT,
     errors.JobRunning: CONFLICT,
     errors.NotPlaced: CONFLICT,
@@ -31,8 +32,8 @@ _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 success; 1 the job failed or was cancelled, or another error; 2 wrong usage or an invalid job; "
-    "3 no cluster there, or it did not start; 4 unknown job; 5 the job's state forbids it (its name is in use, it "
-    "still runs, it has no variables yet); 6 time ran out; 130 interrupted."
+    "3 no cluster there, or it did not start; 4 unknown job or checkpoint; 5 the job's state forbids it (its name is "
+    "in use, it still runs, it has no variables yet); 6 time ran out; 130 interrupted."
 )
 
 _PIPE_COLUMNS = 240

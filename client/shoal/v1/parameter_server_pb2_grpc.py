@@ -84,6 +84,26 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerReply.FromString,
                 _registered_method=True)
+        self.Hold = channel.unary_unary(
+                '/shoal.v1.ParameterServer/Hold',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.HoldRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.HoldReply.FromString,
+                _registered_method=True)
+        self.Save = channel.unary_unary(
+                '/shoal.v1.ParameterServer/Save',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.SaveRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.SaveReply.FromString,
+                _registered_method=True)
+        self.CollectFiles = channel.unary_unary(
+                '/shoal.v1.ParameterServer/CollectFiles',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.CollectFilesRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.CollectFilesReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/shoal.v1.ParameterServer/Restore',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.RestoreReply.FromString,
+                _registered_method=True)
         self.GetHistory = channel.unary_unary(
                 '/shoal.v1.ParameterServer/GetHistory',
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.GetHistoryRequest.SerializeToString,
@@ -170,6 +190,37 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Hold(self, request, context):
+        """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
+        others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Save(self, request, context):
+        """The second: what is committed on any server is committed here, too; that is what is saved, in the background; commits
+        go on. CANCELLED: it comes too late, and nothing is saved.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectFiles(self, request, context):
+        """The files that Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
+        FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetHistory(self, request, context):
         """The latest admissions of a shard, oldest first: what it let pull and push, and how far apart they were.
         """
@@ -229,6 +280,26 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.ReleaseWorker,
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerReply.SerializeToString,
+            ),
+            'Hold': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.HoldRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.HoldReply.SerializeToString,
+            ),
+            'Save': grpc.unary_unary_rpc_method_handler(
+                    servicer.Save,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.SaveRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.SaveReply.SerializeToString,
+            ),
+            'CollectFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectFiles,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.CollectFilesRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.CollectFilesReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.RestoreRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.RestoreReply.SerializeToString,
             ),
             'GetHistory': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHistory,
@@ -506,6 +577,114 @@ class ParameterServer:
             '/shoal.v1.ParameterServer/ReleaseWorker',
             shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerRequest.SerializeToString,
             shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/Hold',
+            shoal_dot_v1_dot_parameter__server__pb2.HoldRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.HoldReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Save(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/Save',
+            shoal_dot_v1_dot_parameter__server__pb2.SaveRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.SaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/CollectFiles',
+            shoal_dot_v1_dot_parameter__server__pb2.CollectFilesRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.CollectFilesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/Restore',
+            shoal_dot_v1_dot_parameter__server__pb2.RestoreRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.RestoreReply.FromString,
             options,
             channel_credentials,
             insecure,

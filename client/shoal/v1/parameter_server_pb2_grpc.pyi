@@ -63,6 +63,20 @@ class ParameterServerStub:
     """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
     server has committed it (its step is committed_steps - 1), else discarded.
     """
+    Hold: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldRequest, _parameter_server_pb2.HoldReply]
+    """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
+    others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
+    """
+    Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
+    """The second: what is committed on any server is committed here, too; that is what is saved, in the background; commits
+    go on. CANCELLED: it comes too late, and nothing is saved.
+    """
+    CollectFiles: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]
+    """The files that Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED."""
+    Restore: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]
+    """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
+    FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
+    """
     GetHistory: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.GetHistoryRequest, _parameter_server_pb2.GetHistoryReply]
     """The latest admissions of a shard, oldest first: what it let pull and push, and how far apart they were."""
 
@@ -100,6 +114,20 @@ class ParameterServerAsyncStub(ParameterServerStub):
     ReleaseWorker: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkerRequest, _parameter_server_pb2.ReleaseWorkerReply]  # type: ignore[assignment]
     """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
     server has committed it (its step is committed_steps - 1), else discarded.
+    """
+    Hold: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldRequest, _parameter_server_pb2.HoldReply]  # type: ignore[assignment]
+    """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
+    others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
+    """
+    Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
+    """The second: what is committed on any server is committed here, too; that is what is saved, in the background; commits
+    go on. CANCELLED: it comes too late, and nothing is saved.
+    """
+    CollectFiles: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]  # type: ignore[assignment]
+    """The files that Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED."""
+    Restore: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]  # type: ignore[assignment]
+    """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
+    FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
     """
     GetHistory: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.GetHistoryRequest, _parameter_server_pb2.GetHistoryReply]  # type: ignore[assignment]
     """The latest admissions of a shard, oldest first: what it let pull and push, and how far apart they were."""
@@ -195,6 +223,44 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.ReleaseWorkerReply, _abc.Awaitable[_parameter_server_pb2.ReleaseWorkerReply]]:
         """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
         server has committed it (its step is committed_steps - 1), else discarded.
+        """
+
+    @_abc_1.abstractmethod
+    def Hold(
+        self,
+        request: _parameter_server_pb2.HoldRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.HoldReply, _abc.Awaitable[_parameter_server_pb2.HoldReply]]:
+        """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
+        others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
+        """
+
+    @_abc_1.abstractmethod
+    def Save(
+        self,
+        request: _parameter_server_pb2.SaveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.SaveReply, _abc.Awaitable[_parameter_server_pb2.SaveReply]]:
+        """The second: what is committed on any server is committed here, too; that is what is saved, in the background; commits
+        go on. CANCELLED: it comes too late, and nothing is saved.
+        """
+
+    @_abc_1.abstractmethod
+    def CollectFiles(
+        self,
+        request: _parameter_server_pb2.CollectFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.CollectFilesReply, _abc.Awaitable[_parameter_server_pb2.CollectFilesReply]]:
+        """The files that Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED."""
+
+    @_abc_1.abstractmethod
+    def Restore(
+        self,
+        request: _parameter_server_pb2.RestoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.RestoreReply, _abc.Awaitable[_parameter_server_pb2.RestoreReply]]:
+        """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
+        FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,4 @@
+"""Checkpoints: what lies in their files, where the files lie, and how they are written so that what is there is whole.
+
+`tensors` is one file, `manifest` what a checkpoint consists of, `folders` where it lives; `archive` puts them together.
+"""

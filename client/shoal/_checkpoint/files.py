@@ -1,0 +1,179 @@
+"""A file of tensors on its way out and in: checksums block by block, and nothing in memory twice."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import xxhash
+
+from shoal import errors
+from shoal._checkpoint.folders import Buffer, File, Folder
+from shoal._checkpoint.manifest import BLOCK_BYTES, FileEntry, sum_of, sums_of
+from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, header_bytes
+
+Named = tuple[str, np.dtype, tuple[int, ...]]
+
+
+class _Sums:
+    """The checksums of what passes by."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._done: list[str] = []
+        self._block = xxhash.xxh3_64()
+        self._room = BLOCK_BYTES
+
+    def of(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+        """The same pieces, cut where blocks end."""
+        for piece in pieces:
+            rest = memoryview(piece).cast("B")
+            while len(rest):
+                part, rest = rest[: self._room], rest[self._room :]
+                self._block.update(part)
+                self._room -= len(part)
+                self.nbytes += len(part)
+                if not self._room:
+                    self._end_block()
+                yield part
+
+    def finish(self) -> tuple[str, ...]:
+        if self._room < BLOCK_BYTES:
+            self._end_block()
+        return tuple(self._done)
+
+    def _end_block(self) -> None:
+        self._done.append(self._block.hexdigest())
+        self._block = xxhash.xxh3_64()
+        self._room = BLOCK_BYTES
+
+
+def write_tensors(
+    folder: Folder,
+    path: Sequence[str],
+    tensors: Iterable[Named],
+    data: Iterable[Buffer],
+    metadata: Mapping[str, str] | None = None,
+) -> FileEntry:
+    """Writes a file of tensors.
+
+    Args:
+        folder: where.
+        path: of the file.
+        tensors: name, dtype and shape of each.
+        data: their bytes, in that order; in pieces of any size.
+        metadata: texts for people.
+
+    Raises:
+        StorageFailed: it could not be written. Nothing is there.
+    """
+    sums = _Sums()
+
+    def pieces() -> Iterator[Buffer]:
+        yield encode_header(tensors, metadata)
+        yield from data
+
+    folder.write(path, sums.of(pieces()))
+    return FileEntry(path[-1], sums.nbytes, sums.finish())
+
+
+class TensorReader:
+    """A file of tensors that is open; what it gives has been compared with the checksums.
+
+    Args:
+        file: the open file.
+        entry: of the manifest.
+        where: the file's name, for messages.
+
+    Raises:
+        CorruptCheckpoint: its size or its header is not what was written.
+
+    Attributes:
+        contents: what it holds.
+    """
+
+    def __init__(self, file: File, entry: FileEntry, where: str) -> None:
+        self._file, self._entry, self._where = file, entry, where
+        self._kept: tuple[int, memoryview] = (-1, memoryview(b""))  # the last block of which a part was wanted
+        if file.nbytes != entry.nbytes or len(entry.sums) != sums_of(entry.nbytes):
+            raise errors.CorruptCheckpoint(
+                f"{where} has {file.nbytes} bytes; {entry.nbytes} were written, in {sums_of(entry.nbytes)} blocks",
+                file=where,
+            )
+        beginning = self._bytes(0, min(LENGTH_BYTES, entry.nbytes))
+        size = header_bytes(beginning, entry.nbytes, where)
+        self.contents: Contents = decode_header(self._bytes(0, size), entry.nbytes, where)
+
+    def read(self, name: str, target: np.ndarray, first: int = 0) -> None:
+        """Reads elements of a tensor.
+
+        Args:
+            name: of the tensor; KeyError if there is none.
+            target: flat and contiguous, of the tensor's dtype; filled.
+            first: the tensor's element with which it begins.
+        """
+        tensor = self.contents.tensors[name]
+        start = tensor.start + first * tensor.dtype.itemsize
+        if target.dtype != tensor.dtype or not tensor.start <= start <= start + target.nbytes <= tensor.stop:
+            raise ValueError(f"{target.size} of {target.dtype} from {first} on are not in {name!r}, {tensor}")
+        self.read_into(start, target.view(np.uint8).data)
+
+    def verify(self) -> None:
+        """Reads everything; CorruptCheckpoint if any of it is not what was written."""
+        scratch = memoryview(bytearray(min(BLOCK_BYTES, self._entry.nbytes)))
+        for number in range(len(self._entry.sums)):
+            self._fill_block(number, scratch[: self._block_bytes(number)])
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """Fills `target` with the file's bytes from `start` on."""
+        while len(target):
+            number, within = divmod(start, BLOCK_BYTES)
+            size = self._block_bytes(number)
+            count = min(size - within, len(target))
+            if count == size:
+                self._fill_block(number, target[:count])
+            else:
+                target[:count] = self._block(number)[within : within + count]
+            start, target = start + count, target[count:]
+
+    def _bytes(self, start: int, size: int) -> bytes:
+        target = bytearray(size)
+        self.read_into(start, memoryview(target))
+        return bytes(target)
+
+    def _block(self, number: int) -> memoryview:
+        if self._kept[0] != number:
+            block = memoryview(bytearray(self._block_bytes(number)))
+            self._fill_block(number, block)
+            self._kept = number, block
+        return self._kept[1]
+
+    def _block_bytes(self, number: int) -> int:
+        return min(BLOCK_BYTES, self._entry.nbytes - number * BLOCK_BYTES)
+
+    def _fill_block(self, number: int, target: memoryview) -> None:
+        self._file.read_into(number * BLOCK_BYTES, target)
+        if sum_of(target) != self._entry.sums[number]:
+            raise errors.CorruptCheckpoint(
+                f"{self._where} is damaged: bytes {number * BLOCK_BYTES} to {number * BLOCK_BYTES + len(target)} are "
+                "not those that were written",
+                file=self._where,
+            )
+
+
+@contextmanager
+def open_tensors(folder: Folder, path: Sequence[str], entry: FileEntry) -> Iterator[TensorReader]:
+    """Opens a file of tensors.
+
+    Raises:
+        CorruptCheckpoint: it is missing, or not what was written.
+    """
+    where = "/".join((folder.url, *path))
+    try:
+        opened = folder.open(path)
+        with opened as file:
+            yield TensorReader(file, entry, where)
+    except errors.UnknownCheckpoint:
+        raise errors.CorruptCheckpoint(f"{where} is missing", file=where) from None
+
+
+__all__ = ["Named", "TensorReader", "open_tensors", "write_tensors"]

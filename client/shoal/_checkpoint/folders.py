@@ -1,0 +1,243 @@
+"""Where checkpoints live: a folder of this machine, or any URL that fsspec knows. A file is there whole, or not at all.
+
+Names within a folder are checked here, once for all: nothing that comes from a user, a job or a manifest leads out.
+"""
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from shoal import errors
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_TEMPORARY = ".tmp-"  # begins the name of a file that is being written: no name may
+_MAX_PIECES = 512  # of one system call; the kernel takes 1,024
+
+
+class File(Protocol):
+    """A file that is open for reading."""
+
+    nbytes: int
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """Fills `target` with the bytes from `start` on; CorruptCheckpoint if the file ends before."""
+        ...
+
+
+class Folder(Protocol):
+    """Files by path; a path is names, at least one.
+
+    Everything raises StorageFailed where the storage does, with what to do about it.
+    """
+
+    url: str
+
+    def write(self, path: Sequence[str], pieces: Iterable[Buffer]) -> None:
+        """Writes a file; when this returns it is there for good. If it fails, or dies, what was there stays."""
+        ...
+
+    def open(self, path: Sequence[str]) -> Any:
+        """A context manager of `File`; UnknownCheckpoint if there is none."""
+        ...
+
+    def names(self, path: Sequence[str]) -> list[str]:
+        """What is in a folder, sorted; nothing if there is no such folder, or something else of that name."""
+        ...
+
+    def remove(self, path: Sequence[str]) -> None:
+        """Removes a file, or a folder and all that is in it; one that is not there is no error."""
+        ...
+
+
+def checked(name: str) -> str:
+    """The name itself.
+
+    Raises:
+        BadRequest: it is not one that a file of a checkpoint may have.
+    """
+    if not _NAME.fullmatch(name):
+        raise errors.BadRequest(
+            f"{name!r} is no name in a folder of checkpoints: 1 to 255 letters, digits, '.', '_' and '-', the first a "
+            "letter or digit"
+        )
+    return name
+
+
+def open_folder(url: str) -> Folder:
+    """The folder that a user names.
+
+    Args:
+        url: a path of this machine, or file://PATH.
+
+    Raises:
+        BadRequest: another kind of URL.
+    """
+    scheme, found, path = url.partition("://")
+    if found and scheme != "file":
+        raise errors.BadRequest(f"checkpoints cannot live at {url!r}: name a folder of this machine", url=url)
+    return LocalFolder(Path(path if found else url).absolute())
+
+
+class LocalFolder:
+    """A folder of this machine.
+
+    Every step down is taken without following links, from a folder that is held open: what lies below may be changed
+    meanwhile, but never lead elsewhere.
+
+    Args:
+        root: its path; made when something is written.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.url = str(root)
+
+    def write(self, path: Sequence[str], pieces: Iterable[Buffer]) -> None:
+        """See `Folder.write`: a temporary file, fsync, rename, fsync of the folder."""
+        *parents, name = map(checked, path)
+        with self._failing("written", path), self._descend(parents, make=True) as folder:
+            temporary = f"{_TEMPORARY}{secrets.token_hex(8)}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+            try:
+                try:
+                    _write_all(descriptor, pieces)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=folder)
+                raise
+            os.fsync(folder)
+
+    @contextmanager
+    def open(self, path: Sequence[str]) -> Iterator[File]:
+        """See `Folder.open`."""
+        *parents, name = map(checked, path)
+        try:
+            with self._failing("read", path), self._descend(parents) as folder:
+                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+        except FileNotFoundError:
+            raise _missing(self.url, path) from None
+        try:
+            with self._failing("read", path):
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise OSError(errno.EINVAL, "it is no file")
+                yield _LocalFile(descriptor, status.st_size, "/".join(path))
+        finally:
+            os.close(descriptor)
+
+    def names(self, path: Sequence[str]) -> list[str]:
+        """See `Folder.names`."""
+        parents = [*map(checked, path)]
+        try:
+            with self._failing("listed", path), self._descend(parents) as folder:
+                return sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
+        except FileNotFoundError:
+            return []
+        except errors.StorageFailed as error:
+            if parents and isinstance(error.__cause__, NotADirectoryError):
+                return []
+            raise
+
+    def remove(self, path: Sequence[str]) -> None:
+        """See `Folder.remove`."""
+        *parents, name = map(checked, path)
+        with suppress(FileNotFoundError), self._failing("removed", path), self._descend(parents) as folder:
+            _remove(folder, name)
+            os.fsync(folder)
+
+    @contextmanager
+    def _descend(self, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
+        """A descriptor of the folder below the root that these names lead to."""
+        if make:
+            self._root.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        folder = os.open(self._root, flags)
+        try:
+            for name in names:
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(name, dir_fd=folder)
+                        os.fsync(folder)
+                below = os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+                os.close(folder)
+                folder = below
+            yield folder
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def _failing(self, verb: str, path: Sequence[str]) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise errors.StorageFailed(
+                f"{'/'.join((self.url, *path))} could not be {verb}: {error.strerror or error}{_advice(error)}",
+                path="/".join(path),
+            ) from error
+
+
+class _LocalFile:
+    def __init__(self, descriptor: int, nbytes: int, where: str) -> None:
+        self._descriptor, self.nbytes, self._where = descriptor, nbytes, where
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        while len(target):
+            count = os.preadv(self._descriptor, [target], start)
+            if not count:
+                raise errors.CorruptCheckpoint(f"{self._where} is cut short: it ends at byte {start}", file=self._where)
+            start, target = start + count, target[count:]
+
+
+def _write_all(descriptor: int, pieces: Iterable[Buffer]) -> None:
+    for piece in pieces:
+        rest = memoryview(piece).cast("B")
+        while len(rest):
+            rest = rest[os.write(descriptor, rest) :]
+
+
+def _remove(folder: int, name: str) -> None:
+    with suppress(IsADirectoryError):
+        os.unlink(name, dir_fd=folder)
+        return
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    below = os.open(name, flags, dir_fd=folder)
+    try:
+        for entry in os.listdir(below):
+            with suppress(FileNotFoundError):
+                _remove(below, entry)
+    finally:
+        os.close(below)
+    os.rmdir(name, dir_fd=folder)
+
+
+def _missing(url: str, path: Sequence[str]) -> errors.UnknownCheckpoint:
+    return errors.UnknownCheckpoint(f"there is no {'/'.join((url, *path))}", path="/".join(path))
+
+
+def _advice(error: OSError) -> str:
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "; free some space, or keep fewer checkpoints"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "; let the user that Shoal runs as write there, or choose another folder"
+        case errno.ELOOP:
+            return "; links are not followed below a folder of checkpoints"
+    return ""
+
+
+__all__ = ["Buffer", "File", "Folder", "LocalFolder", "checked", "open_folder"]

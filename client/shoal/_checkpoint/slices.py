@@ -1,0 +1,162 @@
+"""How variables lie in a checkpoint's files, and how any part of them is found again, however it was cut.
+
+A tensor of a shard's file is a slice of one variable, or of one of its optimizer slots: rows from `row_start` on. Its
+name says so: kind, row and variable, "value/0/dense/kernel" or "exp_avg/512/dense/kernel".
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal import errors
+from shoal._checkpoint.catalogue import path_of
+from shoal._checkpoint.files import TensorReader, open_tensors
+from shoal._checkpoint.folders import Folder
+from shoal._checkpoint.manifest import Manifest
+
+VALUE = "value"
+
+
+def tensor_name(kind: str, row_start: int, variable: str) -> str:
+    """The name of a slice in a file.
+
+    Args:
+        kind: VALUE, or the optimizer slot's name.
+        row_start: the first row.
+        variable: its name.
+    """
+    return f"{kind}/{row_start}/{variable}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A slice in a file."""
+
+    row_start: int
+    rows: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    name: str
+    reader: TensorReader
+
+
+class SavedVariables:
+    """The variables and slots of a checkpoint; `with` closes its files.
+
+    Args:
+        folder: of checkpoints.
+        manifest: of this one.
+
+    Raises:
+        CorruptCheckpoint: a file is missing or damaged, or the slices do not fit together.
+        StorageFailed: a file cannot be read.
+    """
+
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+        self._where = "/".join((folder.url, *path_of(manifest.job, manifest.number)))
+        self._slices: dict[tuple[str, str], list[_Saved]] = {}
+        with ExitStack() as opened:
+            for entry in manifest.files:
+                path = (*path_of(manifest.job, manifest.number), entry.name)
+                self._index(opened.enter_context(open_tensors(folder, path, entry)))
+            for saved in self._slices.values():
+                saved.sort(key=lambda it: it.row_start)
+            self._check()
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> "SavedVariables":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def kinds(self, variable: str) -> list[str]:
+        """VALUE, and the slots that were saved of a variable; nothing if it was not saved."""
+        return [kind for kind, name in self._slices if name == variable]
+
+    @property
+    def variables(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of each variable's values."""
+        found = {}
+        for (kind, variable), saved in self._slices.items():
+            if kind == VALUE:
+                first = saved[0]
+                rows = sum(it.rows for it in saved)
+                found[variable] = ((rows, *first.shape[1:]) if first.shape else (), first.dtype)
+        return found
+
+    def read(self, kind: str, variable: str, row_start: int, target: np.ndarray) -> None:
+        """Reads rows of a variable, from however many slices.
+
+        Args:
+            kind: VALUE, or a slot's name.
+            variable: KeyError if it has none of that kind.
+            row_start: the first row.
+            target: flat, of the saved dtype; a whole number of rows, all of which there are.
+
+        Raises:
+            CorruptCheckpoint: what was read is not what was written.
+        """
+        saved = self._slices[kind, variable]
+        width = math.prod(saved[0].shape[1:])
+        rows = target.size // width if width else 0
+        index = bisect_right([it.row_start for it in saved], row_start) - 1
+        done = 0
+        while done < rows:
+            it = saved[index]
+            first = row_start + done - it.row_start
+            count = min(rows - done, it.rows - first)
+            it.reader.read(it.name, target[done * width : (done + count) * width], first * width)
+            done, index = done + count, index + 1
+
+    def _index(self, reader: TensorReader) -> None:
+        for name, tensor in reader.contents.tensors.items():
+            kind, row, variable = self._parsed(name)
+            rows = tensor.shape[0] if tensor.shape else 1
+            saved = _Saved(row, rows, tensor.shape, tensor.dtype, name, reader)
+            self._slices.setdefault((kind, variable), []).append(saved)
+
+    def _parsed(self, name: str) -> tuple[str, int, str]:
+        kind, slash, rest = name.partition("/")
+        row, another, variable = rest.partition("/")
+        if not (slash and another and row.isdecimal()):
+            raise self._corrupt(f"it has a tensor {name!r}, which names no slice of a variable")
+        return kind, int(row), variable
+
+    def _check(self) -> None:
+        for (kind, variable), saved in self._slices.items():
+            end = 0
+            for it in saved:
+                if it.row_start != end:
+                    raise self._corrupt(f"rows of {variable!r} ({kind}) are missing or there twice, at row {end}")
+                if it.shape[1:] != saved[0].shape[1:] or it.dtype != saved[0].dtype:
+                    raise self._corrupt(f"the slices of {variable!r} ({kind}) do not fit together")
+                end += it.rows
+
+    def _corrupt(self, what: str) -> errors.CorruptCheckpoint:
+        return errors.CorruptCheckpoint(f"{self._where} is damaged: {what}", checkpoint=self._where)
+
+
+def mismatches(
+    wanted: Mapping[str, tuple[tuple[int, ...], np.dtype]], saved: Mapping[str, tuple[tuple[int, ...], np.dtype]]
+) -> Iterator[str]:
+    """Why variables cannot take what was saved; nothing if they can.
+
+    Args:
+        wanted: shape and dtype of each variable that is there, as servers keep it.
+        saved: of each that was saved.
+    """
+    for name, (shape, dtype) in wanted.items():
+        if name not in saved:
+            yield f"{name!r} was not saved"
+        elif saved[name] != (shape, dtype):
+            yield f"{name!r} was saved as {saved[name][1]}{list(saved[name][0])}, and is {dtype}{list(shape)}"
+    for name in saved.keys() - wanted.keys():
+        yield f"{name!r} was saved, and there is no such variable"
+
+
+__all__ = ["VALUE", "SavedVariables", "mismatches", "tensor_name"]

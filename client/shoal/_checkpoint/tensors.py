@@ -1,0 +1,166 @@
+"""One file of tensors, in the safetensors format: its header, written and read here.
+
+The format (https://huggingface.co/docs/safetensors): the header's length in 8 bytes, little-endian; the header, a JSON
+object by tensor name; the tensors' bytes, one behind the other. Its library serialises from copies and reads from local
+paths alone; a server writes arenas of many GB from where they lie, and reads parts of a file from anywhere. Tests read
+what is written here by that library, and the other way round.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from shoal import errors
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000  # what the format's library takes
+_ALIGNMENT = 64  # where data begins: a file that is mapped into memory can be computed with as it is
+_METADATA = "__metadata__"
+_DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor in a file: bytes [start, stop) of the file."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file holds.
+
+    Attributes:
+        tensors: by name, in the order in which they lie.
+        metadata: texts by name, for people.
+        nbytes: of the whole file.
+    """
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    nbytes: int = 0
+
+
+def encode_header(
+    tensors: Iterable[tuple[str, np.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """What a file begins with, before the bytes of the tensors.
+
+    Args:
+        tensors: name, dtype and shape of each, in the order in which their bytes will follow.
+        metadata: texts for people.
+
+    Raises:
+        ValueError: a name comes twice, or the header would be larger than the format allows.
+    """
+    entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for name, dtype, shape in tensors:
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        if name in entries or name == _METADATA:
+            raise ValueError(f"tensor {name!r} comes twice in one file")
+        entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(LENGTH_BYTES + len(text)) % _ALIGNMENT)
+    if len(text) > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {len(text)} bytes is over the format's {MAX_HEADER_BYTES}; use more shards")
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def header_bytes(beginning: bytes, nbytes: int, where: str) -> int:
+    """How many bytes the header takes, the length before it included.
+
+    Args:
+        beginning: the first `LENGTH_BYTES` of the file.
+        nbytes: of the whole file.
+        where: the file's name, for messages.
+
+    Raises:
+        CorruptCheckpoint: more than there are, or than the format allows.
+    """
+    size = int.from_bytes(beginning, "little")
+    if len(beginning) != LENGTH_BYTES or size > min(MAX_HEADER_BYTES, nbytes - LENGTH_BYTES):
+        raise _corrupt(where, f"its header would take {size} of {nbytes} bytes")
+    return LENGTH_BYTES + size
+
+
+def decode_header(header: bytes, nbytes: int, where: str) -> Contents:
+    """Reads a header.
+
+    Args:
+        header: all of it, the length before it included.
+        nbytes: of the whole file.
+        where: the file's name, for messages.
+
+    Raises:
+        CorruptCheckpoint: it is no header, or the tensors do not fill the file exactly.
+    """
+    try:
+        entries = json.loads(header[LENGTH_BYTES:].decode(), object_pairs_hook=_once)
+        metadata = {name: _text(text) for name, text in entries.pop(_METADATA, {}).items()}
+        tensors = {name: _tensor(entry, len(header)) for name, entry in entries.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _corrupt(where, f"its header cannot be read: {error}") from None
+    tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)))
+    end = len(header)
+    for name, tensor in tensors.items():
+        if tensor.start != end:
+            raise _corrupt(where, f"tensor {name!r} begins at byte {tensor.start}, not {end}")
+        end = tensor.stop
+    if end != nbytes:
+        raise _corrupt(where, f"its tensors end at byte {end} of {nbytes}")
+    return Contents(tensors, metadata, nbytes)
+
+
+def _tensor(entry: Mapping[str, Any], data: int) -> Tensor:
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+    start, stop = entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+        raise ValueError(f"{entry} has numbers that are none")
+    if stop - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{entry} has not the bytes of its shape")
+    return Tensor(dtype, shape, data + start, data + stop)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"metadata is {value!r}, no text")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a name comes twice")
+    return entries
+
+
+def _corrupt(where: str, what: str) -> errors.CorruptCheckpoint:
+    return errors.CorruptCheckpoint(f"{where} is damaged: {what}", file=where)
+
+
+__all__ = ["LENGTH_BYTES", "Contents", "Tensor", "decode_header", "encode_header", "header_bytes"]

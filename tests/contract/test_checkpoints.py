@@ -1,0 +1,254 @@
+"""Checkpoints of real servers, without a coordinator: consistent cuts, any number of shards, no damage used."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from shard_servers import ShardServers
+from shoal import consistency, errors, optim
+from shoal._checkpoint import files
+from shoal._checkpoint import manifest as manifest_module
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import LocalFolder
+from shoal.partitioners import FixedShards
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.variables import Variable
+
+JOB = {
+    "kernel": Variable((40, 30), partitioner=FixedShards(3)),
+    "bias": Variable((30,)),
+    "number": Variable(()),
+    "half": Variable((600,), dtype="bfloat16"),
+    "wide": Variable((11,), dtype="float64"),
+    "mean": Variable((4,), trainable=False, aggregation="mean"),
+    "count": Variable((), dtype="int64", trainable=False, aggregation="sum"),
+}
+TRAINED = [name for name in JOB if name not in ("mean", "count")]
+
+
+def gradients(seed):
+    chance = np.random.default_rng(seed)
+    return {name: chance.normal(size=JOB[name].shape).astype(JOB[name].dtype) for name in TRAINED}
+
+
+UPDATES = {"mean": np.full(4, 2.5, np.float32), "count": np.int64(1)}
+
+
+def train(worker, steps, seed=0):
+    for step in range(steps):
+        worker.pull()
+        worker.push(gradients((seed, step)), updates=UPDATES)
+
+
+def state(servers):
+    """Values and slots of every variable, bit for bit, however they are cut."""
+    found = {}
+    for store in servers.stores:
+        for shard in store.everything():
+            for arena in shard._arenas:
+                for part in arena.layout.slices:
+                    width = int(np.prod(JOB[part.variable].shape[1:], dtype=int))
+                    cut = slice(part.offset, part.offset + (part.row_stop - part.row_start) * width)
+                    for kind, array in (("value", arena.values), *arena.slots.items()):
+                        pieces = found.setdefault((part.variable, kind), {})
+                        pieces[part.row_start] = array[cut].tobytes()
+    return {key: b"".join(pieces[row] for row in sorted(pieces)) for key, pieces in found.items()}
+
+
+def servers_of(root, count, shards, mode=None, **options):
+    return ShardServers(
+        JOB,
+        servers=count,
+        shards=shards,
+        mode=mode,
+        optimizer=optim.Adam(0.1),
+        checkpoints=root,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("mode", [consistency.Asynchronous(), consistency.Synchronous()], ids=["async", "sync"])
+def test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_same(tmp_path, mode):
+    with servers_of(tmp_path, 3, 5, mode) as servers:
+        with servers.worker("a") as worker:
+            train(worker, 4)
+            saved, manifest = state(servers), servers.save()
+            assert (manifest.version, manifest.step) == (4, 4)
+            assert state(servers) == saved
+            train(worker, 3, seed=1)
+        trained = state(servers)
+    assert trained != saved
+    for count, shards in ((1, 1), (2, 3), (5, 7)):
+        with servers_of(tmp_path, count, shards, mode, seed=9) as others:
+            others.restore(manifest)
+            assert state(others) == saved
+            assert set(others.versions()) == {4}
+            with others.worker("b") as worker:
+                assert worker.step == 4
+                train(worker, 3, seed=1)
+            assert state(others) == trained
+
+
+def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_the_cut(tmp_path, monkeypatch):
+    go_on = threading.Event()
+    write = LocalFolder.write
+
+    def slow(folder, path, pieces):
+        assert go_on.wait(60)
+        write(folder, path, pieces)
+
+    monkeypatch.setattr(LocalFolder, "write", slow)
+    with servers_of(tmp_path, 2, 3) as servers, servers.worker("a") as worker:
+        train(worker, 2)
+        saved = state(servers)
+        cut = servers.cut(servers.hold())
+        train(worker, 3, seed=1)
+        go_on.set()
+        manifest = servers.publish(cut)
+    with servers_of(tmp_path, 1, 1) as others:
+        others.restore(manifest)
+        assert state(others) == saved
+
+
+def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
+    """Each push adds 1 to a counter of every shard: in a checkpoint they agree, though it is cut at any moment."""
+    counters = {
+        f"count{number}": Variable((), dtype="int64", trainable=False, aggregation="sum") for number in range(6)
+    }
+    job = {"w": Variable((64, 8), partitioner=FixedShards(6)), **counters}
+    stop = threading.Event()
+
+    def load(worker):
+        with worker:
+            while not stop.is_set():
+                worker.pull()
+                ones = {"w": np.ones((64, 8), np.float32)}
+                worker.push(ones, updates=dict.fromkeys(counters, np.int64(1)))
+
+    with ShardServers(job, servers=3, shards=6, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as servers:
+        assert len({shard.server for shard in servers.placement.shards}) == 3
+        before = servers.values()["w"]
+        threads = [threading.Thread(target=load, args=[servers.worker(name)]) for name in "abc"]
+        for thread in threads:
+            thread.start()
+        manifests = [servers.save(number, cut=number) for number in range(1, 11)]
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert [manifest.version for manifest in manifests] == sorted({manifest.version for manifest in manifests})
+    for manifest in manifests:
+        with ShardServers(job, shards=1, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as others:
+            others.restore(manifest)
+            values = others.values()
+        assert {int(values[name]) for name in counters} == {manifest.version}
+        np.testing.assert_allclose(values["w"], before - manifest.version, rtol=1e-4)
+
+
+def test_a_push_that_is_half_committed_is_in_the_cut_on_all(tmp_path):
+    with servers_of(tmp_path, 2, 2) as servers, servers.worker("a") as worker:
+        train(worker, 1)
+        first, second = worker._links
+        push = worker.prepare(gradients(5), UPDATES, 1.0)
+        for link in (first, second):
+            link.push(worker._header(link, push, commit=False), push.load(link))
+        stamp = worker._stamp(push.step)
+        first.commit(pb.CommitRequest(stamp=stamp, shards=first.indices))
+        manifest = servers.save()
+        assert manifest.version == 2
+        assert servers.versions() == [2, 2]
+        reply = second.commit(pb.CommitRequest(stamp=stamp, shards=second.indices))  # comes late
+        assert {shard.outcome for shard in reply.shards} == {pb.ACCEPTED}
+        assert servers.versions() == [2, 2]
+
+
+def test_a_checkpoint_of_other_variables_is_refused_by_name_and_nothing_changes(tmp_path):
+    with servers_of(tmp_path, 1, 2) as servers:
+        manifest = servers.save()
+    others = {
+        **{name: variable for name, variable in JOB.items() if name != "wide"},
+        "bias": Variable((31,)),
+        "new": Variable((2,)),
+    }
+    with ShardServers(others, optimizer=optim.Adam(0.1), checkpoints=tmp_path) as servers:
+        before = servers.values()
+        with pytest.raises(errors.IncompatibleCheckpoint) as refused:
+            servers.restore(manifest)
+        for said in ("'bias' was saved as float32[30], and is float32[31]", "'new' was not saved", "'wide' was saved"):
+            assert said in str(refused.value)
+        with pytest.raises(errors.IncompatibleCheckpoint, match="'bias'"):
+            servers.restore(manifest, partial=True)
+        after = servers.values()
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_partial_restore_takes_what_both_have(tmp_path):
+    with servers_of(tmp_path, 2, 2) as servers:
+        with servers.worker("a") as worker:
+            train(worker, 2)
+        manifest, values = servers.save(), servers.values()
+    others = {"kernel": JOB["kernel"], "head": Variable((3,))}
+    with ShardServers(others, optimizer=optim.SGD(0.1), seed=3, checkpoints=tmp_path) as servers:
+        before = servers.values()["head"]
+        servers.restore(manifest, partial=True)
+        restored = servers.values()
+        assert restored["kernel"].tobytes() == values["kernel"].tobytes()
+        assert restored["head"].tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("block", [1 << 10, 4 << 20], ids=["in mid-restore", "at once"])
+def test_a_damaged_file_is_never_restored(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(files, "BLOCK_BYTES", block)
+    monkeypatch.setattr(manifest_module, "BLOCK_BYTES", block)
+    with servers_of(tmp_path, 1, 1) as servers:
+        manifest = servers.save()
+    file = tmp_path / "job" / "00000001" / manifest.files[0].name
+    text = bytearray(file.read_bytes())
+    text[-1] ^= 1
+    file.write_bytes(text)
+    with servers_of(tmp_path, 1, 1) as servers:
+        before = state(servers)
+        with pytest.raises(errors.CorruptCheckpoint, match="not those that were written"):
+            servers.restore(manifest)
+        if block > len(text):
+            assert state(servers) == before  # nothing was changed yet
+        else:
+            with pytest.raises(errors.UnknownJob):
+                servers.values()  # neither what it was nor what it should be
+
+
+def test_a_checkpoint_is_restored_before_training_begins(tmp_path):
+    with servers_of(tmp_path, 1, 1) as servers:
+        manifest = servers.save()
+        with servers.worker("a") as worker:
+            train(worker, 1)
+            with pytest.raises(errors.BadRequest, match="before training begins"):
+                servers.restore(manifest)
+
+
+def test_a_full_disk_fails_the_checkpoint_and_not_the_training(tmp_path, monkeypatch):
+    def full(folder, path, pieces):
+        raise errors.StorageFailed("no space left on device")
+
+    with servers_of(tmp_path, 1, 2) as servers, servers.worker("a") as worker:
+        train(worker, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalFolder, "write", full)
+            with pytest.raises(errors.StorageFailed, match="no space"):
+                servers.save(1)
+        train(worker, 1, seed=1)
+        assert servers.save(2, cut=2).version == 2
+    assert Catalogue(LocalFolder(tmp_path)).numbers("job") == [2]
+
+
+def test_a_server_without_a_folder_says_so(tmp_path):
+    with ShardServers(JOB) as servers, pytest.raises(errors.StorageFailed, match="--checkpoints"):
+        servers.save()
+
+
+def test_a_cut_that_comes_too_late_saves_nothing(tmp_path):
+    with servers_of(tmp_path, 1, 1) as servers:
+        servers.hold(cut=1)
+        committed = servers.hold(cut=2)
+        with pytest.raises(errors.Cancelled, match="nothing was saved"):
+            servers.cut(committed, cut=1)

@@ -1,0 +1,150 @@
+"""Folders of checkpoints: files that are there whole or not at all, and no way out of the folder."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal import errors
+from shoal._checkpoint.folders import LocalFolder
+
+
+def read(folder: LocalFolder, *path: str) -> bytes:
+    with folder.open(path) as file:
+        text = bytearray(file.nbytes)
+        file.read_into(0, memoryview(text))
+        return bytes(text)
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_a_file_is_there_once_it_is_written(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "new" / "root")
+    assert folder.names([]) == []
+    folder.write(["job", "00000001", "a.bin"], [b"ab", memoryview(b"cd"), b""])
+    folder.write(["job", "00000001", "a.bin"], [b"ef"])
+    assert read(folder, "job", "00000001", "a.bin") == b"ef"
+    assert folder.names([]) == ["job"]
+    assert folder.names(["job", "00000001"]) == ["a.bin"]
+
+
+@pytest.mark.parametrize("at", ["pieces", "write", "fsync", "rename"])
+def test_a_file_that_could_not_be_written_leaves_nothing_and_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    folder = LocalFolder(tmp_path)
+    folder.write(["job", "a.bin"], [b"before"])
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def pieces() -> Iterator[bytes]:
+        yield b"after"
+        if at == "pieces":
+            full()
+
+    with monkeypatch.context() as patch:
+        if at != "pieces":
+            patch.setattr(os, at, full)
+        with pytest.raises(errors.StorageFailed, match=r"No space left.*free some space"):
+            folder.write(["job", "a.bin"], pieces())
+    assert read(folder, "job", "a.bin") == b"before"
+    assert files(tmp_path) == ["job/a.bin"]
+    folder.write(["job", "a.bin"], [b"after"])
+    assert read(folder, "job", "a.bin") == b"after"
+
+
+def test_other_errors_of_the_writer_pass_through_and_leave_nothing(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"x"
+        raise KeyError("a defect")
+
+    with pytest.raises(KeyError):
+        LocalFolder(tmp_path).write(["a.bin"], pieces())
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "a/b", "/etc", "a\0b", ".hidden", ".tmp-1", "a" * 256, "-x", "ü", "a\n", "a b"]
+)
+def test_names_that_could_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+    folder = LocalFolder(tmp_path / "root")
+    for use in (
+        lambda: folder.write([name], [b""]),
+        lambda: folder.write([name, "a"], [b""]),
+        lambda: folder.open([name, "a"]).__enter__(),
+        lambda: folder.open(["a", name]).__enter__(),
+        lambda: folder.names([name]),
+        lambda: folder.remove([name]),
+        lambda: folder.remove(["a", name]),
+    ):
+        with pytest.raises(errors.BadRequest, match="no name"):
+            use()
+    assert not (tmp_path / "root").exists()
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    (outside / "job").mkdir(parents=True)
+    (outside / "secret").write_text("secret")
+    root.mkdir()
+    (root / "job").symlink_to(outside)
+    (root / "file").symlink_to(outside / "secret")
+    (root / "real").mkdir()
+    (root / "real" / "link").symlink_to(outside)
+    folder = LocalFolder(root)
+    for use in (
+        lambda: folder.write(["job", "a"], [b""]),
+        lambda: folder.open(["job", "secret"]).__enter__(),
+        lambda: folder.open(["file"]).__enter__(),
+        lambda: folder.remove(["job", "secret"]),
+    ):
+        with pytest.raises(errors.StorageFailed):
+            use()
+    assert folder.names(["job"]) == folder.names(["file"]) == []
+    folder.remove(["real"])  # the link goes, not what it leads to
+    folder.remove(["file"])
+    assert files(outside) == ["secret"]
+    assert folder.names([]) == ["job"]
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(errors.StorageFailed, match="it is no file"):
+            LocalFolder(tmp_path).open([name]).__enter__()
+
+
+def test_what_is_not_there_is_said_so_or_no_error(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "root")
+    with pytest.raises(errors.UnknownCheckpoint, match="there is no"):
+        folder.open(["job", "a"]).__enter__()
+    folder.remove(["job"])
+    folder.write(["job", "a"], [b""])
+    folder.remove(["job", "b"])
+    folder.remove(["job"])
+    assert folder.names([]) == []
+
+
+def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user than root, whom nothing is forbidden."""
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", forbidden)
+    with pytest.raises(errors.StorageFailed, match="Read-only file system; let the user that Shoal runs as write"):
+        LocalFolder(tmp_path).write(["a"], [b""])
+
+
+def test_a_root_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("")
+    with pytest.raises(errors.StorageFailed, match="written"):
+        LocalFolder(tmp_path / "root").write(["a"], [b""])
+    with pytest.raises(errors.StorageFailed, match="listed"):
+        LocalFolder(tmp_path / "root").names([])

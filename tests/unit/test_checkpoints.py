@@ -1,0 +1,253 @@
+"""Checkpoints as users see them: named, looked at, checked, and carried to and from files of other frameworks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from shoal import errors
+from shoal._checkpoint.catalogue import Catalogue, path_of
+from shoal._checkpoint.files import write_tensors
+from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal._checkpoint.slices import SavedVariables, tensor_name
+from shoal._cli.app import app
+from shoal.checkpoints import Checkpoints
+
+KERNEL = np.arange(60, dtype=np.float32).reshape(10, 6)
+BIAS = np.arange(6, dtype=np.float32) + 100
+COUNT = np.int64(7)
+
+
+def shard(folder: LocalFolder, number: int, name: str, tensors: dict[str, np.ndarray]) -> FileEntry:
+    named = [(key, array.dtype, array.shape) for key, array in tensors.items()]
+    data = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in tensors.values())
+    return write_tensors(folder, (*path_of("digits", number), name), named, data)
+
+
+def save(root: Path, number: int = 1) -> Manifest:
+    """A kernel in three slices on two shards, with a slot beside its values."""
+    folder = LocalFolder(root)
+    first = {
+        tensor_name("value", 0, "dense/kernel"): KERNEL[:4],
+        tensor_name("value", 7, "dense/kernel"): KERNEL[7:],
+        tensor_name("exp_avg", 0, "dense/kernel"): -KERNEL[:4],
+        tensor_name("exp_avg", 7, "dense/kernel"): -KERNEL[7:],
+        tensor_name("value", 0, "count"): np.asarray(COUNT),
+    }
+    second = {
+        tensor_name("value", 4, "dense/kernel"): KERNEL[4:7],
+        tensor_name("exp_avg", 4, "dense/kernel"): -KERNEL[4:7],
+        tensor_name("value", 0, "bias"): BIAS,
+    }
+    files = (shard(folder, number, "a.safetensors", first), shard(folder, number, "b.safetensors", second))
+    variables = ({"name": "dense/kernel", "shape": ["10", "6"], "dtype": "FLOAT32"},)
+    manifest = Manifest("digits", number, 1e9, 12, 34, {}, variables, files)
+    Catalogue(folder).publish(manifest)
+    return manifest
+
+
+def damage(root: Path, number: int, name: str) -> None:
+    file = root / "digits" / f"{number:08}" / name
+    text = bytearray(file.read_bytes())
+    text[-1] ^= 1
+    file.write_bytes(text)
+
+
+@pytest.mark.parametrize(("start", "rows"), [(0, 10), (0, 4), (3, 2), (4, 3), (5, 5), (9, 1), (2, 0)])
+def test_any_rows_are_found_in_whatever_slices_they_lie(tmp_path: Path, start: int, rows: int) -> None:
+    with SavedVariables(LocalFolder(tmp_path), save(tmp_path)) as saved:
+        for kind, sign in (("value", 1), ("exp_avg", -1)):
+            target = np.empty(rows * 6, np.float32)
+            saved.read(kind, "dense/kernel", start, target)
+            assert np.array_equal(target.reshape(rows, 6), sign * KERNEL[start : start + rows])
+        assert saved.kinds("dense/kernel") == ["value", "exp_avg"]
+        assert saved.kinds("bias") == ["value"]
+        assert saved.kinds("other") == []
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"value/1/w": np.zeros((2, 3))}, "missing or there twice, at row 0"),
+        ({"value/0/w": np.zeros((2, 3)), "value/3/w": np.zeros((2, 3))}, "missing or there twice, at row 2"),
+        ({"value/0/w": np.zeros((2, 3)), "value/1/w": np.zeros((2, 3))}, "missing or there twice, at row 2"),
+        ({"value/0/w": np.zeros((2, 3)), "value/2/w": np.zeros((2, 4))}, "do not fit together"),
+        ({"value/0/w": np.zeros((2, 3)), "value/2/w": np.zeros((2, 3), np.float32)}, "do not fit together"),
+        ({"w": np.zeros(3)}, "names no slice"),
+        ({"value/w": np.zeros(3)}, "names no slice"),
+        ({"value/-1/w": np.zeros(3)}, "names no slice"),
+    ],
+)
+def test_slices_that_do_not_fit_together_are_damage(tmp_path: Path, tensors: dict[str, Any], said: str) -> None:
+    entry = shard(LocalFolder(tmp_path), 1, "a.safetensors", tensors)
+    manifest = Manifest("digits", 1, 0.0, 0, 0, {}, (), (entry,))
+    with pytest.raises(errors.CorruptCheckpoint, match=said):
+        SavedVariables(LocalFolder(tmp_path), manifest)
+
+
+class TestTheFolder:
+    def test_checkpoints_are_named_by_job_and_number(self, tmp_path: Path) -> None:
+        save(tmp_path, 1)
+        save(tmp_path, 2)
+        found = Checkpoints(str(tmp_path))
+        assert [str(it) for it in found.list()] == ["digits/2", "digits/1"]
+        assert str(found.show("digits")) == "digits/2"
+        first = found.show("digits/1")
+        assert (first.step, first.version, first.variables) == (12, 34, {"dense/kernel": ((10, 6), "float32")})
+        for name in ("other", "digits/3"):
+            with pytest.raises(errors.UnknownCheckpoint):
+                found.show(name)
+        for name in ("digits/", "digits/x", "digits/1/2", "../digits", "digits/-1", "digits/²"):
+            with pytest.raises(errors.BadRequest):
+                found.show(name)
+
+    def test_values_are_read_whole(self, tmp_path: Path) -> None:
+        save(tmp_path)
+        values = Checkpoints(f"file://{tmp_path}").read("digits")
+        assert values.keys() == {"dense/kernel", "bias", "count"}
+        assert np.array_equal(values["dense/kernel"], KERNEL)
+        assert values["count"].shape == ()
+
+    def test_a_damaged_one_is_told_and_others_are_shown(self, tmp_path: Path) -> None:
+        save(tmp_path, 1)
+        save(tmp_path, 2)
+        damage(tmp_path, 2, "b.safetensors")
+        found = Checkpoints(str(tmp_path))
+        found.verify("digits/1")
+        for use in (found.verify, found.read, lambda name: found.export(name, tmp_path / "out")):
+            with pytest.raises(errors.CorruptCheckpoint, match=r"b\.safetensors"):
+                use("digits/2")
+        assert not (tmp_path / "out").exists()
+        damage(tmp_path, 2, "manifest.json")
+        corrupt, first = found.list("digits")
+        assert isinstance(corrupt, errors.CorruptCheckpoint)
+        assert str(first) == "digits/1"
+        with pytest.raises(errors.CorruptCheckpoint):
+            found.show("digits")
+        found.remove("digits/2")
+        assert str(found.show("digits")) == "digits/1"
+
+    def test_to_remove_one_its_number_is_said(self, tmp_path: Path) -> None:
+        save(tmp_path)
+        found = Checkpoints(str(tmp_path))
+        with pytest.raises(errors.BadRequest, match="digits/NUMBER"):
+            found.remove("digits")
+        found.remove("digits/1")
+        with pytest.raises(errors.UnknownCheckpoint):
+            found.remove("digits/1")
+
+    def test_what_else_lies_there_is_left_alone(self, tmp_path: Path) -> None:
+        save(tmp_path)
+        (tmp_path / "notes.txt").write_text("of the user")
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "digits" / "00000009").write_text("no folder")
+        assert [str(it) for it in Checkpoints(str(tmp_path)).list()] == ["digits/1"]
+
+    def test_a_url_that_is_no_folder_is_refused(self) -> None:
+        with pytest.raises(errors.BadRequest, match="name a folder"):
+            Checkpoints("s3://bucket/checkpoints")
+
+
+class TestOtherFrameworks:
+    def test_an_export_is_read_by_the_library(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("shoal.checkpoints._PIECE_BYTES", 70)
+        save(tmp_path)
+        Checkpoints(str(tmp_path)).export("digits", tmp_path / "model.safetensors")
+        exported = load_file(tmp_path / "model.safetensors")
+        assert exported.keys() == {"dense/kernel", "bias", "count"}
+        assert exported["dense/kernel"].tobytes() == KERNEL.tobytes()
+        assert exported["count"] == 7
+
+    def test_a_file_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
+        save(tmp_path)
+        with pytest.raises(errors.StorageFailed, match="cannot be written"):
+            Checkpoints(str(tmp_path)).export("digits", tmp_path / "none" / "model.safetensors")
+
+    def test_what_is_imported_is_exported_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("shoal.checkpoints._PIECE_BYTES", 50)
+        tensors = {
+            "a": np.arange(40, dtype=np.float64).reshape(8, 5),
+            "b.c": KERNEL,
+            "half": np.arange(33).astype(np.float16),
+            "ids": np.arange(3),
+            "scalar": np.array(3, np.float32),
+        }
+        save_file(tensors, tmp_path / "in.safetensors")
+        found = Checkpoints(str(tmp_path / "checkpoints"))
+        imported = found.import_file(tmp_path / "in.safetensors", "model")
+        assert str(imported) == "model/1"
+        assert imported.variables["half"] == ((33,), "float16")
+        assert str(found.import_file(tmp_path / "in.safetensors", "model")) == "model/2"
+        found.verify("model")
+        found.export("model/1", tmp_path / "out.safetensors")
+        exported = load_file(tmp_path / "out.safetensors")
+        for name, array in tensors.items():
+            kept = array.astype(np.float32) if array.dtype == np.float16 else array
+            assert exported[name].dtype == kept.dtype
+            assert exported[name].tobytes() == kept.tobytes()
+
+    def test_bfloat16_is_imported(self, tmp_path: Path) -> None:
+        data = np.arange(4).astype(ml_dtypes.bfloat16)
+        write_tensors(LocalFolder(tmp_path), ["in.safetensors"], [("w", data.dtype, (4,))], [data.view(np.uint8).data])
+        found = Checkpoints(str(tmp_path / "checkpoints"))
+        assert found.import_file(tmp_path / "in.safetensors", "model").variables == {"w": ((4,), "bfloat16")}
+        assert found.read("model")["w"].tolist() == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize("text", [b"", b"no tensors at all", b"\xff" * 100])
+    def test_what_is_no_file_of_tensors_is_refused(self, tmp_path: Path, text: bytes) -> None:
+        (tmp_path / "in").write_bytes(text)
+        with pytest.raises(errors.CorruptCheckpoint):
+            Checkpoints(str(tmp_path / "checkpoints")).import_file(tmp_path / "in", "model")
+        assert [*Checkpoints(str(tmp_path / "checkpoints")).list()] == []
+
+    def test_types_that_there_are_no_variables_of_are_refused_by_name(self, tmp_path: Path) -> None:
+        save_file({"mask": np.zeros(3, np.bool_)}, tmp_path / "in.safetensors")
+        with pytest.raises(errors.IncompatibleCheckpoint, match="'mask' is bool"):
+            Checkpoints(str(tmp_path / "c")).import_file(tmp_path / "in.safetensors", "model")
+
+    def test_a_file_that_is_not_there_says_so(self, tmp_path: Path) -> None:
+        with pytest.raises(errors.StorageFailed, match="No such file"):
+            Checkpoints(str(tmp_path)).import_file(tmp_path / "in.safetensors", "model")
+
+
+class TestTheCommands:
+    @pytest.fixture
+    def run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+        monkeypatch.setenv("SHOAL_CHECKPOINTS", str(tmp_path))
+        monkeypatch.setenv("COLUMNS", "240")
+        return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    def test_ls_shows_those_that_are_whole_and_what_is_wrong_with_others(self, tmp_path: Path, run: Any) -> None:
+        save(tmp_path, 1)
+        save(tmp_path, 2)
+        damage(tmp_path, 2, "manifest.json")
+        result = run("checkpoints", "ls")
+        assert result.exit_code == 0, result.output
+        assert "digits/1" in result.stdout
+        assert "damaged" in result.stdout
+        (record,) = map(json.loads, run("checkpoints", "ls", "digits", "--json").stdout.splitlines())
+        assert (record["number"], record["step"], record["version"]) == (1, 12, 34)
+
+    def test_show_verify_and_rm(self, tmp_path: Path, run: Any) -> None:
+        save(tmp_path)
+        assert "dense/kernel" in run("checkpoints", "show", "digits").stdout
+        assert json.loads(run("checkpoints", "show", "digits", "--json").stdout)["variables"]["dense/kernel"]
+        assert "is whole" in run("checkpoints", "verify", "digits/1").stdout
+        damage(tmp_path, 1, "a.safetensors")
+        result = run("checkpoints", "verify", "digits/1")
+        assert (result.exit_code, "is damaged" in result.stderr) == (1, True)
+        assert run("checkpoints", "rm", "digits/1").exit_code == 0
+        assert run("checkpoints", "show", "digits").exit_code == 4
+
+    def test_export_and_import(self, tmp_path: Path, run: Any) -> None:
+        save(tmp_path)
+        assert run("export", "digits", tmp_path / "m.safetensors").exit_code == 0
+        result = run("import", tmp_path / "m.safetensors", "tuned")
+        assert "tuned/1 is made of" in result.stdout
+        assert "tuned/1" in run("checkpoints", "ls").stdout

@@ -1,0 +1,106 @@
+"""What a checkpoint's cut holds back, and for how long at most."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shoal import errors
+from shoal_server.gate import HOLD_S, Gate
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def passed(gate: Gate) -> bool:
+    with gate.passing():
+        return True
+
+
+def test_commits_pass_side_by_side() -> None:
+    gate = Gate()
+    with gate.passing(), gate.passing():
+        pass
+
+
+def test_a_cut_waits_for_commits_that_have_begun(threads: ThreadPoolExecutor) -> None:
+    gate, begun, end = Gate(), threading.Event(), threading.Event()
+
+    def commit() -> None:
+        with gate.passing():
+            begun.set()
+            end.wait()
+
+    committing = threads.submit(commit)
+    begun.wait()
+    holding = threads.submit(gate.hold, 1)
+    assert not holding.done()
+    end.set()
+    committing.result()
+    holding.result()
+
+
+def test_commits_wait_until_the_cut_is_made(threads: ThreadPoolExecutor) -> None:
+    gate = Gate()
+    gate.hold(1)
+    waiting = [threads.submit(passed, gate) for _ in range(2)]
+    with gate.held(1):
+        assert not any(each.done() for each in waiting)
+    assert all(each.result(30) for each in waiting)
+
+
+def test_a_cut_that_nobody_makes_is_over_after_a_while() -> None:
+    clock = Clock()
+    gate = Gate(clock)
+    gate.hold(1)
+    clock.now += HOLD_S
+    assert passed(gate)
+    with pytest.raises(errors.Cancelled, match="nothing was saved"), gate.held(1):
+        pass
+
+
+def test_commits_that_wait_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal_server.gate.HOLD_S", 0.05)
+    gate = Gate()
+    gate.hold(1)
+    assert passed(gate)
+
+
+def test_a_later_cut_takes_the_place_of_an_earlier_one() -> None:
+    gate = Gate()
+    gate.hold(1)
+    gate.hold(2)
+    with pytest.raises(errors.Cancelled), gate.held(1):
+        pass
+    with gate.held(2):
+        pass
+    assert passed(gate)
+
+
+def test_a_cut_that_fails_lets_commits_pass() -> None:
+    gate = Gate()
+    gate.hold(1)
+    with pytest.raises(KeyError), gate.held(1):
+        raise KeyError
+    assert passed(gate)
+
+
+def test_commits_that_do_not_end_fail_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal_server.gate.HOLD_S", 0.05)
+    gate = Gate()
+    with gate.passing():
+        with pytest.raises(errors.Overloaded, match="cut again later"):
+            gate.hold(1)
+        assert passed(gate)
