@@ -56,8 +56,8 @@ class FakeClient:
     def pull(self) -> dict[str, np.ndarray]:
         return self.take(self.fetch(self.step))
 
-    def push(self, gradients: Mapping[str, np.ndarray], *, updates=None, weight=1.0) -> PushResult:
-        return self.send(self.prepare(gradients, updates, weight))
+    def push(self, gradients: Mapping[str, np.ndarray], *, updates=None, weight=1.0, cursor=None) -> PushResult:
+        return self.send(self.prepare(gradients, updates, weight, cursor))
 
     def fetch(self, step: int, *, ahead: int = 0) -> Pulled:
         self._do(f"pull {step + ahead}")
@@ -67,7 +67,7 @@ class FakeClient:
         self.step = max(self.step, pulled.step)
         return pulled.values
 
-    def prepare(self, gradients, updates, weight, *, memory=None) -> Push:
+    def prepare(self, gradients, updates, weight, cursor=None, *, memory=None) -> Push:
         if "v" in gradients:
             raise errors.InvalidGradient("'v' is not a variable")
         self.prepared.append(memory)
