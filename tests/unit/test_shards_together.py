@@ -268,7 +268,7 @@ WAYS += [pytest.param(mode, True, id=f"{mode} overlapping") for mode in MODES if
 @pytest.mark.parametrize("cutting", [0.0, 0.1], ids=["no checkpoints", "checkpoints"])
 def test_everybody_gets_through_and_every_push_is_whole(mode, overlap, deaths, cutting):
     asked_ahead = 0
-    for seed in range(60):
+    for seed in range(30):
         simulation = Simulation(seed, mode, shards=1 + seed % 3, workers=3 + seed % 2, overlap=overlap, cutting=cutting)
         simulation.run(deaths)
         assert bool(simulation.cuts) == bool(cutting)
@@ -282,4 +282,4 @@ def test_everybody_gets_through_and_every_push_is_whole(mode, overlap, deaths, c
         counted = {payload for applied in simulation.applied for payload in applied}
         accepted = {payload for payload, outcomes in simulation.outcomes.items() if "accepted" in outcomes}
         assert accepted <= counted, f"seed {seed}: what was acknowledged is lost"
-    assert (asked_ahead > 1_000) == overlap
+    assert (asked_ahead > 500) == overlap
