@@ -21,8 +21,9 @@ import numpy as np
 
 from shoal import errors
 from shoal._buffers import BufferPool
+from shoal._cursor import Cursor
 from shoal._gradient_buffers import GradientBuffers
-from shoal._parameters import Cursor, ParameterClient, Pulled, Push, PushResult
+from shoal._parameters import ParameterClient, Pulled, Push, PushResult
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 

@@ -18,6 +18,7 @@ import structlog
 from shoal import _rpc, errors
 from shoal._arrival import Arrival
 from shoal._buffers import BufferPool
+from shoal._cursor import Cursor
 from shoal._gradient_buffers import GradientBuffers
 from shoal._layout import Aggregation, Placement
 from shoal._links import Link, Transport, chosen_transport
@@ -64,14 +65,6 @@ class Pulled:
     values: dict[str, np.ndarray]
     versions: dict[int, int]
     step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """A place in a range of data: so many examples of what was leased have been trained on."""
-
-    lease: int
-    consumed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +388,7 @@ class ParameterClient:
             commit=commit,
             aggregations=[aggregation.value for aggregation in push.aggregations],
             versions=[push.versions.get(index, 0) for index in link.indices],
-            cursor=pb.DataCursor(lease=push.cursor.lease, consumed=push.cursor.consumed) if push.cursor else None,
+            cursor=push.cursor.to_proto() if push.cursor else None,
         )
 
     def _pull_all(self, step: int, ahead: int, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
@@ -486,4 +479,4 @@ def _brought(weight: float, updates: Mapping[str, np.ndarray] | None) -> list[Ag
     return [Aggregation.TRAINABLE, *(_NON_TRAINABLE if updates else ())]
 
 
-__all__ = ["Cursor", "ParameterClient", "Pulled", "Push", "PushResult"]
+__all__ = ["ParameterClient", "Pulled", "Push", "PushResult"]

@@ -5,10 +5,8 @@ It reads and writes files alone: no cluster has to be there.
 
 import math
 import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +23,7 @@ from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.slices import VALUE, SavedVariables, tensor_name
 from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, header_bytes
 from shoal._elements import SUPPORTED_DTYPES, storage_dtype
+from shoal._whole_file import written_whole
 from shoal.variables import Variable
 
 # Read and written at a time.
@@ -270,19 +269,14 @@ def _rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[in
 
 
 def _write(file: Path, pieces: Iterator[Any]) -> None:
-    unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        with unfinished.open("xb") as out:
+        with written_whole(file) as unfinished, unfinished.open("xb") as out:
             for piece in pieces:
                 out.write(piece)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(unfinished, file)
     except OSError as error:
         raise errors.StorageFailed(f"{file} cannot be written: {error.strerror or error}", file=str(file)) from None
-    finally:
-        with suppress(FileNotFoundError):
-            unfinished.unlink()
 
 
 def _parsed(name: str) -> tuple[str, int | None]:

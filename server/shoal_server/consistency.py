@@ -10,14 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import consistency
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Cursor:
-    """How far a worker is through its data with a push: examples of the range that it leased."""
-
-    lease: int
-    consumed: int
+from shoal._cursor import Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +24,7 @@ class Contribution:
     version: int  # of the shard when the worker pulled
     payload: Any  # the gradient, which no state machine looks into; None when weight is 0
     worker: str = ""
-    cursor: "Cursor | None" = None
+    cursor: Cursor | None = None
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ import numpy as np
 from shoal import errors
 from shoal._buffers import BufferPool
 from shoal._chunks import Chunk
+from shoal._cursor import Cursor
 from shoal._framing import ArenaKey, Assembler, Run, arenas_of, slot_arrays, slot_offsets
 from shoal._layout import Aggregation, storage_dtype
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server import conversions, kernels
-from shoal_server.consistency import Cursor
 from shoal_server.shard import Payload, Shard, Stamp
 from shoal_server.shard_events import AnswerPush
 from shoal_server.store import ShardStore
@@ -66,7 +66,7 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sh
     payloads: Sequence[Payload | None] = [None] * len(shards)
     if header.weight > 0:
         payloads = source(shards, _aggregations(header), store.memory)
-    cursor = Cursor(header.cursor.lease, header.cursor.consumed) if header.HasField("cursor") else None
+    cursor = Cursor.from_proto(header.cursor) if header.HasField("cursor") else None
     answers = [
         shard.stage(stamp, header.weight, version, payload, cursor)
         for shard, version, payload in zip(shards, header.versions, payloads, strict=True)

@@ -6,9 +6,9 @@ from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import Folder
 from shoal._checkpoint.slices import SavedVariables, mismatches
+from shoal._cursor import Cursor
 from shoal._layout import storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server.consistency import Cursor
 from shoal_server.saver import Saver, load
 from shoal_server.shard import Cut, JobTerms
 from shoal_server.shard_events import Progress
@@ -97,10 +97,7 @@ def _saved(shard: int, cut: Cut) -> pb.SavedShard:
 
 
 def _cursors(cursors: Iterable[tuple[str, Cursor]]) -> list[pb.WorkerCursor]:
-    return [
-        pb.WorkerCursor(worker=worker, cursor=pb.DataCursor(lease=cursor.lease, consumed=cursor.consumed))
-        for worker, cursor in cursors
-    ]
+    return [pb.WorkerCursor(worker=worker, cursor=cursor.to_proto()) for worker, cursor in cursors]
 
 
 __all__ = ["collect", "hold", "restore", "save"]

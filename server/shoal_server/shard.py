@@ -11,11 +11,12 @@ import numpy as np
 
 from shoal import consistency, errors, optim
 from shoal._buffers import BufferPool
+from shoal._cursor import Cursor
 from shoal._layout import ShardLayout
 from shoal.variables import Variable
 from shoal_server import shard_events as events
 from shoal_server.arena import Arena
-from shoal_server.consistency import Apply, Cursor, mode_for
+from shoal_server.consistency import Apply, mode_for
 from shoal_server.shard_state import Admission, ShardState
 from shoal_server.snapshot import Snapshot
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal import errors
-from shoal_server.consistency import Apply, Cursor
+from shoal._cursor import Cursor
+from shoal_server.consistency import Apply
 
 # Events.
 

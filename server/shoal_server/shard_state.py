@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
-from shoal_server.consistency import Apply, Clock, Contribution, Cursor, Mode, slowest
+from shoal._cursor import Cursor
+from shoal_server.consistency import Apply, Clock, Contribution, Mode, slowest
 from shoal_server.shard_events import (
     AnswerAdmission,
     AnswerCut,

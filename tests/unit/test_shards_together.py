@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from shoal import consistency
-from shoal_server.consistency import Apply, Cursor, mode_for
+from shoal._cursor import Cursor
+from shoal_server.consistency import Apply, mode_for
 from shoal_server.shard_events import (
     AnswerCut,
     AnswerFence,

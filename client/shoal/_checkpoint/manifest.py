@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 from shoal import errors
+from shoal._checkpoint.tensors import damaged
 
 VERSION = 1
 FILE = "manifest.json"
@@ -92,9 +93,9 @@ class Manifest:
             schema = record["schema"] if record["format"] == _FORMAT else None
             whole = _signed(record) == text
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise _corrupt(where, f"it is no manifest of a checkpoint ({error!r})") from None
+            raise damaged(where, f"it is no manifest of a checkpoint ({error!r})") from None
         if not whole or type(schema) is not int:
-            raise _corrupt(where, "its checksum is another")
+            raise damaged(where, "its checksum is another")
         if schema > VERSION:
             raise errors.IncompatibleCheckpoint(
                 f"{where} has schema {schema}; this Shoal reads up to {VERSION}: read it with the Shoal that wrote it, "
@@ -106,7 +107,7 @@ class Manifest:
             files = tuple(FileEntry(it["name"], it["nbytes"], tuple(it["sums"])) for it in record.pop("files"))
             return cls(files=files, variables=tuple(record.pop("variables")), **record)
         except (KeyError, TypeError) as error:
-            raise _corrupt(where, f"a field is missing or unknown: {error}") from None
+            raise damaged(where, f"a field is missing or unknown: {error}") from None
 
 
 def sums_of(nbytes: int) -> int:
@@ -122,10 +123,6 @@ def sum_of(block: bytes | memoryview) -> str:
 def _signed(record: Mapping[str, Any]) -> bytes:
     text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
     return f'{text[:-2]},\n "sum": "{sum_of(text.encode())}"\n}}\n'.encode()
-
-
-def _corrupt(where: str, what: str) -> errors.CorruptCheckpoint:
-    return errors.CorruptCheckpoint(f"{where} is damaged: {what}", file=where)
 
 
 __all__ = ["BLOCK_BYTES", "FILE", "MAX_BYTES", "FileEntry", "Manifest", "sum_of", "sums_of"]

@@ -104,7 +104,7 @@ def header_bytes(beginning: bytes, nbytes: int, where: str) -> int:
     """
     size = int.from_bytes(beginning, "little")
     if len(beginning) != LENGTH_BYTES or size > min(MAX_HEADER_BYTES, nbytes - LENGTH_BYTES):
-        raise _corrupt(where, f"its header would take {size} of {nbytes} bytes")
+        raise damaged(where, f"its header would take {size} of {nbytes} bytes")
     return LENGTH_BYTES + size
 
 
@@ -124,15 +124,15 @@ def decode_header(header: bytes, nbytes: int, where: str) -> Contents:
         metadata = {name: _text(text) for name, text in entries.pop(_METADATA, {}).items()}
         tensors = {name: _tensor(entry, len(header)) for name, entry in entries.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _corrupt(where, f"its header cannot be read: {error}") from None
+        raise damaged(where, f"its header cannot be read: {error}") from None
     tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)))
     end = len(header)
     for name, tensor in tensors.items():
         if tensor.start != end:
-            raise _corrupt(where, f"tensor {name!r} begins at byte {tensor.start}, not {end}")
+            raise damaged(where, f"tensor {name!r} begins at byte {tensor.start}, not {end}")
         end = tensor.stop
     if end != nbytes:
-        raise _corrupt(where, f"its tensors end at byte {end} of {nbytes}")
+        raise damaged(where, f"its tensors end at byte {end} of {nbytes}")
     return Contents(tensors, metadata, nbytes)
 
 
@@ -159,8 +159,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _corrupt(where: str, what: str) -> errors.CorruptCheckpoint:
+def damaged(where: str, what: str) -> errors.CorruptCheckpoint:
+    """What is said of a file that is not what was written."""
     return errors.CorruptCheckpoint(f"{where} is damaged: {what}", file=where)
 
 
-__all__ = ["LENGTH_BYTES", "Contents", "Tensor", "decode_header", "encode_header", "header_bytes"]
+__all__ = ["LENGTH_BYTES", "Contents", "Tensor", "damaged", "decode_header", "encode_header", "header_bytes"]

@@ -1,11 +1,8 @@
 """Commands on jobs that are there: jobs, wait, logs, cancel, drop, pull."""
 
-import os
-import secrets
 import time
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +13,7 @@ from shoal import errors
 from shoal._cli import options, records
 from shoal._cli.follow import first_line, summary
 from shoal._cli.output import Output, Row
+from shoal._whole_file import written_whole
 from shoal.client import Client
 from shoal.events import LogLine
 from shoal.status import JobStatus
@@ -139,19 +137,14 @@ def _cannot_write(file: Path, why: str) -> errors.ShoalError:
 
 def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Writes an .npz. Not by `numpy.savez`, which takes names as keyword arguments and cannot write bfloat16."""
-    unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        with zipfile.ZipFile(unfinished, "x") as archive:
+        with written_whole(file) as unfinished, zipfile.ZipFile(unfinished, "x") as archive:
             for name, array in variables.items():
                 known = array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, known, allow_pickle=False)
-        os.replace(unfinished, file)
     except OSError as error:
         raise _cannot_write(file, error.strerror or str(error)) from None
-    finally:
-        with suppress(FileNotFoundError):
-            unfinished.unlink()
 
 
 __all__ = ["cancel", "drop", "jobs", "logs", "pull", "wait"]
