@@ -1,6 +1,6 @@
 """Clusters of real processes on loopback."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -18,8 +18,8 @@ PROGRAMS = [ROOT / "tests" / "support", ROOT / "examples"]
 QUICK = {"coordinator": ["--lease", "3", "--heartbeat", "0.2"]}
 
 
-def local_cluster(servers: int, workers: int) -> shoal.LocalCluster:
-    return shoal.LocalCluster(servers=servers, workers=workers, path=PROGRAMS, flags=QUICK)
+def local_cluster(servers: int, workers: int, flags: Mapping[str, Sequence[str]] = QUICK) -> shoal.LocalCluster:
+    return shoal.LocalCluster(servers=servers, workers=workers, path=PROGRAMS, flags=flags)
 
 
 @pytest.fixture(scope="session")
@@ -39,4 +39,11 @@ def client(shared_cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
 def small_cluster() -> Iterator[shoal.LocalCluster]:
     """Two servers and two workers, for tests that kill some."""
     with local_cluster(servers=2, workers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def patient_cluster() -> Iterator[shoal.LocalCluster]:
+    """Two servers and two workers, with the lease and the heartbeat that a cluster has by default."""
+    with local_cluster(servers=2, workers=2, flags={}) as cluster:
         yield cluster

@@ -180,6 +180,18 @@ class PortInUse(ShoalError, code="PORT_IN_USE", status="UNAVAILABLE"):
     """Another process listens there: choose another port, or 0 for any free one."""
 
 
+class StoreLocked(ShoalError, code="STORE_LOCKED", status="FAILED_PRECONDITION"):
+    """Another coordinator has the store open; the message says which."""
+
+
+class StoreUnreadable(ShoalError, code="STORE_UNREADABLE", status="FAILED_PRECONDITION"):
+    """The coordinator's store is damaged, of a newer version, or no store."""
+
+
+class StoreFailed(ShoalError, code="STORE_FAILED", status="UNAVAILABLE"):
+    """The coordinator's store cannot be opened or written: the disk is full or fails, or the folder is not its own."""
+
+
 __all__ = [
     "BadChunk",
     "BadFrame",
@@ -210,6 +222,9 @@ __all__ = [
     "StaleEpoch",
     "StartFailed",
     "StorageFailed",
+    "StoreFailed",
+    "StoreLocked",
+    "StoreUnreadable",
     "Unauthenticated",
     "UnknownCheckpoint",
     "UnknownJob",

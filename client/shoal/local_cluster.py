@@ -1,6 +1,8 @@
 """A whole cluster on this machine, as child processes: for trying things out, for notebooks and for tests."""
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -70,6 +72,7 @@ class LocalCluster:
         self._show_logs = show_logs
         self._start_timeout_s = start_timeout_s
         self._processes: dict[tuple[str, int], RoleProcess] = {}
+        self._state: Path | None = None  # the folder of the coordinator's store, as long as it runs
 
     @property
     def address(self) -> str:
@@ -105,6 +108,7 @@ class LocalCluster:
         deadline = time.monotonic() + self._start_timeout_s
         with ExitStack() as undo:
             undo.callback(self.stop)
+            self._state = Path(tempfile.mkdtemp(prefix="shoal-"))
             self._launch("coordinator", 0, self._listen).wait_ready(deadline - time.monotonic())
             members = [self._launch(role, index) for role, count in self._counts.items() for index in range(count)]
             for process in members:
@@ -120,13 +124,18 @@ class LocalCluster:
             for process in ending:
                 process.reap(_STOP_S)
                 del self._processes[process.role, process.index]
+        if self._state:
+            shutil.rmtree(self._state, ignore_errors=True)
+            self._state = None
 
     def kill(self, role: str, index: int = 0) -> None:
         """Ends one role as a crash would."""
         self.process(role, index).kill()
 
     def restart(self, role: str, index: int = 0) -> RoleProcess:
-        """Starts a role anew under its name, having killed it if it still runs; the coordinator keeps its address.
+        """Starts a role anew under its name, having killed it if it still runs.
+
+        The coordinator keeps its address and, unless its flags say `--store memory`, all that it knew.
 
         Raises:
             StartFailed: it did not start. A killed member is let in again only when its last life's lease has ended.
@@ -149,7 +158,10 @@ class LocalCluster:
 
     def _launch(self, role: str, index: int, listen: str = _LOOPBACK) -> RoleProcess:
         flags = ["--listen", listen, "--metrics-listen", _LOOPBACK, "--log-level", self._log_level]
-        if role != "coordinator":
+        if role == "coordinator":
+            # Should this process be killed, it is the coordinator that removes the folder.
+            flags += ["--store", f"{self._state}/coordinator.db", "--scratch", str(self._state)]
+        else:
             flags += ["--coordinator", self.address, "--name", f"{role}-{index}"]
         if role == "worker":
             flags += [flag for folder in self._path for flag in ("--path", folder)]

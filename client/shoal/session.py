@@ -103,7 +103,7 @@ class Session:
 
         Raises:
             Fenced: this session was declared dead; the message says what to do.
-            UnknownJob: the job is gone: dropped, or lost by a coordinator that was restarted.
+            UnknownJob: the job is gone: dropped, or lost by a coordinator that was started on another store.
             Cancelled: the job was cancelled, or is over.
             Unreachable: a server was away for too long.
         """
@@ -300,8 +300,9 @@ class Session:
 
     def _job_gone(self) -> errors.UnknownJob:
         return errors.UnknownJob(
-            f"job {self.job} is gone: it was dropped, or the coordinator was restarted and has lost it, and its "
-            "variables with it. Close this session; to begin anew, open one with the values that you have",
+            f"job {self.job} is gone: it was dropped, or the coordinator was started on a store that does not have it, "
+            "and its variables are gone with it. Close this session; to begin anew, open one with the values that you "
+            "have",
             job=self.job,
             worker=self.worker,
         )

@@ -8,12 +8,14 @@ which they came; one that waits for its workers holds up those behind it, unless
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from shoal import errors
 from shoal._layout import Placement
+from shoal.job import Job
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
 from shoal_coordinator import events
 from shoal_coordinator.events import (
@@ -30,7 +32,10 @@ from shoal_coordinator.events import (
 from shoal_coordinator.jobs import JobLife
 from shoal_coordinator.ledger import Lease, NoRange
 from shoal_coordinator.membership import Member, Membership
+from shoal_coordinator.outstanding import Outstanding
 from shoal_coordinator.placement import ServerLoad, assign_shards, default_shards, plan_shards
+from shoal_coordinator.records import SavedJob
+from shoal_coordinator.touched import Touched
 
 MAX_LIVE_JOBS = 1_000
 
@@ -60,12 +65,14 @@ class Cluster:
     def __init__(self, cluster: str, policy: ClusterPolicy, now: float) -> None:
         self._id = cluster
         self._policy = policy
-        self._members = Membership(policy.lease_s)
+        self._touched = Touched()
+        self._members = Membership(policy.lease_s, self._touched.member)
         self._jobs: dict[str, JobLife] = {}  # in the order in which they were submitted
         # These count for ever: a number is never given out twice.
         self._epoch = self._submissions = self._assignments = 0
         self._looked_at = now  # when the leases were last looked through
         self._dead: list[str] = []  # declared so since it was last told
+        self._outstanding = Outstanding(self._touched.effect)
         self._effects: list[Effect] = []  # decided by the event in hand
         self._handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
             events.TimePassed: self._time_passed,
@@ -82,7 +89,9 @@ class Cluster:
             events.WorkerFinished: self._worker_finished,
             events.ShardsCreated: self._shards_created,
             events.WorkerAdmitted: self._worker_admitted,
+            events.WorkerFenced: self._worker_fenced,
             events.EffectFailed: self._effect_failed,
+            events.EffectDone: self._effect_done,
         }
 
     def handle(self, event: events.Event[R], now: float) -> tuple[R, list[Effect]]:
@@ -142,6 +151,8 @@ class Cluster:
         assert sum(job.ended for job in self._jobs.values()) <= self._policy.keep_finished
         submissions = [job.ref.submission for job in self._jobs.values()]
         assert submissions == sorted(submissions)
+        assert max(submissions, default=0) <= self._submissions
+        self._outstanding.validate()
 
     # Members.
 
@@ -202,7 +213,8 @@ class Cluster:
         if earlier:
             self._forget(earlier)
         self._submissions += 1
-        job = self._jobs[name] = JobLife(JobRef(name, self._submissions), event.spec, now, event.token)
+        self._touched.counts()
+        job = self._new_job(JobRef(name, self._submissions), event.spec, now, event.token)
         self._schedule(now)
         return job.status(now)
 
@@ -277,21 +289,30 @@ class Cluster:
                 job=name,
                 workers=job.spec.workers,
             )
-        member.enrolled = True
+        self._members.take_part(member)
         self._enrol(member, job, now)
         self._schedule(now)
 
     # What was done.
 
     def _shards_created(self, event: events.ShardsCreated, now: float) -> None:
+        self._outstanding.end(event.effect)
         if job := self._live_job(event.job):
             job.shards_created(now)
 
     def _worker_admitted(self, event: events.WorkerAdmitted, now: float) -> None:
+        self._outstanding.end(event.effect)
         if job := self._live_job(event.job):
             job.admitted(event.assignment, event.step, now)
 
+    def _worker_fenced(self, event: events.WorkerFenced, _: float) -> None:
+        self._outstanding.fenced(event.effect, event.committed_steps)
+
+    def _effect_done(self, event: events.EffectDone, _: float) -> None:
+        self._outstanding.end(event.effect)
+
     def _effect_failed(self, event: events.EffectFailed, now: float) -> None:
+        self._outstanding.end(event.effect)
         if job := self._live_job(event.job):
             self._emit(job.fail(event.reason, now))
             self._schedule(now)
@@ -332,6 +353,7 @@ class Cluster:
 
     def _enrol(self, member: Member, job: JobLife, now: float) -> None:
         self._assignments += 1
+        self._touched.counts()
         job.enrol(member.id, member.incarnation, self._assignments, now)
 
     def _place(self, job: JobLife, now: float) -> str:
@@ -350,6 +372,7 @@ class Cluster:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
             return ""
         self._epoch += 1
+        self._touched.counts()
         self._emit(job.place(Placement(job.spec.name, self._epoch, variables, shards), now))
         return ""
 
@@ -363,6 +386,11 @@ class Cluster:
 
     # Small things.
 
+    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str, saved: SavedJob | None = None) -> JobLife:
+        changed = partial(self._touched.job, ref.submission)
+        job = self._jobs[ref.name] = JobLife(ref, spec, now, token, saved, changed)
+        return job
+
     def _live(self) -> list[JobLife]:
         return [job for job in self._jobs.values() if not job.ended]
 
@@ -375,6 +403,8 @@ class Cluster:
 
     def _forget(self, job: JobLife) -> None:
         self._emit(job.drop())
+        for part in job.parts:
+            self._touched.job(job.ref.submission, part)
         del self._jobs[job.spec.name]
 
     def _emit(self, effects: Iterable[Effect]) -> None:
@@ -384,9 +414,9 @@ class Cluster:
                 alive = {server.registration.address for server in self._members.alive(Role.SERVER)}
                 servers = tuple(server for server in effect.servers if server.address in alive)
                 if servers:
-                    self._effects.append(replace(effect, servers=servers))
+                    self._effects.append(self._outstanding.add(replace(effect, servers=servers)))
             else:
-                self._effects.append(effect)
+                self._effects.append(self._outstanding.add(effect))
 
     def _member_status(self, member: Member, now: float) -> MemberStatus:
         job = self._job_of(member.id) if member.alive else None

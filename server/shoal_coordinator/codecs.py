@@ -84,9 +84,8 @@ def join_message(joined: Joined) -> job_pb2.JoinReply:
 def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:
     """A range of data, or why there is none."""
     match answer:
-        case Lease(number, leased):
-            part = job_pb2.DataRange(lease=number, epoch=leased.epoch, start=leased.start, stop=leased.stop)
-            return job_pb2.LeaseReply(range=part)
+        case Lease():
+            return job_pb2.LeaseReply(range=answer.to_proto())
         case NoRange.WAIT:
             return job_pb2.LeaseReply(wait=True)
         case NoRange.FINISHED:

@@ -1,7 +1,8 @@
 """Performs what the cluster machine decides: calls to parameter servers, in order for each job, with retries.
 
 The shell's other half: `shoal_coordinator.coordinator` feeds events to the machine, and here its effects are carried
-out, whose outcomes are events again.
+out, whose outcomes are events again. An effect is over when its outcome has been taken in, so what was performed by a
+coordinator that died before that is performed again by the next one: the first of each job name at most.
 """
 
 import threading
@@ -27,22 +28,23 @@ _MAX_QUEUED = 100_000
 # One attempt, and all attempts of one call, in seconds. Allocating and filling shards of many GB takes a while.
 _CALL_TIMEOUT_S, _CREATE_TIMEOUT_S, _RETRY_FOR_S = 5.0, 120.0, 20.0
 
-Outcome = events.ShardsCreated | events.WorkerAdmitted | events.EffectFailed
+Report = events.Outcome | events.WorkerFenced
 
 
 class Performer:
     """Threads that perform effects.
 
     Args:
-        report: takes the outcomes; called from the threads here, with no lock held.
+        report: takes the outcomes, and returns when they will not be forgotten; called from the threads here, with no
+            lock held.
         count: told of each effect that was performed: its kind, and whether it was.
     """
 
     def __init__(
-        self, report: Callable[[Outcome], None], count: Callable[[str, bool], None] = lambda _kind, _done: None
+        self, report: Callable[[Report], None], count: Callable[[str, bool], None] = lambda _kind, _done: None
     ) -> None:
         self._report, self._count = report, count
-        self._lock = threading.Lock()  # guards _queues; taken after the coordinator's, never before it
+        self._lock = threading.Lock()  # guards _queues; no other lock is taken under it
         # By job name, so that a name that is used again waits for what is left of its earlier job. A queue is here
         # exactly as long as a thread is at work on it.
         self._queues: dict[str, deque[Effect]] = {}
@@ -62,7 +64,7 @@ class Performer:
                 if len(self._queues[name]) < _MAX_QUEUED:
                     self._queues[name].append(effect)
                 else:  # only the servers' silence for hours gets here, which the job did not survive
-                    _log.error("effect discarded, too many are waiting", effect=repr(effect))
+                    _log.error("too many effects are waiting; this one has to for a restart", effect=repr(effect))
 
     def stop(self) -> None:
         """Gives up what is not done and waits for the threads."""
@@ -80,11 +82,17 @@ class Performer:
                 effect = queue.popleft()
             try:
                 self._perform(effect)
+            except errors.ShoalError as error:  # nothing is taken in any more: what follows is the next coordinator's
+                _log.warning("outcome not taken in", effect=type(effect).__name__, job=name, reason=error.message)
+                with self._lock:
+                    del self._queues[name]
+                return
             except Exception:  # a defect, after which the job's other effects still have their turn
                 _log.exception("outcome lost", effect=repr(effect))
 
     def _perform(self, effect: Effect) -> None:
-        kind, outcome, done = type(effect).__name__, None, True
+        kind, done = type(effect).__name__, True
+        outcome: events.Outcome
         try:
             outcome = self._outcome(effect)
             _log.info("performed", effect=kind, job=effect.job.name)
@@ -94,13 +102,14 @@ class Performer:
                 return
             text = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}"
             _log.warning("could not perform", effect=kind, job=effect.job.name, reason=text)
-            if not isinstance(effect, DropShards):
-                outcome = events.EffectFailed(effect.job, f"{_doing(effect)}: {text}")
+            if isinstance(effect, DropShards):
+                outcome = events.EffectDone(effect=effect.number)
+            else:
+                outcome = events.EffectFailed(effect.job, f"{_doing(effect)}: {text}", effect=effect.number)
         self._count(kind, done)
-        if outcome is not None:
-            self._report(outcome)
+        self._report(outcome)
 
-    def _outcome(self, effect: Effect) -> Outcome | None:
+    def _outcome(self, effect: Effect) -> events.Outcome:
         match effect:
             case CreateShards():
                 return self._create_shards(effect)
@@ -110,29 +119,37 @@ class Performer:
                 self._remove_worker(effect)
             case DropShards():
                 self._drop_shards(effect)
-        return None
+        return events.EffectDone(effect=effect.number)
 
-    def _create_shards(self, effect: CreateShards) -> Outcome:
+    def _create_shards(self, effect: CreateShards) -> events.Outcome:
         for server in sorted({ServerRef(shard.server, shard.address) for shard in effect.placement.shards}):
             self._call(server, "CreateShards", _creation(effect, server), timeout_s=_CREATE_TIMEOUT_S)
-        return events.ShardsCreated(effect.job)
+        return events.ShardsCreated(effect.job, effect=effect.number)
 
-    def _admit_worker(self, effect: AdmitWorker) -> Outcome:
+    def _admit_worker(self, effect: AdmitWorker) -> events.Outcome:
         request = pb.AdmitWorkerRequest(
             job=effect.job.name, worker=effect.worker, incarnation=effect.incarnation, rank=effect.rank
         )
         steps = [self._call(server, "AdmitWorker", request).step for server in effect.servers]
-        return events.WorkerAdmitted(effect.job, effect.assignment, max(steps, default=0))
+        return events.WorkerAdmitted(effect.job, effect.assignment, max(steps, default=0), effect=effect.number)
 
     def _remove_worker(self, effect: RemoveWorker) -> None:
         job, worker, incarnation = effect.job.name, effect.worker, effect.incarnation
-        fence = pb.FenceWorkerRequest(job=job, worker=worker, incarnation=incarnation)
-        # Fenced everywhere before it is released anywhere: what is committed then is known, and grows no more.
-        fenced = [self._call(server, "FenceWorker", fence) for server in effect.servers]
-        committed = max((reply.committed_steps for reply in fenced), default=0)
+        committed = effect.committed_steps
+        if committed is None:
+            committed = self._fence_worker(effect)
         release = pb.ReleaseWorkerRequest(job=job, worker=worker, incarnation=incarnation, committed_steps=committed)
         for server in effect.servers:
             self._call(server, "ReleaseWorker", release)
+
+    def _fence_worker(self, effect: RemoveWorker) -> int:
+        """Fenced everywhere before it is released anywhere: what is committed then is known, and grows no more."""
+        fence = pb.FenceWorkerRequest(job=effect.job.name, worker=effect.worker, incarnation=effect.incarnation)
+        fenced = [self._call(server, "FenceWorker", fence) for server in effect.servers]
+        committed = max((reply.committed_steps for reply in fenced), default=0)
+        # Kept, for a coordinator that comes after this one could ask only those that have not released it yet.
+        self._report(events.WorkerFenced(effect.number, committed))
+        return committed
 
     def _drop_shards(self, effect: DropShards) -> None:
         failures = []

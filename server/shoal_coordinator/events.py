@@ -212,14 +212,21 @@ class WorkerFinished(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardsCreated(Event[None]):
+class Outcome(Event[None]):
+    """What became of an effect, which is then over. The number is the effect's."""
+
+    effect: int = field(default=0, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsCreated(Outcome):
     """All servers hold the job's shards."""
 
     job: JobRef
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerAdmitted(Event[None]):
+class WorkerAdmitted(Outcome):
     """All servers let a worker in; it begins at `step`."""
 
     job: JobRef
@@ -228,14 +235,29 @@ class WorkerAdmitted(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class EffectFailed(Event[None]):
+class EffectFailed(Outcome):
     """Something that the job cannot do without was not done."""
 
     job: JobRef
     reason: str
 
 
-# Effects. Those of one job name are to be performed one after the other, in the order in which they were decided.
+@dataclass(frozen=True, slots=True)
+class EffectDone(Outcome):
+    """That is all: the job has no need to hear of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFenced(Event[None]):
+    """All servers refuse a worker that is to be removed, which is not over; the most steps that any had committed."""
+
+    effect: int
+    committed_steps: int
+
+
+# Effects. Those of one job name are to be performed one after the other, in the order in which they were decided. Each
+# may be performed again, by a coordinator that does not know that it was; the number, unique in the cluster, is set
+# when it is decided.
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +267,7 @@ class CreateShards:
     job: JobRef
     placement: Placement
     spec: Job
+    number: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,24 +280,32 @@ class AdmitWorker:
     rank: int
     assignment: int
     servers: tuple[ServerRef, ...]
+    number: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker:
-    """Fence an incarnation on every server; then release it on every one, at the furthest step that it committed."""
+    """Fence an incarnation on every server; then release it on every one, at the furthest step that it committed.
+
+    How far that was can be learned once: a server that has released a worker knows it no more. So `WorkerFenced` comes
+    in between, and who performs this again begins behind it.
+    """
 
     job: JobRef
     worker: str
     incarnation: int
     servers: tuple[ServerRef, ...]
+    committed_steps: int | None = None  # None: it is not known to be fenced on all of them
+    number: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class DropShards:
-    """Free a job's shards. A failure is not reported: a server that cannot be reached has lost them anyway."""
+    """Free a job's shards. A failure harms nobody: a server that cannot be reached has lost them anyway."""
 
     job: JobRef
     servers: tuple[ServerRef, ...]
+    number: int = field(default=0, kw_only=True)
 
 
 Effect = CreateShards | AdmitWorker | RemoveWorker | DropShards

@@ -7,17 +7,20 @@ The workers of a session job come and go as their users please; it succeeds when
 the death of the last one leaves it running, for its user to come back to.
 """
 
-import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+
+from google.protobuf.message import Message
 
 from shoal import errors
 from shoal._layout import Placement
 from shoal.events import LogLine, MetricsReported, StateChanged
-from shoal.initializers import Given
+from shoal.events import from_proto as event_from_proto
 from shoal.job import Job
 from shoal.status import JobState, JobStatus, Progress
+from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import Variable
+from shoal.variables import from_proto as variable_from_proto
+from shoal_coordinator import codecs
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
     AdmitWorker,
@@ -33,42 +36,9 @@ from shoal_coordinator.events import (
     WorkerReported,
 )
 from shoal_coordinator.ledger import Lease, Ledger, NoRange, default_range_size
-from shoal_coordinator.progress import Tally
-
-
-class Stage(enum.Enum):
-    """How far a worker's entry into a job is."""
-
-    ASSIGNED = "loads the program"
-    ENTERING = "servers are told"
-    ADMITTED = "may pull and push"
-
-
-@dataclass(slots=True)
-class Participant:
-    """A live worker's part in a job. Only `JobLife` changes it."""
-
-    worker: str
-    incarnation: int
-    rank: int  # in [0, workers), unique among the job's participants
-    assignment: int  # unique in the cluster
-    stage: Stage = Stage.ASSIGNED
-    described: bool = False  # it knows the program, and its initial values
-    step: int = 0  # where it begins
-    told: WorkerReported | None = None  # its last report
-
-
-@dataclass(frozen=True, slots=True)
-class _Description:
-    """What the program trains."""
-
-    variables: Mapping[str, Variable]
-    examples: int
-
-    @property
-    def given(self) -> bool:
-        """Whether a worker has to send initial values."""
-        return any(isinstance(variable.initializer, Given) for variable in self.variables.values())
+from shoal_coordinator.parts import Description, Participant, Stage
+from shoal_coordinator.progress import Tally, told_from_proto
+from shoal_coordinator.records import Part, SavedJob
 
 
 class JobLife:
@@ -79,11 +49,22 @@ class JobLife:
         spec: what the user asked for.
         now: seconds of Unix time, as in every method.
         token: of the submission, by which a repeat of it is known.
+        saved: what an earlier coordinator knew of it; None: it is new.
+        changed: told the name of a record (`shoal_coordinator.records`) that is another one now, or gone.
     """
 
-    def __init__(self, ref: JobRef, spec: Job, now: float, token: str = "") -> None:
+    def __init__(
+        self,
+        ref: JobRef,
+        spec: Job,
+        now: float,
+        token: str = "",
+        saved: SavedJob | None = None,
+        changed: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.ref, self.spec, self.token = ref, spec, token
-        self.log = EventLog()
+        self._changed = changed
+        self.log = EventLog(lambda number: changed(f"{Part.EVENT}/{number}"), lambda: changed(Part.STATE))
         self.state = JobState.PENDING
         self.placement: Placement | None = None  # set when the shards are planned; None again when they are dropped
         self.active: dict[str, Participant] = {}  # by worker; empty once the job has ended
@@ -92,13 +73,17 @@ class JobLife:
         self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
         self._crew: dict[int, str] = {}  # by rank: who works there, or did until it finished or the job ended
         self._finished: set[int] = set()  # ranks of those that were through; a session's may be taken again
-        self._description: _Description | None = None
+        self._description: Description | None = None
         self._assigner = 0  # assignment of who sends the given values; 0: nobody
         self._assigned = False  # the given values are in place
         self._created = False  # the shards are on the servers
         self._ledger: Ledger | None = None  # None until the job is described
         self._tally = Tally()
-        self._enter(JobState.PENDING, "", now)
+        if saved:
+            self._restore(saved)
+        else:
+            changed(Part.SPEC)
+            self._enter(JobState.PENDING, "", now)
 
     # What it is like now.
 
@@ -187,7 +172,9 @@ class JobLife:
         """Tells the user what the job lacks, once when that changes; "" is nothing."""
         if what and what != self._lack:
             self._enter(self.state, what, now)
-        self._lack = what
+        if what != self._lack:
+            self._lack = what
+            self._changed(Part.STATE)
 
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> Participant:
         """Gives a worker the first vacant rank."""
@@ -201,37 +188,44 @@ class JobLife:
     def describe(self, event: JobDescribed, now: float) -> tuple[Described, list[Effect]]:
         """Takes what a worker says of its program; a second, different description ends the job."""
         participant = self.active[event.worker]
-        description = _Description(dict(event.variables), event.examples)
+        description = Description(dict(event.variables), event.examples)
         if not description.variables:
             raise errors.InvalidJob(f"the program of job {self.spec.name} has no variables; there is nothing to train")
         if self._description is None:
             self._description = description
             self._ledger = self._new_ledger(event.examples)
-        elif conflict := _difference(self._description, description):
+            self._changed(Part.PLAN)
+            self._changed(Part.LEDGER)
+        elif conflict := self._description.conflict(description):
             reason = f"{event.worker} describes the job in another way than its first worker: {conflict}"
             return Described(conflict=reason), self.fail(reason, now)
         participant.described = True
         self._elect_assigner()
+        self._changed(Part.STATE)
         return Described(), []
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
         """Has the shards allocated where they are planned."""
         self.placement = placement
+        self._changed(Part.PLAN)
         self._enter(JobState.PLACING, "", now)
         return [CreateShards(self.ref, placement, self.spec)]
 
     def shards_created(self, now: float) -> None:
         """All servers hold the shards."""
         self._created = True
+        self._changed(Part.STATE)
         self._run_when_ready(now)
 
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
         """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
         participant = self.active[worker]
-        if assigned and participant.assignment == self._assigner:
+        if assigned and participant.assignment == self._assigner and not self._assigned:
             self._assigned = True
+            self._changed(Part.STATE)
         if self._created and participant.stage is Stage.ASSIGNED:
             participant.stage = Stage.ENTERING
+            self._changed(Part.STATE)
             return [
                 AdmitWorker(
                     self.ref, worker, participant.incarnation, participant.rank, participant.assignment, self.servers
@@ -245,6 +239,7 @@ class JobLife:
         for participant in self.active.values():
             if participant.assignment == assignment:
                 participant.stage, participant.step = Stage.ADMITTED, step
+                self._changed(Part.STATE)
         self._run_when_ready(now)
 
     # They work.
@@ -282,6 +277,7 @@ class JobLife:
         rank = self.active[worker].rank
         effects = self._release(worker)
         self._finished.add(rank)
+        self._changed(Part.STATE)
         return effects + self._succeed_when_done(now)
 
     def lose(self, worker: str, now: float) -> list[Effect]:
@@ -304,6 +300,8 @@ class JobLife:
     def drop(self) -> list[Effect]:
         """Frees the variables."""
         servers, self.placement, self._created = self.servers, None, False
+        self._changed(Part.PLAN)
+        self._changed(Part.STATE)
         return [DropShards(self.ref, servers)] if servers else []
 
     def validate(self) -> None:
@@ -318,6 +316,7 @@ class JobLife:
         assert self._started_at or self.state is not JobState.RUNNING
         assert self.state is not JobState.PENDING or not self.active
         admitted = any(participant.stage is not Stage.ASSIGNED for participant in self.active.values())
+        assert self._description is None or self._description.variables, "there is nothing to train"
         assert self._created or not admitted, "servers were told of a worker before they had the shards"
         if self._ledger:
             self._ledger.validate()
@@ -325,12 +324,13 @@ class JobLife:
 
     def _enter(self, state: JobState, reason: str, now: float) -> None:
         self.state = state
+        self._changed(Part.STATE)
         self.log.append(StateChanged(self.log.next, now, state, reason))
 
     def _new_ledger(self, examples: int) -> Ledger:
         spec = self.spec
         size = spec.range_size or default_range_size(examples, spec.workers, spec.batch_size)
-        return Ledger(examples, spec.epochs, size)
+        return Ledger(examples, spec.epochs, size, lambda: self._changed(Part.LEDGER))
 
     def _run_when_ready(self, now: float) -> None:
         everyone = len(self.active) == self.spec.workers and all(
@@ -343,6 +343,7 @@ class JobLife:
 
     def _release(self, worker: str) -> list[Effect]:
         participant = self.active.pop(worker)
+        self._changed(Part.TALLY)  # nobody will report again what this one did
         if self._ledger:
             self._ledger.take_back(worker)
         if participant.stage is Stage.ASSIGNED:
@@ -379,15 +380,89 @@ class JobLife:
             seconds=(self._finished_at or now) - self._started_at if self._started_at else 0.0,
         )
 
+    # What is kept of it.
 
-def _difference(first: _Description, second: _Description) -> str:
-    """Where two descriptions of one job differ; empty: nowhere."""
-    if first.examples != second.examples:
-        return f"{second.examples} examples instead of {first.examples}"
-    for name in sorted(first.variables.keys() | second.variables.keys()):
-        here, there = first.variables.get(name), second.variables.get(name)
-        if here is None or there is None:
-            return f"variable {name!r} is only in one of the two"
-        if here != there:
-            return f"variable {name!r} is {there} instead of {here}"
-    return ""
+    @property
+    def parts(self) -> Iterator[str]:
+        """The names of all records that it may have."""
+        yield from (Part.SPEC, Part.PLAN, Part.STATE, Part.LEDGER, Part.TALLY)
+        yield from (f"{Part.EVENT}/{number}" for number in self.log.kept)
+
+    def record(self, part: str) -> Message | None:
+        """The record of that name as it should be now; None: it should not be there."""
+        kind, _, number = part.partition("/")
+        match kind:
+            case Part.SPEC:
+                return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
+            case Part.PLAN:
+                return self._plan_record()
+            case Part.STATE:
+                return self._state_record()
+            case Part.LEDGER:
+                return self._ledger.to_proto() if self._ledger else None
+            case Part.TALLY:
+                parts = self.active.values()
+                return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
+        event = self.log.find(int(number))
+        return codecs.event_message(event) if event else None
+
+    def _plan_record(self) -> state_pb2.PlanRecord | None:
+        if self._description is None:
+            return None
+        record = state_pb2.PlanRecord(
+            variables=[variable.to_proto(name) for name, variable in self._description.variables.items()],
+            examples=self._description.examples,
+            placement=self.placement.to_proto() if self.placement else None,
+        )
+        if self.placement:
+            record.placement.ClearField("variables")
+        return record
+
+    def _state_record(self) -> state_pb2.JobRecord:
+        return state_pb2.JobRecord(
+            state=codecs.state_code(self.state),
+            reason=self._reason,
+            lack=self._lack,
+            submitted_at=self._submitted_at,
+            started_at=self._started_at,
+            finished_at=self._finished_at,
+            parts=[participant.to_proto() for participant in self.active.values()],
+            crew=self._crew,
+            finished=sorted(self._finished),
+            assigner=self._assigner,
+            assigned=self._assigned,
+            created=self._created,
+            numbered=self.log.numbered,
+        )
+
+    def _restore(self, saved: SavedJob) -> None:
+        state = saved.state
+        self.state = JobState.from_proto(state.state)
+        self._reason, self._lack = state.reason, state.lack
+        self._submitted_at, self._started_at, self._finished_at = (
+            state.submitted_at,
+            state.started_at,
+            state.finished_at,
+        )
+        self.active = {part.worker: Participant.from_proto(part) for part in state.parts}
+        self._crew, self._finished = dict(state.crew), set(state.finished)
+        self._assigner, self._assigned, self._created = state.assigner, state.assigned, state.created
+        if plan := saved.plan:
+            self._restore_plan(plan)
+        if saved.ledger:
+            self._ledger = Ledger.from_proto(saved.ledger, lambda: self._changed(Part.LEDGER))
+        self._tally = Tally.from_proto(saved.tally)
+        for participant in self.active.values():
+            if participant.assignment in saved.tally.told:
+                participant.told = told_from_proto(saved.tally.told[participant.assignment])
+        events = [event_from_proto(event) for event in saved.events]
+        self.log.restore([event for event in events if isinstance(event, StateChanged)], state.numbered)
+
+    def _restore_plan(self, plan: state_pb2.PlanRecord) -> None:
+        variables = dict(variable_from_proto(variable) for variable in plan.variables)
+        self._description = Description(variables, plan.examples)
+        if plan.HasField("placement"):
+            placement = tensor_pb2.Placement()
+            placement.CopyFrom(plan.placement)
+            placement.variables.extend(plan.variables)
+            self.placement = Placement.from_proto(placement)

@@ -8,7 +8,10 @@ once an epoch, and exactly once when nobody fails.
 import enum
 import heapq
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from shoal.v1 import job_pb2, state_pb2
 
 # With this many ranges a worker and epoch, the fastest worker waits for the slowest for about an eighth of an epoch.
 _RANGES_A_WORKER = 8
@@ -22,6 +25,15 @@ class DataRange:
     start: int
     stop: int
 
+    def to_proto(self, lease: int = 0) -> job_pb2.DataRange:
+        """The message that carries this range, leased under a number or not at all."""
+        return job_pb2.DataRange(lease=lease, epoch=self.epoch, start=self.start, stop=self.stop)
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.DataRange) -> "DataRange":
+        """The range that a message carries."""
+        return cls(message.epoch, message.start, message.stop)
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -29,6 +41,10 @@ class Lease:
 
     number: int
     range: DataRange
+
+    def to_proto(self) -> job_pb2.DataRange:
+        """The message that carries this lease."""
+        return self.range.to_proto(self.number)
 
 
 class NoRange(enum.Enum):
@@ -45,10 +61,12 @@ class Ledger:
         examples: in one epoch. 0: the job has no data; nothing is leased, and workers stop by their steps.
         epochs: passes.
         range_size: examples a lease; the last one of an epoch may be shorter.
+        changed: told that the record is another one now.
     """
 
-    def __init__(self, examples: int, epochs: int, range_size: int) -> None:
+    def __init__(self, examples: int, epochs: int, range_size: int, changed: Callable[[], None] = lambda: None) -> None:
         self.examples, self.epochs = examples, epochs
+        self._changed = changed
         self._range_size = range_size
         self._next = DataRange(0, 0, min(range_size, examples))  # the first one that was never leased
         self._returned: list[DataRange] = []  # a heap, the earliest on top
@@ -87,6 +105,7 @@ class Ledger:
             return NoRange.WAIT if self._held or not self.examples else NoRange.FINISHED
         self._leases += 1
         self._held[worker] = Lease(self._leases, following)
+        self._changed()
         return self._held[worker]
 
     def complete(self, worker: str, number: int) -> bool:
@@ -100,6 +119,7 @@ class Ledger:
         while self._done.get(self._epoch) == self.examples:
             del self._done[self._epoch]
             self._epoch += 1
+        self._changed()
         return True
 
     def take_back(self, worker: str) -> DataRange | None:
@@ -108,11 +128,38 @@ class Ledger:
         if held is None:
             return None
         heapq.heappush(self._returned, held.range)
+        self._changed()
         return held.range
+
+    def to_proto(self) -> state_pb2.LedgerRecord:
+        """The record of this ledger."""
+        return state_pb2.LedgerRecord(
+            examples=self.examples,
+            epochs=self.epochs,
+            range_size=self._range_size,
+            next=self._next.to_proto(),
+            returned=[part.to_proto() for part in sorted(self._returned)],
+            held={worker: lease.to_proto() for worker, lease in self._held.items()},
+            leases=self._leases,
+            epoch=self._epoch,
+            done=self._done,
+        )
+
+    @classmethod
+    def from_proto(cls, record: state_pb2.LedgerRecord, changed: Callable[[], None] = lambda: None) -> "Ledger":
+        """The ledger that a record is of."""
+        ledger = cls(record.examples, record.epochs, record.range_size, changed)
+        ledger._next = DataRange.from_proto(record.next)
+        ledger._returned = [DataRange.from_proto(part) for part in record.returned]  # sorted, and so a heap
+        ledger._held = {worker: Lease(part.lease, DataRange.from_proto(part)) for worker, part in record.held.items()}
+        ledger._leases, ledger._epoch = record.leases, record.epoch
+        ledger._done = dict(record.done)
+        return ledger
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         held = [lease.range for lease in self._held.values()]
+        assert self._range_size > 0
         assert len({lease.number for lease in self._held.values()}) == len(held), "a lease in two hands"
         loose = sorted(held + self._returned)
         assert all(a.epoch < b.epoch or a.stop <= b.start for a, b in itertools.pairwise(loose)), "overlap"

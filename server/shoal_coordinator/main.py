@@ -1,18 +1,31 @@
 """`shoal coordinator`: its flags and `SHOAL_*` variables."""
 
+import os
+import shutil
+import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from prometheus_client import CollectorRegistry
 
-from shoal import _role
+from shoal import _role, errors
 from shoal import _role_flags as flags
+from shoal_coordinator.store import default_path
 
 
 def coordinator(
     listen: flags.Listen = flags.DEFAULT_COORDINATOR,
     advertise: flags.Advertise = "",
     metrics_listen: flags.MetricsListen = flags.ANY_PORT,
+    store: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOAL_STORE",
+            help="File that keeps its state over restarts, for one coordinator at a time; `memory` keeps none.",
+            show_default="~/.local/state/shoal/coordinator.db",
+        ),
+    ] = "",
     lease: Annotated[
         float, typer.Option(envvar="SHOAL_LEASE", help="Seconds of silence after which a member is declared dead.")
     ] = 5.0,
@@ -31,8 +44,15 @@ def coordinator(
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,
+    scratch: Annotated[Path | None, typer.Option(hidden=True, help="A folder to remove at a clean end.")] = None,
 ) -> None:
     """Keeps the cluster's small state: members, placement, jobs and who trains on which data."""
+    path = store or str(default_path())
+    failures: list[errors.ShoalError] = []
+
+    def fail(error: errors.ShoalError) -> None:
+        failures.append(error)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def start(registry: CollectorRegistry, _metrics_address: str) -> _role.Running:
         from shoal_coordinator.process import CoordinatorConfig, start_coordinator  # noqa: PLC0415 - numpy is slow
@@ -40,11 +60,12 @@ def coordinator(
         config = CoordinatorConfig(
             listen=listen,
             advertise=advertise,
+            store=path,
             lease_s=lease,
             heartbeat_s=heartbeat,
             keep_finished=keep_finished,
         )
-        return start_coordinator(config, registry)
+        return start_coordinator(config, registry, fail)
 
     _role.run_role(
         "coordinator",
@@ -54,3 +75,7 @@ def coordinator(
         log_level=log_level,
         supervised=supervised,
     )
+    if failures:
+        raise SystemExit(1)
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)

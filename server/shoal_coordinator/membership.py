@@ -6,17 +6,21 @@ because a live process with the same id looks just like that from here: it tries
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal import errors
 from shoal.status import Role
+from shoal.v1 import coordinator_pb2, state_pb2
 
 _ID = re.compile(r"[a-z0-9-]{1,63}")
 MAX_MEMBERS = 100_000
 # The dead are kept for status: so many of them, for so many seconds.
 MAX_DEAD = 256
 DEAD_KEPT_S = 600.0
+# How long members may take to find a coordinator that was away, however short their leases: a channel tries again every
+# 2 s at least, and a heartbeat is due within moments then.
+RETURN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,37 @@ class Registration:
             raise errors.BadRequest(f"{self.member} names no process; draw a random one when the process starts")
         if self.role is Role.SERVER and not self.address:
             raise errors.BadRequest(f"server {self.member} gives no address; workers could not reach it")
+
+    def to_proto(self) -> coordinator_pb2.RegisterRequest:
+        """The message that carries this registration."""
+        return coordinator_pb2.RegisterRequest(
+            role=coordinator_pb2.Role.Value(self.role.name),
+            member=self.member,
+            process=self.process,
+            address=self.address,
+            device=self.device,
+            metrics_address=self.metrics_address,
+        )
+
+    @classmethod
+    def from_proto(cls, message: coordinator_pb2.RegisterRequest) -> "Registration":
+        """The registration that a message carries.
+
+        Raises:
+            BadRequest: it makes no sense.
+        """
+        try:
+            role = Role[coordinator_pb2.Role.Name(message.role)]
+        except (KeyError, ValueError):
+            raise errors.BadRequest(f"role {message.role} is none of SERVER, WORKER, SESSION") from None
+        return cls(
+            role=role,
+            member=message.member,
+            process=message.process,
+            address=message.address,
+            device=message.device,
+            metrics_address=message.metrics_address,
+        )
 
 
 @dataclass(slots=True)
@@ -61,19 +96,56 @@ class Member:
         """What it is."""
         return self.registration.role
 
+    def to_proto(self) -> state_pb2.MemberRecord:
+        """The record of this member."""
+        return state_pb2.MemberRecord(
+            registration=self.registration.to_proto(),
+            incarnation=self.incarnation,
+            enrolled=self.enrolled,
+            dead=not self.alive,
+            last_seen=0.0 if self.alive else self.last_seen,
+        )
+
+    @classmethod
+    def from_proto(cls, record: state_pb2.MemberRecord) -> "Member":
+        """The member that a record is of; when a living one was last seen is the caller's to say."""
+        return cls(
+            Registration.from_proto(record.registration),
+            record.incarnation,
+            record.last_seen,
+            alive=not record.dead,
+            enrolled=record.enrolled,
+        )
+
 
 class Membership:
     """All members, at most one incarnation of each id.
 
     Args:
         lease_s: seconds of silence after which a member is dead.
+        changed: told the id of a member whose record is another one now, or gone.
     """
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, changed: Callable[[str], None] = lambda _: None) -> None:
         self._lease_s = lease_s
+        self._changed = changed
         self._members: dict[str, Member] = {}
         # The last incarnation given out, to whomever: an id forgotten long ago never gets a number again.
-        self._incarnation = 0
+        self.incarnation = 0
+
+    def restore(self, members: Iterable[Member], incarnation: int, now: float) -> None:
+        """Takes up what an earlier coordinator knew. It may have been away for long: all leases begin now.
+
+        Args:
+            members: all that are remembered.
+            incarnation: the last one that was given out.
+            now: when this coordinator began.
+        """
+        self.incarnation = incarnation
+        for member in members:
+            if member.alive:
+                member.last_seen = now + max(0.0, RETURN_S - self._lease_s)
+            self._members[member.id] = member
 
     def __iter__(self) -> Iterator[Member]:
         """All members that are remembered, in order of id, the dead among them."""
@@ -97,14 +169,26 @@ class Membership:
         known = self._members.get(registration.member)
         if known and known.alive:
             self._check_same_process(known, registration, now)
+            if known.registration != registration:
+                self._changed(known.id)
             known.registration, known.last_seen = registration, now
             return known
         if known is None and len(self._members) >= MAX_MEMBERS:
             raise errors.Overloaded(f"the cluster has {MAX_MEMBERS} members, the most it takes", members=MAX_MEMBERS)
-        self._incarnation += 1
-        member = Member(registration, self._incarnation, now)
+        self.incarnation += 1
+        member = Member(registration, self.incarnation, now)
         self._members[member.id] = member
+        self._changed(member.id)
         return member
+
+    def find(self, member: str) -> Member | None:
+        """A member that is remembered, dead or alive."""
+        return self._members.get(member)
+
+    def take_part(self, member: Member) -> None:
+        """Notes that a session has had its part in a job."""
+        member.enrolled = True
+        self._changed(member.id)
 
     def check(self, member: str, incarnation: int) -> Member:
         """The live member that a caller claims to be.
@@ -155,7 +239,7 @@ class Membership:
         """Raises AssertionError if an invariant is broken."""
         incarnations = [member.incarnation for member in self._members.values()]
         assert len(set(incarnations)) == len(incarnations), "two members share an incarnation"
-        assert max(incarnations, default=0) <= self._incarnation, "an incarnation from the future"
+        assert max(incarnations, default=0) <= self.incarnation, "an incarnation from the future"
         assert all(key == member.id for key, member in self._members.items())
         assert sum(not member.alive for member in self._members.values()) <= MAX_DEAD
 
@@ -173,7 +257,9 @@ class Membership:
     def _bury(self, members: Iterable[Member], now: float) -> None:
         for member in members:
             member.alive = False
+            self._changed(member.id)
         dead = sorted((member for member in self if not member.alive), key=lambda member: -member.last_seen)
         for place, member in enumerate(dead):
             if place >= MAX_DEAD or now - member.last_seen > DEAD_KEPT_S:
                 del self._members[member.id]
+                self._changed(member.id)

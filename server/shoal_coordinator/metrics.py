@@ -3,7 +3,7 @@
 from collections import Counter as Count
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -33,10 +33,22 @@ def count_events(registry: CollectorRegistry) -> Observer:
         ["effect", "outcome"],
         registry=registry,
     )
+    writes = Histogram(
+        "shoal_coordinator_store_write_seconds",
+        "Time that the store took to make decisions durable, several at once where they wait for each other.",
+        registry=registry,
+    )
+    records = Counter("shoal_coordinator_store_records_total", "Records that the store was given.", registry=registry)
+
+    def written(seconds: float, count: int) -> None:
+        writes.observe(seconds)
+        records.inc(count)
+
     return Observer(
         handled=lambda event: handled.labels(event).inc(),
         refused=lambda code: refused.labels(code).inc(),
         performed=lambda effect, done: performed.labels(effect, "done" if done else "failed").inc(),
+        written=written,
     )
 
 

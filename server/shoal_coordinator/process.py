@@ -1,6 +1,8 @@
-"""A whole coordinator in this process: the shell, its services on a port, its metrics."""
+"""A whole coordinator in this process: its store, the shell, its services on a port, its metrics."""
 
 import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -11,6 +13,7 @@ from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.servicers import CoordinatorService, JobsService
+from shoal_coordinator.store import MEMORY, Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +23,22 @@ class CoordinatorConfig:
     Attributes:
         listen: host:port; port 0 takes any free one.
         advertise: host that others reach this one by; empty: the one bound.
+        store: path of the file that has its state; "memory": its state ends with it.
         lease_s: seconds of silence after which a member is dead.
         heartbeat_s: seconds between two signs of life; less than half a lease, so that one may be lost.
         keep_finished: ended jobs whose variables stay readable.
         max_watchers: calls that watch jobs at the same time.
-        threads: calls of all other kinds that are answered at the same time; none of them waits for anything.
+        threads: calls of all other kinds that are answered at the same time; they wait for the store alone.
     """
 
     listen: str = "127.0.0.1:7070"
     advertise: str = ""
+    store: str = MEMORY
     lease_s: float = 5.0
     heartbeat_s: float = 0.5
     keep_finished: int = 8
     max_watchers: int = 64
-    threads: int = 16
+    threads: int = 32
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_s < self.lease_s / 2:
@@ -50,42 +55,78 @@ class CoordinatorConfig:
 class CoordinatorProcess:
     """A coordinator that runs; made by `start_coordinator`."""
 
-    def __init__(self, config: CoordinatorConfig, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, registry: CollectorRegistry, on_failure: Callable[[errors.ShoalError], None]
+    ) -> None:
         policy = ClusterPolicy(lease_s=config.lease_s, keep_finished=config.keep_finished)
-        self._coordinator = Coordinator(secrets.token_hex(8), policy, count_events(registry))
-        members = CoordinatorService(self._coordinator, lease_s=config.lease_s, heartbeat_s=config.heartbeat_s)
-        self._jobs = JobsService(self._coordinator, max_watchers=config.max_watchers)
+        with ExitStack() as undo:
+            self._store = open_store(config.store)
+            undo.callback(self._store.close)
+            self._coordinator = _coordinator(config, self._store, policy, registry, on_failure)
+            members = CoordinatorService(self._coordinator, lease_s=config.lease_s, heartbeat_s=config.heartbeat_s)
+            self._jobs = JobsService(self._coordinator, max_watchers=config.max_watchers)
+            undo.callback(self._jobs.close)
+            self._server = _rpc.RpcServer(
+                config.listen,
+                [
+                    ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
+                    ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self._jobs),
+                ],
+                threads=config.threads,
+                advertise=config.advertise,
+            )
+            undo.pop_all()
         registry.register(StateCollector(self._coordinator, lambda: self._jobs.watchers))
-        self._server = _rpc.RpcServer(
-            config.listen,
-            [
-                ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
-                ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self._jobs),
-            ],
-            threads=config.threads,
-            advertise=config.advertise,
-        )
         self.address = self._server.address
         self._coordinator.start()
         self._server.start()
         self._server.set_ready(True)
 
     def stop(self) -> None:
-        """Ends it: no thread and no port is left."""
+        """Ends it: no thread, port or lock is left."""
         self._server.set_ready(False)
         self._coordinator.stop()
         self._server.stop()
         self._jobs.close()
+        self._store.close()
 
 
-def start_coordinator(config: CoordinatorConfig, registry: CollectorRegistry) -> CoordinatorProcess:
+def start_coordinator(
+    config: CoordinatorConfig,
+    registry: CollectorRegistry,
+    on_failure: Callable[[errors.ShoalError], None] = lambda _: None,
+) -> CoordinatorProcess:
     """Starts a coordinator in this process.
 
     Args:
         config: how.
         registry: where its metrics go.
+        on_failure: told once, from another thread, that the store has failed. The coordinator answers nothing any more
+            then, and is to be stopped.
 
     Raises:
         PortInUse: another process listens there.
+        StoreLocked: another process has the store open.
+        StoreUnreadable: the store is damaged, of a newer version, or no store.
+        StoreFailed: the store cannot be opened or made.
     """
-    return CoordinatorProcess(config, registry)
+    return CoordinatorProcess(config, registry, on_failure)
+
+
+def _coordinator(
+    config: CoordinatorConfig,
+    store: Store,
+    policy: ClusterPolicy,
+    registry: CollectorRegistry,
+    on_failure: Callable[[errors.ShoalError], None],
+) -> Coordinator:
+    try:
+        return Coordinator(store, secrets.token_hex(8), policy, count_events(registry), on_failure=on_failure)
+    except errors.StoreUnreadable as error:
+        if "store" in error.details:
+            raise
+        raise errors.StoreUnreadable(
+            f"the store {config.store} cannot be used: {error.message}. Put back a copy of it, or begin anew with "
+            "another --store",
+            store=config.store,
+        ) from error

@@ -1,9 +1,14 @@
 """How far a job has come: the sum of what its workers report. Pure: no clock, no I/O."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from shoal.status import Progress
+from shoal.v1 import state_pb2
 from shoal_coordinator.events import WorkerReported
+
+# What the record's counts can hold.
+_MOST = 2**64 - 1
 
 
 class Tally:
@@ -22,6 +27,38 @@ class Tally:
         self._dropped += report.dropped
         self._loss = report.values.get("loss", self._loss)
         self._staleness.update(report.staleness)
+
+    def to_proto(self, told: Mapping[int, WorkerReported]) -> state_pb2.TallyRecord:
+        """The record of this tally.
+
+        Args:
+            told: by assignment: the last report of each live worker, all counted in.
+        """
+        sums = WorkerReported(
+            job="",
+            worker="",
+            incarnation=0,
+            accepted=self._steps,
+            rejected=self._rejected,
+            dropped=self._dropped,
+            samples=self._samples,
+            staleness=self._staleness,
+        )
+        return state_pb2.TallyRecord(
+            totals=_totals(sums),
+            loss=self._loss,
+            told={assignment: _totals(report) for assignment, report in told.items()},
+        )
+
+    @classmethod
+    def from_proto(cls, record: state_pb2.TallyRecord) -> "Tally":
+        """The tally that a record is of."""
+        tally, totals = cls(), record.totals
+        tally._steps, tally._samples = totals.accepted, totals.samples
+        tally._rejected, tally._dropped = totals.rejected, totals.dropped
+        tally._loss = record.loss
+        tally._staleness = Counter(dict(totals.staleness))
+        return tally
 
     def progress(self, *, total_samples: int, epoch: int, seconds: float) -> Progress:
         """The figures now, `seconds` after the job began to run."""
@@ -47,3 +84,27 @@ def _median(counts: Counter[int]) -> int:
         if seen >= half:
             return value
     return 0
+
+
+def told_from_proto(totals: state_pb2.Totals) -> WorkerReported:
+    """What a worker had reported in sum; who it was, its part in the job says."""
+    return WorkerReported(
+        job="",
+        worker="",
+        incarnation=0,
+        accepted=totals.accepted,
+        rejected=totals.rejected,
+        dropped=totals.dropped,
+        samples=totals.samples,
+        staleness=dict(totals.staleness),
+    )
+
+
+def _totals(report: WorkerReported) -> state_pb2.Totals:
+    return state_pb2.Totals(
+        accepted=min(report.accepted, _MOST),
+        rejected=min(report.rejected, _MOST),
+        dropped=min(report.dropped, _MOST),
+        samples=min(report.samples, _MOST),
+        staleness={staleness: min(count, _MOST) for staleness, count in report.staleness.items()},
+    )

@@ -9,7 +9,6 @@ import structlog
 
 from shoal import _limits, _rpc, errors, variables
 from shoal.job import Job
-from shoal.status import Role
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
 from shoal.v1 import job_pb2 as pb
@@ -42,15 +41,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_rpc.servicer
     def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
-        registration = Registration(
-            role=_role(request.role),
-            member=request.member,
-            process=request.process,
-            address=request.address,
-            device=request.device,
-            metrics_address=request.metrics_address,
-        )
-        member = self._coordinator.handle(events.RegistrationReceived(registration))
+        member = self._coordinator.handle(events.RegistrationReceived(Registration.from_proto(request)))
         _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
         return members_pb.RegisterReply(
             incarnation=member.incarnation, lease_s=self._lease_s, heartbeat_s=self._heartbeat_s
@@ -237,13 +228,6 @@ class _Watch:
                     watchers=self._max_watchers,
                 )
             self.open += 1
-
-
-def _role(code: "members_pb.Role.ValueType") -> Role:
-    try:
-        return Role[members_pb.Role.Name(code)]
-    except (KeyError, ValueError):
-        raise errors.BadRequest(f"role {code} is none of SERVER, WORKER, SESSION") from None
 
 
 def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:

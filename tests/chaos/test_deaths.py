@@ -139,24 +139,38 @@ def test_a_server_that_dies_fails_its_jobs_and_says_so(small_cluster, client, tm
 
 
 def test_training_goes_on_while_the_coordinator_is_away(small_cluster, client):
-    """Sessions pull and push all the same; a coordinator that comes back finds its members again."""
+    """Sessions pull and push all the same; a coordinator that comes back knows them, and its members, as before."""
     with client.session("alone", variables={"w": np.zeros(3)}, optimizer=optim.SGD(1.0)) as session:
+        lives = {found.member: found.incarnation for found in client.status().members}
         small_cluster.kill("coordinator")
         for _ in range(5):
             session.pull()
             session.push({"w": np.ones(3)})
         np.testing.assert_array_equal(session.pull()["w"], -5.0)
         small_cluster.restart("coordinator")
-        names = {"server-0", "server-1", "worker-0", "worker-1"}
-        wait_until(
-            lambda: names <= {found.member for found in client.status().members if found.alive},
-            what="the members' return",
-        )
-        # Its state is in memory: it knows nobody's job any more, and whoever hears of it first says so.
-        with pytest.raises((shoal.Fenced, shoal.UnknownJob)):
-            session.push({"w": np.ones(3)})
+        assert {found.member: found.incarnation for found in client.status().members if found.alive} == lives
+        session.push({"w": np.ones(3)})
+    np.testing.assert_array_equal(client.pull("alone")["w"], -6.0)
+    assert client.job("alone").result().progress.steps == 6
     fine = client.submit(shoal.Job("broken_programs:fine", workers=2, optimizer=optim.SGD(1.0), batch_size=8))
     fine.wait(timeout_s=60)
+
+
+def test_a_coordinator_that_keeps_nothing_forgets_its_jobs():
+    """With `--store memory`: members come back as new ones, and whoever hears first that a job is gone says so."""
+    flags = {"coordinator": ["--lease", "3", "--heartbeat", "0.2", "--store", "memory"]}
+    with (
+        shoal.LocalCluster(1, 0, flags=flags) as cluster,
+        cluster.client() as client,
+        client.session("alone", variables={"w": np.zeros(3)}) as session,
+    ):
+        cluster.restart("coordinator")
+        wait_until(
+            lambda: any(found.alive for found in client.status().members if found.member == "server-0"),
+            what="the server's return",
+        )
+        with pytest.raises((shoal.Fenced, shoal.UnknownJob)):
+            session.push({"w": np.ones(3)})
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

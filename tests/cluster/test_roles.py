@@ -83,9 +83,14 @@ def test_the_servers_count_what_was_trained(trained):
 
 
 def test_logs_for_machines_are_an_object_a_line():
-    command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0", "--supervised"]
+    command = [sys.executable, "-m", "shoal", "coordinator", "--store", "memory", "--listen", "127.0.0.1:0"]
     done = subprocess.run(
-        [*command, "--log-format", "json"], input="", capture_output=True, text=True, timeout=60, check=True
+        [*command, "--supervised", "--log-format", "json"],
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     ready = json.loads(done.stdout)
     assert ready["role"] == "coordinator"
@@ -108,7 +113,7 @@ def test_a_wrong_flag_names_the_right_ones():
 def test_variables_of_the_environment_are_flags(monkeypatch):
     monkeypatch.setenv("SHOAL_LEASE", "1")
     monkeypatch.setenv("SHOAL_HEARTBEAT", "5")
-    command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "shoal", "coordinator", "--store", "memory", "--listen", "127.0.0.1:0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "less than half the lease" in done.stderr

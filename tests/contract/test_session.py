@@ -196,7 +196,10 @@ def test_a_metric_that_is_no_number_is_refused_before_anything_is_sent(session, 
     assert session.step == 0
 
 
-GONE = r"job job is gone: it was dropped, or the coordinator was restarted and has lost it.*Close this session"
+GONE = (
+    r"job job is gone: it was dropped, or the coordinator was started on a store that does not have it"
+    r".*Close this session"
+)
 
 
 @pytest.mark.parametrize("call", ["pull", "barrier", "skip", "push"])

@@ -1,150 +1,16 @@
 """The cluster machine with a fake clock: scripted scenarios, then drawn ones; `validate` after every event."""
 
-from dataclasses import dataclass, field
-
 import pytest
-from hypothesis import event, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis import settings
 
+from cluster_rig import GIVEN, LEASE_S, VARIABLES, Rig, Voyage, job, session
 from shoal import errors
-from shoal.consistency import Asynchronous
-from shoal.events import StateChanged
-from shoal.initializers import Given
-from shoal.job import Job
 from shoal.status import JobState, Role
 from shoal.variables import Variable
 from shoal_coordinator import cluster as cluster_module
 from shoal_coordinator import events
-from shoal_coordinator.cluster import Cluster, ClusterPolicy
 from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker
 from shoal_coordinator.ledger import Lease, NoRange
-from shoal_coordinator.membership import Registration
-
-START, LEASE_S = 1_000_000.0, 5.0
-VARIABLES = {"w": Variable((8, 4)), "b": Variable(4)}
-GIVEN = {"w": Variable((8, 4), initializer=Given())}
-
-
-def job(name="a", workers=2, **options):
-    return Job("m:f", name=name, workers=workers, consistency=Asynchronous(), **options)
-
-
-def session(name="s", workers=1, **options):
-    return Job(name=name, workers=workers, consistency=Asynchronous(), **options)
-
-
-@dataclass
-class Rig:
-    """A cluster, its clock, and whoever performs its effects."""
-
-    machine: Cluster = field(default_factory=lambda: Cluster("reef", ClusterPolicy(LEASE_S, 2), START))
-    now: float = START
-    pending: list[events.Effect] = field(default_factory=list)
-    performed: list[events.Effect] = field(default_factory=list)
-    lives: dict[str, int] = field(default_factory=dict)
-    processes: int = 0
-
-    def handle(self, event):
-        try:
-            answer, effects = self.machine.handle(event, self.now)
-            self.pending += effects
-        finally:
-            self.machine.validate()
-        return answer
-
-    def join(self, role, *names):
-        for name in names:
-            self.processes += 1
-            address = f"{name}:1" if role is Role.SERVER else ""
-            registration = Registration(role, name, f"p{self.processes}", address)
-            self.lives[name] = self.handle(events.RegistrationReceived(registration)).incarnation
-        return self
-
-    def servers(self, *names):
-        return self.join(Role.SERVER, *names)
-
-    def workers(self, *names):
-        return self.join(Role.WORKER, *names)
-
-    def beat(self, *names):
-        return [self.handle(events.HeartbeatReceived(name, self.lives[name])) for name in names]
-
-    def pass_time(self, seconds, *silent):
-        """Lets time pass in which all but the silent beat."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now = min(end, self.now + 1.0)
-            alive = [m.member for m in self.machine.status(self.now).members if m.alive and m.member not in silent]
-            self.beat(*alive)
-            self.handle(events.TimePassed())
-        return self
-
-    def kill(self, *names):
-        return self.pass_time(LEASE_S + 1.5, *names)
-
-    def leave(self, name):
-        self.handle(events.MemberLeft(name, self.lives[name]))
-
-    def submit(self, spec):
-        return self.handle(events.JobSubmitted(spec))
-
-    def part(self, name, worker):
-        """Which part in a job a worker has, as its heartbeat tells it."""
-        job = self.machine._jobs.get(name)
-        return job.active[worker].assignment if job and worker in job.active else 0
-
-    def describe(self, name, worker, variables=VARIABLES, examples=100):
-        part = self.part(name, worker)
-        return self.handle(events.JobDescribed(name, worker, self.lives[worker], variables, examples, part))
-
-    def enter(self, name, worker, assigned=False):
-        part = self.part(name, worker)
-        return self.handle(events.JoinRequested(name, worker, self.lives[worker], assigned, part))
-
-    def lease(self, name, worker, done=0):
-        part = self.part(name, worker)
-        return self.handle(events.LeaseRequested(name, worker, self.lives[worker], done, part))
-
-    def report(self, name, worker, **figures):
-        part = self.part(name, worker)
-        return self.handle(events.WorkerReported(name, worker, self.lives[worker], assignment=part, **figures))
-
-    def finish(self, name, worker, error=""):
-        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, self.part(name, worker)))
-
-    def perform(self, *, step=0):
-        """Performs what is decided, and what follows from it; what was performed."""
-        done = []
-        while self.pending:
-            effect = self.pending.pop(0)
-            done.append(effect)
-            if isinstance(effect, CreateShards):
-                self.handle(events.ShardsCreated(effect.job))
-            elif isinstance(effect, AdmitWorker):
-                self.handle(events.WorkerAdmitted(effect.job, effect.assignment, step))
-        self.performed += done
-        return done
-
-    def start(self, name, *workers, variables=VARIABLES, examples=100):
-        """Brings a job to RUNNING."""
-        for worker in workers:
-            self.describe(name, worker, variables, examples)
-        self.perform()
-        for worker in workers:
-            self.enter(name, worker)
-        self.perform()
-        return self
-
-    def status(self, name):
-        return self.machine.job(name).status(self.now)
-
-    def state(self, name):
-        return self.status(name).state
-
-    def history(self, name):
-        log = self.machine.job(name).log.after(0)
-        return [(event.state.value, event.reason) for event in log if isinstance(event, StateChanged)]
 
 
 @pytest.fixture
@@ -612,7 +478,7 @@ def test_nobody_is_blamed_for_the_coordinators_own_absence(rig):
 
 
 def test_every_kind_of_event_is_handled(rig):
-    kinds = {kind.__name__ for kind in events.Event.__subclasses__()}
+    kinds = {kind.__name__ for kind in [*events.Event.__subclasses__(), *events.Outcome.__subclasses__()]} - {"Outcome"}
     assert {kind.__name__ for kind in rig.machine._handlers} == kinds
 
 
@@ -645,103 +511,6 @@ def test_too_many_jobs(rig, monkeypatch):
     rig.submit(job())
     with pytest.raises(errors.Overloaded):
         rig.submit(job("b"))
-
-
-class Voyage(RuleBasedStateMachine):
-    """Members come, go and die, jobs come and end, effects are performed late: the machine keeps its promises."""
-
-    names = st.sampled_from(["a", "b", "c"])
-    members = st.sampled_from(["s0", "s1", "w0", "w1", "w2", "x", "y"])
-
-    @initialize()
-    def begin(self):
-        self.rig = Rig().servers("s0", "s1").workers("w0", "w1").join(Role.SESSION, "x")
-
-    @rule(member=members)
-    def come(self, member):
-        role = {"s": Role.SERVER, "w": Role.WORKER}.get(member[0], Role.SESSION)
-        self.attempt(lambda: self.rig.join(role, member))
-
-    @rule(member=members)
-    def go(self, member):
-        if member in self.rig.lives:
-            self.rig.leave(member)
-
-    @rule(silent=st.sets(members, max_size=2))
-    def die(self, silent):
-        self.rig.kill(*silent)
-
-    @rule(name=names, workers=st.integers(1, 3), is_session=st.booleans(), run=st.booleans())
-    def submit(self, name, workers, is_session, run):
-        self.attempt(lambda: self.rig.submit(session(name, workers) if is_session else job(name, workers)))
-        if run:
-            self.run_jobs()
-
-    @rule(name=names, kind=st.sampled_from([events.JobCancelled, events.JobDropped]))
-    def end(self, name, kind):
-        self.attempt(lambda: self.rig.handle(kind(name)))
-
-    @rule(name=names, member=members, given=st.booleans())
-    def describe(self, name, member, given):
-        self.attempt(lambda: self.rig.describe(name, member, GIVEN if given else VARIABLES))
-
-    @rule(name=names, member=members, assigned=st.booleans())
-    def enter(self, name, member, assigned):
-        self.attempt(lambda: self.rig.enter(name, member, assigned))
-
-    @rule(name=names, member=members)
-    def train(self, name, member):
-        def once():
-            lease = self.rig.lease(name, member)
-            if isinstance(lease, Lease):
-                self.rig.lease(name, member, lease.number)
-
-        self.attempt(once)
-
-    @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]))
-    def finish(self, name, member, error):
-        self.attempt(lambda: self.rig.finish(name, member, error))
-
-    @rule(fails=st.booleans())
-    def perform_one(self, fails):
-        if self.rig.pending:
-            effect = self.rig.pending[0]
-            if fails and not isinstance(effect, DropShards):
-                self.rig.pending.pop(0)
-                self.rig.handle(events.EffectFailed(effect.job, "it went wrong"))
-            else:
-                later, self.rig.pending = self.rig.pending[1:], [effect]
-                self.rig.perform()
-                self.rig.pending += later
-
-    @rule()
-    def run_jobs(self):
-        """The happy path, which drawn calls would seldom take."""
-        self.rig.perform()
-        for status in self.rig.machine.jobs(self.rig.now):
-            crew = ("x", "y", "w0") if status.job.is_session else status.workers
-            for worker in crew if not status.state.finished else ():
-                self.attempt(lambda name=status.name, worker=worker: self.rig.start(name, worker))
-        event(f"running: {sum(s.state is JobState.RUNNING for s in self.rig.machine.jobs(self.rig.now))}")
-
-    def attempt(self, call):
-        before = self.rig.machine.jobs(self.rig.now)
-        try:
-            call()
-        except KeyError:
-            pass  # of the rig: a member that never was
-        except errors.ShoalError:
-            known = {status.name: status.state for status in self.rig.machine.jobs(self.rig.now)}
-            ended = {status.name for status in before if status.state.finished}
-            assert all(known.get(name, JobState.FAILED).finished for name in ended), "a refusal woke the ended"
-
-    @invariant()
-    def holds(self):
-        if hasattr(self, "rig"):
-            self.rig.machine.validate()
-            admitted = [effect for effect in self.rig.performed if isinstance(effect, AdmitWorker)]
-            lives = [(effect.job, effect.worker, effect.incarnation) for effect in admitted]
-            assert len(set(lives)) == len(lives), "servers refuse a life that was released"
 
 
 TestVoyage = Voyage.TestCase

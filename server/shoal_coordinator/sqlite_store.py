@@ -1,0 +1,220 @@
+"""The coordinator's records in one SQLite file, and the lock that keeps a second coordinator from it."""
+
+import fcntl
+import json
+import os
+import socket
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from shoal import errors
+
+# What an older coordinator would misread raises this. It is in the file's header, as is whose file it is ("SHOA").
+SCHEMA = 1
+_APPLICATION = 0x53484F41
+_MOST_LOCK_BYTES = 4096
+_TABLE = "CREATE TABLE records (key TEXT PRIMARY KEY NOT NULL, record BLOB NOT NULL, checksum INTEGER NOT NULL)"
+_PUT = "INSERT OR REPLACE INTO records (key, record, checksum) VALUES (?, ?, ?)"
+_REMOVE = "DELETE FROM records WHERE key = ?"
+
+
+class SqliteStore:
+    """A store in a file, with a write-ahead log and a lock beside it.
+
+    A transaction is on the disk when it is committed (`synchronous=FULL`), and one that was cut short, wherever, is as
+    if it had never been.
+
+    Args:
+        path: of the file; made, with its folders, if it is not there.
+
+    Raises:
+        StoreLocked: another process has it open; the message says which.
+        StoreUnreadable: it is damaged, of a newer version, or no store.
+        StoreFailed: it cannot be opened or made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failed: errors.ShoalError | None = None
+        with self._translated("open"):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = FileLock(path.with_name(f"{path.name}.lock"), f"the store {path}")
+        try:
+            with self._translated("open"):
+                # Used by one thread at a time, not always the same one.
+                self._database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        except BaseException:
+            self._lock.release()
+            raise
+        try:
+            with self._translated("open"):
+                self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self) -> dict[str, bytes]:
+        records = {}
+        with self._translated("read"):
+            for key, record, checksum in self._database.execute("SELECT key, record, checksum FROM records"):
+                if _checksum(key, record) != checksum:
+                    raise self._unreadable(f"the record {key} is not what was written")
+                records[key] = record
+        return records
+
+    def apply(self, changes: Mapping[str, bytes | None]) -> None:
+        if self._failed:
+            raise self._failed
+        gone = [(key,) for key, record in changes.items() if record is None]
+        put = [(key, record, _checksum(key, record)) for key, record in changes.items() if record is not None]
+        try:
+            with self._translated("write"):
+                self._database.execute("BEGIN IMMEDIATE")
+                self._database.executemany(_REMOVE, gone)
+                self._database.executemany(_PUT, put)
+                self._database.execute("COMMIT")
+        except errors.ShoalError as error:
+            # After a write that failed nobody knows what the disk has (Rebello et al., "Can applications recover from
+            # fsync failures?", USENIX ATC 2020).
+            self._failed = error
+            raise
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):  # what was committed is there all the same
+            self._database.close()
+        self._lock.release()
+
+    def _prepare(self) -> None:
+        execute = self._database.execute
+        # Held as long as it is open, so that no other program can make a write wait or fail.
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        (application,) = execute("PRAGMA application_id").fetchone()
+        (schema,) = execute("PRAGMA user_version").fetchone()
+        (objects,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
+        empty = not (application or schema or objects)
+        if not empty and application != _APPLICATION:
+            raise self._unreadable("it is a database of another program")
+        if schema > SCHEMA:
+            raise errors.StoreUnreadable(
+                f"the store {self._path} was written by a newer version of Shoal (its schema is {schema}; this version "
+                f"knows {SCHEMA}): start that version, or begin with another --store",
+                store=self._path,
+                schema=schema,
+                known=SCHEMA,
+            )
+        (mode,) = execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise self._failure("open", OSError(f"its file system allows no write-ahead log, only the mode {mode}"))
+        execute("PRAGMA synchronous = FULL")
+        if empty:
+            execute("BEGIN IMMEDIATE")
+            execute(_TABLE)
+            execute(f"PRAGMA application_id = {_APPLICATION}")
+            execute(f"PRAGMA user_version = {SCHEMA}")
+            execute("COMMIT")
+        (found, *_) = execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise self._unreadable(str(found))
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                raise errors.StoreLocked(
+                    f"another program, which is no coordinator, has the store {self._path} open: close it, or give "
+                    "another --store",
+                    store=self._path,
+                ) from None
+            raise self._failure(what, error) from None
+        except sqlite3.DatabaseError as error:  # a file that is malformed, or no database
+            raise self._unreadable(str(error)) from None
+        except OSError as error:
+            raise self._failure(what, error) from None
+
+    def _failure(self, what: str, error: Exception) -> errors.StoreFailed:
+        return errors.StoreFailed(
+            f"cannot {what} the store {self._path}: {error}. Look whether its disk is full, or failing, and whether "
+            "the folder may be written",
+            store=self._path,
+        )
+
+    def _unreadable(self, what: str) -> errors.StoreUnreadable:
+        return errors.StoreUnreadable(
+            f"the store {self._path} cannot be used: {what}. Put back a copy of it (with its -wal file, if there is "
+            "one), or begin anew with another --store: the jobs in this one are lost then, and servers free what they "
+            "hold of them",
+            store=self._path,
+        )
+
+
+class FileLock:
+    """A lock that one process has, that says who it is, and that ends with that process, however it ends.
+
+    Args:
+        path: of its file, which stays.
+        what: is locked, for messages.
+        now: the time, for people.
+
+    Raises:
+        StoreLocked: another process has it.
+        StoreFailed: there can be no such file here.
+    """
+
+    def __init__(self, path: Path, what: str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise errors.StoreFailed(f"cannot lock {what}: {error}", store=path) from None
+        try:
+            # Of the open file, not of a name: the kernel gives it back when the process is gone.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            since = now().isoformat(timespec="seconds")
+            holder: dict[str, object] = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
+        except BlockingIOError:
+            holder = _read_holder(self._descriptor)
+            os.close(self._descriptor)
+            raise errors.StoreLocked(
+                f"{what} is in use by the coordinator {_described(holder)}: stop that one, or give this one another "
+                "--store",
+                store=path,
+                **holder,
+            ) from None
+        except OSError as error:
+            os.close(self._descriptor)
+            raise errors.StoreFailed(f"cannot lock {what}: {error}", store=path) from None
+
+    def release(self) -> None:
+        """Lets others have it. May be repeated."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _checksum(key: str, record: bytes) -> int:
+    return zlib.crc32(record, zlib.crc32(key.encode()))
+
+
+def _read_holder(descriptor: int) -> dict[str, object]:
+    """What the holder of a lock wrote; nothing if it has not yet."""
+    try:
+        holder = json.loads(os.pread(descriptor, _MOST_LOCK_BYTES, 0))
+    except (OSError, ValueError):
+        return {}
+    return {key: holder[key] for key in ("pid", "host", "since") if key in holder} if isinstance(holder, dict) else {}
+
+
+def _described(holder: Mapping[str, object]) -> str:
+    if not holder:
+        return "that has just begun"
+    return f"with process id {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
+
+
+__all__ = ["SCHEMA", "FileLock", "SqliteStore"]

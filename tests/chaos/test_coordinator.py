@@ -1,0 +1,207 @@
+"""A coordinator that is killed, as by `kill -9`, and started again on its store: nothing is lost and nobody notices."""
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import shoal
+from scraping import sample
+from shoal import optim
+from waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
+
+# How often the coordinator is killed in one job; 20 for a release.
+RUNS = int(os.environ.get("CHAOS_RUNS", "2"))
+BACK_WITHIN_S = 5.0
+BATCH, STEP_S = 8, 0.05
+# Steps of one pass: those that two workers take while the coordinator is killed and started once, and many more.
+STEPS_A_RUN = 600
+MEMBERS = {"server-0", "server-1", "worker-0", "worker-1"}
+
+
+@pytest.fixture
+def cluster(patient_cluster):
+    return patient_cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with cluster.client() as client:
+        yield client
+
+
+def paced(gate, steps, **options):
+    """A job of so many steps a pass, which takes its time until the gate is there."""
+    settings = {"gate": str(gate), "seconds": STEP_S, "size": steps * BATCH}
+    return shoal.Job(
+        "broken_programs:Paced",
+        settings=settings,
+        workers=2,
+        optimizer=optim.SGD(1.0),
+        consistency=shoal.Asynchronous(),
+        batch_size=BATCH,
+        range_size=4 * BATCH,
+        **options,
+    )
+
+
+def state_of(job):
+    return job.status().state
+
+
+def restart(cluster):
+    """Kills the coordinator and starts it again; the time at which it was ready."""
+    cluster.kill("coordinator")
+    cluster.restart("coordinator")
+    return time.monotonic()
+
+
+def wait_for_members(client, ready_at):
+    """Until each was heard since the coordinator was ready; how long that took."""
+
+    def heard():
+        since = time.monotonic() - ready_at  # who was not heard has been silent for longer
+        members = client.status().members
+        return {member.member for member in members if member.alive and member.silent_s < since} >= MEMBERS
+
+    wait_until(heard, timeout_s=2 * BACK_WITHIN_S, what="the members' return")
+    return time.monotonic() - ready_at
+
+
+@pytest.mark.timeout(120 + 30 * RUNS)
+def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
+    gate = tmp_path / "gate"
+    client.submit(shoal.Job("broken_programs:fine", name="done", optimizer=optim.SGD(1.0), batch_size=8)).wait()
+    steps = STEPS_A_RUN * RUNS
+    # Passes, since each push carries an entry for every example: in one pass, runs would make steps larger, too.
+    job = client.submit(paced(gate, STEPS_A_RUN, name="long", epochs=RUNS))
+    waiting = client.submit(shoal.Job("broken_programs:fine", name="waiting", workers=9))
+    wait_until(lambda: state_of(job) is shoal.JobState.RUNNING, what="the job's start")
+    before = client.status()
+    lives = {member.member: member.incarnation for member in before.members}
+    away, back = [], []
+    for _ in range(RUNS):
+        seen = client.pull(job)["seen"].sum()
+        killed_at = time.monotonic()
+        ready_at = restart(cluster)
+        away.append(ready_at - killed_at)
+        assert {status.name for status in client.jobs()} == {"done", "long", "waiting"}, "a job was lost"
+        assert state_of(job) is shoal.JobState.RUNNING
+        back.append(wait_for_members(client, ready_at))
+        wait_until(lambda: client.pull(job)["seen"].sum() > seen + 8 * BATCH, what="more training")  # noqa: B023
+    print(f"{RUNS} times killed; away for {spread(away)} s, all members back within {spread(back)} s of its return")
+    assert max(back) < BACK_WITHIN_S
+    after = client.status()
+    assert (after.cluster, after.epoch) == (before.cluster, before.epoch)
+    assert {member.member: member.incarnation for member in after.members} == lives, "somebody began anew"
+
+    assert state_of(client.job("done")) is shoal.JobState.SUCCEEDED
+    assert "waiting for workers" in waiting.status().reason
+    waiting.cancel()
+    gate.touch()
+    progress = job.wait(timeout_s=60 + 15 * RUNS).progress
+    np.testing.assert_array_equal(client.pull(job)["seen"], RUNS, "the ledger is not exact")
+    assert (progress.steps, progress.samples) == (steps, steps * BATCH)
+    assert (progress.rejected, progress.dropped) == (0, 0)
+    assert refusals(cluster) == 0, "a pull or a push failed"
+    entries = [event.reason for event in job.events() if isinstance(event, shoal.events.StateChanged)]
+    assert not [reason for reason in entries if "is gone" in reason]
+    print(f"{steps} steps, each example {RUNS} times; no job lost, no push refused, no trainer dead")
+
+
+def spread(seconds):
+    return f"{np.median(seconds):.2f} (median) to {max(seconds):.2f}"
+
+
+def refusals(cluster):
+    """Pushes that servers refused, and trainers that died."""
+    return sum(
+        sample(cluster.metrics[f"server-{index}"], "shoal_server_rejected_pushes_total")
+        + sample(cluster.metrics[f"worker-{index}"], "shoal_worker_trainer_deaths_total")
+        for index in (0, 1)
+    )
+
+
+def test_watching_and_waiting_go_on(cluster, client, tmp_path):
+    """One stream of events, from before the coordinator's death to the job's end, each once and in order."""
+    gate = tmp_path / "gate"
+    job = client.submit(paced(gate, 100))
+    seen = []
+    for event in job.events():
+        seen.append(event)
+        if isinstance(event, shoal.events.MetricsReported) and not gate.exists():
+            restart(cluster)
+            gate.touch()
+    numbers = [event.sequence for event in seen]
+    assert numbers == sorted(set(numbers))
+    states = [event.state.value for event in seen if isinstance(event, shoal.events.StateChanged)]
+    assert states[-1] == "succeeded"
+    assert list(dict.fromkeys(states)) == ["pending", "starting", "placing", "running", "succeeded"]
+    again = [event for event in job.events() if isinstance(event, shoal.events.StateChanged)]
+    assert [event.state.value for event in again] == states
+
+
+def test_jobs_whose_servers_are_gone_end_and_say_why(cluster, client, tmp_path):
+    """As on the day after: a coordinator comes back to its store, and nobody else does."""
+    job = client.submit(paced(tmp_path / "never", 1_000))
+    wait_until(lambda: state_of(job) is shoal.JobState.RUNNING, what="the job's start")
+    for role in ("coordinator", "server", "worker"):
+        for index in range(1 if role == "coordinator" else 2):
+            cluster.kill(role, index)
+    cluster.restart("coordinator")
+    assert state_of(job) is shoal.JobState.RUNNING, "the servers have their lease's time to come back"
+    with pytest.raises(shoal.JobFailed, match="is gone, and with it the only replica of shard"):
+        job.wait(timeout_s=30)
+
+
+def test_a_second_coordinator_on_the_same_store_is_refused(cluster):
+    store = cluster._state / "coordinator.db"
+    command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0", "--store", str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"in use by the coordinator with process id {cluster.process('coordinator').pid} on" in done.stderr
+    assert "STORE_LOCKED" in done.stderr
+
+
+def test_a_disk_that_is_full_ends_the_coordinator_and_loses_nothing(cluster, client, tmp_path):
+    gate = tmp_path / "gate"
+    job = client.submit(paced(gate, 200))
+    wait_until(lambda: state_of(job) is shoal.JobState.RUNNING, what="the job's start")
+    process = cluster.process("coordinator")
+    log = cluster._state / "coordinator.db-wal"
+    # The kernel refuses to let its files grow, as a full disk does.
+    psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, (log.stat().st_size, log.stat().st_size))
+    wait_until(lambda: process.returncode is not None, what="the coordinator's end")
+    assert process.returncode == 1
+    assert f"cannot write the store {cluster._state}" in process.tail()
+    assert "disk is full" in process.tail()
+    cluster.restart("coordinator")
+    gate.touch()
+    progress = job.wait(timeout_s=60).progress
+    assert progress.steps == 200
+    np.testing.assert_array_equal(client.pull(job)["seen"], 1)
+
+
+@pytest.mark.parametrize("damage", ["newer", "torn"])
+def test_a_store_that_cannot_be_read_is_left_alone(tmp_path, damage):
+    store = tmp_path / "coordinator.db"
+    command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0", "--store", str(store)]
+    subprocess.run([*command, "--supervised"], input="", capture_output=True, text=True, timeout=60, check=True)
+    content = bytearray(store.read_bytes())
+    if damage == "newer":
+        content[60:64] = (99).to_bytes(4, "big")  # where SQLite's format has the user's version
+    else:
+        content[4096:] = b"\xff" * (len(content) - 4096)
+    store.write_bytes(content)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "STORE_UNREADABLE" in done.stderr
+    assert str(store) in done.stderr
+    assert ("newer version" if damage == "newer" else "copy of it") in done.stderr
+    assert store.read_bytes() == content

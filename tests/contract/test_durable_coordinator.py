@@ -1,0 +1,152 @@
+"""A coordinator that comes back on its store, over real gRPC: what it knew, and what it had left to do."""
+
+import threading
+
+import pytest
+
+from coordinator_rig import Rig, job
+from shoal import errors
+from shoal.events import StateChanged, watch
+from shoal.status import JobState
+from shoal.v1 import coordinator_pb2 as members
+from shoal.v1 import job_pb2 as jobs
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_coordinator.sqlite_store import SqliteStore
+from waiting import wait_until
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "coordinator.db"
+
+
+@pytest.fixture
+def rig(store):
+    rig = Rig(str(store))
+    try:
+        yield rig
+    finally:
+        rig.stop()
+
+
+@pytest.fixture
+def crew(rig):
+    for name in ("w0", "w1"):
+        rig.register(members.WORKER, name, device="cpu")
+    return rig
+
+
+def test_all_that_was_answered_is_known_again(crew):
+    crew.run(job(epochs=3, range_size=32), "w0", "w1")
+    held = crew.job("Lease", job="a", worker="w1").range
+    crew.job("Report", job="a", worker="w0", accepted=4, samples=32)
+    placement = crew.job("GetPlacement", job="a")
+    assignment = crew.beat("w0").assignment
+    before = crew.member_status()
+    crew.restart()
+    assert crew.job("GetPlacement", job="a") == placement
+    assert crew.state("a") is JobState.RUNNING
+    assert crew.beat("w0").assignment == assignment
+    assert {name: member.incarnation for name, member in crew.member_status().items()} == crew.lives
+    assert {name: member.metrics_address for name, member in before.items()} == {
+        name: member.metrics_address for name, member in crew.member_status().items()
+    }
+    assert crew.job("Lease", job="a", worker="w1").range == held
+    assert not crew.job("Report", job="a", worker="w0", accepted=4, samples=32).stop
+    assert crew.job("Get", job="a").status.progress.steps == 4
+    for worker in ("w0", "w1"):
+        crew.job("Finish", job="a", worker=worker)
+    crew.restart()
+    assert crew.state("a") is JobState.SUCCEEDED
+
+
+def test_servers_are_told_what_they_were_to_be_told(crew):
+    """The coordinator ends while a server is asked to let a worker in; the next one asks again, and goes on."""
+    held = crew.notes["s0"].holds["AdmitWorker"] = threading.Event()
+    crew.submit(job(workers=1))
+    crew.describe("a", "w0")
+
+    def asked():
+        crew.job("Join", job="a", worker="w0")
+        return crew.notes["s0"].of(pb.AdmitWorkerRequest)
+
+    wait_until(asked, what="the server's being asked")
+    stopping = threading.Thread(target=crew.process.stop)
+    stopping.start()
+    held.set()
+    stopping.join()
+    crew.restart()
+    assert crew.join("a", "w0").ready
+    first, *again = crew.notes["s0"].of(pb.AdmitWorkerRequest)
+    assert all(request == first for request in again)
+    assert len(crew.notes["s1"].of(pb.CreateShardsRequest)) == 1, "what was known to be done is not done again"
+
+
+def test_a_worker_is_released_as_it_was_fenced(crew):
+    """Between the two the coordinator ends. The next one must not ask again: one server has released the worker."""
+    crew.run(job(workers=1), "w0")
+    crew.notes["s1"].fails["ReleaseWorker"] = errors.Unreachable("not now")
+    crew.job("Finish", job="a", worker="w0")
+    wait_until(lambda: crew.notes["s1"].of(pb.ReleaseWorkerRequest), what="the attempt")
+    for notes in crew.notes.values():
+        notes.step = 0  # as servers say that know the worker no more
+    crew.notes["s1"].fails.clear()
+    crew.restart()
+    wait_until(lambda: not outstanding(crew), what="the end of it")
+    for notes in crew.notes.values():
+        assert len(notes.of(pb.FenceWorkerRequest)) == 1
+        assert {request.committed_steps for request in notes.of(pb.ReleaseWorkerRequest)} == {5}
+
+
+def outstanding(rig):
+    """What is known not to be done."""
+    with rig.process._coordinator.reading() as (machine, _):
+        return machine.outstanding
+
+
+def test_watching_goes_on_behind_what_was_seen(crew):
+    crew.submit(job(workers=3))
+    stream = watch(crew.client, "a", timeout_s=20)
+    seen = [next(stream), next(stream)]
+    crew.restart()
+    crew.job("Cancel", job="a")
+    seen += stream
+    assert [event.state for event in seen if isinstance(event, StateChanged)][-1] is JobState.CANCELLED
+    numbers = [event.sequence for event in seen]
+    assert numbers == sorted(set(numbers))
+    assert [event.sequence for event in watch(crew.client, "a", follow=False)] == numbers
+
+
+def test_a_store_that_is_in_use(rig, store):
+    with pytest.raises(errors.StoreLocked, match=str(store)):
+        start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", store=str(store)), rig.registry)
+
+
+def test_a_store_that_contradicts_itself_is_named(store):
+    kept = SqliteStore(store)
+    kept.apply({"cluster": b"", "job/1/spec": b""})
+    kept.close()
+    for _ in range(2):  # and is not left locked
+        with pytest.raises(errors.StoreUnreadable, match=f"{store}.*no name"):
+            Rig(str(store))
+
+
+def test_nobody_is_answered_what_may_be_lost(crew):
+    """The store fails: the coordinator says so once, answers nothing more, and what was answered is there again."""
+    crew.submit(job("kept", workers=3))
+    crew.process._store._database.execute("PRAGMA query_only = 1")
+    with pytest.raises(errors.Unreachable, match="cannot write the store"):
+        crew.client.call(crew.client.jobs.Submit, jobs.SubmitRequest(spec=job("lost").to_proto()), retry_for_s=0)
+    wait_until(lambda: crew.failures, what="the failure's being told")
+    assert isinstance(crew.failures[0], errors.StoreFailed)
+    with pytest.raises(errors.Unreachable, match="has stopped"):
+        crew.client.call(crew.client.jobs.List, jobs.ListRequest(), retry_for_s=0)
+    crew.restart()
+    assert {status.spec.name for status in crew.job("List").jobs} == {"kept"}
+
+
+def test_metrics_tell_of_the_store(crew):
+    sample = crew.registry.get_sample_value
+    assert sample("shoal_coordinator_store_write_seconds_count") >= 4
+    assert sample("shoal_coordinator_store_records_total") >= 4

@@ -1,0 +1,36 @@
+"""A process that writes one transaction after the other, to be killed: store_writer.py PATH.
+
+It says the number of each that is durable. Each sets all of a few records to its number, and takes one of others out.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+from shoal_coordinator.sqlite_store import SqliteStore
+
+KEYS = [f"key/{number}" for number in range(5)]
+
+
+def transaction(number: int) -> dict[str, bytes | None]:
+    """What comes n-th: every record is of the same number, and one of ten others is there no more."""
+    record = str(number).encode() * 200
+    passing = {f"passing/{key}": record for key in range(10) if key != number % 10}
+    return {**dict.fromkeys(KEYS, record), **passing, f"passing/{number % 10}": None}
+
+
+def expected(number: int) -> dict[str, bytes]:
+    """The whole store after the n-th, from 1."""
+    return {key: record for key, record in transaction(number).items() if record is not None} if number else {}
+
+
+def main(path: str) -> None:
+    store = SqliteStore(Path(path))
+    print("open", flush=True)
+    for number in itertools.count(1):
+        store.apply(transaction(number))
+        print(number, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,179 @@
+"""The shell around the cluster machine, with a store that a test holds up: nothing is seen before it is durable."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shoal import errors
+from shoal.consistency import Asynchronous
+from shoal.job import Job
+from shoal.status import JobState
+from shoal_coordinator import events
+from shoal_coordinator.cluster import ClusterPolicy
+from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.store import MemoryStore
+from waiting import wait_until
+
+
+class SlowStore(MemoryStore):
+    """A store whose writes wait until they may go on, or fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.writing = threading.Event()
+        self.transactions = []
+        self.error: Exception | None = None
+
+    def apply(self, changes):
+        self.writing.set()
+        assert self.may_go_on.wait(20)
+        if self.error:
+            raise self.error
+        self.transactions.append(dict(changes))
+        super().apply(changes)
+
+    def hold(self):
+        self.may_go_on.clear()
+        self.writing.clear()
+
+
+class Shell:
+    def __init__(self, store, lease_s=60.0):
+        self.failures = []
+        policy = ClusterPolicy(lease_s=lease_s)
+        self.coordinator = Coordinator(store, "reef", policy, on_failure=self.failures.append)
+        self.coordinator.start()
+
+    def submit(self, name):
+        return self.coordinator.handle(events.JobSubmitted(Job("m:f", name=name, consistency=Asynchronous())))
+
+    def names(self):
+        with self.coordinator.reading() as (machine, now):
+            return {status.name for status in machine.jobs(now)}
+
+
+@pytest.fixture
+def store():
+    return SlowStore()
+
+
+@pytest.fixture
+def shell(store):
+    shell = Shell(store)
+    shell.submit("first")
+    yield shell
+    store.may_go_on.set()
+    shell.coordinator.stop()
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def decided(shell, name):
+    """Whether the machine knows a job, durable or not."""
+    return lambda: name in shell.coordinator._machine._jobs
+
+
+def test_an_answer_waits_until_it_cannot_be_lost(shell, store, pool):
+    store.hold()
+    answer = pool.submit(shell.submit, "second")
+    assert store.writing.wait(20)
+    wait_until(decided(shell, "second"))
+    assert not answer.done()
+    store.may_go_on.set()
+    assert answer.result(20).state is JobState.PENDING
+    assert any("spec" in key for key in store.transactions[-1])
+
+
+def test_so_does_whoever_reads_is_refused_or_watches(shell, store, pool):
+    watched = pool.submit(lambda: list(shell.coordinator.watch("first", 1, wait=True)))
+    store.hold()
+    ended = pool.submit(shell.coordinator.handle, events.JobCancelled("first"))
+    assert store.writing.wait(20)
+    wait_until(lambda: shell.coordinator._machine.job("first").ended)
+    read = pool.submit(shell.names)
+    refused = pool.submit(shell.coordinator.handle, events.JobDropped("nope"))
+    beaten = pool.submit(shell.coordinator.handle, events.TimePassed())
+    store_waits = [ended, watched, read, refused, beaten]
+    assert not any(future.done() for future in store_waits)
+    store.may_go_on.set()
+    assert ended.result(20).state is JobState.CANCELLED
+    assert watched.result(20)[-1].state is JobState.CANCELLED
+    assert read.result(20) == {"first"}
+    assert isinstance(refused.exception(20), errors.UnknownJob)
+    assert beaten.result(20) == ()
+
+
+def test_what_waits_is_written_at_once(shell, store, pool):
+    store.hold()
+    before = len(store.transactions)
+    answers = [pool.submit(shell.submit, "first-to-wait")]
+    assert store.writing.wait(20)
+    answers += [pool.submit(shell.submit, f"job-{number}") for number in range(5)]
+    for number in range(5):
+        wait_until(decided(shell, f"job-{number}"))
+    store.may_go_on.set()
+    for answer in answers:
+        answer.result(20)
+    assert len(store.transactions) == before + 2
+
+
+def test_what_changes_nothing_is_not_written(shell, store):
+    before = len(store.transactions)
+    with pytest.raises(errors.UnknownJob):
+        shell.coordinator.handle(events.JobCancelled("nope"))
+    shell.coordinator.handle(events.TimePassed())
+    assert shell.names() == {"first"}
+    assert len(store.transactions) == before
+
+
+@pytest.mark.parametrize("error", [errors.StoreFailed("cannot write the store: full"), RuntimeError("a defect")])
+def test_a_store_that_fails_is_the_end(shell, store, pool, error):
+    store.hold()
+    store.error = error
+    watched = pool.submit(lambda: list(shell.coordinator.watch("first", 1, wait=True)))
+    answers = [pool.submit(shell.submit, name) for name in ("second", "third")]
+    store.may_go_on.set()
+    for answer in answers:
+        with pytest.raises(errors.Unreachable, match="has stopped: cannot write"):
+            answer.result(20)
+    with pytest.raises(errors.Unreachable):
+        watched.result(20)
+    for attempt in (lambda: shell.submit("fourth"), shell.names, lambda: shell.coordinator.handle(events.TimePassed())):
+        with pytest.raises(errors.Unreachable, match="has stopped"):
+            attempt()
+    wait_until(lambda: shell.failures, what="the failure's being told")
+    assert len(shell.failures) == 1
+    shell.coordinator.stop()
+    store.error = None
+    again = Shell(store)
+    try:
+        assert again.names() == {"first"}
+    finally:
+        again.coordinator.stop()
+
+
+def test_it_writes_all_before_it_stops(store):
+    shell = Shell(store)
+    shell.submit("a")
+    shell.coordinator.stop()
+    with pytest.raises(errors.Unreachable, match="stopping"):
+        shell.submit("b")
+    again = Shell(store)
+    try:
+        assert again.names() == {"a"}
+        with again.coordinator.reading() as (machine, now):
+            assert machine.status(now).cluster == "reef"
+    finally:
+        again.coordinator.stop()
+
+
+def test_one_that_was_never_started_stops(store):
+    coordinator = Coordinator(store, "reef", ClusterPolicy())
+    coordinator.stop()

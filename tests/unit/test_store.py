@@ -1,0 +1,302 @@
+"""Every store keeps what it was given; the one in a file through whatever befalls its process and its disk."""
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import store_writer
+from shoal import errors
+from shoal_coordinator.sqlite_store import SCHEMA, FileLock, SqliteStore
+from shoal_coordinator.store import MemoryStore, Store, default_path, open_store
+from store_writer import expected, transaction
+
+
+class Kept:
+    """A store that is closed and opened again: one of a kind, in a folder."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.path = kind, folder / "deep" / "coordinator.db"
+        self.store: Store = self._open()
+
+    def reopen(self) -> Store:
+        self.store.close()
+        if self.kind != "memory":  # which ends with its process
+            self.store = self._open()
+        return self.store
+
+    def _open(self) -> Store:
+        return MemoryStore() if self.kind == "memory" else SqliteStore(self.path)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def kept(request, tmp_path):
+    kept = Kept(request.param, tmp_path)
+    yield kept
+    kept.store.close()
+
+
+class TestEveryStore:
+    """What any store has to do, whatever it is made of."""
+
+    def test_begins_empty(self, kept):
+        assert kept.store.load() == {}
+        assert kept.reopen().load() == {}
+
+    def test_keeps_what_it_was_given(self, kept):
+        kept.store.apply({"a": b"1", "b/ü/☃": b"\x00\xff" * 3, "empty": b""})
+        kept.store.apply({"a": b"2", "empty": None, "never/there": None})
+        wanted = {"a": b"2", "b/ü/☃": b"\x00\xff" * 3}
+        assert kept.store.load() == wanted
+        assert kept.reopen().load() == wanted
+
+    def test_takes_nothing_too(self, kept):
+        kept.store.apply({})
+        assert kept.reopen().load() == {}
+
+    def test_takes_large_records_and_many(self, kept):
+        changes = {"large": b"\xa5" * (4 << 20), **{f"many/{number}": b"x" for number in range(5_000)}}
+        kept.store.apply(changes)
+        assert kept.reopen().load() == changes
+
+    def test_gives_copies(self, kept):
+        kept.store.apply({"a": b"1"})
+        kept.store.load().clear()
+        assert kept.store.load() == {"a": b"1"}
+
+    def test_closes_twice(self, kept):
+        kept.store.close()
+        kept.store.close()
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        batches=st.lists(
+            st.dictionaries(st.sampled_from("abcdefgh"), st.none() | st.binary(max_size=40), max_size=5), max_size=12
+        ),
+        data=st.data(),
+    )
+    def test_is_a_mapping(self, kept, batches, data):
+        kept.store.apply(dict.fromkeys(kept.store.load()))
+        model: dict[str, bytes] = {}
+        for changes in batches:
+            kept.store.apply(changes)
+            model = {key: record for key, record in {**model, **changes}.items() if record is not None}
+            if data.draw(st.booleans()):
+                kept.reopen()
+            assert kept.store.load() == model
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "coordinator.db"
+
+
+def test_a_store_by_its_name(tmp_path, monkeypatch):
+    assert isinstance(open_store("memory"), MemoryStore)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with contextlib.closing(open_store("~/state.db")):
+        assert (tmp_path / "state.db").exists()
+
+
+def test_the_default_is_where_programs_keep_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_path({}) == tmp_path / ".local/state/shoal/coordinator.db"
+    assert default_path({"XDG_STATE_HOME": "relative"}) == tmp_path / ".local/state/shoal/coordinator.db"
+    assert default_path({"XDG_STATE_HOME": "/var/state"}) == Path("/var/state/shoal/coordinator.db")
+
+
+# Whose it is.
+
+
+def test_a_store_that_is_open_is_refused_and_by_whom(path):
+    with contextlib.closing(SqliteStore(path)) as store:
+        store.apply({"a": b"1"})
+        with pytest.raises(errors.StoreLocked, match=r"process id \d+ on .+, since \d{4}-") as refused:
+            SqliteStore(path)
+        assert refused.value.details["pid"].isdigit()
+        assert "another --store" in refused.value.message
+        store.apply({"b": b"2"})
+    with contextlib.closing(SqliteStore(path)) as store:
+        assert store.load() == {"a": b"1", "b": b"2"}
+
+
+def test_a_lock_whose_holder_has_not_written_yet(tmp_path):
+    lock = FileLock(tmp_path / "lock", "it")
+    for content in ("", "[", "[]", '{"other": 1}'):
+        (tmp_path / "lock").write_text(content)
+        with pytest.raises(errors.StoreLocked, match="it is in use"):
+            FileLock(tmp_path / "lock", "it")
+    lock.release()
+    lock.release()
+    FileLock(tmp_path / "lock", "it").release()
+
+
+def test_a_store_that_another_program_has_open(path):
+    SqliteStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(errors.StoreLocked, match="no coordinator"):
+            SqliteStore(path)
+    SqliteStore(path).close()
+
+
+def test_the_lock_goes_with_its_process(path):
+    with writer(path) as process:
+        assert process.stdout.readline() == "open\n"
+        with pytest.raises(errors.StoreLocked, match=f"process id {process.pid} on"):
+            SqliteStore(path)
+        process.kill()
+        process.wait()
+        SqliteStore(path).close()
+
+
+# What it is.
+
+
+def test_a_store_of_a_newer_version_is_left_alone(path):
+    SqliteStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    before = path.read_bytes()
+    with pytest.raises(errors.StoreUnreadable, match=f"schema is {SCHEMA + 1}; this version knows {SCHEMA}"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("pragma", ["application_id = 7", ""])
+def test_a_database_of_another_program_is_left_alone(path, pragma):
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE theirs (a)")
+        database.execute(f"PRAGMA {pragma}" if pragma else "SELECT 1")
+    before = path.read_bytes()
+    with pytest.raises(errors.StoreUnreadable, match="another program"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database(path):
+    path.write_text("# Notes\n" * 1_000)
+    with pytest.raises(errors.StoreUnreadable, match="not a database"):
+        SqliteStore(path)
+
+
+def test_a_place_where_no_file_can_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.StoreFailed, match="cannot open the store"):
+        SqliteStore(tmp_path / "file" / "coordinator.db")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(errors.StoreFailed, match="cannot open the store"):
+        SqliteStore(tmp_path / "folder")
+
+
+def filled(path: Path, transactions: int = 30) -> bytes:
+    """A store's file after some transactions, all of it in one place."""
+    with contextlib.closing(SqliteStore(path)) as store:
+        for number in range(1, transactions + 1):
+            store.apply(transaction(number))
+    return path.read_bytes()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_is_found_or_does_no_harm(tmp_path, data):
+    """Whatever byte has changed, the store says that it is damaged or gives what was written: nothing else."""
+    path = tmp_path / "damaged.db"
+    whole = getattr(test_damage_is_found_or_does_no_harm, "whole", None)
+    if whole is None:
+        whole = test_damage_is_found_or_does_no_harm.whole = filled(tmp_path / "whole.db")
+    place = data.draw(st.integers(0, len(whole) - 1))
+    flipped = whole[place] ^ data.draw(st.integers(1, 255))
+    path.write_bytes(whole[:place] + bytes([flipped]) + whole[place + 1 :])
+    for suffix in ("-wal", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    try:
+        with contextlib.closing(SqliteStore(path)) as store:
+            assert store.load() == expected(30)
+    except (errors.StoreUnreadable, errors.StoreLocked, errors.StoreFailed) as error:
+        said = error.message
+        assert str(path) in said
+
+
+def test_a_file_that_was_cut_short(path):
+    whole = filled(path)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(errors.StoreUnreadable, match="copy of it"), contextlib.closing(SqliteStore(path)) as store:
+        store.load()
+
+
+# A disk that is full.
+
+
+def test_a_disk_that_is_full_is_an_error_and_what_was_kept_stays(path):
+    with contextlib.closing(SqliteStore(path)) as store:
+        store.apply(transaction(1))
+        (pages,) = store._database.execute("PRAGMA page_count").fetchone()
+        store._database.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(errors.StoreFailed, match=r"cannot write the store .*coordinator\.db.* full") as failed:
+            store.apply({"large": b"x" * (1 << 20), "key/1": b"torn"})
+        store._database.execute("PRAGMA max_page_count = 1000000")
+        with pytest.raises(errors.StoreFailed) as again:
+            store.apply({"small": b""})
+        assert again.value is failed.value, "nothing is written behind what may be missing"
+    with contextlib.closing(SqliteStore(path)) as store:
+        assert store.load() == expected(1)
+
+
+# Processes and machines that die.
+
+
+@contextlib.contextmanager
+def writer(path):
+    command = [sys.executable, store_writer.__file__, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_process_that_is_killed_leaves_its_last_transaction_whole(path):
+    """Killed at some moment of some transaction, again and again on the same file."""
+    for lines in (0, 1, 2, 7, 40):
+        path.unlink(missing_ok=True)
+        path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
+        with writer(path) as process:
+            assert process.stdout.readline() == "open\n"
+            said = [int(process.stdout.readline()) for _ in range(lines)]
+            process.kill()
+            said += [int(line) for line in process.stdout.read().splitlines()]
+        last = max(said, default=0)
+        with contextlib.closing(SqliteStore(path)) as store:
+            assert store.load() in (expected(last), expected(last + 1)), (
+                "what it said is there, and the next whole or not"
+            )
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_log_that_is_torn_anywhere_leaves_a_whole_transaction(tmp_path, data):
+    """The file system has lost the end of the log, or has some of it as it never was: power failed before a sync."""
+    source = tmp_path / "source.db"
+    if not source.exists():
+        with contextlib.closing(SqliteStore(source)) as store:
+            for number in range(1, 13):
+                store.apply(transaction(number))
+            for suffix in ("", "-wal"):  # with the log that a clean end would have done away with
+                shutil.copy(f"{source}{suffix}", f"{tmp_path}/torn.db{suffix}")
+    log = Path(f"{tmp_path}/torn.db-wal").read_bytes()
+    torn = tmp_path / "again.db"
+    shutil.copy(tmp_path / "torn.db", torn)
+    place = data.draw(st.integers(0, len(log)))
+    rest = data.draw(st.sampled_from([b"", b"\0" * (len(log) - place), log[place:][::-1]]))
+    Path(f"{torn}-wal").write_bytes(log[:place] + rest)
+    with contextlib.closing(SqliteStore(torn)) as store:
+        assert store.load() in [expected(number) for number in range(13)]
+        store.apply(transaction(13))
+        assert store.load() == expected(13)
