@@ -179,6 +179,10 @@ FIGURES: Mapping[str, Figure] = {
     "waiting_pulls": Figure(
         "waiting_pulls", "a push of 100 KB beside 200 pulls that wait", "at most twice the time", 0.5
     ),
+    "parquet_scan": Figure(
+        "data", "1 GB of Parquet, read by two workers in shuffled batches", "at least 0.8 of Arrow's own scan", 0.8
+    ),
+    "parquet_scan_in_order": Figure("data", "the same, rows in their order within a block"),
     **{
         f"chunks_{kib}k": Figure("chunks", f"dense step over TCP in turn, chunks of {kib} KiB")
         for kib in CHUNKS_KIB
@@ -186,4 +190,4 @@ FIGURES: Mapping[str, Figure] = {
     },
 }
 
-DEFAULT_BENCHES = ("dense", "small", "kernels", "scale", "memory", "waiting_pulls")
+DEFAULT_BENCHES = ("dense", "small", "kernels", "scale", "memory", "waiting_pulls", "data")

@@ -72,6 +72,19 @@ def waiting_pulls(run: Run) -> list[Row]:
     return [compared("waiting_pulls", beside, "ms", "Shoal, no pull waits", alone)]
 
 
+def data(run: Run) -> list[Row]:
+    """Two workers that read, beside Arrow."""
+    script = ours("Shoal, two workers read Parquet", "data.py", *run.short_flag, timeout_s=600)
+    lines = run.contest("data", [script], rounds=1).get(script.name)
+    if not lines:
+        return []
+    arrow, peer = median(lines, "arrow_gb_per_s"), "Arrow's dataset scan"
+    return [
+        compared("parquet_scan", median(lines, "shuffled_gb_per_s"), "GB/s", peer, arrow),
+        compared("parquet_scan_in_order", median(lines, "in_order_gb_per_s"), "GB/s", peer, arrow),
+    ]
+
+
 BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "dense": steps.dense,
     "small": steps.small,
@@ -79,6 +92,7 @@ BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "scale": steps.scale,
     "memory": memory,
     "waiting_pulls": waiting_pulls,
+    "data": data,
     "chunks": steps.chunks,
 }
 

@@ -13,7 +13,7 @@ from importlib.metadata import version as _version
 from shoal._allocator import tune as tune_allocator
 
 if _typing.TYPE_CHECKING:
-    from shoal import consistency, errors, events, initializers, optim, partitioners, status
+    from shoal import consistency, data, errors, events, initializers, optim, partitioners, status
     from shoal.checkpoints import Checkpoint, Checkpoints
     from shoal.client import Client, JobHandle, connect
     from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
@@ -26,6 +26,7 @@ if _typing.TYPE_CHECKING:
         Fenced,
         IncompatibleCheckpoint,
         InternalError,
+        InvalidData,
         InvalidGradient,
         InvalidJob,
         InvalidOptimizer,
@@ -71,6 +72,7 @@ __all__ = [
     "Fenced",
     "IncompatibleCheckpoint",
     "InternalError",
+    "InvalidData",
     "InvalidGradient",
     "InvalidJob",
     "InvalidOptimizer",
@@ -104,6 +106,7 @@ __all__ = [
     "__version__",
     "connect",
     "consistency",
+    "data",
     "errors",
     "events",
     "initializers",
@@ -134,7 +137,7 @@ _HOMES = {
     "Variable": "variables",
     "connect": "client",
 }
-_MODULES = {"errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
+_MODULES = {"data", "errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
 
 if not _typing.TYPE_CHECKING:  # to a type checker, every name would be one of this module
 

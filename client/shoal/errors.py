@@ -84,6 +84,10 @@ class DeviceUnavailable(ShoalError, code="DEVICE_UNAVAILABLE", status="FAILED_PR
     """The device that was asked for is not there, or cannot be used."""
 
 
+class InvalidData(ShoalError, code="INVALID_DATA", status="FAILED_PRECONDITION"):
+    """A data set's files or arrays are missing, damaged, or not what they are said to be."""
+
+
 # Requests that do not fit the state of the cluster.
 
 
@@ -204,6 +208,7 @@ __all__ = [
     "Fenced",
     "IncompatibleCheckpoint",
     "InternalError",
+    "InvalidData",
     "InvalidGradient",
     "InvalidJob",
     "InvalidOptimizer",

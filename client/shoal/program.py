@@ -1,15 +1,20 @@
 """What a job's program is: the contract between a user's model and the worker that trains it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from shoal import errors
 from shoal.variables import Variable
 
 # An array of the worker's device: numpy.ndarray on a CPU, cupy.ndarray on a GPU.
 Array = Any
+
+# Batches that are read before their step, where a data set does not say otherwise.
+DEFAULT_PREFETCH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,13 @@ class Step:
 
 @runtime_checkable
 class Dataset(Protocol):
-    """The examples of one pass, by number. Every worker of a job has the same data set."""
+    """The examples of one pass, by number. Every worker of a job has the same data set.
+
+    Batches are read a little ahead of their step, in a thread of their own, while the program computes; from one thread
+    at a time. A data set that must not be called then, since it shares more than constants with `loss_and_gradients`,
+    has an attribute `prefetch = 0`: each batch is read at its step, in the loop's thread. Another whole number is how
+    many batches to read ahead; without the attribute there are 2. What comes is the same.
+    """
 
     def __len__(self) -> int:
         """Examples in one pass. 0: none, and the job is stepped `max_steps` times with no batch."""
@@ -45,6 +56,80 @@ class Dataset(Protocol):
         """The examples with these numbers (int64, each in [0, len), in random order), joined to a batch.
 
         NumPy arrays in what it returns, also inside tuples, lists and dicts, are brought to the worker's device.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """How a data set is best read: in blocks of examples, each in one go.
+
+    A permutation of single examples would ask files that are read in sequence for one random example after the other.
+    Of a data set with blocks the order of an epoch is drawn from them instead: a permutation of the runs of blocks,
+    then one of the examples of each window of blocks. It depends on the seed, the epoch and what is below, and on
+    nothing else.
+
+    Args:
+        starts: int64 [blocks + 1], rising from 0 to the number of examples: block b is the examples from starts[b] up
+            to starts[b + 1].
+        window: blocks, one after the other in the epoch's order, whose examples are shuffled together; a worker holds
+            about three times as many in memory. 0: the examples of a block stay in their order.
+        runs: int64 [runs + 1], rising from 0 to the number of blocks: the blocks of a run stay one after the other,
+            since they are cheaper to read so (parts of a Parquet row group). None: each block is a run of its own.
+
+    Raises:
+        ProgramError: these are not the shapes, orders and ends that they have to be.
+    """
+
+    starts: np.ndarray
+    window: int
+    runs: np.ndarray
+
+    def __init__(self, starts: ArrayLike, window: int = 1, runs: ArrayLike | None = None) -> None:
+        rising = _rising("starts", starts)
+        object.__setattr__(self, "starts", rising)
+        object.__setattr__(self, "window", window)
+        object.__setattr__(self, "runs", np.arange(len(rising)) if runs is None else _rising("runs", runs))
+        self._check(window)
+
+    def _check(self, window: object) -> None:
+        if self.runs[-1] != len(self.starts) - 1:
+            raise errors.ProgramError(
+                f"runs end at block {self.runs[-1]}, and there are {len(self.starts) - 1} blocks; make them agree"
+            )
+        if isinstance(window, bool) or not isinstance(window, int) or window < 0:
+            raise errors.ProgramError(f"window is {window!r}; give a number of blocks, 0 or more")
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def examples(self) -> int:
+        """Examples in all blocks."""
+        return int(self.starts[-1])
+
+
+def _rising(name: str, numbers: ArrayLike) -> np.ndarray:
+    array = np.asarray(numbers)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) < 2 or array[0] or not (np.diff(array) > 0).all():
+        raise errors.ProgramError(f"{name} of blocks must be whole numbers that rise from 0: two at least, none twice")
+    return array.astype(np.int64)
+
+
+@runtime_checkable
+class BlockDataset(Dataset, Protocol):
+    """A data set that is read in blocks; those of `shoal.data` that read files are."""
+
+    @property
+    def blocks(self) -> Blocks:
+        """Always the same."""
+        ...
+
+    def batches(self, plan: Iterable[np.ndarray]) -> Iterator[Any]:
+        """What `batch` gives, for each item of the plan, in its order.
+
+        The plan is one leased range, in batches. Ranges may end within a block, and then its other examples are another
+        worker's. A generator is closed when no more is wanted. The plan may be iterated on any one thread.
         """
         ...
 
@@ -115,4 +200,4 @@ class Program(Protocol):
         ...
 
 
-__all__ = ["Array", "Dataset", "Program", "Step"]
+__all__ = ["DEFAULT_PREFETCH", "Array", "BlockDataset", "Blocks", "Dataset", "Program", "Step"]

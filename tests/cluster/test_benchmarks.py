@@ -26,3 +26,12 @@ def test_the_small_benchmark_runs_and_writes_its_rows(tmp_path):
         assert row["name"] in bench.stdout
     assert json.loads((tmp_path / "machine.json").read_text())["runs"]["small"]["left_out"] == {}
     assert (tmp_path / "latest.svg").exists()
+
+
+def test_the_benchmark_of_data_runs_and_reads_all_that_it_wrote(tmp_path):
+    command = [sys.executable, str(RUN), "data", "--short", "--no-peers", "--results", str(tmp_path)]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert bench.returncode == 0, bench.stdout + bench.stderr
+    rows = json.loads((tmp_path / "latest.json").read_text())
+    assert [row["name"] for row in rows] == ["parquet_scan", "parquet_scan_in_order"]
+    assert all(row["ratio"] > 0 for row in rows)

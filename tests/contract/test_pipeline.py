@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -161,8 +162,7 @@ class Examples:
 def train(servers, pipeline, name, lease, *, examples=40, max_steps=0):
     """A worker's real loop, from its first step to its leaving; what it counted."""
     emitted = []
-    with pipeline:
-        batches = LeasedBatches(examples, 2, 0, lease)
+    with pipeline, closing(LeasedBatches(Examples(examples), 2, 0, lease)) as batches:
         Training(name, Numbers(examples), Cpu(), pipeline, batches, max_steps=max_steps, emit=emitted.append).run()
     servers.remove(name)
     return sum(figures.report.accepted for figures in emitted)

@@ -10,7 +10,19 @@ import pytest
 import shoal
 
 # What a client needs none of: it would wait for it at every import.
-HEAVY = {"numba", "llvmlite", "typer", "matplotlib", "sklearn", "scipy", "cupy", "torch", "prometheus_client"}
+HEAVY = {
+    "numba",
+    "llvmlite",
+    "typer",
+    "matplotlib",
+    "sklearn",
+    "scipy",
+    "cupy",
+    "torch",
+    "prometheus_client",
+    "pyarrow",
+    "fsspec",
+}
 ROLES = {"shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn", "shoal_distribute"}
 
 

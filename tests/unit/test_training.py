@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -120,6 +121,8 @@ class FakeProgram:
 class Rig:
     """A training with everything around it fake; `leases` are the coordinator's answers, in order."""
 
+    made: ClassVar[list["Rig"]] = []
+
     def __init__(
         self, leases=(), *, compute=None, answers=(), max_steps=0, batch_size=4, data=True, overlap=False
     ) -> None:
@@ -130,13 +133,16 @@ class Rig:
         self.done: list[int] = []
         self.leases = list(leases)
         self.emitted: list[Figures] = []
-        batches = LeasedBatches(EXAMPLES, batch_size, seed=7, lease=self.lease) if data else NoBatches()
+        self.batches = NoBatches()
+        if data:
+            self.batches = LeasedBatches(self.program.dataset, batch_size, seed=7, lease=self.lease)
+        Rig.made.append(self)
         self.training = Training(
             "tests:program",
             self.program,
             Cpu(),
             self.parameters,
-            batches,
+            self.batches,
             max_steps=max_steps,
             emit=self.emitted.append,
             clock=self.clock,
@@ -154,6 +160,13 @@ class Rig:
 
     def total(self, name: str) -> int:
         return sum(getattr(figures.report, name) for figures in self.emitted)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_read_any_more():
+    yield
+    while Rig.made:
+        Rig.made.pop().batches.close()
 
 
 def test_a_range_is_cut_into_batches_of_the_epochs_permutation_and_given_back():

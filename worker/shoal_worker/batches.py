@@ -1,12 +1,32 @@
-"""Which examples come next: leased ranges of an epoch's seeded permutation, cut into batches."""
+"""Which examples come next, and their reading: leased ranges of an epoch's order, cut into batches, read ahead."""
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from shoal import errors
+from shoal._order import Order, ShuffledBlocks, ShuffledExamples, cut
 from shoal._participant import DataRange, NoRange
+from shoal._read_ahead import ReadAhead
+from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step computes on.
+
+    Attributes:
+        data: what the data set gave; None where the program makes its own batches.
+        samples: examples in it.
+    """
+
+    data: Any
+    samples: int
 
 
 class Batches(ABC):
@@ -22,56 +42,87 @@ class Batches(ABC):
         """Gets the next batches, giving back those that are trained on; None, or why there are none."""
 
     @abstractmethod
-    def take(self) -> np.ndarray | None:
-        """The numbers of the next batch's examples, int64; None where the program makes its own batches."""
+    def take(self) -> Batch:
+        """The next batch; raises what the data set raised when it read this one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Reads no more."""
 
 
 class LeasedBatches(Batches):
     """Batches of the ranges that the coordinator leases, in order.
 
-    Every worker draws the same permutation of an epoch from (seed, epoch) alone, so a range means the same examples
-    whoever trains on it.
+    Every worker draws the same order of an epoch from the seed, so a range means the same examples whoever has it.
+    What is read ahead is of the range in hand: nothing that is not leased, and nothing after `close`.
 
     Args:
-        examples: of one pass.
+        dataset: of the program, with one example at least.
         batch_size: examples; the last batch of a range may have fewer.
         seed: of the job.
         lease: asks the coordinator, `Participant.lease`.
+        prepare: called on the thread that reads, before it does.
+
+    Raises:
+        ProgramError: the data set's `blocks` or `prefetch` make no sense.
     """
 
-    def __init__(self, examples: int, batch_size: int, seed: int, lease: Callable[[int], DataRange | NoRange]) -> None:
-        self._examples, self._batch_size, self._seed = examples, batch_size, seed
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seed: int,
+        lease: Callable[[int], DataRange | NoRange],
+        *,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._dataset, self._batch_size = dataset, batch_size
+        self._order = order_of(dataset, seed)
+        self._prefetch = prefetch_of(dataset)
         self._ask = lease
+        self._prepare = prepare
         self._held: int = 0  # lease of the range in hand; 0: none
-        self._queue: deque[np.ndarray] = deque()  # what is left of that range
-        self._epoch: int | None = None  # that _permutation belongs to
-        self._permutation = np.empty(0, np.int64)
+        self._samples: deque[int] = deque()  # of the batches that are left of that range
+        self._reading: Iterator[Any] = iter(())  # those batches
 
     @property
     def in_hand(self) -> bool:
-        return bool(self._queue)
+        return bool(self._samples)
 
     def lease(self) -> NoRange | None:
+        self.close()
         answer = self._ask(self._held)
         self._held = 0
         if isinstance(answer, NoRange):
             return answer
         self._held = answer.lease
-        numbers = self._permutation_of(answer.epoch)[answer.start : answer.stop]
-        self._queue.extend(
-            numbers[start : start + self._batch_size] for start in range(0, len(numbers), self._batch_size)
-        )
+        size, examples = self._batch_size, answer.stop - answer.start
+        self._samples.extend(min(size, examples - start) for start in range(0, examples, size))
+        if examples:
+            self._read(cut(self._order.numbers(answer.epoch, answer.start, answer.stop), size))
         return None
 
-    def take(self) -> np.ndarray | None:
-        return self._queue.popleft()
+    def take(self) -> Batch:
+        samples = self._samples.popleft()
+        try:
+            return Batch(next(self._reading), samples)
+        except StopIteration:
+            left = len(self._samples) + 1
+            raise errors.ProgramError(
+                f"the data set's batches() ended with {left} still to come; it must give one for each item of its plan"
+            ) from None
 
-    def _permutation_of(self, epoch: int) -> np.ndarray:
-        if epoch != self._epoch:
-            key = np.array([self._seed, epoch], np.uint64)
-            self._permutation = np.random.Generator(np.random.Philox(key=key)).permutation(self._examples)
-            self._epoch = epoch
-        return self._permutation
+    def close(self) -> None:
+        self._samples.clear()
+        close = getattr(self._reading, "close", None)
+        self._reading = iter(())
+        if close is not None:
+            with suppress(Exception):  # of a generator that is not finished: nobody waits for what it says
+                close()
+
+    def _read(self, plan: Iterable[np.ndarray]) -> None:
+        reading = _batches(self._dataset, plan)
+        self._reading = ReadAhead(reading, self._prefetch, prepare=self._prepare) if self._prefetch else reading
 
 
 class NoBatches(Batches):
@@ -84,8 +135,55 @@ class NoBatches(Batches):
     def lease(self) -> NoRange | None:
         return None
 
-    def take(self) -> np.ndarray | None:
-        return None
+    def take(self) -> Batch:
+        return Batch(None, 0)
+
+    def close(self) -> None:
+        """There is nothing to read."""
 
 
-__all__ = ["Batches", "LeasedBatches", "NoBatches"]
+def order_of(dataset: Dataset, seed: int) -> Order:
+    """The order that suits the data set: of its blocks if it says which, else of single examples.
+
+    Raises:
+        ProgramError: its blocks are not all of its examples, or it has no `batches` to read them by.
+    """
+    blocks, examples = getattr(dataset, "blocks", None), len(dataset)
+    if not isinstance(blocks, Blocks):
+        return ShuffledExamples(examples, seed)
+    kind = type(dataset).__name__
+    if blocks.examples != examples:
+        raise errors.ProgramError(
+            f"the blocks of data set {kind} are {blocks.examples} examples, and len() says {examples}; make them agree"
+        )
+    if not callable(getattr(dataset, "batches", None)):
+        raise errors.ProgramError(f"data set {kind} has blocks, but no batches(plan); see shoal.program.BlockDataset")
+    return ShuffledBlocks(blocks, seed)
+
+
+def prefetch_of(dataset: Dataset) -> int:
+    """How many batches to read ahead.
+
+    Raises:
+        ProgramError: `prefetch` is no whole number, 0 or more. A method of that name means something else.
+    """
+    wish = getattr(dataset, "prefetch", DEFAULT_PREFETCH)
+    if callable(wish):
+        return DEFAULT_PREFETCH
+    if isinstance(wish, bool) or not isinstance(wish, int) or wish < 0:
+        raise errors.ProgramError(
+            f"`prefetch` of data set {type(dataset).__name__} is {wish!r}; "
+            "give the batches to read ahead as a whole number, or 0 to read each in turn"
+        )
+    return wish
+
+
+def _batches(dataset: Dataset, plan: Iterable[np.ndarray]) -> Iterator[Any]:
+    if isinstance(getattr(dataset, "blocks", None), Blocks):
+        yield from dataset.batches(plan)  # type: ignore[attr-defined] # `order_of` has looked
+    else:
+        for numbers in plan:
+            yield dataset.batch(numbers)
+
+
+__all__ = ["Batch", "Batches", "LeasedBatches", "NoBatches", "order_of", "prefetch_of"]

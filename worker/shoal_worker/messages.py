@@ -10,8 +10,8 @@ from shoal._participant import Report
 
 # Upper bounds of a duration's buckets, in seconds; above the last one there is one more.
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-# What a training step's time goes into. "wait": barriers, leases and idling.
-PHASES = ("pull", "compute", "push", "wait")
+# What a training step's time goes into. "read": until the batch is there. "wait": barriers, leases and idling.
+PHASES = ("pull", "read", "compute", "push", "wait")
 
 
 @dataclass(frozen=True, slots=True)

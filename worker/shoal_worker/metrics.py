@@ -25,7 +25,8 @@ _COUNTERS = {
 }
 _PHASES = {
     "pull": "Time of one pull, the wait for its step included.",
-    "compute": "Time of one batch: reading, computing, and copying to the host.",
+    "read": "Time of one wait for a batch that is not read yet, or of its reading where nothing is read ahead.",
+    "compute": "Time of one batch: computing, and copying to the device and the host.",
     "push": "Time of one push.",
     "wait": "Time of one wait for data: barrier, lease and pause.",
 }

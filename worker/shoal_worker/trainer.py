@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import numpy as np
 import structlog
@@ -105,13 +105,13 @@ def train(instructions: Instructions, emit: Emit) -> None:
         program = load_program(name, participant.spec.settings)
         examples = _examples_of(name, program)
         participant.describe(variables_of(name, program, device), examples)
-        batches = _batches(participant, examples)
+        batches = _batches(name, program, participant, device)
         try:
             parameters = participant.enter()
         except (errors.Cancelled, errors.JobFailed) as error:  # whoever ended the job knows why
             _log.info("too late to take part", reason=error.message)
             return
-        with parameters:
+        with parameters, closing(batches):
             limit = participant.spec.max_steps
             Training(name, program, device, parameters, batches, max_steps=limit, emit=emit).run()
     finally:
@@ -145,10 +145,11 @@ def _examples_of(name: str, program: Program) -> int:
         return 0 if program.dataset is None else len(program.dataset)
 
 
-def _batches(participant: Participant, examples: int) -> Batches:
-    spec = participant.spec
-    if examples:
-        return LeasedBatches(examples, spec.batch_size, spec.seed, participant.lease)
+def _batches(name: str, program: Program, participant: Participant, device: Device) -> Batches:
+    spec, dataset = participant.spec, program.dataset
+    if dataset is not None and len(dataset):
+        with blamed(f"program {name}: `dataset`"):
+            return LeasedBatches(dataset, spec.batch_size, spec.seed, participant.lease, prepare=device.activate)
     if not spec.max_steps:
         raise errors.InvalidJob(
             f"job {spec.name}: program {spec.program} has no examples, so nothing says when it ends; set max_steps"

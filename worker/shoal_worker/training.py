@@ -15,7 +15,7 @@ from shoal._parameters import PushResult
 from shoal._participant import NoRange
 from shoal.program import Array, Program, Step
 from shoal_worker.arrays import Device
-from shoal_worker.batches import Batches
+from shoal_worker.batches import Batch, Batches
 from shoal_worker.messages import Figures
 from shoal_worker.programs import blamed
 from shoal_worker.tally import Tally
@@ -159,10 +159,11 @@ class Training:
     def _train(self) -> None:
         with self._tally.timed("pull"):
             values = self._parameters.pull()
-        indices = self._batches.take()
+        with self._tally.timed("read"), self._blamed("dataset.batch"):
+            batch = self._batches.take()
         with self._tally.timed("compute"):
-            computed = self._compute(values, indices)
-        samples = 0 if indices is None else len(indices)
+            computed = self._compute(values, batch)
+        samples = batch.samples
         self._computing_s = 0.0
         with self._tally.timed("push", but=lambda: self._computing_s):
             self._settle()
@@ -192,13 +193,11 @@ class Training:
         self._rejected_in_a_row = 0
         self._tally.pushed(result, *self._sent)
 
-    def _compute(self, values: Mapping[str, np.ndarray], indices: np.ndarray | None) -> _Computed:
+    def _compute(self, values: Mapping[str, np.ndarray], given: Batch) -> _Computed:
         program, device = self._program, self._device
         params = {name: device.to_device(value) for name, value in values.items()}
-        batch = None
-        if indices is not None and program.dataset is not None:
-            with self._blamed("dataset.batch"):
-                batch = device.put(program.dataset.batch(indices))
+        with self._blamed("dataset.batch"):
+            batch = device.put(given.data)
         with self._blamed("loss_and_gradients"):
             step = self._checked(program.loss_and_gradients(params, batch))
             metrics = {name: float(value) for name, value in step.metrics.items()}

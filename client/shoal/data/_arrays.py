@@ -1,0 +1,114 @@
+"""Arrays in memory, and in NumPy's files mapped into it."""
+
+import os
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal import errors
+from shoal.data._files import blamed
+from shoal.data._structure import take_apart
+from shoal.program import DEFAULT_PREFETCH
+
+# The part of a zip file that comes before each file in it, up to the lengths of the two fields that follow.
+_ZIP_HEADER = struct.Struct("<4s22xHH")
+
+
+class Arrays:
+    """NumPy arrays whose first dimension is the examples.
+
+        dataset = Arrays({"x": "images.npy", "y": labels})
+        dataset = Arrays("train.npz")
+
+    A batch has the structure of what is given: an array for an array, a dict for a dict or an .npz file, a tuple for a
+    tuple. Files are mapped: a batch reads the pages that its examples are on, and the system keeps what it has room
+    for. Members of an .npz file that are compressed (`numpy.savez_compressed`) cannot be, and are read whole. Examples
+    are shuffled one by one, which asks a disk for random reads.
+
+    Args:
+        arrays: an array, or the path of an .npy or .npz file; or a dict, tuple or list of these, however deep.
+        prefetch: batches to read ahead; 0: each is read at its step.
+
+    Raises:
+        InvalidData: a file is not there, is damaged or holds Python objects; or the arrays have different lengths, or
+            no example.
+    """
+
+    def __init__(self, arrays: Any, *, prefetch: int = DEFAULT_PREFETCH) -> None:
+        opened, self._rebuild = take_apart(_opened(arrays), "Arrays")
+        self._arrays = list(opened.values())
+        self.prefetch = prefetch
+        if not len(self):
+            raise errors.InvalidData("Arrays has arrays of no rows; give one example at least")
+
+    def __len__(self) -> int:
+        return len(self._arrays[0])
+
+    def batch(self, indices: np.ndarray) -> Any:
+        return self._rebuild([array[indices] for array in self._arrays])
+
+
+def _opened(value: Any) -> Any:
+    """The same structure, with arrays in place of paths."""
+    match value:
+        case str() | os.PathLike():
+            return _read(os.fspath(value))
+        case dict():
+            return {key: _opened(item) for key, item in value.items()}
+        case tuple() | list():
+            items = [_opened(item) for item in value]
+            named = type(value) is not tuple and isinstance(value, tuple)
+            return type(value)(*items) if named else type(value)(items)
+    return value
+
+
+def _read(path: str) -> np.ndarray | dict[str, np.ndarray]:
+    if "://" in path:
+        raise errors.InvalidData(f"{path} cannot be mapped into memory; copy it to a disk of the worker's first")
+    kinds = (ValueError, zipfile.BadZipFile, struct.error)
+    with blamed(path, *kinds):
+        if not Path(path).stat().st_size:
+            raise errors.InvalidData(f"{path} is empty; write it again, with numpy.save or numpy.savez")
+        if not zipfile.is_zipfile(path):
+            return _plain(np.load(path, mmap_mode="r", allow_pickle=False))
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if not members:
+                raise errors.InvalidData(f"{path} has no arrays in it; write it again, with numpy.savez")
+            arrays = {}
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                with blamed(f"{name} in {path}", *kinds):
+                    arrays[name] = _member(path, archive, member)
+            return arrays
+
+
+def _member(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    if member.compress_type != zipfile.ZIP_STORED:
+        with archive.open(member) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    with open(path, "rb") as file:
+        file.seek(member.header_offset)
+        _, name_length, extra_length = _ZIP_HEADER.unpack(file.read(_ZIP_HEADER.size))
+        file.seek(name_length + extra_length, os.SEEK_CUR)
+        major, _ = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, by_columns, dtype = header(file)
+        if dtype.hasobject:
+            raise errors.InvalidData(
+                f"{member.filename} in {path} holds Python objects, which only pickle reads; save arrays of numbers"
+            )
+        if not all(shape):  # nothing to map
+            return np.empty(shape, dtype)
+        return _plain(np.memmap(path, dtype, "r", file.tell(), shape, order="F" if by_columns else "C"))
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The same memory; rows of a plain array are plain arrays, too."""
+    return array.view(np.ndarray)
+
+
+__all__ = ["Arrays"]

@@ -1,0 +1,216 @@
+"""CSV files, whose rows are found by an index that is made once."""
+
+import csv as standard_csv
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from shoal import errors
+from shoal.data import _in_blocks
+from shoal.data._columns import Columns, chosen
+from shoal.data._csv_index import Index, index
+from shoal.data._files import File, Where, blamed, find
+from shoal.data._in_blocks import InBlocks, check_number
+from shoal.data._late import load
+from shoal.program import DEFAULT_PREFETCH, Blocks
+
+_SUFFIXES = (".csv", ".tsv")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+_INDEXED_AT_ONCE = 4
+# Arrow counts the bytes of what it parses in 32 bits.
+_MOST_BLOCK_BYTES = 1 << 30
+
+
+class Csv(InBlocks):
+    """The rows of CSV files.
+
+        dataset = Csv("train-*.csv", columns=["height", "label"], types={"height": "float32"})
+
+    A batch is a dict of arrays by column, as of `Parquet`.
+
+    Where rows begin is not known before a file is read. So all files are read once when this is made, by every worker:
+    one to three seconds for each GB on a local disk, in 4 MiB of memory a file; two numbers a block are kept. Parquet
+    spares this, and is read many times faster: convert what you train on more than once.
+
+    Args:
+        files: a path, a pattern, a folder or a URL that fsspec knows, or a list of these. They are taken by name.
+            UTF-8, not compressed.
+        columns: to read, in this order; None: all.
+        types: by column, the name of an Arrow type, such as "float32", "int8" or "string". The others are guessed from
+            the first block, and must hold for all rows.
+        names: of all columns in the files, where these have no header; None: the first row has them.
+        delimiter: one character.
+        quote: one character, around values with delimiters or line feeds in them, twice within them for itself; "":
+            none.
+        fill: by column, what stands in the place of an empty value. Without it they are refused, but for texts.
+        window: blocks whose examples are shuffled together, see `shoal.data.Blocks`.
+        block_bytes: about how long a block is in its file; 1 GiB at most.
+        prefetch: batches to read ahead, and one window of blocks; 0: everything is read in turn.
+
+    Raises:
+        InvalidData: a file is missing, empty, compressed or has other columns than the first, or an argument makes no
+            sense. From a batch: a row has too few or too many values, a value is not of its column's type, or is
+            missing.
+        ImportError: pyarrow, or for a URL fsspec, is not installed.
+    """
+
+    def __init__(
+        self,
+        files: Where,
+        columns: Sequence[str] | None = None,
+        *,
+        types: Mapping[str, str] | None = None,
+        names: Sequence[str] | None = None,
+        delimiter: str = ",",
+        quote: str = '"',
+        fill: Mapping[str, Any] | None = None,
+        window: int = 1,
+        block_bytes: int = 4 << 20,
+        prefetch: int = DEFAULT_PREFETCH,
+    ) -> None:
+        self._pa, self._csv = load("pyarrow", "shoal.data.Csv"), load("pyarrow.csv", "shoal.data.Csv")
+        _check_text(delimiter, quote)
+        check_number("block_bytes", block_bytes, least=1)
+        block_bytes = min(block_bytes, _MOST_BLOCK_BYTES)
+        self._delimiter, self._quote, self._block_bytes = delimiter, quote, block_bytes
+        self._files = find(files, _SUFFIXES, "shoal.data.Csv")
+        self._names = None if names is None else list(names)  # of all columns; known once the first file is indexed
+        with ThreadPoolExecutor(_INDEXED_AT_ONCE) as pool:
+            self._indices = list(pool.map(self._index, self._files))
+        self._names = self._same_header()
+        # Of each block: its file, and which of the file's blocks it is.
+        self._places = [
+            (number, block) for number, found in enumerate(self._indices) for block in range(len(found.rows))
+        ]
+        if not self._places:
+            raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give one at least")
+        starts = np.append(0, np.cumsum(np.concatenate([found.rows for found in self._indices])))
+        super().__init__(Blocks(starts, window), prefetch=prefetch)
+        self._types = {name: self._type(name, alias) for name, alias in (types or {}).items()}
+        wanted = chosen(self._names, columns, self._files[0].name)
+        first = self._table(0, wanted)  # which guesses the types
+        self._columns = Columns(first.schema, wanted, fill, self._files[0].name)
+        self._types = {name: self._columns.schema.field(name).type for name in wanted}
+
+    def read_blocks(self, first: int, stop: int) -> Iterator[_in_blocks.Columns]:
+        for block in range(first, stop):
+            yield self._columns.arrays(self._table(block, self._columns.names), self._where(block))
+
+    def join(self, columns: _in_blocks.Columns) -> dict[str, np.ndarray]:
+        return dict(zip(self._columns.names, columns, strict=True))
+
+    def _table(self, block: int, wanted: Sequence[str]) -> Any:
+        """The block's rows, as Arrow reads them."""
+        number, place = self._places[block]
+        file, found = self._files[number], self._indices[number]
+        start, stop = (int(offset) for offset in found.offsets[place : place + 2])
+        with blamed(file.name), file.open() as opened:
+            opened.seek(start)
+            data = opened.read(stop - start)
+        spoilt: list[Any] = []
+
+        def refuse(row: Any) -> str:
+            spoilt.append(row)
+            return "error"
+
+        known = {name: kind for name, kind in self._types.items() if name in wanted}
+        try:
+            return self._csv.read_csv(
+                self._pa.BufferReader(data),
+                # One thread, so that rows are counted, and one piece, so that each column is.
+                self._csv.ReadOptions(column_names=self._names, use_threads=False, block_size=len(data) + 1),
+                self._csv.ParseOptions(
+                    delimiter=self._delimiter,
+                    quote_char=self._quote or False,
+                    newlines_in_values=found.has_long_rows,
+                    invalid_row_handler=refuse,
+                ),
+                self._csv.ConvertOptions(column_types=known, include_columns=list(wanted)),
+            )
+        except self._pa.ArrowException as error:
+            reason = self._spoilt_row(block, spoilt[0]) if spoilt else f"{self._where(block)}: {_value_problem(error)}"
+            raise errors.InvalidData(reason) from None
+
+    def _spoilt_row(self, block: int, row: Any) -> str:
+        name, first, _ = self._rows_of(block)
+        which = "a row" if row.number is None else f"row {first + row.number - 1}"
+        values = "value" if row.actual_columns == 1 else "values"
+        return (
+            f"{name}: {which} has {row.actual_columns} {values} where {row.expected_columns} belong: "
+            f"{row.text[:80]!r}; mend it, or look at delimiter and quote"
+        )
+
+    def _where(self, block: int) -> str:
+        return "{}, rows {} to {}".format(*self._rows_of(block))
+
+    def _rows_of(self, block: int) -> tuple[str, int, int]:
+        """The block's file, and its first and last row there, from 1 on, the header not counted."""
+        number, place = self._places[block]
+        rows = self._indices[number].rows
+        before = int(rows[:place].sum())
+        return self._files[number].name, before + 1, before + int(rows[place])
+
+    def _index(self, file: File) -> Index:
+        if file.name.endswith(_COMPRESSED):
+            raise errors.InvalidData(
+                f"{file.name} is compressed, so no worker could begin in its middle; unpack it first"
+            )
+        if not file.size:
+            raise errors.InvalidData(f"{file.name} is empty; write it again, or remove it")
+        with blamed(file.name), file.open() as opened:
+            return index(
+                opened, file.name, block_bytes=self._block_bytes, quote=self._quote, has_header=self._names is None
+            )
+
+    def _same_header(self) -> list[str]:
+        """The names of all columns; raises InvalidData unless the files agree."""
+        if self._names is not None:
+            return self._names
+        headers = [self._header(file, found) for file, found in zip(self._files, self._indices, strict=True)]
+        for file, header in zip(self._files, headers, strict=True):
+            if header != headers[0]:
+                raise errors.InvalidData(
+                    f"{file.name} has the columns {', '.join(header)}, and {self._files[0].name} has "
+                    f"{', '.join(headers[0])}; write the files alike, or give names=[...] if they have no header"
+                )
+        return headers[0]
+
+    def _header(self, file: File, found: Index) -> list[str]:
+        start, stop = found.header
+        with blamed(file.name, UnicodeDecodeError, standard_csv.Error), file.open() as opened:
+            opened.seek(start)
+            lines = opened.read(stop - start).decode("utf-8-sig").splitlines(keepends=True)
+            if self._quote:
+                return next(standard_csv.reader(lines, delimiter=self._delimiter, quotechar=self._quote))
+            return next(standard_csv.reader(lines, delimiter=self._delimiter, quoting=standard_csv.QUOTE_NONE))
+
+    def _type(self, name: str, alias: Any) -> Any:
+        if name not in (self._names or ()):
+            raise errors.InvalidData(f"types has a type for {name!r}, which is none of the columns {self._names}")
+        try:
+            return self._pa.type_for_alias(alias) if isinstance(alias, str) else self._pa.field(name, alias).type
+        except (ValueError, TypeError):
+            raise errors.InvalidData(
+                f"types: {alias!r}, of column {name!r}, is no type of Arrow; give a name such as 'float32' or 'string'"
+            ) from None
+
+
+def _value_problem(error: Exception) -> str:
+    reason = " ".join(str(error).split())
+    if "conversion error" not in reason:
+        return f"{reason}; mend the file, or look at delimiter and quote"
+    return (
+        f"{reason}; mend the value, or give the column's type: types={{'column': 'float64'}}; types that are not "
+        "given are guessed from the first rows"
+    )
+
+
+def _check_text(delimiter: object, quote: object) -> None:
+    for name, value, lengths in (("delimiter", delimiter, (1,)), ("quote", quote, (0, 1))):
+        if not isinstance(value, str) or len(value.encode()) not in lengths:
+            raise errors.InvalidData(f"{name} is {value!r}; give one ASCII character")
+
+
+__all__ = ["Csv"]

@@ -1,0 +1,22 @@
+"""Packages that only some sources need, imported when one is used."""
+
+import importlib
+from typing import Any
+
+
+def load(module: str, who: str) -> Any:
+    """Imports a module of the extra `data`; its types are not known here.
+
+    Raises:
+        ImportError: it is not installed; the message says what to install, and for whom.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(
+            f"{who} needs {package}, which does not import here ({error}); install it: pip install 'shoal[data]'"
+        ) from None
+
+
+__all__ = ["load"]

@@ -1,0 +1,239 @@
+"""Leased ranges as batches: the same read ahead or in turn, and nothing read that is not leased."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import waiting
+from shoal import errors
+from shoal._participant import FINISHED, DataRange
+from shoal.data import Seekable
+from shoal.program import Blocks
+from shoal_worker.batches import LeasedBatches, order_of, prefetch_of
+
+
+class Squares:
+    """Writes down what is read of it, and lets others wait for that."""
+
+    def __init__(self, size=100, prefetch=None):
+        self.size = size
+        self.read = []
+        self.changed = threading.Condition()  # guards read
+        if prefetch is not None:
+            self.prefetch = prefetch
+
+    def __len__(self):
+        return self.size
+
+    def batch(self, indices):
+        with self.changed:
+            self.read.append(indices)
+            self.changed.notify_all()
+        return indices**2
+
+    def reads(self, count):
+        with self.changed:
+            return self.changed.wait_for(lambda: len(self.read) >= count, 20)
+
+
+class Lines:
+    """Of a file, say: read in sequence."""
+
+    def __init__(self, size):
+        self.size, self.ranges = size, []
+
+    def __len__(self):
+        return self.size
+
+    def read(self, start, stop):
+        self.ranges.append((start, stop))
+        return np.arange(start, stop) ** 2
+
+
+def leased(dataset, ranges, batch_size=4, seed=3):
+    answers = [*ranges, FINISHED]
+    return LeasedBatches(dataset, batch_size, seed, lambda done: answers.pop(0))
+
+
+def drain(batches):
+    """All batches, of all ranges."""
+    found = []
+    while batches.lease() is not FINISHED:
+        while batches.in_hand:
+            batch = batches.take()
+            assert batch.samples == len(batch.data)
+            found.append(batch.data)
+    batches.close()
+    assert not readers()
+    return found
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name == "read-ahead"]
+
+
+@given(st.data(), st.integers(1, 60), st.integers(1, 13), st.integers(0, 4), st.integers(0, 3))
+def test_batches_do_not_depend_on_what_is_read_ahead_nor_on_who_reads(data, size, batch_size, prefetch, window):
+    """Of every data set: in turn and ahead, by one worker or by many."""
+    cuts = sorted(data.draw(st.sets(st.integers(0, size))) | {0, size})
+    ranges = [DataRange(1, 5, *cut) for cut in itertools.pairwise(cuts)]
+    owners = data.draw(st.lists(st.integers(0, 2), min_size=len(ranges), max_size=len(ranges)))
+    block = data.draw(st.integers(1, 20))
+    makers = [
+        lambda ahead: Squares(size, ahead),
+        lambda ahead: Seekable(Lines(size), block=block, window=window, prefetch=ahead),
+    ]
+    for make in makers:
+        alone = drain(leased(make(0), ranges, batch_size))
+        assert sorted(np.concatenate(alone).tolist()) == [number**2 for number in range(size)]
+        by_range = {part.start: drain(leased(make(0), [part], batch_size)) for part in ranges}
+        for owner in range(3):
+            mine = [part for part, its in zip(ranges, owners, strict=True) if its == owner]
+            found = drain(leased(make(prefetch), mine, batch_size))
+            expected = [batch for part in mine for batch in by_range[part.start]]
+            assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
+
+
+def test_the_next_batches_are_read_while_the_program_computes_and_no_more_than_asked_for():
+    dataset = Squares(prefetch=2)
+    batches = leased(dataset, [DataRange(1, 0, 0, 40)])
+    batches.lease()
+    for taken in range(1, 8):
+        batches.take()
+        assert dataset.reads(taken + 2), "nothing is read while the program computes"
+        assert len(dataset.read) == taken + 2
+    batches.close()
+    assert not readers()
+
+
+def test_nothing_is_read_in_turn_before_its_step():
+    dataset = Squares(prefetch=0)
+    batches = leased(dataset, [DataRange(1, 0, 0, 8)])
+    batches.lease()
+    assert not dataset.read
+    batches.take()
+    assert len(dataset.read) == 1
+    assert not readers()
+
+
+def test_only_blocks_of_what_is_leased_are_read():
+    lines = Lines(1000)
+    dataset = Seekable(lines, block=10, prefetch=5)
+    order = order_of(dataset, 3)
+    found = drain(leased(dataset, [DataRange(1, 0, 205, 333)]))
+    [*pieces] = order.numbers(0, 205, 333)
+    numbers = np.concatenate(pieces)
+    np.testing.assert_array_equal(np.concatenate(found), numbers**2)
+    homes = {int(number) // 10 for number in numbers}
+    assert sorted(lines.ranges) == sorted((10 * home, 10 * home + 10) for home in homes)
+
+
+def test_a_block_is_read_while_another_is_trained_on():
+    class Slow(Lines):
+        def __init__(self):
+            super().__init__(100)
+            self.changed = threading.Condition()  # guards ranges
+
+        def read(self, start, stop):
+            with self.changed:
+                self.changed.notify_all()
+                return super().read(start, stop)
+
+        def reads(self, count):
+            with self.changed:
+                return self.changed.wait_for(lambda: len(self.ranges) >= count, 20)
+
+    lines = Slow()
+    batches = leased(Seekable(lines, block=20, prefetch=1), [DataRange(1, 0, 0, 100)], batch_size=2)
+    batches.lease()
+    batches.take()
+    assert lines.reads(2), "the second block is not read while batches of the first are taken"
+    assert len(lines.ranges) == 2, "a third block is read already"
+    batches.close()
+    assert not readers()
+
+
+def test_a_block_is_read_once_though_leases_end_within_it():
+    lines = Lines(100)
+    ranges = [DataRange(lease, 0, start, start + 10) for lease, start in enumerate(range(0, 100, 10), 1)]
+    drain(leased(Seekable(lines, block=30), ranges))
+    assert len(lines.ranges) == len(set(lines.ranges)) == 4
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_an_error_is_raised_at_the_step_that_it_belongs_to(prefetch):
+    class Spoilt(Squares):
+        def batch(self, indices):
+            if len(self.read) == 2:
+                raise OSError("the third batch is spoilt")
+            return super().batch(indices)
+
+    batches = leased(Spoilt(prefetch=prefetch), [DataRange(1, 0, 0, 40)])
+    batches.lease()
+    batches.take()
+    batches.take()
+    with pytest.raises(OSError, match="third"):
+        batches.take()
+    batches.close()
+    assert not readers()
+
+
+def test_a_reader_that_waits_for_room_ends_with_the_training():
+    dataset = Squares(prefetch=1)
+    batches = leased(dataset, [DataRange(1, 0, 0, 100)])
+    batches.lease()
+    assert dataset.reads(1)
+    batches.close()
+    waiting.wait_until(lambda: not readers(), what="the reader's end")
+    assert len(dataset.read) == 1
+    assert not batches.in_hand
+
+
+class TooFew(Squares):
+    blocks = Blocks(np.array([0, 50, 100]))
+
+    def batches(self, plan):
+        yield from [self.batch(numbers) for numbers in plan][:1]
+
+
+def test_a_data_set_that_gives_too_few_batches_is_told():
+    batches = leased(TooFew(), [DataRange(1, 0, 0, 12)])
+    batches.lease()
+    batches.take()
+    with pytest.raises(errors.ProgramError, match=r"ended with 2 still to come"):
+        batches.take()
+
+
+@pytest.mark.parametrize(("given", "meant"), [(None, 2), (0, 0), (7, 7)])
+def test_a_data_set_says_how_far_to_read_ahead(given, meant):
+    assert prefetch_of(Squares(prefetch=given)) == meant
+
+
+def test_a_method_named_prefetch_is_the_programs_own():
+    assert prefetch_of(Squares(prefetch=lambda: 3)) == 2
+
+
+@pytest.mark.parametrize("given", [-1, 1.5, True, "2"])
+def test_a_prefetch_that_is_no_number_of_batches_is_refused(given):
+    with pytest.raises(errors.ProgramError, match=r"`prefetch` of data set Squares is .*whole number"):
+        prefetch_of(Squares(prefetch=given))
+
+
+def test_blocks_that_do_not_fit_the_data_set_are_refused():
+    dataset = Squares(90)
+    dataset.blocks = Blocks(np.array([0, 100]))
+    with pytest.raises(errors.ProgramError, match=r"are 100 examples, and len\(\) says 90"):
+        order_of(dataset, 0)
+    dataset.size = 100
+    with pytest.raises(errors.ProgramError, match=r"blocks, but no batches\(plan\)"):
+        order_of(dataset, 0)
+
+
+def test_a_data_set_with_something_else_named_blocks_is_read_as_ever():
+    dataset = Squares(10)
+    dataset.blocks = dataset.batches = [1, 2]
+    assert len(np.concatenate(drain(leased(dataset, [DataRange(1, 0, 0, 10)])))) == 10

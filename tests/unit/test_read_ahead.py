@@ -1,0 +1,92 @@
+"""What is read in a thread: in order, so far ahead and no farther, with its errors in their places, and to an end."""
+
+import threading
+
+import pytest
+
+import waiting
+from shoal._read_ahead import ReadAhead
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name == "read-ahead"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    waiting.wait_until(lambda: not readers(), what="the end of all threads that read")
+
+
+def test_items_come_in_order_and_the_thread_ends_with_them():
+    with ReadAhead(iter(range(100)), 3) as ahead:
+        assert list(ahead) == list(range(100))
+        assert not readers()
+        assert list(ahead) == []
+
+
+def test_it_reads_while_others_compute_and_no_farther_than_it_may():
+    read = []
+    changed = threading.Condition()
+
+    def items():
+        for number in range(9):
+            with changed:
+                read.append(number)
+                changed.notify_all()
+            yield number
+
+    def reads(count):
+        with changed:
+            return changed.wait_for(lambda: len(read) >= count, 20)
+
+    with ReadAhead(items(), 2) as ahead:
+        for taken in range(1, 7):
+            assert next(ahead) == taken - 1
+            assert reads(taken + 2), "nothing is read while the taker computes"
+            assert len(read) == taken + 2
+    assert len(read) <= 8 + 1
+
+
+def test_an_error_comes_in_its_place_and_nothing_after_it():
+    def items():
+        yield 1
+        yield 2
+        raise SystemExit(3)
+
+    ahead = ReadAhead(items(), 9)
+    assert (next(ahead), next(ahead)) == (1, 2)
+    with pytest.raises(SystemExit, match="3"):
+        next(ahead)
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_closing_ends_the_iterator_on_its_own_thread():
+    closed = []
+
+    def items():
+        try:
+            while True:
+                yield threading.get_ident()
+        finally:
+            closed.append(threading.get_ident())
+
+    with ReadAhead(items(), 1) as ahead:
+        home = next(ahead)
+    assert closed == [home] != [threading.get_ident()]
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_what_is_prepared_is_prepared_on_the_thread_and_may_fail():
+    where = []
+    with ReadAhead(iter([1]), 1, prepare=lambda: where.append(threading.current_thread().name)) as ahead:
+        assert list(ahead) == [1]
+    assert where == ["read-ahead"]
+
+    def fail():
+        raise OSError("no device")
+
+    with ReadAhead(iter([1]), 1, prepare=fail) as ahead, pytest.raises(OSError, match="no device"):
+        next(ahead)
