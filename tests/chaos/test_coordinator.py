@@ -1,6 +1,5 @@
 """A coordinator that is killed, as by `kill -9`, and started again on its store: nothing is lost and nobody notices."""
 
-import os
 import subprocess
 import sys
 import time
@@ -9,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
+import forms
 import shoal
 from scraping import sample
 from shoal import optim
@@ -17,7 +17,7 @@ from waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 # How often the coordinator is killed in one job; 20 for a release.
-RUNS = int(os.environ.get("CHAOS_RUNS", "2"))
+RUNS = forms.runs(2, 20)
 BACK_WITHIN_S = 5.0
 BATCH, STEP_S = 8, 0.05
 # Steps of one pass: those that two workers take while the coordinator is killed and started once, and many more.

@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 
 MARK = "SHOAL_TEST_RUN"
+SEGMENTS = Path("/dev/shm")
 # A process that was told to end may take a moment to be gone.
 GRACE_S = 5.0
 
@@ -36,9 +37,8 @@ def marked_processes(mark: str) -> list[str]:
 
 
 def shared_memory() -> set[str]:
-    """Names in /dev/shm."""
-    folder = Path("/dev/shm")
-    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    """The names of shared memory."""
+    return {entry.name for entry in SEGMENTS.iterdir()} if SEGMENTS.is_dir() else set()
 
 
 def untracked_files() -> set[str]:

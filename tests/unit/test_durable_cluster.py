@@ -361,4 +361,4 @@ def timeless(records):
 
 
 TestTwins = Twins.TestCase
-TestTwins.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTwins.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

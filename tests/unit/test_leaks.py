@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,16 @@ import leaks
 ORPHAN = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL)"
 
 
+@pytest.fixture
+def segments(tmp_path_factory, monkeypatch):
+    """What others do meanwhile in this test's checkout and in shared memory is not the commands' doing."""
+    folder = tmp_path_factory.mktemp("segments")
+    monkeypatch.setattr(leaks, "SEGMENTS", folder)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def outside_any_checkout(tmp_path, monkeypatch):
-    """What others do meanwhile in the checkout of this test is not the commands' doing."""
+def outside_any_checkout(tmp_path, segments, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
 
@@ -56,14 +62,9 @@ def test_a_temporary_file_is_found(capfd):
     assert "left behind: file forgotten-" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
-def test_a_shared_memory_segment_is_found(capfd):
-    segment = Path("/dev/shm") / f"shoal-test-{uuid.uuid4().hex}"
-    try:
-        assert run("import sys; open(sys.argv[1], 'w').close()", str(segment)) == 1
-    finally:
-        segment.unlink()
-    assert f"left behind: shared memory {segment.name}" in capfd.readouterr().err
+def test_a_shared_memory_segment_is_found(segments, capfd):
+    assert run("import sys; open(sys.argv[1], 'w').close()", str(segments / "forgotten")) == 1
+    assert "left behind: shared memory forgotten" in capfd.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")

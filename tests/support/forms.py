@@ -1,0 +1,21 @@
+"""Long and short forms of a test: the suite runs the short ones, `make chaos` and `make e2e` the long ones.
+
+The environment says which: `SHOAL_LONG=1` asks for the long ones, and `CHAOS_RUNS=n` for n runs of each, of either form.
+"""
+
+import os
+
+
+def long() -> bool:
+    """Whether the long forms were asked for."""
+    return os.environ.get("SHOAL_LONG") == "1"
+
+
+def runs(short: int, full: int) -> int:
+    """How often something is done."""
+    return int(os.environ.get("CHAOS_RUNS") or (full if long() else short))
+
+
+def size(short: int, full: int) -> int:
+    """How large or how long something is."""
+    return full if long() else short
