@@ -1,6 +1,6 @@
 """Long and short forms of a test: the suite runs the short ones, `make chaos` and `make e2e` the long ones.
 
-The environment says which: `SHOAL_LONG=1` asks for the long ones, and `CHAOS_RUNS=n` for n runs of each, of either form.
+The environment says which: `SHOAL_LONG=1` asks for the long ones, and `CHAOS_RUNS=n` for n runs of each.
 """
 
 import os
