@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from shoal import consistency as modes
 from shoal import errors, optim
+from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.v1 import job_pb2, tensor_pb2
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -65,6 +66,12 @@ class Job:
         overlap: the next pull and the previous push run while the worker computes, where the consistency mode allows
             it (Asynchronous, and BoundedStaleness with a bound of 1 or more); a worker's values then lack its own
             last push. False: pull, compute and push in turn.
+        checkpoints: when they are taken and which are kept. None: every ten minutes and at the end, in a cluster that
+            has a folder of checkpoints.
+        restore: the checkpoint to begin with, "JOB" for its newest one or "JOB/NUMBER". The job goes on from there:
+            variables, optimizer slots, clocks, and the place in the data. Variables that only one of the two has are
+            an error. Empty: initial values.
+        partial_restore: take the values of those variables that both have, and begin anew otherwise: fine-tuning.
 
     Raises:
         InvalidJob: any of these contradicts the above; the message says which and how to mend it.
@@ -84,6 +91,9 @@ class Job:
     seed: int = field(default=0, kw_only=True)
     wire: Wire = field(default="float32", kw_only=True)
     overlap: bool = field(default=True, kw_only=True)
+    checkpoints: CheckpointPolicy | None = field(default=None, kw_only=True)
+    restore: str = field(default="", kw_only=True)
+    partial_restore: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_program(self.program)
@@ -106,6 +116,9 @@ class Job:
         _check_wire(self.wire)
         if not isinstance(self.overlap, bool):
             raise errors.InvalidJob(f"overlap is {self.overlap!r}; it must be True or False", overlap=self.overlap)
+        if self.checkpoints is not None and not isinstance(self.checkpoints, CheckpointPolicy):
+            raise errors.InvalidJob(f"checkpoints are {self.checkpoints!r}; give a CheckpointPolicy, or None")
+        self._check_restore()
         self.consistency.check(self.workers)
         # A copy as the factory will get it: later changes to the caller's own do not reach a job.
         object.__setattr__(self, "settings", json.loads(_settings_json(self.settings)))
@@ -114,6 +127,19 @@ class Job:
     def is_session(self) -> bool:
         """Whether its workers are sessions of users, not daemons that run a program."""
         return not self.program
+
+    @property
+    def source(self) -> CheckpointChoice | None:
+        """The checkpoint to begin with; None: initial values."""
+        return CheckpointChoice.parse(self.restore, partial=self.partial_restore) if self.restore else None
+
+    def _check_restore(self) -> None:
+        if not isinstance(self.partial_restore, bool):
+            raise errors.InvalidJob(f"partial_restore is {self.partial_restore!r}; it must be True or False")
+        if self.partial_restore and not self.restore:
+            raise errors.InvalidJob("partial_restore without restore; name the checkpoint to take values from")
+        if self.restore != "":
+            CheckpointChoice.parse(self.restore)
 
     def to_proto(self) -> job_pb2.JobSpec:
         """The message that carries this specification."""
@@ -132,6 +158,8 @@ class Job:
             max_steps=self.max_steps,
             wire=_WIRES[self.wire],
             in_turn=not self.overlap,
+            checkpoints=self.checkpoints.to_proto() if self.checkpoints else None,
+            restore=self.source.to_proto() if self.source else None,
         )
 
     @classmethod
@@ -153,6 +181,11 @@ class Job:
         defaults: dict[str, Any] = {}
         if message.HasField("optimizer"):
             defaults["optimizer"] = optim.from_proto(message.optimizer)
+        if message.HasField("checkpoints"):
+            defaults["checkpoints"] = CheckpointPolicy.from_proto(message.checkpoints)
+        if message.HasField("restore"):
+            choice = CheckpointChoice.from_proto(message.restore)
+            defaults["restore"], defaults["partial_restore"] = str(choice), choice.partial
         return cls(
             message.program,
             name=message.name,

@@ -33,6 +33,8 @@ class LocalCluster:
         servers: how many.
         workers: how many; 0 for a cluster whose workers are sessions.
         path: folders that workers import programs from.
+        checkpoints: folder or URL that checkpoints are written to, which stay. Empty: none are taken, unless `flags` or
+            `env` says where.
         listen: host:port of the coordinator; port 0 takes any free one.
         env: environment variables for the roles, beside this process's own. Where neither says how many threads
             linear algebra takes (OMP_NUM_THREADS), each worker gets its share of the cores.
@@ -53,6 +55,7 @@ class LocalCluster:
         workers: int = 2,
         *,
         path: Sequence[str | Path] = (".",),
+        checkpoints: str | Path = "",
         listen: str = _LOOPBACK,
         env: Mapping[str, str] | None = None,
         flags: Mapping[str, Sequence[str]] | None = None,
@@ -63,6 +66,7 @@ class LocalCluster:
     ) -> None:
         self._counts = {"server": _checked("servers", servers), "worker": _checked("workers", workers)}
         self._path = [str(Path(folder).resolve()) for folder in path]
+        self._checkpoints = str(checkpoints)
         self._listen = listen
         given = {**os.environ, **(env or {})}
         self._env = given if any(name in given for name in _THREADS) else {**given, **_share_of_cores(workers)}
@@ -163,6 +167,8 @@ class LocalCluster:
             flags += ["--store", f"{self._state}/coordinator.db", "--scratch", str(self._state)]
         else:
             flags += ["--coordinator", self.address, "--name", f"{role}-{index}"]
+        if role != "worker" and self._checkpoints:
+            flags += ["--checkpoints", self._checkpoints]
         if role == "worker":
             flags += [flag for folder in self._path for flag in ("--path", folder)]
         process = RoleProcess(

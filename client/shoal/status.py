@@ -76,6 +76,32 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A whole checkpoint of a job; `shoal.Checkpoints` reads it.
+
+    Attributes:
+        number: counts a job's checkpoints, from 1.
+        step: the one to go on with.
+        nbytes: of its files.
+        time: seconds of Unix time: of the cut.
+    """
+
+    number: int
+    step: int
+    nbytes: int
+    time: float
+
+    def to_proto(self) -> job_pb2.Checkpoint:
+        """The message that carries it."""
+        return job_pb2.Checkpoint(number=self.number, step=self.step, bytes=self.nbytes, time=self.time)
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.Checkpoint) -> "SavedCheckpoint":
+        """The checkpoint that a message carries."""
+        return cls(message.number, message.step, message.bytes, message.time)
+
+
+@dataclass(frozen=True, slots=True)
 class JobResult:
     """What a job that succeeded did.
 
@@ -103,6 +129,9 @@ class JobStatus:
         finished_at: when it ended.
         workers: member ids of those that work on it.
         progress: how far it has come.
+        checkpoint: the newest whole one; None: there is none.
+        checkpoint_failure: why the latest attempt at one failed; empty: it did not.
+        restarts: how often it went on from a checkpoint, or from its beginning, because shards were lost.
     """
 
     job: Job
@@ -113,6 +142,9 @@ class JobStatus:
     finished_at: float = 0.0
     workers: tuple[str, ...] = ()
     progress: Progress = Progress()
+    checkpoint: SavedCheckpoint | None = None
+    checkpoint_failure: str = ""
+    restarts: int = 0
 
     @property
     def name(self) -> str:
@@ -149,6 +181,9 @@ class JobStatus:
             finished_at=message.finished_at,
             workers=tuple(message.workers),
             progress=Progress.from_proto(message.progress),
+            checkpoint=SavedCheckpoint.from_proto(message.checkpoint) if message.HasField("checkpoint") else None,
+            checkpoint_failure=message.checkpoint_failure,
+            restarts=message.restarts,
         )
 
 
@@ -243,4 +278,4 @@ class ClusterStatus:
         return cls(message.cluster, message.epoch, members)
 
 
-__all__ = ["ClusterStatus", "JobResult", "JobState", "JobStatus", "MemberStatus", "Progress", "Role"]
+__all__ = ["ClusterStatus", "JobResult", "JobState", "JobStatus", "MemberStatus", "Progress", "Role", "SavedCheckpoint"]

@@ -20,6 +20,7 @@ from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
 from shoal_coordinator import events
 from shoal_coordinator.events import (
     Assignment,
+    Attempt,
     Described,
     DropShards,
     Effect,
@@ -28,16 +29,26 @@ from shoal_coordinator.events import (
     Membered,
     R,
     RemoveWorker,
+    ServerRef,
 )
 from shoal_coordinator.jobs import JobLife
 from shoal_coordinator.ledger import Lease, NoRange
-from shoal_coordinator.membership import Member, Membership
+from shoal_coordinator.membership import RETURN_S, Member, Membership
 from shoal_coordinator.outstanding import Outstanding
 from shoal_coordinator.placement import ServerLoad, assign_shards, default_shards, plan_shards
 from shoal_coordinator.records import SavedJob
 from shoal_coordinator.touched import Touched
 
 MAX_LIVE_JOBS = 1_000
+# Outcomes that say of which job they are.
+AnyOutcome = (
+    events.ShardsCreated
+    | events.WorkerAdmitted
+    | events.EffectFailed
+    | events.CutMade
+    | events.CheckpointWritten
+    | events.CheckpointFailed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +58,12 @@ class ClusterPolicy:
     Attributes:
         lease_s: seconds of silence after which a member is dead.
         keep_finished: ended jobs whose variables stay readable; older ones are forgotten.
+        checkpoints: whether there is a folder of them.
     """
 
     lease_s: float = 5.0
     keep_finished: int = 8
+    checkpoints: bool = False
 
 
 class Cluster:
@@ -82,6 +95,8 @@ class Cluster:
             events.JobSubmitted: self._job_submitted,
             events.JobCancelled: self._job_cancelled,
             events.JobDropped: self._job_dropped,
+            events.CheckpointRequested: self._checkpoint_requested,
+            events.CutHeld: self._cut_held,
             events.JobDescribed: self._job_described,
             events.JoinRequested: self._join_requested,
             events.LeaseRequested: self._lease_requested,
@@ -92,6 +107,9 @@ class Cluster:
             events.WorkerFenced: self._worker_fenced,
             events.EffectFailed: self._effect_failed,
             events.EffectDone: self._effect_done,
+            events.CutMade: self._cut_made,
+            events.CheckpointWritten: self._checkpoint_written,
+            events.CheckpointFailed: self._checkpoint_failed,
         }
 
     def handle(self, event: events.Event[R], now: float) -> tuple[R, list[Effect]]:
@@ -114,6 +132,12 @@ class Cluster:
     def epoch(self) -> int:
         """The newest placement's number."""
         return self._epoch
+
+    def wants(self, effect: int, server: ServerRef) -> bool:
+        """Whether an effect is still to be performed, and a server of it lives."""
+        member = self._members.find(server.member)
+        there = member is not None and member.alive and member.registration.address == server.address
+        return there and self._outstanding.find(effect) is not None
 
     def job(self, name: str) -> JobLife:
         """A job by name, to be read.
@@ -158,6 +182,10 @@ class Cluster:
 
     def _time_passed(self, _: events.TimePassed, now: float) -> tuple[str, ...]:
         self._expire(now)
+        for job in self._live():
+            self._emit(job.checkpoint_when_due(now))
+            if job.unplaced is not None:  # it may wait for time to pass
+                self._schedule(now)
         dead, self._dead = tuple(self._dead), []
         return dead
 
@@ -195,7 +223,7 @@ class Cluster:
         if member.role is Role.SERVER:
             for job in self._live():
                 if job.placement and any(server.member == member.id for server in job.servers):
-                    self._emit(job.fail(_lost_shards(member.id, job.placement), now))
+                    self._lose_shards(job, _lost_shards(member.id, job.placement, again=not job.resumable), now)
 
     # Jobs, as users see them.
 
@@ -208,6 +236,7 @@ class Cluster:
             raise errors.JobExists(
                 f"job {name} is {earlier.state.value}: choose another name, or cancel it first", job=name
             )
+        self._check_folder(event.spec)
         if len(self._live()) >= MAX_LIVE_JOBS:
             raise errors.Overloaded(f"the cluster has {MAX_LIVE_JOBS} jobs that have not ended, the most it takes")
         if earlier:
@@ -229,6 +258,20 @@ class Cluster:
         if not job.ended:
             raise errors.JobRunning(f"job {event.job} is {job.state.value}; cancel it first", job=event.job)
         self._forget(job)
+
+    def _checkpoint_requested(self, event: events.CheckpointRequested, now: float) -> Attempt:
+        attempt, effects = self.job(event.job).request_checkpoint(now)
+        self._emit(effects)
+        return attempt
+
+    def _check_folder(self, spec: Job) -> None:
+        asked = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
+        if asked and not self._policy.checkpoints:
+            raise errors.InvalidJob(
+                f"job {spec.name} asks for checkpoints, and this cluster has no folder of them: start its "
+                "coordinator and its servers with --checkpoints",
+                job=spec.name,
+            )
 
     # Jobs, as their workers see them.
 
@@ -261,13 +304,17 @@ class Cluster:
         if not job.has_part(event.worker, event.assignment):
             return True
         job.report(event, now)
+        self._emit(job.checkpoint_when_due(now))
         return False
 
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
         if job.has_part(event.worker, event.assignment):
-            self._emit(job.finish(event.worker, event.error, now))
+            if event.lost and job.resumable:
+                self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
+            else:
+                self._emit(job.finish(event.worker, event.error, now))
             self._schedule(now)
 
     def _seat(self, member: Member, job: JobLife, assignment: int, now: float) -> None:
@@ -296,13 +343,12 @@ class Cluster:
     # What was done.
 
     def _shards_created(self, event: events.ShardsCreated, now: float) -> None:
-        self._outstanding.end(event.effect)
-        if job := self._live_job(event.job):
-            job.shards_created(now)
+        if job := self._job_of_outcome(event):
+            self._emit(job.shards_created(event.restored, now))
+            self._schedule(now)
 
     def _worker_admitted(self, event: events.WorkerAdmitted, now: float) -> None:
-        self._outstanding.end(event.effect)
-        if job := self._live_job(event.job):
+        if job := self._job_of_outcome(event):
             job.admitted(event.assignment, event.step, now)
 
     def _worker_fenced(self, event: events.WorkerFenced, _: float) -> None:
@@ -312,10 +358,42 @@ class Cluster:
         self._outstanding.end(event.effect)
 
     def _effect_failed(self, event: events.EffectFailed, now: float) -> None:
-        self._outstanding.end(event.effect)
-        if job := self._live_job(event.job):
-            self._emit(job.fail(event.reason, now))
+        if job := self._job_of_outcome(event):
+            if event.lost:
+                self._lose_shards(job, event.reason, now)
+            else:
+                self._emit(job.fail(event.reason, now))
             self._schedule(now)
+
+    def _cut_held(self, event: events.CutHeld, _: float) -> events.Held:
+        job = self._live_job(event.job)
+        if job is None:
+            raise errors.Cancelled(f"job {event.job.name} is over")
+        return job.held()
+
+    def _cut_made(self, event: events.CutMade, _: float) -> None:
+        if job := self._job_of_outcome(event):
+            self._emit(job.cut_made(event))
+
+    def _checkpoint_written(self, event: events.CheckpointWritten, now: float) -> None:
+        if job := self._job_of_outcome(event):
+            self._emit(job.checkpoint_written(event.saved, event.removed, now))
+            self._schedule(now)
+
+    def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
+        if job := self._job_of_outcome(event):
+            self._emit(job.checkpoint_failed(event.reason, now))
+            self._schedule(now)
+
+    def _job_of_outcome(self, event: AnyOutcome) -> JobLife | None:
+        """The live job that an effect was for; None: there is none any more, or the effect was given up."""
+        return self._live_job(event.job) if self._outstanding.end(event.effect) else None
+
+    def _lose_shards(self, job: JobLife, reason: str, now: float) -> None:
+        effects = job.lose_shards(reason, 2 * max(self._policy.lease_s, RETURN_S), now)
+        if not job.ended:
+            self._outstanding.abandon(job.ref)
+        self._emit(effects)
 
     # Who works on what, and where the variables are.
 
@@ -359,8 +437,8 @@ class Cluster:
     def _place(self, job: JobLife, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
         servers = self._members.alive(Role.SERVER)
-        if not servers:
-            return "waiting for a server"
+        if not servers or job.waits_for_servers(len(servers), now):
+            return "waiting for servers" if servers else "waiting for a server"
         variables = dict(job.unplaced or {})
         held = self._placed_bytes()
         loads = [ServerLoad(server.id, server.registration.address, held[server.id]) for server in servers]
@@ -388,7 +466,8 @@ class Cluster:
 
     def _new_job(self, ref: JobRef, spec: Job, now: float, token: str, saved: SavedJob | None = None) -> JobLife:
         changed = partial(self._touched.job, ref.submission)
-        job = self._jobs[ref.name] = JobLife(ref, spec, now, token, saved, changed)
+        job = JobLife(ref, spec, now, token, saved, changed, checkpoints=self._policy.checkpoints)
+        self._jobs[ref.name] = job
         return job
 
     def _live(self) -> list[JobLife]:
@@ -435,10 +514,14 @@ class Cluster:
         )
 
 
-def _lost_shards(server: str, placement: Placement) -> str:
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
+
+
+def _lost_shards(server: str, placement: Placement, *, again: bool) -> str:
     numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server]
     what = f"shard{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
-    return f"server {server} is gone, and with it the only replica of {what}; submit the job again"
+    return f"server {server} is gone, and with it the only replica of {what}{'; submit the job again' if again else ''}"
 
 
 def _over(job: JobLife, now: float) -> errors.ShoalError:

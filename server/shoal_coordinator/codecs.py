@@ -1,6 +1,6 @@
 """The coordinator's answers as messages. What comes in is decoded by the types' own `from_proto`, or in a servicer."""
 
-from shoal.events import Event, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Progress, Role
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.events import Joined
@@ -46,6 +46,9 @@ def job_message(status: JobStatus) -> job_pb2.JobStatus:
         finished_at=status.finished_at,
         workers=status.workers,
         progress=progress_message(status.progress),
+        checkpoint=status.checkpoint.to_proto() if status.checkpoint else None,
+        checkpoint_failure=status.checkpoint_failure,
+        restarts=status.restarts,
     )
 
 
@@ -63,6 +66,14 @@ def event_message(event: Event) -> job_pb2.Event:
                 progress=progress_message(event.progress),
             )
             message.metrics.CopyFrom(metrics)
+        case CheckpointEnded():
+            end = job_pb2.CheckpointEnd(
+                attempt=event.attempt,
+                saved=event.saved.to_proto() if event.saved else None,
+                seconds=event.seconds,
+                failure=event.failure,
+            )
+            message.checkpoint.CopyFrom(end)
         case LogLine():
             message.log.CopyFrom(job_pb2.LogLine(worker=event.worker, text=event.text))
     return message

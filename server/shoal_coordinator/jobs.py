@@ -5,6 +5,9 @@ goes on with those that are there: who dies is taken out of the barriers, and an
 by themselves, when the data is out or `max_steps` are taken, and are not replaced then; the job succeeds when all have.
 The workers of a session job come and go as their users please; it succeeds when the last one present finishes, while
 the death of the last one leaves it running, for its user to come back to.
+
+A job whose shards are lost goes back: to its newest whole checkpoint, or to its beginning if it has none yet; its
+workers start anew. A session job fails instead, for its users' programs would not know.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,32 +16,43 @@ from google.protobuf.message import Message
 
 from shoal import errors
 from shoal._layout import Placement
-from shoal.events import LogLine, MetricsReported, StateChanged
+from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
+from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
 from shoal.events import from_proto as event_from_proto
 from shoal.job import Job
-from shoal.status import JobState, JobStatus, Progress
+from shoal.status import JobState, JobStatus, Progress, SavedCheckpoint
 from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import Variable
 from shoal.variables import from_proto as variable_from_proto
 from shoal_coordinator import codecs
+from shoal_coordinator.checkpointing import Checkpointing
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
     AdmitWorker,
+    Attempt,
     CreateShards,
+    CutMade,
     Described,
     DropShards,
     Effect,
+    Held,
     JobDescribed,
     JobRef,
     Joined,
     RemoveWorker,
+    Restored,
     ServerRef,
+    TakeCut,
     WorkerReported,
+    WriteCheckpoint,
 )
 from shoal_coordinator.ledger import Lease, Ledger, NoRange, default_range_size
 from shoal_coordinator.parts import Description, Participant, Stage
 from shoal_coordinator.progress import Tally, told_from_proto
 from shoal_coordinator.records import Part, SavedJob
+
+# A job that loses its shards so often without a new checkpoint in between would do so for ever.
+MAX_FRUITLESS = 10
 
 
 class JobLife:
@@ -49,6 +63,7 @@ class JobLife:
         spec: what the user asked for.
         now: seconds of Unix time, as in every method.
         token: of the submission, by which a repeat of it is known.
+        checkpoints: whether the cluster has a folder of them.
         saved: what an earlier coordinator knew of it; None: it is new.
         changed: told the name of a record (`shoal_coordinator.records`) that is another one now, or gone.
     """
@@ -61,6 +76,8 @@ class JobLife:
         token: str = "",
         saved: SavedJob | None = None,
         changed: Callable[[str], None] = lambda _: None,
+        *,
+        checkpoints: bool = False,
     ) -> None:
         self.ref, self.spec, self.token = ref, spec, token
         self._changed = changed
@@ -79,6 +96,14 @@ class JobLife:
         self._created = False  # the shards are on the servers
         self._ledger: Ledger | None = None  # None until the job is described
         self._tally = Tally()
+        policy = spec.checkpoints or CheckpointPolicy()
+        self.checkpoints = (
+            Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS)) if checkpoints else None
+        )  # None: the cluster has no folder of them
+        self._at_end = checkpoints and policy.at_end
+        self._closing = False  # all workers are through, and the last checkpoint is being taken, or was
+        self._restarts = self._fruitless = 0  # times that shards were lost: altogether, since a new checkpoint
+        self._patience, self._servers = 0.0, 0  # until when to wait for how many servers, which it had before
         if saved:
             self._restore(saved)
         else:
@@ -121,7 +146,7 @@ class JobLife:
     @property
     def vacancies(self) -> list[int]:
         """The ranks that wait for a worker."""
-        if self.ended:
+        if self.ended or (self._closing and not self.spec.is_session):
             return []
         taken = {participant.rank for participant in self.active.values()}
         if not self.spec.is_session:
@@ -154,6 +179,9 @@ class JobLife:
             finished_at=self._finished_at,
             workers=tuple(self._crew[rank] for rank in sorted(self._crew)),
             progress=self._progress(now),
+            checkpoint=self.checkpoints.saved[-1] if self.checkpoints and self.checkpoints.saved else None,
+            checkpoint_failure=self.checkpoints.failure if self.checkpoints else "",
+            restarts=self._restarts,
         )
 
     def joined(self, worker: str) -> Joined:
@@ -181,6 +209,7 @@ class JobLife:
         participant = Participant(worker, incarnation, self.vacancies[0], assignment)
         self.active[worker] = participant
         self._crew[participant.rank] = worker
+        self._closing = False
         state = JobState.STARTING if self.state is JobState.PENDING else self.state
         self._enter(state, f"worker {worker} enters as rank {participant.rank}", now)
         return participant
@@ -209,13 +238,22 @@ class JobLife:
         self.placement = placement
         self._changed(Part.PLAN)
         self._enter(JobState.PLACING, "", now)
-        return [CreateShards(self.ref, placement, self.spec)]
+        own = [CheckpointChoice(self.ref.name, it.number) for it in self._saved[::-1]]
+        named = [self.spec.source] if self.spec.source and not own else []
+        return [CreateShards(self.ref, placement, self.spec, tuple(own or named))]
 
-    def shards_created(self, now: float) -> None:
+    def waits_for_servers(self, alive: int, now: float) -> bool:
+        """Whether more servers may come back, with which its shards were, so that it is too early to place them."""
+        return alive < self._servers and now < self._patience
+
+    def shards_created(self, restored: Restored | None, now: float) -> list[Effect]:
         """All servers hold the shards."""
         self._created = True
         self._changed(Part.STATE)
+        if restored and (problem := self._go_on_from(restored, now)):
+            return self.fail(problem, now)
         self._run_when_ready(now)
+        return []
 
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
         """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
@@ -263,6 +301,137 @@ class JobLife:
         if fresh.accepted or fresh.rejected or fresh.dropped:
             values, progress = dict(report.values), self._progress(now)
             self.log.append(MetricsReported(self.log.next, now, report.worker, report.step, values, progress))
+
+    # Checkpoints are taken.
+
+    def request_checkpoint(self, now: float) -> tuple[Attempt, list[Effect]]:
+        """Takes one more, now or when the one under way is over."""
+        if self.checkpoints is None:
+            raise errors.StorageFailed(_NO_FOLDER)
+        if self.state is not JobState.RUNNING:
+            self.placed  # noqa: B018 - says what is wrong
+            raise errors.NotPlaced(f"job {self.ref.name} is {self.state.value}; only a running one is saved")
+        attempt = Attempt(self.checkpoints.request(), self.log.last)
+        return attempt, self.checkpoint_when_due(now)
+
+    def checkpoint_when_due(self, now: float) -> list[Effect]:
+        """Begins a checkpoint, if it is time."""
+        if self.checkpoints is None or self.state is not JobState.RUNNING or self.placement is None:
+            return []
+        step = max((it.told.step for it in self.active.values() if it.told), default=0)
+        if not self.checkpoints.due(now, step):
+            return []
+        self.checkpoints.begin(now, step)
+        return [TakeCut(self.ref, self.placement.epoch, self.servers)]
+
+    def held(self) -> Held:
+        """The coordinator's part of a cut: to be asked for while all servers hold back commits."""
+        return Held(
+            self._ledger.to_proto() if self._ledger and self._ledger.examples else None,
+            {worker: participant.rank for worker, participant in self.active.items()},
+            self._tally.to_proto({}),
+        )
+
+    def cut_made(self, cut: CutMade) -> list[Effect]:
+        """All servers write their part."""
+        return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)] if self.placement else []
+
+    def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:
+        """A checkpoint is whole."""
+        if self.checkpoints is None or not self.checkpoints.busy:
+            return []
+        self.checkpoints.written(saved, removed)
+        self._fruitless = 0
+        self._changed(Part.STATE)
+        return self._checkpoint_ended(saved, "", now)
+
+    def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
+        """A checkpoint was given up."""
+        if self.checkpoints is None or not self.checkpoints.busy:
+            return []
+        self.checkpoints.failed(reason)
+        return self._checkpoint_ended(None, reason, now)
+
+    def _checkpoint_ended(self, saved: SavedCheckpoint | None, failure: str, now: float) -> list[Effect]:
+        assert self.checkpoints is not None
+        seconds = max(0.0, now - self.checkpoints.began_at)
+        self.log.append(CheckpointEnded(self.log.next, now, self.checkpoints.attempt, saved, seconds, failure))
+        effects = self.checkpoint_when_due(now)  # another one was asked for meanwhile
+        return effects + (self._succeed_when_done(now) if self._closing else [])
+
+    # Its shards are lost, and it goes on.
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it goes back to a checkpoint, or to its beginning, when its shards are lost."""
+        return self.checkpoints is not None and not self.spec.is_session
+
+    def lose_shards(self, reason: str, patience_s: float, now: float) -> list[Effect]:
+        """Goes back, or fails if it cannot.
+
+        Args:
+            reason: why they are lost.
+            patience_s: how long to wait for as many servers as there were.
+            now: the time.
+        """
+        if self.ended or self.placement is None:
+            return []
+        if not self.resumable or self._fruitless >= MAX_FRUITLESS:
+            often = f" (for the {self._fruitless + 1}th time without a new checkpoint)" if self._fruitless else ""
+            return self.fail(f"{reason}{often}", now)
+        servers = self.servers
+        self._restarts, self._fruitless = self._restarts + 1, self._fruitless + 1
+        self._patience, self._servers = now + patience_s, len(servers)
+        for worker in list(self.active):
+            self._release(worker)  # what servers know of it goes with the shards
+        self._crew.clear()
+        self._finished.clear()
+        self.placement, self._created, self._closing = None, False, False
+        self._assigner, self._assigned = 0, False
+        self._begin_anew()
+        if self.checkpoints:
+            self.checkpoints.restart(now, 0)
+        for part in (Part.PLAN, Part.LEDGER, Part.TALLY):
+            self._changed(part)
+        last = f"checkpoint {self._saved[-1].number}" if self._saved else "its beginning"
+        self._enter(JobState.PENDING, f"{reason}; it goes on from {last}", now)
+        return [DropShards(self.ref, servers)]
+
+    def _begin_anew(self) -> None:
+        self._tally = Tally()
+        self._ledger = self._new_ledger(self._description.examples) if self._description else None
+
+    def _go_on_from(self, restored: Restored, now: float) -> str:
+        """Takes up where a checkpoint was; what is wrong with that, if anything is."""
+        assert self._description is not None
+        given = self._description.given
+        missing = given - restored.variables
+        if missing and missing != given:
+            return (
+                f"{restored.source} has no {', '.join(sorted(missing))}, whose initial values the program gives with "
+                f"those of {', '.join(sorted(given - missing))}, which were restored: give them an initializer"
+            )
+        self._assigned = self._assigned or not missing
+        examples, data = self._description.examples, restored.data
+        if data is not None and data.examples == examples:
+            self._ledger = Ledger.resumed(
+                data,
+                epochs=self.spec.epochs,
+                workers=self.spec.workers,
+                changed=lambda: self._changed(Part.LEDGER),
+            )
+            self._changed(Part.LEDGER)
+        self._tally = Tally.from_proto(restored.tally)
+        self._changed(Part.TALLY)
+        if self.checkpoints:
+            self.checkpoints.restart(now, restored.step)
+        passed_by = f" ({'; '.join(restored.passed_by)})" if restored.passed_by else ""
+        self._enter(self.state, f"goes on from {restored.source}, step {restored.step}{passed_by}", now)
+        return ""
+
+    @property
+    def _saved(self) -> list[SavedCheckpoint]:
+        return list(self.checkpoints.saved) if self.checkpoints else []
 
     # They go, and the job ends.
 
@@ -320,6 +489,9 @@ class JobLife:
         assert self._created or not admitted, "servers were told of a worker before they had the shards"
         if self._ledger:
             self._ledger.validate()
+        if self.checkpoints:
+            self.checkpoints.validate()
+        assert not (self._closing and self.active), "it closes while workers work"
         self.log.validate()
 
     def _enter(self, state: JobState, reason: str, now: float) -> None:
@@ -336,7 +508,7 @@ class JobLife:
         everyone = len(self.active) == self.spec.workers and all(
             participant.stage is Stage.ADMITTED for participant in self.active.values()
         )
-        given = self._description is not None and self._description.given
+        given = bool(self._description and self._description.given)
         if self.state is JobState.PLACING and self._created and everyone and (self._assigned or not given):
             self._started_at = now
             self._enter(JobState.RUNNING, "", now)
@@ -353,14 +525,24 @@ class JobLife:
     def _elect_assigner(self) -> None:
         """Sees to it that one of those that know the given values is to send them, as long as they are not in place."""
         knowing = [participant.assignment for participant in self.active.values() if participant.described]
-        given = self._description is not None and self._description.given
+        given = bool(self._description and self._description.given)
         if given and not self._assigned and self._assigner not in knowing:
             self._assigner = min(knowing, default=0)
 
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
         through = self.spec.is_session or not self.vacancies or (self._ledger is not None and self._ledger.finished)
-        return self._end(JobState.SUCCEEDED, "", now) if self._finished and not self.active and through else []
+        if not self._finished or self.active or not through:
+            return []
+        if self._at_end and self.checkpoints and not self._closing:
+            self._closing = True
+            self.checkpoints.request()
+            self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
+            return self.checkpoint_when_due(now)
+        if self._closing and self.checkpoints and self.checkpoints.pending:
+            return []
+        failure = self.checkpoints.failure if self._closing and self.checkpoints else ""
+        return self._end(JobState.SUCCEEDED, f"its last checkpoint failed: {failure}" if failure else "", now)
 
     def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
         if self.ended:
@@ -385,7 +567,7 @@ class JobLife:
     @property
     def parts(self) -> Iterator[str]:
         """The names of all records that it may have."""
-        yield from (Part.SPEC, Part.PLAN, Part.STATE, Part.LEDGER, Part.TALLY)
+        yield from (Part.SPEC, Part.PLAN, Part.STATE, Part.LEDGER, Part.TALLY, Part.CHECKPOINTS)
         yield from (f"{Part.EVENT}/{number}" for number in self.log.kept)
 
     def record(self, part: str) -> Message | None:
@@ -403,6 +585,8 @@ class JobLife:
             case Part.TALLY:
                 parts = self.active.values()
                 return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
+            case Part.CHECKPOINTS:
+                return self.checkpoints.to_proto() if self.checkpoints else None
         event = self.log.find(int(number))
         return codecs.event_message(event) if event else None
 
@@ -433,6 +617,11 @@ class JobLife:
             assigned=self._assigned,
             created=self._created,
             numbered=self.log.numbered,
+            closing=self._closing,
+            restarts=self._restarts,
+            fruitless=self._fruitless,
+            patience=self._patience,
+            servers=self._servers,
         )
 
     def _restore(self, saved: SavedJob) -> None:
@@ -447,6 +636,10 @@ class JobLife:
         self.active = {part.worker: Participant.from_proto(part) for part in state.parts}
         self._crew, self._finished = dict(state.crew), set(state.finished)
         self._assigner, self._assigned, self._created = state.assigner, state.assigned, state.created
+        self._closing, self._restarts, self._fruitless = state.closing, state.restarts, state.fruitless
+        self._patience, self._servers = state.patience, state.servers
+        if self.checkpoints and saved.checkpoints:
+            self.checkpoints.take_up(saved.checkpoints)
         if plan := saved.plan:
             self._restore_plan(plan)
         if saved.ledger:
@@ -466,3 +659,6 @@ class JobLife:
             placement.CopyFrom(plan.placement)
             placement.variables.extend(plan.variables)
             self.placement = Placement.from_proto(placement)
+
+
+_NO_FOLDER = "this cluster has no folder of checkpoints: start its coordinator and its servers with --checkpoints"

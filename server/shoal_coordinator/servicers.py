@@ -117,6 +117,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return pb.CancelReply(status=codecs.job_message(status))
 
     @_rpc.servicer
+    def TakeCheckpoint(self, request: pb.TakeCheckpointRequest, _: grpc.ServicerContext) -> pb.TakeCheckpointReply:
+        attempt = self._coordinator.handle(events.CheckpointRequested(request.job))
+        return pb.TakeCheckpointReply(attempt=attempt.number, after=attempt.after)
+
+    @_rpc.servicer
     def Drop(self, request: pb.DropRequest, _: grpc.ServicerContext) -> pb.DropReply:
         self._coordinator.handle(events.JobDropped(request.job))
         return pb.DropReply()

@@ -31,6 +31,12 @@ def up(
     listen: Annotated[
         str, typer.Option(envvar="SHOAL_LISTEN", help="The coordinator's host:port; port 0 takes any free one.")
     ] = options.DEFAULT_ADDRESS,
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOAL_CHECKPOINTS", help="Folder of checkpoints, which stays; without one, none are taken."
+        ),
+    ] = "",
     log_level: Annotated[
         str, typer.Option(envvar="SHOAL_LOG_LEVEL", help="Of the roles: debug, info, warning or error.")
     ] = "warning",
@@ -47,6 +53,7 @@ def up(
         servers,
         workers,
         path=path or ["."],
+        checkpoints=checkpoints,
         listen=listen,
         log_level=log_level,
         log_dir=log_dir,

@@ -32,7 +32,7 @@ def jobs(
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         now, found = time.time(), client.jobs()
         rows = [_job_row(status, now) for status in found]
-        notes = [f"{status.name}: {first_line(status.reason)}" for status in found if status.reason]
+        notes = [f"{status.name}: {note}" for status in found for note in _notes(status)]
         out.rows("", columns, rows, optional=["age", "stale", "samples/s", "program", "loss", "workers"], notes=notes)
 
 
@@ -61,6 +61,22 @@ def logs(
         for event in client.job(job).events(follow=follow):
             if isinstance(event, LogLine):
                 out.say(str(event), records.event(event))
+
+
+def checkpoint(
+    job: options.JobArgument,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; by default as long as it takes.")] = None,
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Takes a checkpoint while training goes on, and waits until it is whole."""
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        saved = client.job(job).checkpoint(timeout)
+        out.say(
+            f"{job}/{saved.number}: step {saved.step:,}, {saved.nbytes:,} bytes",
+            {"job": job, **records.checkpoint(saved)},
+        )
 
 
 def cancel(
@@ -126,6 +142,11 @@ def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
     return cells, records.job(status)
 
 
+def _notes(status: JobStatus) -> list[str]:
+    failure = status.checkpoint_failure and f"the last checkpoint failed: {first_line(status.checkpoint_failure)}"
+    return [*filter(None, (first_line(status.reason), failure))]
+
+
 def _duration(seconds: float) -> str:
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
@@ -147,4 +168,4 @@ def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
         raise _cannot_write(file, error.strerror or str(error)) from None
 
 
-__all__ = ["cancel", "drop", "jobs", "logs", "pull", "wait"]
+__all__ = ["cancel", "checkpoint", "drop", "jobs", "logs", "pull", "wait"]

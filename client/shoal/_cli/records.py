@@ -3,8 +3,8 @@
 from dataclasses import asdict
 from typing import Any
 
-from shoal.events import Event, LogLine, MetricsReported, StateChanged
-from shoal.status import ClusterStatus, JobResult, JobStatus, MemberStatus
+from shoal.events import CheckpointEnded, Event, LogLine, MetricsReported, StateChanged
+from shoal.status import ClusterStatus, JobResult, JobStatus, MemberStatus, SavedCheckpoint
 
 
 def job(status: JobStatus) -> dict[str, Any]:
@@ -31,7 +31,15 @@ def job(status: JobStatus) -> dict[str, Any]:
         "started_at": status.started_at,
         "finished_at": status.finished_at,
         "progress": asdict(status.progress),
+        "checkpoint": checkpoint(status.checkpoint) if status.checkpoint else None,
+        "checkpoint_failure": status.checkpoint_failure,
+        "restarts": status.restarts,
     }
+
+
+def checkpoint(saved: SavedCheckpoint) -> dict[str, Any]:
+    """A checkpoint that is whole."""
+    return {"number": saved.number, "step": saved.step, "bytes": saved.nbytes, "time": saved.time}
 
 
 def result(result: JobResult) -> dict[str, Any]:
@@ -69,9 +77,17 @@ def event(event: Event) -> dict[str, Any]:
                 "values": dict(event.values),
                 "progress": asdict(event.progress),
             }
+        case CheckpointEnded():
+            record |= {
+                "event": "checkpoint",
+                "attempt": event.attempt,
+                "saved": checkpoint(event.saved) if event.saved else None,
+                "seconds": event.seconds,
+                "failure": event.failure,
+            }
         case LogLine():
             record |= {"event": "log", "worker": event.worker, "text": event.text}
     return record
 
 
-__all__ = ["cluster", "event", "job", "member", "result"]
+__all__ = ["checkpoint", "cluster", "event", "job", "member", "result"]

@@ -1,6 +1,6 @@
 """`shoal submit`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,6 +9,7 @@ from shoal._cli import options, records
 from shoal._cli.follow import follow as follow_job
 from shoal._cli.follow import summary
 from shoal._cli.output import INTERRUPTED, Output
+from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.client import Client, JobHandle
 from shoal.job import Job, Wire
 
@@ -39,6 +40,20 @@ def submit(
         bool,
         typer.Option("--in-turn", help="Pull, compute and push in turn, though the mode allows to overlap them."),
     ] = False,
+    from_checkpoint: Annotated[
+        str, typer.Option("--from", metavar="CHECKPOINT", help="Go on from it: JOB for its newest one, or JOB/NUMBER.")
+    ] = "",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="With --from: take the values of variables that both have, no more.")
+    ] = False,
+    checkpoint_s: Annotated[
+        float | None, typer.Option(help="Seconds from one checkpoint to the next; 0: none by time. By default 600.")
+    ] = None,
+    checkpoint_steps: Annotated[int | None, typer.Option(help="Steps from one checkpoint to the next.")] = None,
+    keep: Annotated[int | None, typer.Option(help="So many of the newest checkpoints stay. By default 3.")] = None,
+    keep_every: Annotated[
+        int | None, typer.Option(help="Checkpoints whose number is a multiple of this stay as well.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Watch it to its end, and end as it does. Ctrl-C leaves it running.")
     ] = False,
@@ -65,6 +80,11 @@ def submit(
             seed=seed,
             wire=wire,
             overlap=not in_turn,
+            checkpoints=_policy(
+                every_s=checkpoint_s, every_steps=checkpoint_steps, keep_last=keep, keep_every=keep_every
+            ),
+            restore=from_checkpoint,
+            partial_restore=partial,
         )
         handle = client.submit(job)
         if out.as_json:
@@ -73,6 +93,14 @@ def submit(
             out.say(f"submitted {handle.name}; watch it with `shoal logs --follow {handle.name}`", {})
         if follow:
             _follow(handle, out)
+
+
+def _policy(**given: float | None) -> CheckpointPolicy | None:
+    """What was said; None: nothing was."""
+    said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if said.get("every_steps") and "every_s" not in said:
+        said["every_s"] = 0.0
+    return CheckpointPolicy(**said) if said else None
 
 
 def _follow(job: JobHandle, out: Output) -> None:

@@ -60,6 +60,11 @@ class JobsStub:
                 request_serializer=shoal_dot_v1_dot_job__pb2.DropRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_job__pb2.DropReply.FromString,
                 _registered_method=True)
+        self.TakeCheckpoint = channel.unary_unary(
+                '/shoal.v1.Jobs/TakeCheckpoint',
+                request_serializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/shoal.v1.Jobs/Watch',
                 request_serializer=shoal_dot_v1_dot_job__pb2.WatchRequest.SerializeToString,
@@ -129,6 +134,14 @@ class JobsServicer:
 
     def Drop(self, request, context):
         """Frees a finished job's variables and forgets it. Running: FAILED_PRECONDITION, JOB_RUNNING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeCheckpoint(self, request, context):
+        """Begins a checkpoint; the event whose `attempt` is the reply's says what became of it. A cluster without a folder of
+        checkpoints: UNAVAILABLE, STORAGE_FAILED. A job whose variables are not on servers: FAILED_PRECONDITION, NOT_PLACED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,6 +226,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Drop,
                     request_deserializer=shoal_dot_v1_dot_job__pb2.DropRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_job__pb2.DropReply.SerializeToString,
+            ),
+            'TakeCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeCheckpoint,
+                    request_deserializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointReply.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -385,6 +403,33 @@ class Jobs:
             '/shoal.v1.Jobs/Drop',
             shoal_dot_v1_dot_job__pb2.DropRequest.SerializeToString,
             shoal_dot_v1_dot_job__pb2.DropReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Jobs/TakeCheckpoint',
+            shoal_dot_v1_dot_job__pb2.TakeCheckpointRequest.SerializeToString,
+            shoal_dot_v1_dot_job__pb2.TakeCheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,

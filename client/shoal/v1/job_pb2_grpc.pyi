@@ -42,6 +42,10 @@ class JobsStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_job_pb2.CancelRequest, _job_pb2.CancelReply]
     Drop: _grpc.UnaryUnaryMultiCallable[_job_pb2.DropRequest, _job_pb2.DropReply]
     """Frees a finished job's variables and forgets it. Running: FAILED_PRECONDITION, JOB_RUNNING."""
+    TakeCheckpoint: _grpc.UnaryUnaryMultiCallable[_job_pb2.TakeCheckpointRequest, _job_pb2.TakeCheckpointReply]
+    """Begins a checkpoint; the event whose `attempt` is the reply's says what became of it. A cluster without a folder of
+    checkpoints: UNAVAILABLE, STORAGE_FAILED. A job whose variables are not on servers: FAILED_PRECONDITION, NOT_PLACED.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]
     """Streams a job's events from a sequence number on, and ends after the one that ends the job."""
     GetPlacement: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetPlacementRequest, _tensor_pb2.Placement]
@@ -74,6 +78,10 @@ class JobsAsyncStub(JobsStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_job_pb2.CancelRequest, _job_pb2.CancelReply]  # type: ignore[assignment]
     Drop: _aio.UnaryUnaryMultiCallable[_job_pb2.DropRequest, _job_pb2.DropReply]  # type: ignore[assignment]
     """Frees a finished job's variables and forgets it. Running: FAILED_PRECONDITION, JOB_RUNNING."""
+    TakeCheckpoint: _aio.UnaryUnaryMultiCallable[_job_pb2.TakeCheckpointRequest, _job_pb2.TakeCheckpointReply]  # type: ignore[assignment]
+    """Begins a checkpoint; the event whose `attempt` is the reply's says what became of it. A cluster without a folder of
+    checkpoints: UNAVAILABLE, STORAGE_FAILED. A job whose variables are not on servers: FAILED_PRECONDITION, NOT_PLACED.
+    """
     Watch: _aio.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]  # type: ignore[assignment]
     """Streams a job's events from a sequence number on, and ends after the one that ends the job."""
     GetPlacement: _aio.UnaryUnaryMultiCallable[_job_pb2.GetPlacementRequest, _tensor_pb2.Placement]  # type: ignore[assignment]
@@ -133,6 +141,16 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.DropReply, _abc.Awaitable[_job_pb2.DropReply]]:
         """Frees a finished job's variables and forgets it. Running: FAILED_PRECONDITION, JOB_RUNNING."""
+
+    @_abc_1.abstractmethod
+    def TakeCheckpoint(
+        self,
+        request: _job_pb2.TakeCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.TakeCheckpointReply, _abc.Awaitable[_job_pb2.TakeCheckpointReply]]:
+        """Begins a checkpoint; the event whose `attempt` is the reply's says what became of it. A cluster without a folder of
+        checkpoints: UNAVAILABLE, STORAGE_FAILED. A job whose variables are not on servers: FAILED_PRECONDITION, NOT_PLACED.
+        """
 
     @_abc_1.abstractmethod
     def Watch(
