@@ -344,7 +344,7 @@ class Cluster:
 
     def _shards_created(self, event: events.ShardsCreated, now: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.shards_created(event.restored, now))
+            self._emit(job.shards_created(now, event.restored))
             self._schedule(now)
 
     def _worker_admitted(self, event: events.WorkerAdmitted, now: float) -> None:

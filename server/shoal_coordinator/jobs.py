@@ -246,7 +246,7 @@ class JobLife:
         """Whether more servers may come back, with which its shards were, so that it is too early to place them."""
         return alive < self._servers and now < self._patience
 
-    def shards_created(self, restored: Restored | None, now: float) -> list[Effect]:
+    def shards_created(self, now: float, restored: Restored | None = None) -> list[Effect]:
         """All servers hold the shards."""
         self._created = True
         self._changed(Part.STATE)

@@ -141,7 +141,7 @@ def test_a_server_that_refuses_fails_the_job_and_nothing_else(crew):
 
 
 def test_an_unreachable_server_is_tried_again_for_a_while(crew, monkeypatch):
-    monkeypatch.setattr(effects, "_RETRY_FOR_S", 0.3)
+    monkeypatch.setattr(server_calls, "_RETRY_FOR_S", 0.3)
     for server in crew.servers:
         server.stop(0.1)
     crew.submit(job(workers=1))

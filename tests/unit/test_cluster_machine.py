@@ -294,7 +294,8 @@ def test_what_comes_late_from_an_earlier_job_of_that_name_changes_nothing(rig):
 def test_what_cannot_be_done_fails_the_job(rig):
     rig.submit(job())
     rig.describe("a", "w0")
-    rig.handle(events.EffectFailed(rig.pending[0].job, "its shards could not be created: no memory"))
+    [effect] = rig.pending
+    rig.handle(events.EffectFailed(effect.job, "its shards could not be created: no memory", effect=effect.number))
     assert rig.status("a").reason == "its shards could not be created: no memory"
 
 
