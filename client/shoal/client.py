@@ -18,7 +18,7 @@ from shoal.events import CheckpointEnded, Event, LogLine
 from shoal.job import Job, Wire
 from shoal.optim import Optimizer
 from shoal.session import Session
-from shoal.status import ClusterStatus, JobResult, JobStatus, SavedCheckpoint
+from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, SavedCheckpoint
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal.variables import Variable
 
@@ -85,6 +85,15 @@ class JobHandle:
             follow: wait for more until the job has ended.
         """
         return (str(event) for event in self.events(follow=follow) if isinstance(event, LogLine))
+
+    def data(self) -> DataAccount:
+        """What became of the job's data: which examples are done, who holds which, and which still wait.
+
+        Raises:
+            UnknownJob: there is no such job, or none any more.
+        """
+        request = job_pb2.GetDataRequest(job=self.name)
+        return DataAccount.from_proto(self._coordinator.call(self._jobs.GetData, request))
 
     def cancel(self) -> JobStatus:
         """Ends the job. One that has ended stays as it is."""

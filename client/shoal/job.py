@@ -30,6 +30,8 @@ _UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
 # The smallest and the largest value of each number.
 _RANGES: Mapping[str, tuple[int, int]] = {
     "workers": (1, _MAX_WORKERS),
+    "min_workers": (0, _MAX_WORKERS),
+    "max_workers": (0, _MAX_WORKERS),
     "epochs": (1, _UINT32),
     "batch_size": (1, _UINT32),
     "range_size": (0, _UINT32),
@@ -49,7 +51,11 @@ class Job:
         program: `package.module:factory`, which the workers import. Empty: a job whose workers are sessions of users.
         name: 1 to 63 characters of a-z, 0-9 and -, starting with a letter; may be used again once the job has ended.
             Empty: drawn from the program's name, with a random ending.
-        workers: how many train at once; it starts when all of them are there.
+        workers: how many are wanted; it starts when all of them are there.
+        min_workers: so many are enough to start with when no more are idle; for programs, not for sessions. 0: as many
+            as `workers`. It goes on with fewer, should some die or leave.
+        max_workers: up to so many may join at any time while it runs, whenever no job waits for them, and stay until
+            its end, or until they leave; for programs, not for sessions. 0: as many as `workers`.
         consistency: how their pushes and pulls are ordered.
         optimizer: what turns gradients into updates.
         settings: keyword arguments of the factory; they travel as JSON, so tuples arrive as lists.
@@ -80,6 +86,8 @@ class Job:
     program: str = ""
     name: str = field(default="", kw_only=True)
     workers: int = field(default=1, kw_only=True)
+    min_workers: int = field(default=0, kw_only=True)
+    max_workers: int = field(default=0, kw_only=True)
     consistency: modes.Consistency = field(default=modes.Synchronous(), kw_only=True)
     optimizer: optim.Optimizer = field(default=optim.SGD(0.1), kw_only=True)
     settings: Mapping[str, JSON] = field(default_factory=dict, kw_only=True)
@@ -119,7 +127,8 @@ class Job:
         if self.checkpoints is not None and not isinstance(self.checkpoints, CheckpointPolicy):
             raise errors.InvalidJob(f"checkpoints are {self.checkpoints!r}; give a CheckpointPolicy, or None")
         self._check_restore()
-        self.consistency.check(self.workers)
+        self._check_workers()
+        self.consistency.check(self.fewest_workers)
         # A copy as the factory will get it: later changes to the caller's own do not reach a job.
         object.__setattr__(self, "settings", json.loads(_settings_json(self.settings)))
 
@@ -141,6 +150,32 @@ class Job:
         if self.restore != "":
             CheckpointChoice.parse(self.restore)
 
+    @property
+    def fewest_workers(self) -> int:
+        """How many it needs to start."""
+        return self.min_workers or self.workers
+
+    @property
+    def most_workers(self) -> int:
+        """How many it may have."""
+        return self.max_workers or self.workers
+
+    def _check_workers(self) -> None:
+        if self.is_session and (self.min_workers or self.max_workers):
+            raise errors.InvalidJob(
+                "min_workers and max_workers are for jobs with a program; sessions come and go as their users like",
+                min_workers=self.min_workers,
+                max_workers=self.max_workers,
+            )
+        if not self.fewest_workers <= self.workers <= self.most_workers:
+            raise errors.InvalidJob(
+                f"workers is {self.workers}; it must be from min_workers ({self.fewest_workers}) to max_workers "
+                f"({self.most_workers})",
+                workers=self.workers,
+                min_workers=self.min_workers,
+                max_workers=self.max_workers,
+            )
+
     def to_proto(self) -> job_pb2.JobSpec:
         """The message that carries this specification."""
         return job_pb2.JobSpec(
@@ -148,6 +183,8 @@ class Job:
             program=self.program,
             settings_json=_settings_json(self.settings),
             workers=self.workers,
+            min_workers=self.min_workers,
+            max_workers=self.max_workers,
             consistency=self.consistency.to_proto(),
             optimizer=self.optimizer.to_proto(),
             shards=self.shards,
@@ -190,6 +227,8 @@ class Job:
             message.program,
             name=message.name,
             workers=message.workers,
+            min_workers=message.min_workers,
+            max_workers=message.max_workers,
             consistency=modes.from_proto(message.consistency),
             settings=_parsed_settings(message.settings_json),
             epochs=message.epochs or 1,

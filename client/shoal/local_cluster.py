@@ -151,6 +151,20 @@ class LocalCluster:
         process.wait_ready(self._start_timeout_s)
         return process
 
+    def add_worker(self) -> RoleProcess:
+        """Starts one more worker. It joins a running job that has room for it (`Job.max_workers`).
+
+        Returns:
+            Its process; `send_signal(signal.SIGTERM)` has it finish its batch and leave.
+
+        Raises:
+            StartFailed: it did not start.
+        """
+        number = max((process.index for process in self.processes if process.role == "worker"), default=-1) + 1
+        process = self._launch("worker", number)
+        process.wait_ready(self._start_timeout_s)
+        return process
+
     def __enter__(self) -> "LocalCluster":
         self.start()
         return self

@@ -3,6 +3,7 @@
 `Cluster.handle(event, now)` is the one door for change. Workers are sent to jobs by reconciliation: after whatever
 changed members or jobs, `_schedule` compares what each job wants with who is idle. Jobs are served in the order in
 which they came; one that waits for its workers holds up those behind it, unless it asks for more than the cluster has.
+Extra workers of running jobs come last, and stay: nobody is taken away from a job.
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
@@ -202,7 +204,7 @@ class Cluster:
 
     def _member_left(self, event: events.MemberLeft, now: float) -> None:
         if member := self._members.leave(event.member, event.incarnation, now):
-            self._lose(member, now)
+            self._lose(member, now, event.cursor)
             self._schedule(now)
 
     def _expire(self, now: float) -> None:
@@ -217,9 +219,9 @@ class Cluster:
         if dead:
             self._schedule(now)
 
-    def _lose(self, member: Member, now: float) -> None:
+    def _lose(self, member: Member, now: float, cursor: Cursor | None = None) -> None:
         if job := self._job_of(member.id):
-            self._emit(job.lose(member.id, now))
+            self._emit(job.lose(member.id, now, cursor))
         if member.role is Role.SERVER:
             for job in self._live():
                 if job.placement and any(server.member == member.id for server in job.servers):
@@ -407,6 +409,9 @@ class Cluster:
                 lacks.append(self._place(job, now))
             if not job.ended:
                 job.wait_for("; ".join(filter(None, lacks)), now)
+        for job in self._live():  # those that are left over after all jobs have their own
+            while job.openings and idle:
+                self._enrol(idle.pop(0), job, now)
         ended = sorted(
             (job for job in self._jobs.values() if job.ended), key=lambda job: (-job.finished_at, -job.ref.submission)
         )
@@ -415,19 +420,19 @@ class Cluster:
 
     def _staff(self, job: JobLife, idle: list[Member], workers: int, now: float) -> str:
         """Sends idle workers to a job; says what it still lacks."""
-        wanted, there = job.spec.workers, len(job.active)
+        needed, there = job.spec.fewest_workers, len(job.active)
         if job.spec.is_session:
-            lacking = there < wanted and job.state is not JobState.RUNNING
-            return f"waiting for sessions: {there} of {wanted}" if lacking else ""
-        if job.state is JobState.PENDING and len(idle) < wanted:
-            there = len(idle)
-            if wanted <= workers:
+            lacking = there < needed and job.state is not JobState.RUNNING
+            return f"waiting for sessions: {there} of {needed}" if lacking else ""
+        if job.state is JobState.PENDING and len(idle) < needed:
+            there = len(idle) if needed <= workers else workers
+            if needed <= workers:
                 idle.clear()  # it is this job's turn; the busy ones will join them
-            return f"waiting for workers: {there} of {wanted}"
+            return f"waiting for workers: {there} of {needed}"
         while job.vacancies and idle:
             self._enrol(idle.pop(0), job, now)
-        lacking = bool(job.vacancies)
-        return f"waiting for workers: {len(job.active)} of {wanted}" if lacking else ""
+        lacking = bool(job.vacancies) and len(job.active) < needed
+        return f"waiting for workers: {len(job.active)} of {needed}" if lacking else ""
 
     def _enrol(self, member: Member, job: JobLife, now: float) -> None:
         self._assignments += 1

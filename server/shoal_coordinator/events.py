@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
+from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
@@ -154,10 +155,11 @@ class HeartbeatReceived(Event[Assignment | None]):
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft(Event[None]):
-    """A member ends its incarnation."""
+    """A member ends its incarnation; a worker may say how far it is in the range of data that it holds."""
 
     member: str
     incarnation: int
+    cursor: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """One job's life, from submission to its end. Pure: no clock, no I/O; what is to be done comes back as effects.
 
-A job begins to run when all of its `workers` have entered, so that no barrier is passed by too few. From then on it
-goes on with those that are there: who dies is taken out of the barriers, and another enters in its place. Workers stop
-by themselves, when the data is out or `max_steps` are taken, and are not replaced then; the job succeeds when all have.
+A job begins to run when its `workers` have entered, or `min_workers` of them if no more are idle, so that no barrier is
+passed by too few. From then on it goes on with those that are there: who dies or leaves is taken out of the barriers,
+another enters in its place, and up to `max_workers` may join. Workers stop by themselves, when the data is out or
+`max_steps` are taken, and are not replaced then; the job succeeds when all have.
 The workers of a session job come and go as their users please; it succeeds when the last one present finishes, while
 the death of the last one leaves it running, for its user to come back to.
 
@@ -10,17 +11,18 @@ A job whose shards are lost goes back: to its newest whole checkpoint, or to its
 workers start anew. A session job fails instead, for its users' programs would not know.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from google.protobuf.message import Message
 
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
 from shoal.events import from_proto as event_from_proto
 from shoal.job import Job
-from shoal.status import JobState, JobStatus, Progress, SavedCheckpoint
+from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint
 from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import Variable
 from shoal.variables import from_proto as variable_from_proto
@@ -146,12 +148,14 @@ class JobLife:
     @property
     def vacancies(self) -> list[int]:
         """The ranks that wait for a worker."""
-        if self.ended or (self._closing and not self.spec.is_session):
-            return []
-        taken = {participant.rank for participant in self.active.values()}
-        if not self.spec.is_session:
-            taken |= self._finished
-        return [rank for rank in range(self.spec.workers) if rank not in taken]
+        over = self.ended or (self._closing and not self.spec.is_session)
+        return [] if over else self._free(range(self.spec.workers))
+
+    @property
+    def openings(self) -> list[int]:
+        """The ranks of extra workers, which may join it while it runs, and as long as nobody is through with it."""
+        joinable = self.state is JobState.RUNNING and not self._finished and not self._closing
+        return self._free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
 
     def has_part(self, worker: str, assignment: int) -> bool:
         """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name.
@@ -205,8 +209,8 @@ class JobLife:
             self._changed(Part.STATE)
 
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> Participant:
-        """Gives a worker the first vacant rank."""
-        participant = Participant(worker, incarnation, self.vacancies[0], assignment)
+        """Gives a worker the first vacant rank, or else the first that is open to it."""
+        participant = Participant(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
         self.active[worker] = participant
         self._crew[participant.rank] = worker
         self._closing = False
@@ -288,7 +292,11 @@ class JobLife:
             return NoRange.WAIT
         if done:
             self._ledger.complete(worker, done)
-        return self._ledger.lease(worker)
+        return self._ledger.lease(worker, self.active[worker].rank, len(self.active))
+
+    def data(self) -> DataAccount:
+        """What became of its data; of a job that was not described yet, nothing is known."""
+        return self._ledger.account() if self._ledger else DataAccount()
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts in what a worker did, and shows it to those who watch."""
@@ -449,10 +457,16 @@ class JobLife:
         self._changed(Part.STATE)
         return effects + self._succeed_when_done(now)
 
-    def lose(self, worker: str, now: float) -> list[Effect]:
-        """A worker died or left in the midst of its work; what it held goes to others."""
+    def lose(self, worker: str, now: float, cursor: Cursor | None = None) -> list[Effect]:
+        """A worker died or left in the midst of its work; what it held goes to others.
+
+        Args:
+            worker: that is gone.
+            now: as ever.
+            cursor: how far it was in its data, if it could say so.
+        """
         participant = self.active[worker]
-        effects = self._release(worker)
+        effects = self._release(worker, cursor)
         del self._crew[participant.rank]
         self._elect_assigner()
         self._enter(self.state, f"worker {worker} (rank {participant.rank}) is gone", now)
@@ -477,7 +491,7 @@ class JobLife:
         """Raises AssertionError if an invariant is broken."""
         ranks = [participant.rank for participant in self.active.values()]
         assert len(set(ranks)) == len(ranks), "two workers share a rank"
-        assert all(0 <= rank < self.spec.workers for rank in ranks)
+        assert all(0 <= rank < self.spec.most_workers for rank in ranks)
         assert all(self._crew[participant.rank] == worker for worker, participant in self.active.items())
         assert not (self.ended and self.active), "a job that ended has workers"
         assert self.ended == bool(self._finished_at) == self.log.ended
@@ -504,8 +518,14 @@ class JobLife:
         size = spec.range_size or default_range_size(examples, spec.workers, spec.batch_size)
         return Ledger(examples, spec.epochs, size, lambda: self._changed(Part.LEDGER))
 
+    def _free(self, ranks: Iterable[int]) -> list[int]:
+        taken = {participant.rank for participant in self.active.values()}
+        if not self.spec.is_session:
+            taken |= self._finished
+        return [rank for rank in ranks if rank not in taken]
+
     def _run_when_ready(self, now: float) -> None:
-        everyone = len(self.active) == self.spec.workers and all(
+        everyone = len(self.active) >= self.spec.fewest_workers and all(
             participant.stage is Stage.ADMITTED for participant in self.active.values()
         )
         given = bool(self._description and self._description.given)
@@ -513,11 +533,13 @@ class JobLife:
             self._started_at = now
             self._enter(JobState.RUNNING, "", now)
 
-    def _release(self, worker: str) -> list[Effect]:
+    def _release(self, worker: str, cursor: Cursor | None = None) -> list[Effect]:
         participant = self.active.pop(worker)
         self._changed(Part.TALLY)  # nobody will report again what this one did
         if self._ledger:
-            self._ledger.take_back(worker)
+            held = self._ledger.held_by(worker)
+            known = cursor is not None and held is not None and cursor.lease == held.number
+            self._ledger.take_back(worker, cursor.consumed if cursor and known else 0)
         if participant.stage is Stage.ASSIGNED:
             return []
         return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
@@ -531,7 +553,8 @@ class JobLife:
 
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
-        through = self.spec.is_session or not self.vacancies or (self._ledger is not None and self._ledger.finished)
+        enough = self.spec.is_session or len(self._finished) >= self.spec.fewest_workers
+        through = enough or (self._ledger is not None and self._ledger.finished)
         if not self._finished or self.active or not through:
             return []
         if self._at_end and self.checkpoints and not self._closing:

@@ -8,6 +8,7 @@ import grpc
 import structlog
 
 from shoal import _limits, _rpc, errors, variables
+from shoal._cursor import Cursor
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
@@ -57,7 +58,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
-        self._coordinator.handle(events.MemberLeft(request.member, request.incarnation))
+        cursor = Cursor.from_proto(request.cursor) if request.HasField("cursor") else None
+        self._coordinator.handle(events.MemberLeft(request.member, request.incarnation, cursor))
         return members_pb.LeaveReply()
 
     @_rpc.servicer
@@ -133,6 +135,12 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return placement.to_proto()
 
     @_rpc.servicer
+    def GetData(self, request: pb.GetDataRequest, _: grpc.ServicerContext) -> pb.GetDataReply:
+        with self._coordinator.reading() as (cluster, _now):
+            account = cluster.job(request.job).data()
+        return codecs.data_message(account)
+
+    @_rpc.servicer
     def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
         if request.examples > MAX_EXAMPLES:
             raise errors.InvalidJob(f"a pass of {request.examples} examples; at most {MAX_EXAMPLES} are counted")
@@ -190,7 +198,9 @@ class JobsService(job_pb2_grpc.JobsServicer):
         # A traceback's end says the most.
         error = request.error[-MAX_ERROR_CHARACTERS:]
         self._coordinator.handle(
-            events.WorkerFinished(request.job, request.worker, request.incarnation, error, request.assignment)
+            events.WorkerFinished(
+                request.job, request.worker, request.incarnation, error, request.assignment, request.lost
+            )
         )
         return pb.FinishReply()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal._parameters import PushResult
 from shoal._participant import FINISHED, WAIT, DataRange
 from shoal.program import Step
@@ -54,6 +55,7 @@ class FakeParameters:
     pull_s: float = 0.125
     calls: list[str] = field(default_factory=list)
     pushes: list[tuple[float, dict, Mapping | None]] = field(default_factory=list)
+    cursors: list[Cursor | None] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)  # the step whose push is on its way
 
     def pull(self):
@@ -69,8 +71,9 @@ class FakeParameters:
         self.step += 1
         return PushResult("skipped", 0, self.step)
 
-    def push(self, gradients, *, updates, weight):
+    def push(self, gradients, *, updates, weight, cursor):
         self.calls.append("push")
+        self.cursors.append(cursor)
         assert not self.sent, "the last push was not settled"
         answer = None if self.overlap else self.answer(self.step)
         self.pushes.append((weight, gradients, updates))

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shoal.events import CheckpointEnded, Event, LogLine, MetricsReported, StateChanged
-from shoal.status import ClusterStatus, JobResult, JobStatus, MemberStatus, SavedCheckpoint
+from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, MemberStatus, SavedCheckpoint
 
 
 def job(status: JobStatus) -> dict[str, Any]:
@@ -20,6 +20,8 @@ def job(status: JobStatus) -> dict[str, Any]:
         "optimizer": submitted.optimizer.name,
         "workers": list(status.workers),
         "workers_wanted": submitted.workers,
+        "min_workers": submitted.fewest_workers,
+        "max_workers": submitted.most_workers,
         "shards": submitted.shards,
         "seed": submitted.seed,
         "epochs": submitted.epochs,
@@ -45,6 +47,15 @@ def checkpoint(saved: SavedCheckpoint) -> dict[str, Any]:
 def result(result: JobResult) -> dict[str, Any]:
     """What a job did."""
     return {"name": result.job, "state": "succeeded", "seconds": result.seconds, "progress": asdict(result.progress)}
+
+
+def data(job: str, account: DataAccount) -> dict[str, Any]:
+    """What became of a job's data."""
+    return {
+        "name": job,
+        **asdict(account),
+        "in_progress": [{"epoch": epoch, **asdict(count)} for epoch, count in account.in_progress.items()],
+    }
 
 
 def member(member: MemberStatus) -> dict[str, Any]:
@@ -90,4 +101,4 @@ def event(event: Event) -> dict[str, Any]:
     return record
 
 
-__all__ = ["checkpoint", "cluster", "event", "job", "member", "result"]
+__all__ = ["checkpoint", "cluster", "data", "event", "job", "member", "result"]

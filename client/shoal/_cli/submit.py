@@ -19,7 +19,9 @@ def submit(
         str, typer.Argument(metavar="PROGRAM", help="package.module:factory, which the workers import.")
     ],
     name: Annotated[str, typer.Option(help="Of the job. By default drawn from the program's name.")] = "",
-    workers: Annotated[int, typer.Option("--workers", "-w", help="How many train at once.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", "-w", help="How many are wanted.")] = 1,
+    min_workers: Annotated[int, typer.Option(help="Enough to start with when no more are idle; 0: all wanted.")] = 0,
+    max_workers: Annotated[int, typer.Option(help="Up to so many may join while it runs; 0: those wanted.")] = 0,
     consistency: Annotated[
         str, typer.Option(help="sync, sync:BACKUP_WORKERS, async, async:scaled, or ssp:BOUND.")
     ] = "sync",
@@ -70,6 +72,8 @@ def submit(
             program,
             name=name,
             workers=workers,
+            min_workers=min_workers,
+            max_workers=max_workers,
             consistency=modes.parse(consistency),
             optimizer=options.optimizer(optimizer),
             settings=options.settings(settings or []),

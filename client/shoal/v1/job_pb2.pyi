@@ -273,6 +273,8 @@ class JobSpec(_message.Message):
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
     IN_TURN_FIELD_NUMBER: _builtins.int
+    MIN_WORKERS_FIELD_NUMBER: _builtins.int
+    MAX_WORKERS_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -282,7 +284,7 @@ class JobSpec(_message.Message):
     settings_json: _builtins.str
     """A JSON object of keyword arguments for the factory."""
     workers: _builtins.int
-    """> 0."""
+    """> 0. As many are wanted at the start."""
     shards: _builtins.int
     """0: four a server."""
     seed: _builtins.int
@@ -303,6 +305,12 @@ class JobSpec(_message.Message):
     """A worker pulls, computes and pushes in turn. False: where the consistency mode allows it (asynchronous; bounded
     staleness with a bound of 1 or more), its next pull and its previous push run while it computes.
     """
+    min_workers: _builtins.int
+    """So many are enough to begin with when no more are idle. 0: as many as `workers`. More than `workers`, or set in a
+    session's job: INVALID_ARGUMENT, INVALID_JOB; so with the next one.
+    """
+    max_workers: _builtins.int
+    """Up to so many may join while it runs. 0: as many as `workers`, which it may not be below."""
     @_builtins.property
     def consistency(self) -> Global___Consistency: ...
     @_builtins.property
@@ -332,12 +340,14 @@ class JobSpec(_message.Message):
         max_steps: _builtins.int = ...,
         wire: _tensor_pb2.DType.ValueType = ...,
         in_turn: _builtins.bool = ...,
+        min_workers: _builtins.int = ...,
+        max_workers: _builtins.int = ...,
         checkpoints: Global___CheckpointPolicy | None = ...,
         restore: Global___CheckpointChoice | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "optimizer", b"optimizer", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "in_turn", b"in_turn", "max_steps", b"max_steps", "name", b"name", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "wire", b"wire", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "in_turn", b"in_turn", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "wire", b"wire", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -807,6 +817,157 @@ class GetPlacementRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPlacementRequest: _TypeAlias = GetPlacementRequest  # noqa: Y015
+
+@_typing.final
+class GetDataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDataRequest: _TypeAlias = GetDataRequest  # noqa: Y015
+
+@_typing.final
+class GetDataReply(_message.Message):
+    """In each epoch, and in all of them together, done, leased, loose and untouched examples add up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    IN_PROGRESS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    examples: _builtins.int
+    """Of one pass; 0: the job has no data, or has not been described yet, and the rest is 0 too."""
+    epochs: _builtins.int
+    """Passes."""
+    epoch: _builtins.int
+    """The first epoch that is not all done, from 0; the last one when they all are."""
+    @_builtins.property
+    def total(self) -> Global___DataCount:
+        """Of all epochs; counts stop at 2^64 - 1."""
+
+    @_builtins.property
+    def in_progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochData]:
+        """The first 1,000 of the epochs that have been begun and are not all done, in order."""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRange]:
+        """In order of the ranges."""
+
+    def __init__(
+        self,
+        *,
+        examples: _builtins.int = ...,
+        epochs: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        total: Global___DataCount | None = ...,
+        in_progress: _abc.Iterable[Global___EpochData] | None = ...,
+        held: _abc.Iterable[Global___HeldRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["total", b"total"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "epochs", b"epochs", "examples", b"examples", "held", b"held", "in_progress", b"in_progress", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDataReply: _TypeAlias = GetDataReply  # noqa: Y015
+
+@_typing.final
+class DataCount(_message.Message):
+    """Examples by what became of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    LOOSE_FIELD_NUMBER: _builtins.int
+    UNTOUCHED_FIELD_NUMBER: _builtins.int
+    done: _builtins.int
+    """Trained on."""
+    leased: _builtins.int
+    """In the hands of workers."""
+    loose: _builtins.int
+    """Taken back, or passed over for the sake of order: the next to be leased."""
+    untouched: _builtins.int
+    """Never leased."""
+    def __init__(
+        self,
+        *,
+        done: _builtins.int = ...,
+        leased: _builtins.int = ...,
+        loose: _builtins.int = ...,
+        untouched: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "leased", b"leased", "loose", b"loose", "untouched", b"untouched"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataCount: _TypeAlias = DataCount  # noqa: Y015
+
+@_typing.final
+class EpochData(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """From 0."""
+    @_builtins.property
+    def count(self) -> Global___DataCount: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        count: Global___DataCount | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["count", b"count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EpochData: _TypeAlias = EpochData  # noqa: Y015
+
+@_typing.final
+class HeldRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    RANGE_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    rank: _builtins.int
+    @_builtins.property
+    def range(self) -> Global___DataRange: ...
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        range: Global___DataRange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "rank", b"rank", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldRange: _TypeAlias = HeldRange  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):
@@ -1374,6 +1535,7 @@ class FinishRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
@@ -1381,6 +1543,10 @@ class FinishRequest(_message.Message):
     """Empty: done. Else what went wrong, with the traceback: the job fails. The last 64 Ki characters are kept."""
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells one part in a job from another of the same name. Sessions: 0."""
+    lost: _builtins.bool
+    """The error is that servers do not have the job's shards (any more), or are not there: a job that can goes back to its
+    newest checkpoint, instead of failing.
+    """
     def __init__(
         self,
         *,
@@ -1389,10 +1555,11 @@ class FinishRequest(_message.Message):
         incarnation: _builtins.int = ...,
         error: _builtins.str = ...,
         assignment: _builtins.int = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "error", b"error", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "error", b"error", "incarnation", b"incarnation", "job", b"job", "lost", b"lost", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,6 +75,11 @@ class JobsStub:
                 request_serializer=shoal_dot_v1_dot_job__pb2.GetPlacementRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_tensor__pb2.Placement.FromString,
                 _registered_method=True)
+        self.GetData = channel.unary_unary(
+                '/shoal.v1.Jobs/GetData',
+                request_serializer=shoal_dot_v1_dot_job__pb2.GetDataRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_job__pb2.GetDataReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/shoal.v1.Jobs/Describe',
                 request_serializer=shoal_dot_v1_dot_job__pb2.DescribeRequest.SerializeToString,
@@ -161,6 +166,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetData(self, request, context):
+        """The account of the data: what is done, who holds what, what waits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
         Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
@@ -241,6 +253,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.GetPlacement,
                     request_deserializer=shoal_dot_v1_dot_job__pb2.GetPlacementRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_tensor__pb2.Placement.SerializeToString,
+            ),
+            'GetData': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetData,
+                    request_deserializer=shoal_dot_v1_dot_job__pb2.GetDataRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_job__pb2.GetDataReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -484,6 +501,33 @@ class Jobs:
             '/shoal.v1.Jobs/GetPlacement',
             shoal_dot_v1_dot_job__pb2.GetPlacementRequest.SerializeToString,
             shoal_dot_v1_dot_tensor__pb2.Placement.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetData(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Jobs/GetData',
+            shoal_dot_v1_dot_job__pb2.GetDataRequest.SerializeToString,
+            shoal_dot_v1_dot_job__pb2.GetDataReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,8 @@ class JobsStub:
     """Streams a job's events from a sequence number on, and ends after the one that ends the job."""
     GetPlacement: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetPlacementRequest, _tensor_pb2.Placement]
     """Where the variables are. Before they are placed: FAILED_PRECONDITION, NOT_PLACED."""
+    GetData: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetDataRequest, _job_pb2.GetDataReply]
+    """The account of the data: what is done, who holds what, what waits."""
     Describe: _grpc.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]
     """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
     Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
@@ -86,6 +88,8 @@ class JobsAsyncStub(JobsStub):
     """Streams a job's events from a sequence number on, and ends after the one that ends the job."""
     GetPlacement: _aio.UnaryUnaryMultiCallable[_job_pb2.GetPlacementRequest, _tensor_pb2.Placement]  # type: ignore[assignment]
     """Where the variables are. Before they are placed: FAILED_PRECONDITION, NOT_PLACED."""
+    GetData: _aio.UnaryUnaryMultiCallable[_job_pb2.GetDataRequest, _job_pb2.GetDataReply]  # type: ignore[assignment]
+    """The account of the data: what is done, who holds what, what waits."""
     Describe: _aio.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]  # type: ignore[assignment]
     """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
     Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
@@ -167,6 +171,14 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tensor_pb2.Placement, _abc.Awaitable[_tensor_pb2.Placement]]:
         """Where the variables are. Before they are placed: FAILED_PRECONDITION, NOT_PLACED."""
+
+    @_abc_1.abstractmethod
+    def GetData(
+        self,
+        request: _job_pb2.GetDataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.GetDataReply, _abc.Awaitable[_job_pb2.GetDataReply]]:
+        """The account of the data: what is done, who holds what, what waits."""
 
     @_abc_1.abstractmethod
     def Describe(

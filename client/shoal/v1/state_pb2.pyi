@@ -389,15 +389,36 @@ class LedgerRecord(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RanksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EXAMPLES_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     RANGE_SIZE_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
-    RETURNED_FIELD_NUMBER: _builtins.int
+    LOOSE_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     examples: _builtins.int
     """Of one pass; 0: no data."""
     epochs: _builtins.int
@@ -410,10 +431,10 @@ class LedgerRecord(_message.Message):
     """All epochs before this one are done."""
     @_builtins.property
     def next(self) -> _job_pb2.DataRange:
-        """The first range that was never leased; its `lease` is 0, as of those that were taken back."""
+        """The first range that was neither leased nor passed over; its `lease` is 0."""
 
     @_builtins.property
-    def returned(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.DataRange]:
+    def loose(self) -> _containers.RepeatedCompositeFieldContainer[Global___LooseRange]:
         """In order."""
 
     @_builtins.property
@@ -424,6 +445,10 @@ class LedgerRecord(_message.Message):
     def done(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Examples that are done, by epoch, of this one and those after it."""
 
+    @_builtins.property
+    def ranks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By worker, of those that hold a range: its rank."""
+
     def __init__(
         self,
         *,
@@ -431,19 +456,55 @@ class LedgerRecord(_message.Message):
         epochs: _builtins.int = ...,
         range_size: _builtins.int = ...,
         next: _job_pb2.DataRange | None = ...,
-        returned: _abc.Iterable[_job_pb2.DataRange] | None = ...,
+        loose: _abc.Iterable[Global___LooseRange] | None = ...,
         held: _abc.Mapping[_builtins.str, _job_pb2.DataRange] | None = ...,
         leases: _builtins.int = ...,
         epoch: _builtins.int = ...,
         done: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        ranks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "examples", b"examples", "held", b"held", "leases", b"leases", "next", b"next", "range_size", b"range_size", "returned", b"returned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "examples", b"examples", "held", b"held", "leases", b"leases", "loose", b"loose", "next", b"next", "range_size", b"range_size", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LedgerRecord: _TypeAlias = LedgerRecord  # noqa: Y015
+
+@_typing.final
+class LooseRange(_message.Message):
+    """A range that waits: taken back, passed over, or the rest of one that was partly done at a checkpoint. Its numbers are
+    those of a DataRange, which it once was.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    start: _builtins.int
+    stop: _builtins.int
+    owner: _builtins.int
+    """The rank that it is for. Not set: whoever comes first."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        start: _builtins.int = ...,
+        stop: _builtins.int = ...,
+        owner: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "owner", b"owner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "epoch", b"epoch", "owner", b"owner", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__owner: _TypeAlias = _typing.Literal["owner"]  # noqa: Y015
+    _WhichOneofArgType__owner: _TypeAlias = _typing.Literal["_owner", b"_owner"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner) -> _WhichOneofReturnType__owner | None: ...
+
+Global___LooseRange: _TypeAlias = LooseRange  # noqa: Y015
 
 @_typing.final
 class TallyRecord(_message.Message):

@@ -1,0 +1,77 @@
+"""Workers that join a running job, and leave it."""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import optim
+from shoal.events import MetricsReported
+from waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+SIZE = 2_048
+MODES = [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)]
+
+
+@pytest.fixture
+def cluster(lone_cluster):
+    return lone_cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with cluster.client() as client:
+        yield client
+
+
+def paced(gate, **options):
+    """A job that counts its examples, and takes its time for each step until the gate is open."""
+    settings = {"gate": str(gate), "seconds": 0.02, "size": SIZE}
+    return shoal.Job(
+        "broken_programs:Paced", settings=settings, optimizer=optim.SGD(1.0), batch_size=4, range_size=32, **options
+    )
+
+
+def pushed(job, worker):
+    """Whether a worker has had a push accepted, by the job's events."""
+    return lambda: any(
+        isinstance(event, MetricsReported) and event.worker == worker for event in job.events(follow=False)
+    )
+
+
+def test_a_worker_joins_a_running_job_within_seconds(cluster, client, tmp_path):
+    job = client.submit(paced(tmp_path / "gate", max_workers=2, consistency=shoal.Asynchronous(), epochs=20))
+    wait_until(pushed(job, "worker-0"), what="the first worker's push")
+    start = time.time()
+    cluster.add_worker()
+    ready = time.time() - start
+    wait_until(pushed(job, "worker-1"), what="the second worker's push", timeout_s=30)
+    seconds = time.time() - start
+    print(f"a worker's first push was reported {seconds:.2f} s after its process was started (ready {ready:.2f})")
+    job.cancel()
+    assert seconds < 10
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_workers_join_and_leave_and_each_example_is_visited_once(cluster, client, tmp_path, mode):
+    gate = tmp_path / "gate"
+    job = client.submit(paced(gate, max_workers=3, consistency=mode))
+    wait_until(pushed(job, "worker-0"), what="the first worker's push")
+    newcomer = cluster.add_worker()
+    wait_until(pushed(job, "worker-1"), what="the second worker's push", timeout_s=30)
+    held = {part.worker for part in job.data().held}
+    assert held <= {"worker-0", "worker-1"}
+    newcomer.send_signal(signal.SIGTERM)
+    wait_until(lambda: newcomer.returncode is not None, what="the second worker's end", timeout_s=30)
+    assert newcomer.returncode == 0
+    assert "worker-1" not in job.status().workers
+    assert job.status().state is shoal.JobState.RUNNING, "it was over before anybody left"
+    gate.touch()
+    job.wait(timeout_s=60)
+    np.testing.assert_array_equal(client.pull(job)["seen"], 1)
+    account = job.data()
+    assert (account.total.done, account.in_progress, account.held) == (SIZE, {}, ())
