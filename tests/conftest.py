@@ -1,25 +1,16 @@
 """Clusters of real processes on loopback."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
 import shoal
+from clusters import local_cluster
 
 # The first example of a test may compile or load kernels, and machines differ: no example has a deadline of its own.
 hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
-
-ROOT = Path(__file__).parents[1]
-PROGRAMS = [ROOT / "tests" / "support", ROOT / "examples"]
-# Fast enough for tests to see deaths; slow enough for a machine that is busy with other tests.
-QUICK = {"coordinator": ["--lease", "3", "--heartbeat", "0.2"]}
-
-
-def local_cluster(servers: int, workers: int, flags: Mapping[str, Sequence[str]] = QUICK) -> shoal.LocalCluster:
-    return shoal.LocalCluster(servers=servers, workers=workers, path=PROGRAMS, flags=flags)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 The environment says which: `SHOAL_LONG=1` asks for the long ones, and `CHAOS_RUNS=n` for n runs of each.
 """
 
+import json
 import os
 
 
@@ -19,3 +20,11 @@ def runs(short: int, full: int) -> int:
 def size(short: int, full: int) -> int:
     """How large or how long something is."""
     return full if long() else short
+
+
+def record(name: str, count: int, passed: int, worst: float, unit: str) -> None:
+    """Notes what a scenario showed, for `make chaos`: runs, how many ended as they should, the worst figure."""
+    if rows := os.environ.get("CHAOS_ROWS"):
+        with open(rows, "a") as file:
+            row = {"name": name, "runs": count, "passed": passed, "worst": round(worst, 3), "unit": unit}
+            file.write(json.dumps(row) + "\n")
