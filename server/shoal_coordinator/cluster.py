@@ -249,6 +249,8 @@ class Cluster:
         if not job.ended:
             self._seat(member, job, event.assignment, now)
             self._emit(job.join(event.worker, event.assigned, now))
+            if event.assigned:
+                self._schedule(now)  # as when the last one is admitted
         return job.joined(event.worker)
 
     def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
@@ -306,6 +308,7 @@ class Cluster:
         self._outstanding.end(event.effect)
         if job := self._live_job(event.job):
             job.admitted(event.assignment, event.step, now)
+            self._schedule(now)  # if it runs now, extra workers may join
 
     def _worker_fenced(self, event: events.WorkerFenced, _: float) -> None:
         self._outstanding.fenced(event.effect, event.committed_steps)
