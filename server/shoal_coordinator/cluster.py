@@ -292,6 +292,8 @@ class Cluster:
         if not job.ended:
             self._seat(member, job, event.assignment, now)
             self._emit(job.join(event.worker, event.assigned, now))
+            if event.assigned:
+                self._schedule(now)  # as when the last one is admitted
         return job.joined(event.worker)
 
     def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
@@ -352,6 +354,7 @@ class Cluster:
     def _worker_admitted(self, event: events.WorkerAdmitted, now: float) -> None:
         if job := self._job_of_outcome(event):
             job.admitted(event.assignment, event.step, now)
+            self._schedule(now)  # if it runs now, extra workers may join
 
     def _worker_fenced(self, event: events.WorkerFenced, _: float) -> None:
         self._outstanding.fenced(event.effect, event.committed_steps)

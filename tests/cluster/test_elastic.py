@@ -1,5 +1,6 @@
 """Workers that join a running job, and leave it."""
 
+import dataclasses
 import signal
 import time
 
@@ -36,6 +37,11 @@ def paced(gate, **options):
     )
 
 
+def marks(folder):
+    """What each trainer leaves there once its first push was answered."""
+    return {entry for entry in folder.iterdir() if entry.name.isdigit()}
+
+
 def pushed(job, worker):
     """Whether a worker has had a push accepted, by the job's events."""
     return lambda: any(
@@ -44,14 +50,21 @@ def pushed(job, worker):
 
 
 def test_a_worker_joins_a_running_job_within_seconds(cluster, client, tmp_path):
-    job = client.submit(paced(tmp_path / "gate", max_workers=2, consistency=shoal.Asynchronous(), epochs=20))
-    wait_until(pushed(job, "worker-0"), what="the first worker's push")
+    """On a quiet machine within 3 s; here others may be at work beside it."""
+    settings = {"marks": str(tmp_path), "gate": str(tmp_path / "gate"), "seconds": 0.02, "size": SIZE}
+    spec = paced(tmp_path / "gate", max_workers=2, epochs=100, overlap=False)
+    job = client.submit(dataclasses.replace(spec, program="broken_programs:Marked", settings=settings))
+    wait_until(lambda: marks(tmp_path), what="the first worker's push", timeout_s=60)
+    [first] = marks(tmp_path)
     start = time.time()
     cluster.add_worker()
-    ready = time.time() - start
-    wait_until(pushed(job, "worker-1"), what="the second worker's push", timeout_s=30)
-    seconds = time.time() - start
-    print(f"a worker's first push was reported {seconds:.2f} s after its process was started (ready {ready:.2f})")
+    ready_s = time.time() - start
+    wait_until(lambda: len(marks(tmp_path)) == 2, what="the second worker's push", timeout_s=30)
+    [second] = marks(tmp_path) - {first}
+    seconds = second.stat().st_mtime - start
+    print(
+        f"a worker was ready {ready_s:.2f} s after its process was started, its first push answered at {seconds:.2f} s"
+    )
     job.cancel()
     assert seconds < 10
 

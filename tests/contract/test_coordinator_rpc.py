@@ -11,7 +11,7 @@ from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
 from shoal.initializers import Given
 from shoal.job import Job
-from shoal.status import JobState
+from shoal.status import DataAccount, DataCount, HeldRange, JobState
 from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
@@ -174,6 +174,28 @@ def test_leaving_is_at_once(crew):
         crew.beat("w0")
 
 
+def test_the_account_of_the_data_and_what_one_that_leaves_gives_back(crew):
+    crew.submit(job(batch_size=8, range_size=32))
+    assert DataAccount.from_proto(crew.job("GetData", job="a")) == DataAccount(), "nothing is known of it yet"
+    for worker in ("w0", "w1"):
+        crew.describe("a", worker, examples=100)
+    wait_until(lambda: crew.job("Join", job="a", worker="w0").HasField("placement"))
+    crew.job("Join", job="a", worker="w1")
+    crew.join("a", "w0")
+    leased = crew.job("Lease", job="a", worker="w1").range
+    account = DataAccount.from_proto(crew.job("GetData", job="a"))
+    assert account.total == DataCount(done=0, leased=32, loose=32, untouched=36)
+    assert account.held == (HeldRange("w1", 1, 0, 32, 64),)
+    crew.silent.add("w1")
+    cursor = pb.DataCursor(lease=leased.lease, consumed=24)
+    for _ in range(2):  # a repeat changes nothing
+        request = members.LeaveRequest(member="w1", incarnation=crew.lives["w1"], cursor=cursor)
+        crew.client.call(crew.client.members.Leave, request)
+    account = DataAccount.from_proto(crew.job("GetData", job="a"))
+    assert account.in_progress == {0: DataCount(done=24, leased=0, loose=40, untouched=36)}
+    assert account.held == ()
+
+
 def test_refused_jobs(crew):
     crew.submit(job())
     with pytest.raises(errors.JobExists, match="choose another name"):
@@ -192,7 +214,7 @@ def test_refused_jobs(crew):
         crew.job("GetPlacement", job="a")
 
 
-@pytest.mark.parametrize("method", ["Get", "Cancel", "Drop", "GetPlacement"])
+@pytest.mark.parametrize("method", ["Get", "GetData", "Cancel", "Drop", "GetPlacement"])
 def test_unknown_jobs(rig, method):
     with pytest.raises(errors.UnknownJob, match="'nope'"):
         rig.job(method, job="nope")

@@ -200,9 +200,18 @@ class Voyage(RuleBasedStateMachine):
     def die(self, silent):
         self.rig.kill(*silent)
 
-    @rule(name=names, workers=st.integers(1, 3), is_session=st.booleans(), run=st.booleans())
-    def submit(self, name, workers, is_session, run):
-        self.attempt(lambda: self.rig.submit(session(name, workers) if is_session else job(name, workers)))
+    @rule(
+        name=names,
+        workers=st.integers(1, 3),
+        least=st.sampled_from([0, 1]),
+        more=st.integers(0, 2),
+        is_session=st.booleans(),
+        run=st.booleans(),
+    )
+    def submit(self, name, workers, least, more, is_session, run):
+        elastic = {"min_workers": least, "max_workers": workers + more}
+        spec = session(name, workers) if is_session else job(name, workers, **elastic)
+        self.attempt(lambda: self.rig.submit(spec))
         if run:
             self.run_jobs()
 

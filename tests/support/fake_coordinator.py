@@ -22,6 +22,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         breaks: of each coming Watch call, after how many events it breaks; the calls after these do not.
         watched: the requests of all Watch calls.
         described, finished, reports: what members said.
+        data: every job's account.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         self.finished: list[job_pb2.FinishRequest] = []
         self.reports: list[job_pb2.ReportRequest] = []
         self.over = False
+        self.data = job_pb2.GetDataReply()
         self._events: dict[str, list[job_pb2.Event]] = {}
         self._changed = threading.Condition()  # guards _events and _stopping
         self._stopping = False
@@ -152,6 +154,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         if self.placement is None:
             raise errors.NotPlaced(f"job {request.job} has no variables on servers yet", job=request.job)
         return self.placement
+
+    @_rpc.servicer
+    def GetData(self, request, context):
+        self._job(request.job)
+        return self.data
 
     def Watch(self, request, context: grpc.ServicerContext) -> Iterator[job_pb2.Event]:
         self.watched.append(request)

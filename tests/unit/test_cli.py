@@ -53,7 +53,7 @@ class TestSubmit:
             *("submit", "models:mlp", "--name", "mine", "--workers", 3, "--consistency", "ssp:4", "--epochs", 2),
             *("--set", "hidden=64", "--set", "name=mnist", "--set", "layers=[1,2]", "--set", "fast=true"),
             *("--optimizer", "adam:learning_rate=0.01,beta1=0.8", "--batch-size", 16, "--max-steps", 9),
-            *("--shards", 5, "--seed", 7, "--wire", "bfloat16", "--in-turn"),
+            *("--shards", 5, "--seed", 7, "--wire", "bfloat16", "--in-turn", "--min-workers", 2, "--max-workers", 8),
         )
         assert result.exit_code == 0, result.output
         assert "submitted mine" in result.stdout
@@ -61,6 +61,8 @@ class TestSubmit:
             "models:mlp",
             name="mine",
             workers=3,
+            min_workers=2,
+            max_workers=8,
             consistency=shoal.BoundedStaleness(4),
             optimizer=shoal.optim.Adam(0.01, beta1=0.8),
             settings={"hidden": 64, "name": "mnist", "layers": [1, 2], "fast": True},
@@ -234,6 +236,27 @@ class TestJobs:
         assert run("logs", job).stdout == "worker-0: [bold]not markup[/]\n"
         (record,) = records(run("logs", job, "--json").stdout)
         assert (record["worker"], record["text"]) == ("worker-0", "[bold]not markup[/]")
+
+    def test_have_an_account_of_their_data(self, coordinator, run, job):
+        assert run("data", job).stdout.splitlines()[0] == "digits has no data, or no worker has loaded its program yet"
+        count = job_pb2.DataCount(done=1000, leased=64, loose=32, untouched=701)
+        coordinator.data = job_pb2.GetDataReply(
+            examples=1797,
+            epochs=2,
+            epoch=0,
+            total=job_pb2.DataCount(done=1000, leased=64, loose=32, untouched=2498),
+            in_progress=[job_pb2.EpochData(epoch=0, count=count)],
+            held=[job_pb2.HeldRange(worker="worker-1", rank=1, range=job_pb2.DataRange(start=1000, stop=1064))],
+        )
+        title, _, epoch, total = run("data", job).stdout.splitlines()
+        assert title == "digits: 1,797 examples a pass · 2 epochs · epoch 0 now"
+        assert epoch.split() == ["0", "1,000", "64", "32", "701", "worker-1", "[1,000,", "1,064)"]
+        assert total.split() == ["all", "1,000", "64", "32", "2,498"]
+        (record,) = records(run("data", job, "--json").stdout)
+        assert record["total"] == {"done": 1000, "leased": 64, "loose": 32, "untouched": 2498}
+        assert record["in_progress"] == [{"epoch": 0, "done": 1000, "leased": 64, "loose": 32, "untouched": 701}]
+        assert record["held"] == [{"worker": "worker-1", "rank": 1, "epoch": 0, "start": 1000, "stop": 1064}]
+        assert run("data", "nobody").exit_code == 4
 
     def test_are_cancelled_and_dropped(self, coordinator, run, job):
         refused = run("drop", job)

@@ -5,6 +5,7 @@ from hypothesis import settings
 
 from cluster_rig import GIVEN, LEASE_S, VARIABLES, Rig, Voyage, job, session
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal.status import JobState, Role
 from shoal.variables import Variable
 from shoal_coordinator import cluster as cluster_module
@@ -505,6 +506,87 @@ def test_status_tells_who_is_there_and_what_they_do(rig):
         ("w1", Role.WORKER, False, ""),
     ]
     assert status.members[3].silent_s == pytest.approx(LEASE_S + 1.5)
+
+
+@pytest.fixture
+def wide():
+    """Four workers."""
+    return Rig().servers("s0").workers("w0", "w1", "w2", "w3")
+
+
+def test_a_job_begins_with_fewer_workers_when_no_more_are_idle(rig):
+    rig.submit(job(workers=4, min_workers=2))
+    assert rig.state("a") is JobState.STARTING
+    rig.start("a", "w0", "w1")
+    assert rig.state("a") is JobState.RUNNING
+    assert rig.status("a").reason == ""
+    rig.workers("w2")
+    assert rig.status("a").workers == ("w0", "w1", "w2")
+
+
+def test_a_job_waits_for_the_fewest_that_it_may_begin_with(rig):
+    status = rig.submit(job(workers=5, min_workers=3))
+    assert (status.state, status.reason) == (JobState.PENDING, "waiting for workers: 2 of 3")
+    rig.workers("w2")
+    assert rig.state("a") is JobState.STARTING
+
+
+def test_extra_workers_join_a_job_once_it_runs(wide):
+    wide.submit(job(workers=2, max_workers=3))
+    assert wide.status("a").workers == ("w0", "w1")
+    wide.start("a", "w0", "w1")
+    assert wide.status("a").workers == ("w0", "w1", "w2")
+    wide.start("a", "w2")
+    assert wide.enter("a", "w2").ready
+    assert isinstance(wide.lease("a", "w2"), Lease)
+    wide.leave("w2")
+    assert wide.state("a") is JobState.RUNNING
+    assert wide.status("a").workers == ("w0", "w1", "w3"), "another one takes its place"
+    assert wide.machine.job("a").data().held == ()
+
+
+def test_jobs_that_wait_come_before_extra_workers_who_stay_where_they_are(wide):
+    wide.submit(job(workers=1, max_workers=4))
+    wide.submit(job("b", workers=4))
+    wide.start("a", "w0")
+    assert wide.status("a").workers == ("w0",)
+    assert wide.status("b").reason == "waiting for workers: 3 of 4", "which are kept for it"
+    wide.handle(events.JobCancelled("b"))
+    assert wide.status("a").workers == ("w0", "w1", "w2", "w3")
+    wide.submit(job("c", workers=1))
+    assert wide.status("c").reason == "waiting for workers: 0 of 1"
+
+
+def test_nobody_joins_a_job_that_a_worker_is_through_with(wide):
+    wide.submit(job(workers=2, max_workers=4))
+    wide.start("a", "w0", "w1", examples=0)
+    wide.leave("w2")
+    wide.leave("w3")
+    wide.finish("a", "w0")
+    assert [each.job if each else None for each in wide.beat("w0", "w1")] == [None, "a"]
+    wide.finish("a", "w1")
+    assert wide.state("a") is JobState.SUCCEEDED
+
+
+def test_one_that_leaves_is_not_through_and_gives_back_only_what_is_left(rig):
+    rig.submit(job(workers=2, range_size=32))
+    rig.start("a", "w0", "w1")
+    lease = rig.lease("a", "w1")
+    rig.handle(events.MemberLeft("w1", rig.lives["w1"], Cursor(lease.number, 8)))
+    assert [effect.worker for effect in rig.perform()] == ["w1"], "servers are told"
+    assert rig.machine.job("a").data().total.done == 8
+    rig.workers("w2")
+    assert rig.status("a").workers == ("w0", "w2")
+    rig.start("a", "w2")
+    assert rig.lease("a", "w2").range == lease.range.after(8)
+
+
+def test_what_one_that_leaves_says_of_another_lease_is_not_believed(rig):
+    rig.submit(job(workers=2))
+    rig.start("a", "w0", "w1")
+    rig.lease("a", "w1")
+    rig.handle(events.MemberLeft("w1", rig.lives["w1"], Cursor(77, 8)))
+    assert rig.machine.job("a").data().total.done == 0
 
 
 def test_too_many_jobs(rig, monkeypatch):

@@ -439,3 +439,31 @@ def test_stopping_ends_after_the_step_in_progress():
     rig.program.compute = lambda params, batch: (rig.stop.set() or 1.0, {})
     rig.run()
     assert rig.parameters.calls == ["pull", "push"]
+
+
+def test_pushes_say_how_much_of_the_lease_is_trained_on():
+    rig = Rig([DataRange(7, 0, 0, 6), WAIT, DataRange(9, 0, 6, 10), FINISHED]).run()
+    assert rig.parameters.cursors == [Cursor(7, 4), Cursor(7, 6), Cursor(9, 4)]
+    assert Rig(max_steps=2, data=False).run().parameters.cursors == [None, None]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_one_that_stops_in_the_midst_says_how_far_it_is_and_all_of_that_is_pushed(overlap):
+    rig = Rig([DataRange(7, 0, 0, 12)], overlap=overlap)
+    rig.program.compute = lambda params, batch: ((len(rig.program.batches) == 2 and rig.stop.set()) or 1.0, {})
+    assert not rig.training.run()
+    assert rig.batches.cursor == Cursor(7, 8)
+    assert (len(rig.parameters.pushes), rig.parameters.sent) == (2, [])
+
+
+def test_one_that_stops_without_data_holds_nothing():
+    rig = Rig([WAIT])
+    rig.parameters.skip = rig.stop.set
+    assert not rig.training.run()
+    assert rig.batches.cursor is None
+
+
+def test_one_that_is_through_says_so_though_it_was_to_stop():
+    rig = Rig([FINISHED])
+    rig.parameters.barrier = rig.stop.set
+    assert rig.training.run()

@@ -1,4 +1,4 @@
-"""What the daemon and its trainer say to each other, bounded: a line of JSON down, later perhaps a word; many up."""
+"""What the daemon and its trainer say to each other: one line of JSON down, perhaps a word later, many lines up."""
 
 import json
 from bisect import bisect_left
