@@ -10,7 +10,7 @@ from shoal import consistency, errors, optim
 from shoal._checkpoint import files
 from shoal._checkpoint import manifest as manifest_module
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.folders import LocalFolder, open_folder
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
@@ -88,6 +88,17 @@ def test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_sa
                 assert worker.step == 4
                 train(worker, 3, seed=1)
             assert state(others) == trained
+
+
+def test_servers_save_to_s3_and_others_restore_from_there(s3):
+    with servers_of(f"{s3}/contract", 2, 3) as servers:
+        with servers.worker("a") as worker:
+            train(worker, 2)
+        saved, manifest = state(servers), servers.save()
+    Catalogue(open_folder(f"{s3}/contract")).verify(manifest)
+    with servers_of(f"{s3}/contract", 1, 2, seed=9) as others:
+        others.restore(manifest)
+        assert state(others) == saved
 
 
 def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_the_cut(tmp_path, monkeypatch):
