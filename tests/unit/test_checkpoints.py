@@ -153,6 +153,8 @@ class TestTheFolder:
         with pytest.raises(errors.BadRequest, match="cannot live at nothing://bucket"):
             Checkpoints("nothing://bucket")
 
+
+class TestOtherFrameworks:
     def test_an_export_is_read_by_the_library(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shoal.checkpoints._PIECE_BYTES", 70)
         save(tmp_path)
