@@ -19,7 +19,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 TEMPORARY = ".tmp-"  # begins the name of a file that is being written: no name may
-_MAX_PIECES = 512  # of one system call; the kernel takes 1,024
+_WRITE_BEHIND_BYTES = 16 << 20  # of a file that is being written, until the disk is told to begin with them
 
 
 class File(Protocol):
@@ -224,10 +224,16 @@ class _LocalFile:
 
 
 def _write_all(descriptor: int, pieces: Iterable[Buffer]) -> None:
+    begun = end = 0
     for piece in pieces:
         rest = memoryview(piece).cast("B")
         while len(rest):
-            rest = rest[os.write(descriptor, rest) :]
+            count = os.write(descriptor, rest)
+            rest, end = rest[count:], end + count
+        if end - begun >= _WRITE_BEHIND_BYTES:
+            # Begins to write these to the disk, so that it works meanwhile and fsync has little left to wait for.
+            os.posix_fadvise(descriptor, begun, end - begun, os.POSIX_FADV_DONTNEED)
+            begun = end
 
 
 def _remove(folder: int, name: str) -> None:
