@@ -1,8 +1,8 @@
 """How fast a server saves and restores, beside a plain file: python benchmarks/checkpoints.py, prints one JSON line.
 
 One server with Adam's slots, 256 MB in four shards, saves to a temporary folder: cut, files, manifest, each on the disk
-when it says so; then it restores them. Beside it the same bytes are written to one file, with fsync, and read again into
-memory that is there already, as the server's is. In rounds, by turns; all files are in the page cache when they are read.
+when it says so; then it restores them. Beside it the same bytes are written to one file, with fsync, and read into
+memory that is there already, as the server's is. In rounds, by turns; what is read is in the page cache.
 """
 
 import argparse
