@@ -136,7 +136,7 @@ class LocalFolder:
         """See `Folder.open`."""
         *parents, name = map(checked, path)
         try:
-            with self._failing("read", path), self._descend(parents) as folder:
+            with self._failing("read", path, unless_missing=True), self._descend(parents) as folder:
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
         except FileNotFoundError:
             raise missing(self.url, path) from None
@@ -161,7 +161,11 @@ class LocalFolder:
     def remove(self, path: Sequence[str]) -> None:
         """See `Folder.remove`."""
         *parents, name = map(checked, path)
-        with suppress(FileNotFoundError), self._failing("removed", path), self._descend(parents) as folder:
+        with (
+            suppress(FileNotFoundError),
+            self._failing("removed", path, unless_missing=True),
+            self._descend(parents) as folder,
+        ):
             _remove(folder, name)
             os.fsync(folder)
 
@@ -169,7 +173,7 @@ class LocalFolder:
         """The names in a folder that are wanted, given a descriptor of the folder and the name."""
         parents = [*map(checked, path)]
         try:
-            with self._failing("listed", path), self._descend(parents) as folder:
+            with self._failing("listed", path, unless_missing=True), self._descend(parents) as folder:
                 return sorted(name for name in os.listdir(folder) if is_name(name) and wanted(folder, name))
         except FileNotFoundError:
             return []
@@ -199,12 +203,12 @@ class LocalFolder:
             os.close(folder)
 
     @contextmanager
-    def _failing(self, verb: str, path: Sequence[str]) -> Iterator[None]:
+    def _failing(self, verb: str, path: Sequence[str], *, unless_missing: bool = False) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            raise
         except OSError as error:
+            if unless_missing and isinstance(error, FileNotFoundError):
+                raise
             raise errors.StorageFailed(
                 f"{'/'.join((self.url, *path))} could not be {verb}: {error.strerror or error}{_advice(error)}",
                 path="/".join(path),
@@ -276,6 +280,8 @@ def _advice(error: OSError) -> str:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return "; free some space, or keep fewer checkpoints"
+        case errno.ENOENT:
+            return "; somebody removed its folder meanwhile"
         case errno.EFBIG:
             return "; raise the limit on the size of files (ulimit -f)"
         case errno.EACCES | errno.EPERM | errno.EROFS:
