@@ -1,6 +1,7 @@
 """Every kind of folder that checkpoints may live in, held to the same: this machine's, memory, and a real S3 server."""
 
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from fsspec.registry import _registry
 
 from shoal import errors
-from shoal._checkpoint import object_store
+from shoal._checkpoint import files, object_store
+from shoal._checkpoint import manifest as manifests
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.files import write_tensors
+from shoal._checkpoint.files import open_tensors, write_tensors
 from shoal._checkpoint.folders import Folder, open_folder
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.object_store import ObjectStore
@@ -254,6 +256,32 @@ def test_one_listing_a_job(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(bucket, "_below", below)
     assert catalogue.jobs() == ["digits", "other"]
     assert listed == [(), ("digits",), ("other",)]
+
+
+def test_blocks_of_an_object_are_read_side_by_side(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (files, manifests):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 10)
+    x = np.arange(5000, dtype=np.float32)
+    entry = write_tensors(bucket, ["f.safetensors"], *of({"x": x}))
+    together = threading.Barrier(4)
+    real = bucket._system.cat_file
+
+    def side_by_side(path: str, start: int, end: int) -> Any:
+        if 4096 <= start < 8192:
+            together.wait(30)
+        return real(path, start=start, end=end)
+
+    with open_tensors(bucket, ["f.safetensors"], entry) as reader:
+        monkeypatch.setattr(bucket._system, "cat_file", side_by_side)
+        reader.verify()
+        target = np.empty_like(x)
+        reader.read("x", target)
+        assert np.array_equal(target, x)
+    text = bytearray(read(bucket, "f.safetensors"))
+    text[9000] ^= 1
+    bucket.write(["f.safetensors"], [text])
+    with open_tensors(bucket, ["f.safetensors"], entry) as reader, pytest.raises(errors.CorruptCheckpoint):
+        reader.verify()
 
 
 def test_what_others_write_is_seen_at_once(bucket: ObjectStore) -> None:

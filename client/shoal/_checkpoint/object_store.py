@@ -133,7 +133,9 @@ class ObjectStore:
 
 
 class _Object:
-    """An object that is read by ranges; several at a time if need be."""
+    """An object that is read by ranges."""
+
+    at_a_time = 8  # each waits for its answer most of the time
 
     def __init__(self, store: ObjectStore, path: Sequence[str], where: str, nbytes: int) -> None:
         self._store, self._path, self._where, self.nbytes = store, path, where, nbytes
