@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fsspec.registry import _registry
+from typer.testing import CliRunner
 
 from shoal import errors
 from shoal._checkpoint import files, object_store
@@ -20,6 +21,7 @@ from shoal._checkpoint.folders import Folder, open_folder
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.object_store import ObjectStore
 from shoal._checkpoint.slices import SavedVariables, tensor_name
+from shoal._cli.app import app
 from shoal.checkpoints import Checkpoints
 
 MIB = 1 << 20
@@ -317,6 +319,23 @@ def test_an_upload_that_the_store_breaks_off_leaves_nothing(
     assert bucket.names(["job"]) == ["a"]
 
 
+def test_the_commands_take_a_url(bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "_system", lambda *_: bucket._system)
+    url = bucket.url
+    kernel = np.arange(60, dtype=np.float32).reshape(10, 6)
+    save(Catalogue(open_folder(url)), 1, kernel)
+    file = tmp_path / "out.safetensors"
+    for command, said in (
+        (["checkpoints", "ls"], "digits/1"),
+        (["export", "digits", str(file)], "digits/1"),
+        (["import", str(file), "tuned"], "tuned/1 is made of"),
+    ):
+        result = CliRunner().invoke(app, [*command, "--checkpoints", url])
+        assert result.exit_code == 0, result.output
+        assert said in result.stdout
+    assert np.array_equal(Checkpoints(url).read("tuned")["dense/kernel"], kernel)
+
+
 def test_a_bucket_that_is_not_there_says_so(s3: str) -> None:
     store = ObjectStore("s3://no-such-bucket/x")
     for use in (lambda: store.write(["a"], [b""]), lambda: store.names([]), lambda: store.holding(["a"], "b")):
@@ -353,10 +372,11 @@ def test_who_is_refused_is_told_and_no_secret_with_it(bucket: ObjectStore, monke
 
 
 def test_a_store_that_nobody_answers_for_fails_soon(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@127.0.0.1:1")
     monkeypatch.setitem(object_store._OPTIONS, "s3", {"config_kwargs": {"retries": {"total_max_attempts": 1}}})  # type: ignore[index]
-    with pytest.raises(errors.StorageFailed, match="look at the way to the store"):
+    with pytest.raises(errors.StorageFailed, match="look at the way to the store") as told:
         ObjectStore(f"{s3}/x").names([])
+    assert "hunter2" not in told.value.message
 
 
 @pytest.mark.parametrize(

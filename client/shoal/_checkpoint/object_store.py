@@ -5,6 +5,7 @@ regions come from the environment, as each store's own package looks for them: n
 """
 
 import importlib
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,15 +17,18 @@ from shoal._checkpoint.folders import TEMPORARY, Buffer, File, checked, is_name,
 # What is held in memory of a file that is being written, and the parts that it is uploaded in: S3 takes 10,000.
 PART_BYTES = 16 << 20
 
-# No answer in so long is a failure; and how often botocore asks, with pauses of a few seconds in all.
+_PASSWORD = re.compile(r"//[^/\s]*@")  # in an endpoint's URL, which may be quoted
+# Seconds without an answer, and how often botocore asks, with pauses of a few seconds in all.
 _S3: Mapping[str, Any] = {
     "config_kwargs": {
         "connect_timeout": 5,
-        "read_timeout": 60,
-        "retries": {"total_max_attempts": 4, "mode": "standard"},
+        "read_timeout": 30,
+        "retries": {"total_max_attempts": 3, "mode": "standard"},
     },
     "fixed_upload_size": True,  # some stores that speak S3 want parts of one size
 }
+# How often s3fs does all that again: an answer that breaks off is not for botocore to repeat.
+_S3_ROUNDS = 2
 # Where a file appears when it is closed, and can be given up before; elsewhere it gets its name at the end.
 _UPLOADS = ("s3", "s3a", "gs", "gcs")
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {"s3": _S3, "s3a": _S3}
@@ -125,7 +129,7 @@ class ObjectStore:
             code = _code(error)
             if unless_missing and isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
                 raise
-            said = " ".join(str(error).split())
+            said = _PASSWORD.sub("//", " ".join(str(error).split()))
             raise errors.StorageFailed(
                 f"{self._name(path)} could not be {verb}: {said or type(error).__name__}{_advice(error, code)}",
                 path="/".join(path),
@@ -191,7 +195,8 @@ def _system(scheme: str, url: str) -> Any:
     """The file system of fsspec for a scheme; BadRequest if there is none here."""
     try:
         fsspec = importlib.import_module("fsspec")
-        return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False, **_OPTIONS.get(scheme, {}))
+        options = {**_OPTIONS.get(scheme, {}), "skip_instance_cache": True, "use_listings_cache": False}
+        system = fsspec.filesystem(scheme, **options)
     except ImportError as error:
         raise errors.BadRequest(
             f"checkpoints at {url} need a package that is not installed here ({error}): pip install 'shoal[s3]' for "
@@ -200,6 +205,9 @@ def _system(scheme: str, url: str) -> Any:
         ) from None
     except ValueError as error:  # it knows no such scheme
         raise errors.BadRequest(f"checkpoints cannot live at {url}: {error}", url=url) from None
+    if scheme in ("s3", "s3a"):
+        system.retries = _S3_ROUNDS
+    return system
 
 
 def _code(error: BaseException) -> str:
