@@ -85,6 +85,22 @@ def data(run: Run) -> list[Row]:
     ]
 
 
+def checkpoints(run: Run) -> list[Row]:
+    """A server that saves and restores, beside a plain file."""
+    script = ours("Shoal, a server saves and restores", "checkpoints.py", *run.short_flag)
+    lines = run.contest("checkpoints", [script], rounds=1).get(script.name)
+    if not lines:
+        return []
+    pairs = {
+        "checkpoint_write": ("save", "plain_write", "a plain write with fsync"),
+        "checkpoint_restore": ("restore", "plain_read", "a plain read"),
+    }
+    return [
+        compared(row, median(lines, f"{mine}_gb_per_s"), "GB/s", peer, median(lines, f"{theirs}_gb_per_s"))
+        for row, (mine, theirs, peer) in pairs.items()
+    ]
+
+
 BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "dense": steps.dense,
     "small": steps.small,
@@ -93,6 +109,7 @@ BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "memory": memory,
     "waiting_pulls": waiting_pulls,
     "data": data,
+    "checkpoints": checkpoints,
     "chunks": steps.chunks,
 }
 

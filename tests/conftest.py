@@ -20,6 +20,15 @@ def shared_cluster() -> Iterator[shoal.LocalCluster]:
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """A bucket of a real S3 server, which the environment leads to: its URL."""
+    from s3_server import s3_server  # noqa: PLC0415 - it takes a second to load, and few tests want it
+
+    with s3_server() as url:
+        yield url
+
+
 @pytest.fixture
 def client(shared_cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
     with shared_cluster.client() as client:

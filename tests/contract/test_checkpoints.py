@@ -1,6 +1,12 @@
 """Checkpoints of real servers, without a coordinator: consistent cuts, any number of shards, no damage used."""
 
+import errno
+import os
+import resource
+import shutil
 import threading
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +16,11 @@ from shoal import consistency, errors, optim
 from shoal._checkpoint import files
 from shoal._checkpoint import manifest as manifest_module
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.folders import LocalFolder, open_folder
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
+from waiting import wait_until
 
 JOB = {
     "kernel": Variable((40, 30), partitioner=FixedShards(3)),
@@ -88,6 +95,17 @@ def test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_sa
                 assert worker.step == 4
                 train(worker, 3, seed=1)
             assert state(others) == trained
+
+
+def test_servers_save_to_s3_and_others_restore_from_there(s3):
+    with servers_of(f"{s3}/contract", 2, 3) as servers:
+        with servers.worker("a") as worker:
+            train(worker, 2)
+        saved, manifest = state(servers), servers.save()
+    Catalogue(open_folder(f"{s3}/contract")).verify(manifest)
+    with servers_of(f"{s3}/contract", 1, 2, seed=9) as others:
+        others.restore(manifest)
+        assert state(others) == saved
 
 
 def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_the_cut(tmp_path, monkeypatch):
@@ -226,19 +244,113 @@ def test_a_checkpoint_is_restored_before_training_begins(tmp_path):
                 servers.restore(manifest)
 
 
-def test_a_full_disk_fails_the_checkpoint_and_not_the_training(tmp_path, monkeypatch):
-    def full(folder, path, pieces):
-        raise errors.StorageFailed("no space left on device")
+@contextmanager
+def full_disk(root):
+    """The kernel refuses to let files grow, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        yield "File too large; raise the limit"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    with servers_of(tmp_path, 1, 2) as servers, servers.worker("a") as worker:
+
+@contextmanager
+def failing_disk(root):
+    def broken(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        yield "Input/output error"
+
+
+@contextmanager
+def read_only_folder(root):
+    """To anybody, root included."""
+    real = os.open
+
+    def refused(path, flags, *rest, **more):
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        yield "Read-only file system; let the user that Shoal runs as write there"
+
+
+@contextmanager
+def no_folder(root):
+    """Something else has its name."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.write_text("")
+    yield "could not be written"
+    root.unlink()
+
+
+@contextmanager
+def link_out(root):
+    """The job's folder is a link that leads out of the root."""
+    root.mkdir(exist_ok=True)
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (root / "job").symlink_to(outside)
+    yield "could not be written"
+    (root / "job").unlink()
+    assert not [*outside.iterdir()]
+
+
+@pytest.mark.parametrize("cause", [full_disk, failing_disk, read_only_folder, no_folder, link_out])
+def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(tmp_path, cause):
+    root = tmp_path / "checkpoints"
+    with servers_of(root, 2, 2) as servers, servers.worker("a") as worker:
         train(worker, 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalFolder, "write", full)
-            with pytest.raises(errors.StorageFailed, match="no space"):
-                servers.save(1)
+        with cause(root) as said, pytest.raises(errors.StorageFailed, match=said):
+            servers.save(1)
+        # The other server may still be about its own file.
+        wait_until(lambda: not [*root.glob("job/*/.tmp-*")], what="the end of what was begun")
+        assert not Catalogue(LocalFolder(root)).numbers("job")
         train(worker, 1, seed=1)
+        after = state(servers)
         assert servers.save(2, cut=2).version == 2
-    assert Catalogue(LocalFolder(tmp_path)).numbers("job") == [2]
+        assert servers.versions() == [2, 2]
+    assert Catalogue(LocalFolder(root)).numbers("job") == [2]
+    with servers_of(root, 1, 1) as others:
+        others.restore(Catalogue(LocalFolder(root)).manifest("job", 2))
+        assert state(others) == after
+
+
+@pytest.mark.parametrize("job", ["../job", "a/b", "a\0b", "/etc", "..", ""])
+def test_a_restore_does_not_leave_the_folder(tmp_path, job):
+    with servers_of(tmp_path, 1, 1) as servers:
+        before = state(servers)
+        with pytest.raises(errors.BadRequest, match="no name in a folder"):
+            servers.restore(replace(servers.save(), job=job))
+        assert state(servers) == before
+
+
+def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    root = tmp_path / "checkpoints"
+    with servers_of(root, 1, 1) as servers:
+        manifest = servers.save()
+        entry = replace(manifest.files[0], name="../../../secret")
+        led_out = replace(manifest, number=2, files=(entry,))
+        Catalogue(LocalFolder(root)).publish(led_out)
+        with pytest.raises(errors.BadRequest, match="no name in a folder"):
+            servers.restore(led_out)
+
+
+def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path, monkeypatch):
+    with servers_of(tmp_path, 1, 1) as servers:
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest_module, "VERSION", 2)
+            manifest = servers.save()
+        before = state(servers)
+        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 2; this Shoal reads up to 1"):
+            servers.restore(manifest)
+        assert state(servers) == before
 
 
 def test_a_server_without_a_folder_says_so(tmp_path):

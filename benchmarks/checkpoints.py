@@ -1,0 +1,149 @@
+"""How fast a server saves and restores, beside a plain file: python benchmarks/checkpoints.py, prints one JSON line.
+
+One server with Adam's slots, 256 MB in four shards, saves to a temporary folder: cut, files, manifest, each on the disk
+when it says so; then it restores them. Beside it the same bytes are written to one file, with fsync, and read into
+memory that is there already, as the server's is. In rounds, by turns; what is read is in the page cache.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from shoal import optim
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal.consistency import Asynchronous
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.variables import Variable
+from shoal_coordinator.placement import plan_shards
+from shoal_server import saving
+from shoal_server.saver import Saver
+from shoal_server.shard import JobTerms
+from shoal_server.store import ShardStore
+
+ROUNDS = 7
+BYTES = 256 * 10**6
+SHARDS, VARIABLES, COLUMNS = 4, 32, 1000
+JOB, EPOCH = "job", 1
+MB, GB = 10**6, 10**9
+
+
+class Server:
+    """A server's shards, and its saver, without the network around them."""
+
+    def __init__(self, root: Path, size: int) -> None:
+        rows = size // (3 * 4 * VARIABLES * COLUMNS)  # values and two slots, float32
+        variables = {f"dense_{number}": Variable((rows, COLUMNS)) for number in range(VARIABLES)}
+        self.nbytes = 3 * 4 * VARIABLES * COLUMNS * rows
+        self._store = ShardStore(lambda _seconds: None)
+        terms = JobTerms(JOB, EPOCH, variables, optim.Adam(0.001), Asynchronous(), seed=1)
+        self._store.create(terms, plan_shards(variables, SHARDS, None))
+        self._folder = LocalFolder(root)
+        self._catalogue = Catalogue(self._folder)
+        self._saver = Saver(self._folder)
+        self._number = 0
+
+    def save(self) -> None:
+        """A whole checkpoint, cut and manifest included."""
+        self._number += 1
+        held = pb.HoldRequest(job=JOB, epoch=EPOCH, cut=self._number)
+        saving.hold(self._store, held)
+        request = pb.SaveRequest(job=JOB, epoch=EPOCH, cut=self._number, number=self._number)
+        saving.save(self._store, self._saver, request)
+        reply = pb.CollectFilesReply()
+        while not reply.done:
+            collected = pb.CollectFilesRequest(job=JOB, number=self._number, within_s=10)
+            reply = saving.collect(self._saver, collected)
+        entries = tuple(FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files)
+        self._catalogue.publish(Manifest(JOB, self._number, 0.0, 0, 0, {}, (), entries))
+
+    def restore(self) -> None:
+        """The last one."""
+        request = pb.RestoreRequest(job=JOB, epoch=EPOCH, from_job=JOB, number=self._number)
+        saving.restore(self._store, self._folder, request)
+
+    def forget(self) -> None:
+        """Removes the last one from the disk."""
+        self._catalogue.remove(JOB, self._number)
+
+    def close(self) -> None:
+        self._saver.close()
+        self._store.clear()
+
+
+class PlainFile:
+    """The same bytes, in one file."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self._path = path
+        self._data = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8).data
+        self._target = np.ones(nbytes, np.uint8).data
+
+    def write(self) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        rest = self._data
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    def read(self) -> None:
+        descriptor = os.open(self._path, os.O_RDONLY)
+        start, rest = 0, self._target
+        while rest:
+            count = os.preadv(descriptor, [rest], start)
+            start, rest = start + count, rest[count:]
+        os.close(descriptor)
+
+    def forget(self) -> None:
+        self._path.unlink()
+
+
+def timed(action: Callable[[], None]) -> float:
+    """Seconds that it took."""
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def measured(folder: Path, size: int, rounds: int) -> dict[str, float]:
+    """Medians over the rounds, in GB/s; the first round warms up and does not count."""
+    server = Server(folder / "checkpoints", size)
+    plain = PlainFile(folder / "plain", server.nbytes)
+    actions = {"plain_write": plain.write, "save": server.save, "plain_read": plain.read, "restore": server.restore}
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(rounds + 1):
+        for name, action in actions.items():
+            seconds[name].append(timed(action))
+        plain.forget()
+        server.forget()
+    server.close()
+    speeds = {f"{name}_gb_per_s": server.nbytes / statistics.median(took[1:]) / GB for name, took in seconds.items()}
+    return {**speeds, "mb": server.nbytes / MB}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--megabytes", type=int, default=BYTES // MB)
+    parser.add_argument("--folder", help="on the disk to measure; a temporary one by default")
+    parser.add_argument("--short", action="store_true", help="to see that it runs; the figures mean nothing")
+    options = parser.parse_args()
+    size, rounds = (8 * MB, 1) if options.short else (options.megabytes * MB, options.rounds)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the files go, too
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-", dir=options.folder) as folder:
+        print(json.dumps(measured(Path(folder), size, rounds)))
+
+
+if __name__ == "__main__":
+    main()
