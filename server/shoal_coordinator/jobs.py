@@ -110,6 +110,7 @@ class JobLife:
             self._restore(saved)
         else:
             changed(Part.SPEC)
+            changed(Part.CHECKPOINTS)
             self._enter(JobState.PENDING, "", now)
 
     # What it is like now.
@@ -663,6 +664,8 @@ class JobLife:
         self._patience, self._servers = state.patience, state.servers
         if self.checkpoints and saved.checkpoints:
             self.checkpoints.take_up(saved.checkpoints)
+        elif self.checkpoints or saved.checkpoints:  # the cluster has a folder now, or has none any more
+            self._changed(Part.CHECKPOINTS)
         if plan := saved.plan:
             self._restore_plan(plan)
         if saved.ledger:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 
-from cluster_rig import GIVEN, LEASE_S, VARIABLES, Rig, Voyage, job, session
+from cluster_rig import GIVEN, KEEPING, LEASE_S, VARIABLES, Rig, Voyage, job, session
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal.status import JobState, Role
@@ -598,3 +598,13 @@ def test_too_many_jobs(rig, monkeypatch):
 
 TestVoyage = Voyage.TestCase
 TestVoyage.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+class VoyageWithCheckpoints(Voyage):
+    """The same where jobs are saved, and go back when they lose their shards."""
+
+    policy = KEEPING
+
+
+TestVoyageWithCheckpoints = VoyageWithCheckpoints.TestCase
+TestVoyageWithCheckpoints.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
