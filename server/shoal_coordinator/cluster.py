@@ -20,6 +20,7 @@ from shoal._layout import Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
 from shoal_coordinator import events
+from shoal_coordinator.durable_job import DurableJob
 from shoal_coordinator.events import (
     Assignment,
     Attempt,
@@ -33,7 +34,6 @@ from shoal_coordinator.events import (
     RemoveWorker,
     ServerRef,
 )
-from shoal_coordinator.jobs import JobLife
 from shoal_coordinator.ledger import Lease, NoRange
 from shoal_coordinator.membership import RETURN_S, Member, Membership
 from shoal_coordinator.outstanding import Outstanding
@@ -82,7 +82,7 @@ class Cluster:
         self._policy = policy
         self._touched = Touched()
         self._members = Membership(policy.lease_s, self._touched.member)
-        self._jobs: dict[str, JobLife] = {}  # in the order in which they were submitted
+        self._jobs: dict[str, DurableJob] = {}  # in the order in which they were submitted
         # These count for ever: a number is never given out twice.
         self._epoch = self._submissions = self._assignments = 0
         self._looked_at = now  # when the leases were last looked through
@@ -141,7 +141,7 @@ class Cluster:
         there = member is not None and member.alive and member.registration.address == server.address
         return there and self._outstanding.find(effect) is not None
 
-    def job(self, name: str) -> JobLife:
+    def job(self, name: str) -> DurableJob:
         """A job by name, to be read.
 
         Raises:
@@ -321,7 +321,7 @@ class Cluster:
                 self._emit(job.finish(event.worker, event.error, now))
             self._schedule(now)
 
-    def _seat(self, member: Member, job: JobLife, assignment: int, now: float) -> None:
+    def _seat(self, member: Member, job: DurableJob, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
         name = job.spec.name
         if job.has_part(member.id, assignment):
@@ -390,11 +390,11 @@ class Cluster:
             self._emit(job.checkpoint_failed(event.reason, now))
             self._schedule(now)
 
-    def _job_of_outcome(self, event: AnyOutcome) -> JobLife | None:
+    def _job_of_outcome(self, event: AnyOutcome) -> DurableJob | None:
         """The live job that an effect was for; None: there is none any more, or the effect was given up."""
         return self._live_job(event.job) if self._outstanding.end(event.effect) else None
 
-    def _lose_shards(self, job: JobLife, reason: str, now: float) -> None:
+    def _lose_shards(self, job: DurableJob, reason: str, now: float) -> None:
         effects = job.lose_shards(reason, 2 * max(self._policy.lease_s, RETURN_S), now)
         if not job.ended:
             self._outstanding.abandon(job.ref)
@@ -421,7 +421,7 @@ class Cluster:
         for job in ended[self._policy.keep_finished :]:
             self._forget(job)
 
-    def _staff(self, job: JobLife, idle: list[Member], workers: int, now: float) -> str:
+    def _staff(self, job: DurableJob, idle: list[Member], workers: int, now: float) -> str:
         """Sends idle workers to a job; says what it still lacks."""
         needed, there = job.spec.fewest_workers, len(job.active)
         if job.spec.is_session:
@@ -437,12 +437,12 @@ class Cluster:
         lacking = bool(job.vacancies) and len(job.active) < needed
         return f"waiting for workers: {len(job.active)} of {needed}" if lacking else ""
 
-    def _enrol(self, member: Member, job: JobLife, now: float) -> None:
+    def _enrol(self, member: Member, job: DurableJob, now: float) -> None:
         self._assignments += 1
         self._touched.counts()
         job.enrol(member.id, member.incarnation, self._assignments, now)
 
-    def _place(self, job: JobLife, now: float) -> str:
+    def _place(self, job: DurableJob, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
         servers = self._members.alive(Role.SERVER)
         if not servers or job.waits_for_servers(len(servers), now):
@@ -472,23 +472,23 @@ class Cluster:
 
     # Small things.
 
-    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str, saved: SavedJob | None = None) -> JobLife:
+    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str, saved: SavedJob | None = None) -> DurableJob:
         changed = partial(self._touched.job, ref.submission)
-        job = JobLife(ref, spec, now, token, saved, changed, checkpoints=self._policy.checkpoints)
+        job = DurableJob(ref, spec, now, token, saved, changed, checkpoints=self._policy.checkpoints)
         self._jobs[ref.name] = job
         return job
 
-    def _live(self) -> list[JobLife]:
+    def _live(self) -> list[DurableJob]:
         return [job for job in self._jobs.values() if not job.ended]
 
-    def _live_job(self, ref: JobRef) -> JobLife | None:
+    def _live_job(self, ref: JobRef) -> DurableJob | None:
         job = self._jobs.get(ref.name)
         return job if job and job.ref == ref and not job.ended else None
 
-    def _job_of(self, worker: str) -> JobLife | None:
+    def _job_of(self, worker: str) -> DurableJob | None:
         return next((job for job in self._jobs.values() if worker in job.active), None)
 
-    def _forget(self, job: JobLife) -> None:
+    def _forget(self, job: DurableJob) -> None:
         self._emit(job.drop())
         for part in job.parts:
             self._touched.job(job.ref.submission, part)
@@ -532,7 +532,7 @@ def _lost_shards(server: str, placement: Placement, *, again: bool) -> str:
     return f"server {server} is gone, and with it the only replica of {what}{'; submit the job again' if again else ''}"
 
 
-def _over(job: JobLife, now: float) -> errors.ShoalError:
+def _over(job: DurableJob, now: float) -> errors.ShoalError:
     name = job.spec.name
     if job.state is JobState.FAILED:
         return errors.JobFailed(f"job {name} failed: {job.status(now).reason}", job=name)

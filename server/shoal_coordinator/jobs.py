@@ -11,22 +11,16 @@ A job whose shards are lost goes back: to its newest whole checkpoint, or to its
 workers start anew. A session job fails instead, for its users' programs would not know.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-
-from google.protobuf.message import Message
+from collections.abc import Callable, Iterable, Mapping
 
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
-from shoal.events import from_proto as event_from_proto
 from shoal.job import Job
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint
-from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import Variable
-from shoal.variables import from_proto as variable_from_proto
-from shoal_coordinator import codecs
 from shoal_coordinator.checkpointing import Checkpointing
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
@@ -50,8 +44,8 @@ from shoal_coordinator.events import (
 )
 from shoal_coordinator.ledger import Lease, Ledger, NoRange, default_range_size
 from shoal_coordinator.parts import Description, Participant, Stage
-from shoal_coordinator.progress import Tally, told_from_proto
-from shoal_coordinator.records import Part, SavedJob
+from shoal_coordinator.progress import Tally
+from shoal_coordinator.records import Part
 
 # A job that loses its shards so often without a new checkpoint in between would do so for ever.
 MAX_FRUITLESS = 10
@@ -65,9 +59,9 @@ class JobLife:
         spec: what the user asked for.
         now: seconds of Unix time, as in every method.
         token: of the submission, by which a repeat of it is known.
-        checkpoints: whether the cluster has a folder of them.
-        saved: what an earlier coordinator knew of it; None: it is new.
         changed: told the name of a record (`shoal_coordinator.records`) that is another one now, or gone.
+        checkpoints: whether the cluster has a folder of them.
+        begins: False: it is filled with what is known of it (`DurableJob`).
     """
 
     def __init__(
@@ -76,10 +70,10 @@ class JobLife:
         spec: Job,
         now: float,
         token: str = "",
-        saved: SavedJob | None = None,
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
+        begins: bool = True,
     ) -> None:
         self.ref, self.spec, self.token = ref, spec, token
         self._changed = changed
@@ -106,9 +100,7 @@ class JobLife:
         self._closing = False  # all workers are through, and the last checkpoint is being taken, or was
         self._restarts = self._fruitless = 0  # times that shards were lost: altogether, since a new checkpoint
         self._patience, self._servers = 0.0, 0  # until when to wait for how many servers, which it had before
-        if saved:
-            self._restore(saved)
-        else:
+        if begins:
             changed(Part.SPEC)
             changed(Part.CHECKPOINTS)
             self._enter(JobState.PENDING, "", now)
@@ -431,6 +423,8 @@ class JobLife:
             )
             self._changed(Part.LEDGER)
         self._tally = Tally.from_proto(restored.tally)
+        if not self._started_at:
+            self._tally.begin()  # what another job did is not this one's speed
         self._changed(Part.TALLY)
         if self.checkpoints:
             self.checkpoints.restart(now, restored.step)
@@ -531,7 +525,7 @@ class JobLife:
         )
         given = bool(self._description and self._description.given)
         if self.state is JobState.PLACING and self._created and everyone and (self._assigned or not given):
-            self._started_at = now
+            self._started_at = self._started_at or now
             self._enter(JobState.RUNNING, "", now)
 
     def _release(self, worker: str, cursor: Cursor | None = None) -> list[Effect]:
@@ -585,106 +579,6 @@ class JobLife:
             epoch=ledger.epoch if ledger else 0,
             seconds=(self._finished_at or now) - self._started_at if self._started_at else 0.0,
         )
-
-    # What is kept of it.
-
-    @property
-    def parts(self) -> Iterator[str]:
-        """The names of all records that it may have."""
-        yield from (Part.SPEC, Part.PLAN, Part.STATE, Part.LEDGER, Part.TALLY, Part.CHECKPOINTS)
-        yield from (f"{Part.EVENT}/{number}" for number in self.log.kept)
-
-    def record(self, part: str) -> Message | None:
-        """The record of that name as it should be now; None: it should not be there."""
-        kind, _, number = part.partition("/")
-        match kind:
-            case Part.SPEC:
-                return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
-            case Part.PLAN:
-                return self._plan_record()
-            case Part.STATE:
-                return self._state_record()
-            case Part.LEDGER:
-                return self._ledger.to_proto() if self._ledger else None
-            case Part.TALLY:
-                parts = self.active.values()
-                return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
-            case Part.CHECKPOINTS:
-                return self.checkpoints.to_proto() if self.checkpoints else None
-        event = self.log.find(int(number))
-        return codecs.event_message(event) if event else None
-
-    def _plan_record(self) -> state_pb2.PlanRecord | None:
-        if self._description is None:
-            return None
-        record = state_pb2.PlanRecord(
-            variables=[variable.to_proto(name) for name, variable in self._description.variables.items()],
-            examples=self._description.examples,
-            placement=self.placement.to_proto() if self.placement else None,
-        )
-        if self.placement:
-            record.placement.ClearField("variables")
-        return record
-
-    def _state_record(self) -> state_pb2.JobRecord:
-        return state_pb2.JobRecord(
-            state=codecs.state_code(self.state),
-            reason=self._reason,
-            lack=self._lack,
-            submitted_at=self._submitted_at,
-            started_at=self._started_at,
-            finished_at=self._finished_at,
-            parts=[participant.to_proto() for participant in self.active.values()],
-            crew=self._crew,
-            finished=sorted(self._finished),
-            assigner=self._assigner,
-            assigned=self._assigned,
-            created=self._created,
-            numbered=self.log.numbered,
-            closing=self._closing,
-            restarts=self._restarts,
-            fruitless=self._fruitless,
-            patience=self._patience,
-            servers=self._servers,
-        )
-
-    def _restore(self, saved: SavedJob) -> None:
-        state = saved.state
-        self.state = JobState.from_proto(state.state)
-        self._reason, self._lack = state.reason, state.lack
-        self._submitted_at, self._started_at, self._finished_at = (
-            state.submitted_at,
-            state.started_at,
-            state.finished_at,
-        )
-        self.active = {part.worker: Participant.from_proto(part) for part in state.parts}
-        self._crew, self._finished = dict(state.crew), set(state.finished)
-        self._assigner, self._assigned, self._created = state.assigner, state.assigned, state.created
-        self._closing, self._restarts, self._fruitless = state.closing, state.restarts, state.fruitless
-        self._patience, self._servers = state.patience, state.servers
-        if self.checkpoints and saved.checkpoints:
-            self.checkpoints.take_up(saved.checkpoints)
-        elif self.checkpoints or saved.checkpoints:  # the cluster has a folder now, or has none any more
-            self._changed(Part.CHECKPOINTS)
-        if plan := saved.plan:
-            self._restore_plan(plan)
-        if saved.ledger:
-            self._ledger = Ledger.from_proto(saved.ledger, lambda: self._changed(Part.LEDGER))
-        self._tally = Tally.from_proto(saved.tally)
-        for participant in self.active.values():
-            if participant.assignment in saved.tally.told:
-                participant.told = told_from_proto(saved.tally.told[participant.assignment])
-        events = [event_from_proto(event) for event in saved.events]
-        self.log.restore([event for event in events if isinstance(event, StateChanged)], state.numbered)
-
-    def _restore_plan(self, plan: state_pb2.PlanRecord) -> None:
-        variables = dict(variable_from_proto(variable) for variable in plan.variables)
-        self._description = Description(variables, plan.examples)
-        if plan.HasField("placement"):
-            placement = tensor_pb2.Placement()
-            placement.CopyFrom(plan.placement)
-            placement.variables.extend(plan.variables)
-            self.placement = Placement.from_proto(placement)
 
 
 _NO_FOLDER = "this cluster has no folder of checkpoints: start its coordinator and its servers with --checkpoints"

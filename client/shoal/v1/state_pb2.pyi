@@ -538,8 +538,11 @@ class TallyRecord(_message.Message):
     TOTALS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     TOLD_FIELD_NUMBER: _builtins.int
+    EARLIER_SAMPLES_FIELD_NUMBER: _builtins.int
     loss: _builtins.float
     """Of the latest report."""
+    earlier_samples: _builtins.int
+    """Samples among them that another job did, from whose checkpoint this one goes on."""
     @_builtins.property
     def totals(self) -> Global___Totals:
         """Counts stop at 2^64 - 1."""
@@ -554,10 +557,11 @@ class TallyRecord(_message.Message):
         totals: Global___Totals | None = ...,
         loss: _builtins.float = ...,
         told: _abc.Mapping[_builtins.int, Global___Totals] | None = ...,
+        earlier_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "told", b"told", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_samples", b"earlier_samples", "loss", b"loss", "told", b"told", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
