@@ -407,35 +407,43 @@ class Cluster:
         workers = self._members.alive(Role.WORKER)
         idle = [worker for worker in workers if self._job_of(worker.id) is None]
         for job in self._live():
-            lacks = [self._staff(job, idle, len(workers), now)]
+            self._staff(job, idle, len(workers), now)
+        for job in self._live():  # those that are left over after all jobs have their own
+            while job.openings and self._send(idle, job, now):
+                pass
+        idling = sum(self._job_of(worker.id) is None for worker in workers)
+        for job in self._live():
+            lacks = [_lack(job, idling)]
             if job.unplaced is not None:
                 lacks.append(self._place(job, now))
             if not job.ended:
                 job.wait_for("; ".join(filter(None, lacks)), now)
-        for job in self._live():  # those that are left over after all jobs have their own
-            while job.openings and idle:
-                self._enrol(idle.pop(0), job, now)
         ended = sorted(
             (job for job in self._jobs.values() if job.ended), key=lambda job: (-job.finished_at, -job.ref.submission)
         )
         for job in ended[self._policy.keep_finished :]:
             self._forget(job)
 
-    def _staff(self, job: DurableJob, idle: list[Member], workers: int, now: float) -> str:
-        """Sends idle workers to a job; says what it still lacks."""
-        needed, there = job.spec.fewest_workers, len(job.active)
+    def _staff(self, job: DurableJob, idle: list[Member], workers: int, now: float) -> None:
+        """Sends idle workers to a job, or keeps them for it."""
+        needed = job.spec.fewest_workers
         if job.spec.is_session:
-            lacking = there < needed and job.state is not JobState.RUNNING
-            return f"waiting for sessions: {there} of {needed}" if lacking else ""
+            return
         if job.state is JobState.PENDING and len(idle) < needed:
-            there = len(idle) if needed <= workers else workers
             if needed <= workers:
                 idle.clear()  # it is this job's turn; the busy ones will join them
-            return f"waiting for workers: {there} of {needed}"
-        while job.vacancies and idle:
-            self._enrol(idle.pop(0), job, now)
-        lacking = bool(job.vacancies) and len(job.active) < needed
-        return f"waiting for workers: {len(job.active)} of {needed}" if lacking else ""
+            return
+        while job.vacancies and self._send(idle, job, now):
+            pass
+
+    def _send(self, idle: list[Member], job: DurableJob, now: float) -> bool:
+        """Sends an idle worker to a job, if there is one that is not through with it."""
+        member = next((member for member in idle if not job.is_through(member.id)), None)
+        if member is None:
+            return False
+        idle.remove(member)
+        self._enrol(member, job, now)
+        return True
 
     def _enrol(self, member: Member, job: DurableJob, now: float) -> None:
         self._assignments += 1
@@ -524,6 +532,17 @@ class Cluster:
 
 def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
+
+
+def _lack(job: DurableJob, idle: int) -> str:
+    """Whom a job waits for, where so many workers are idle."""
+    needed, there = job.spec.fewest_workers, len(job.active)
+    if job.spec.is_session:
+        lacking = there < needed and job.state is not JobState.RUNNING
+        return f"waiting for sessions: {there} of {needed}" if lacking else ""
+    if job.state is JobState.PENDING:
+        return f"waiting for workers: {idle} of {needed}"
+    return f"waiting for workers: {there} of {needed}" if job.vacancies and there < needed else ""
 
 
 def _lost_shards(server: str, placement: Placement, *, again: bool) -> str:

@@ -150,6 +150,10 @@ class JobLife:
         joinable = self.state is JobState.RUNNING and not self._finished and not self._closing
         return self._free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
 
+    def is_through(self, worker: str) -> bool:
+        """Whether a worker has done its part in it. Servers have let go of it, and would not let it in again."""
+        return any(self._crew.get(rank) == worker for rank in self._finished)
+
     def has_part(self, worker: str, assignment: int) -> bool:
         """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name.
 

@@ -6,9 +6,10 @@ import time
 
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import shoal
-from shoal import optim
+from shoal import _rpc, optim
 from shoal.events import MetricsReported
 from waiting import wait_until
 
@@ -88,3 +89,38 @@ def test_workers_join_and_leave_and_each_example_is_visited_once(cluster, client
     np.testing.assert_array_equal(client.pull(job)["seen"], 1)
     account = job.data()
     assert (account.total.done, account.in_progress, account.held) == (SIZE, {}, ())
+
+
+@pytest.fixture
+def stuck(client, tmp_path):
+    """A job whose steps never end."""
+    settings = {"gate": str(tmp_path / "never"), "size": 64}
+    job = client.submit(shoal.Job("broken_programs:Gated", settings=settings))
+    wait_until(lambda: job.data().held, what="the first range's lease")
+    return job
+
+
+def test_a_second_sigterm_ends_a_worker_at_once(cluster, client, stuck):
+    worker = cluster.process("worker")
+    worker.send_signal(signal.SIGTERM)
+    address = next(each.address for each in client.status().members if each.member == "worker-0")
+    with _rpc.channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest()
+        unready = health_pb2.HealthCheckResponse.NOT_SERVING
+        wait_until(lambda: health.Check(request).status == unready, what="the worker's being about to leave")
+    assert worker.returncode is None
+    start = time.monotonic()
+    worker.send_signal(signal.SIGTERM)
+    wait_until(lambda: worker.returncode is not None, what="the worker's end")
+    print(f"it ended {time.monotonic() - start:.2f} s after the second signal")
+    assert worker.returncode == 0
+    assert stuck.data().total.loose == 32, "its range is given back"
+
+
+def test_a_cluster_is_stopped_without_waiting_for_batches(cluster, stuck):
+    start = time.monotonic()
+    cluster.stop()
+    seconds = time.monotonic() - start
+    print(f"it took {seconds:.2f} s")
+    assert seconds < 15

@@ -158,9 +158,9 @@ def test_a_worker_that_dies_after_another_was_through_is_replaced_while_data_is_
     rig.finish("a", "w0")
     rig.workers("w2").kill("w1")
     assert rig.state("a") is JobState.RUNNING, "what w1 held was trained on by nobody"
-    successor = "w0" if rig.beat("w0")[0] else "w2"
-    rig.start("a", successor)
-    rig.finish("a", successor)
+    assert [each.job if each else None for each in rig.beat("w0", "w2")] == [None, "a"]
+    rig.start("a", "w2")
+    rig.finish("a", "w2")
     assert rig.state("a") is JobState.SUCCEEDED
 
 
@@ -594,6 +594,14 @@ def test_too_many_jobs(rig, monkeypatch):
     rig.submit(job())
     with pytest.raises(errors.Overloaded):
         rig.submit(job("b"))
+
+
+def test_what_a_job_waits_for_does_not_depend_on_when_one_looks(rig):
+    rig.submit(job("b", workers=3))
+    rig.submit(job("a", workers=1))
+    assert rig.status("b").reason == "waiting for workers: 1 of 3"
+    rig.crash()
+    assert rig.status("b").reason == "waiting for workers: 1 of 3"
 
 
 TestVoyage = Voyage.TestCase
