@@ -147,7 +147,9 @@ class Job:
             raise errors.InvalidJob(f"partial_restore is {self.partial_restore!r}; it must be True or False")
         if self.partial_restore and not self.restore:
             raise errors.InvalidJob("partial_restore without restore; name the checkpoint to take values from")
-        if self.restore != "":
+        if not isinstance(self.restore, str):
+            raise errors.InvalidJob(f"restore is {self.restore!r}; name a checkpoint as text, JOB or JOB/NUMBER")
+        if self.restore:
             CheckpointChoice.parse(self.restore)
 
     @property
