@@ -15,6 +15,7 @@ from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, superfluous
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._cursor import Cursor
+from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.status import SavedCheckpoint
 from shoal.v1 import parameter_server_pb2 as pb
@@ -75,16 +76,19 @@ def take_cut(effect: TakeCut, calls: ServerCalls, catalogue: Catalogue, held: Ca
 
 
 def furthest(workers: Iterable[pb.WorkerProgress]) -> list[pb.WorkerProgress]:
-    """Of each worker, how far it has come on the server that says the most: what is committed anywhere."""
+    """Of each worker's latest life, how far it has come where it has come furthest: what is committed anywhere."""
     most: dict[str, pb.WorkerProgress] = {}
     for worker in workers:
-        known = most.setdefault(worker.worker, worker)
-        if (worker.incarnation, worker.committed, worker.finished) > (
-            known.incarnation,
-            known.committed,
-            known.finished,
-        ):
+        known = most.get(worker.worker)
+        if known is None or known.incarnation < worker.incarnation:
             most[worker.worker] = worker
+        elif known.incarnation == worker.incarnation:
+            most[worker.worker] = pb.WorkerProgress(
+                worker=worker.worker,
+                incarnation=worker.incarnation,
+                committed=max(known.committed, worker.committed),
+                finished=max(known.finished, worker.finished),
+            )
     return list(most.values())
 
 
@@ -108,15 +112,16 @@ def write(effect: WriteCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> 
         ShoalError: there is no such checkpoint; what is there of it is removed, sooner or later.
     """
     job, cut = effect.job.name, effect.cut
-    shards = effect.placement.shards
-    servers = sorted({ServerRef(shard.server, shard.address) for shard in shards})
-    try:
-        files = [file for server in servers for file in _collected(server, job, cut.number, calls)]
-        manifest = _manifest(effect, files)
-        catalogue.publish(manifest)
-    except errors.ShoalError:
-        _tidy(lambda: catalogue.remove(job, cut.number))
-        raise
+    manifest = _published(effect, catalogue)
+    if manifest is None:
+        try:
+            servers = _servers(effect.placement)
+            files = [file for server in servers for file in _collected(server, job, cut.number, calls)]
+            manifest = _manifest(effect, files)
+            catalogue.publish(manifest)
+        except errors.ShoalError:
+            _tidy(lambda: catalogue.remove(job, cut.number))
+            raise
     saved = SavedCheckpoint(cut.number, cut.step, manifest.nbytes, cut.time)
     removed = _tidy(lambda: _retain(catalogue, job, effect.spec.checkpoints or CheckpointPolicy())) or ()
     return CheckpointWritten(effect.job, saved, removed, effect=effect.number)
@@ -144,7 +149,7 @@ def restore(effect: CreateShards, create: Callable[[], None], calls: ServerCalls
             _log.warning("checkpoint passed by", job=effect.job.name, checkpoint=str(choice), reason=error.message)
             passed_by.append(f"{choice}: {error.message}")
             # What was read in part is neither one thing nor the other.
-            for server in _servers(effect):
+            for server in _servers(effect.placement):
                 calls.call(server, "DropShards", pb.DropShardsRequest(job=effect.job.name))
     why = "; ".join(passed_by) or "there is none"
     raise errors.CorruptCheckpoint(f"no checkpoint to go on from: {why}", job=effect.job.name)
@@ -184,7 +189,7 @@ def _restored(
         step=step,
         partial=choice.partial,
     )
-    with calls.at_once(_servers(effect)) as servers:
+    with calls.at_once(_servers(effect.placement)) as servers:
         servers.call("Restore", request, timeout_s=_RESTORE_TIMEOUT_S)
     goes_on = not choice.partial
     return Restored(
@@ -197,8 +202,17 @@ def _restored(
     )
 
 
-def _servers(effect: CreateShards) -> list[ServerRef]:
-    return sorted({ServerRef(shard.server, shard.address) for shard in effect.placement.shards})
+def _published(effect: WriteCheckpoint, catalogue: Catalogue) -> Manifest | None:
+    """The manifest, should a coordinator that died have written it already; its servers may be gone by now."""
+    try:
+        manifest = catalogue.manifest(effect.job.name, effect.cut.number)
+    except (errors.UnknownCheckpoint, errors.CorruptCheckpoint):
+        return None
+    return manifest if manifest.created_at == effect.cut.time else None
+
+
+def _servers(placement: Placement) -> list[ServerRef]:
+    return sorted({ServerRef(shard.server, shard.address) for shard in placement.shards})
 
 
 def _collected(server: ServerRef, job: str, number: int, calls: ServerCalls) -> list[FileEntry]:

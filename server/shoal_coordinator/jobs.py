@@ -432,8 +432,7 @@ class JobLife:
         self._changed(Part.TALLY)
         if self.checkpoints:
             self.checkpoints.restart(now, restored.step)
-        passed_by = f" ({'; '.join(restored.passed_by)})" if restored.passed_by else ""
-        self._enter(self.state, f"goes on from {restored.source}, step {restored.step}{passed_by}", now)
+        self._enter(self.state, _where_from(restored, frozenset(self._description.variables)), now)
         return ""
 
     @property
@@ -585,4 +584,16 @@ class JobLife:
         )
 
 
+def _where_from(restored: Restored, variables: frozenset[str]) -> str:
+    """What a job goes on from, and what was not as one might expect."""
+    lists = {
+        "not restored": sorted(variables - restored.variables),
+        "left out": sorted(restored.variables - variables),
+        "passed by": restored.passed_by,
+    }
+    notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
+    return f"goes on from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+_MAX_NAMED = 50
 _NO_FOLDER = "this cluster has no folder of checkpoints: start its coordinator and its servers with --checkpoints"

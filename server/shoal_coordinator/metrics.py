@@ -86,7 +86,7 @@ class StateCollector(Collector):
         yield jobs
         live = [job for job in found if not job.state.finished]
         yield GaugeMetricFamily(
-            "shoal_coordinator_jobs_without_checkpoint",
+            "shoal_coordinator_jobs_with_failed_checkpoint",
             "Live jobs whose latest attempt at a checkpoint failed: alert on more than 0 for some minutes.",
             sum(bool(job.checkpoint_failure) for job in live),
         )

@@ -211,12 +211,12 @@ def test_a_disk_that_fails_stops_no_training(cluster, client, folder, unbroken, 
             job.checkpoint(timeout_s=20)
         assert "could not be" in job.status().checkpoint_failure
         page = cluster.metrics["coordinator"]
-        assert sample(page, "shoal_coordinator_jobs_without_checkpoint") == 1
+        assert sample(page, "shoal_coordinator_jobs_with_failed_checkpoint") == 1
         blocker.unlink()
         saved = job.checkpoint(timeout_s=20)
         assert job.status().checkpoint == saved
         assert not job.status().checkpoint_failure
-        assert sample(page, "shoal_coordinator_jobs_without_checkpoint") == 0
+        assert sample(page, "shoal_coordinator_jobs_with_failed_checkpoint") == 0
         hurry.touch()
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)

@@ -32,7 +32,7 @@ def client(cluster):
 
 def paced(gate, **options):
     """A job that counts its examples, and takes its time for each step until the gate is open."""
-    settings = {"gate": str(gate), "seconds": 0.02, "size": SIZE}
+    settings = {"gate": str(gate), "seconds": 0.06, "size": SIZE}
     return shoal.Job(
         "broken_programs:Paced", settings=settings, optimizer=optim.SGD(1.0), batch_size=4, range_size=32, **options
     )

@@ -438,7 +438,7 @@ def test_stopping_ends_after_the_step_in_progress():
     rig = Rig(data=False, max_steps=100)
     rig.program.compute = lambda params, batch: (rig.stop.set() or 1.0, {})
     rig.run()
-    assert rig.parameters.calls == ["pull", "push"]
+    assert rig.parameters.calls == ["pull", "push", "barrier"], "it left before its step was closed"
 
 
 def test_pushes_say_how_much_of_the_lease_is_trained_on():

@@ -149,6 +149,10 @@ class Training:
                 if self._tally.age_s >= _REPORT_EVERY_S:
                     self._emit(self._tally.take(self._parameters.step))
             self._settle()
+            if not through:
+                # Its last push may be of a step that is still open. Once that is closed, no checkpoint can miss what
+                # the ledger is told of.
+                self._parameters.barrier()
             return through
         finally:
             self._emit(self._tally.take(self._parameters.step))

@@ -37,6 +37,13 @@ def up(
             envvar="SHOAL_CHECKPOINTS", help="Folder of checkpoints, which stays; without one, none are taken."
         ),
     ] = "",
+    store: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOAL_STORE",
+            help="File that keeps jobs for the next time, when they go on from checkpoints.",
+        ),
+    ] = "",
     log_level: Annotated[
         str, typer.Option(envvar="SHOAL_LOG_LEVEL", help="Of the roles: debug, info, warning or error.")
     ] = "warning",
@@ -54,6 +61,7 @@ def up(
         workers,
         path=path or ["."],
         checkpoints=checkpoints,
+        store=store,
         listen=listen,
         log_level=log_level,
         log_dir=log_dir,
