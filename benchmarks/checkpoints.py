@@ -1,9 +1,13 @@
-"""How fast a server saves and restores, beside a plain file: python benchmarks/checkpoints.py, prints one JSON line.
+"""What checkpoints of 256 MB cost: python benchmarks/checkpoints.py speed|slowdown, prints one JSON line.
 
-One server with Adam's slots, 256 MB in four shards, saves to a temporary folder: cut, files, manifest, each on the disk
-when it says so; then it restores them. Beside it the same bytes are written to one file, with fsync, and read into
-memory that is there already, as the server's is. In rounds, by turns; there is memory for the page cache when files are
-written, and they are in it when they are read.
+speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files, manifest, each on the disk
+       when it says so; then it restores them. Beside it the same bytes are written to one file, with fsync, and read
+       into memory that is there already, as the server's is. In rounds, by turns; there is memory for the page cache
+       when files are written, and they are in it when they are read.
+slowdown: Two servers with the same state, and a session that takes step after step, in stretches of 10 s. Every other
+       one begins with a checkpoint, which has to be whole before its end. The gradients are there already, so that
+       all that is slowed down is the servers' work and the way to them; a second worker would take the two cores of a
+       small machine from both, and hide it.
 """
 
 import argparse
@@ -14,11 +18,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+import shoal
 from shoal import optim
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import LocalFolder
@@ -37,16 +43,23 @@ BYTES = 256 * 10**6
 SHARDS, VARIABLES, COLUMNS = 4, 32, 1000
 JOB, EPOCH = "job", 1
 SPARE_BYTES = 32 << 20
+# Pairs of stretches: one with a checkpoint, and one without.
+PAIRS, STRETCH_S = 7, 10.0
 MB, GB = 10**6, 10**9
+
+
+def variables_of(size: int) -> dict[str, Variable]:
+    """Variables that take so many bytes (nearly) with Adam's two slots."""
+    rows = size // (3 * 4 * VARIABLES * COLUMNS)
+    return {f"dense_{number}": Variable((rows, COLUMNS)) for number in range(VARIABLES)}
 
 
 class Server:
     """A server's shards, and its saver, without the network around them."""
 
     def __init__(self, root: Path, size: int) -> None:
-        rows = size // (3 * 4 * VARIABLES * COLUMNS)  # values and two slots, float32
-        variables = {f"dense_{number}": Variable((rows, COLUMNS)) for number in range(VARIABLES)}
-        self.nbytes = 3 * 4 * VARIABLES * COLUMNS * rows
+        variables = variables_of(size)
+        self.nbytes = 3 * sum(variable.nbytes for variable in variables.values())
         self._store = ShardStore(lambda _seconds: None)
         terms = JobTerms(JOB, EPOCH, variables, optim.Adam(0.001), Asynchronous(), seed=1)
         self._store.create(terms, plan_shards(variables, SHARDS, None))
@@ -141,17 +154,81 @@ def measured(folder: Path, size: int, rounds: int) -> dict[str, float]:
     return {**speeds, "mb": server.nbytes / MB}
 
 
+class Training:
+    """Steps of a session, and checkpoints of its job meanwhile.
+
+    Args:
+        client: of the cluster.
+        session: open.
+        variables: the job's.
+    """
+
+    def __init__(self, client: shoal.Client, session: shoal.Session, variables: Mapping[str, Variable]) -> None:
+        self._job, self._session = client.job(session.job), session
+        self._gradients = {name: np.full(it.shape, 1e-3, np.float32) for name, it in variables.items()}
+
+    def stretch(self, seconds: float) -> float:
+        """Steps a second, for so long."""
+        steps, began = 0, time.perf_counter()
+        while (took := time.perf_counter() - began) < seconds:
+            self._session.pull()
+            self._session.push(self._gradients)
+            steps += 1
+        self._session.settle()
+        return steps / took
+
+    def stretch_with_checkpoint(self, seconds: float) -> tuple[float, float]:
+        """Steps a second, and the seconds until the checkpoint that is asked for at its beginning is whole."""
+        with ThreadPoolExecutor(1) as aside:
+            saving = aside.submit(timed, self._job.checkpoint)
+            speed = self.stretch(seconds)
+            if not saving.done():
+                sys.exit(f"the checkpoint was not whole after {seconds:g} s: more than one of them would be measured")
+            return speed, saving.result()
+
+
+def slowed_down(folder: Path, size: int, pairs: int, seconds: float, *, overlap: bool) -> dict[str, float]:
+    """Medians over the stretches; a first pair warms up and does not count."""
+    variables = variables_of(size)
+    with (
+        shoal.LocalCluster(servers=2, workers=0, checkpoints=folder) as cluster,
+        cluster.client() as client,
+        client.session(
+            JOB,
+            variables=variables,
+            optimizer=optim.Adam(0.001),
+            consistency=Asynchronous(),
+            overlap=overlap,
+            checkpoints=shoal.CheckpointPolicy(every_s=0, keep_last=1, at_end=False),
+        ) as session,
+    ):
+        training = Training(client, session, variables)
+        seen = [(*training.stretch_with_checkpoint(seconds), training.stretch(seconds)) for _ in range(pairs + 1)]
+    print(seen, file=sys.stderr)
+    beside, saving, alone = (statistics.median(figures) for figures in zip(*seen[1:], strict=True))
+    nbytes = 3 * sum(variable.nbytes for variable in variables.values())
+    return {"steps_per_s": beside, "alone_steps_per_s": alone, "seconds_to_save": saving, "mb": nbytes / MB}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("speed", "slowdown"))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--megabytes", type=int, default=BYTES // MB)
     parser.add_argument("--folder", help="on the disk to measure; a temporary one by default")
     parser.add_argument("--short", action="store_true", help="to see that it runs; the figures mean nothing")
     options = parser.parse_args()
-    size, rounds = (8 * MB, 1) if options.short else (options.megabytes * MB, options.rounds)
+    size = 8 * MB if options.short else options.megabytes * MB
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the files go, too
     with tempfile.TemporaryDirectory(prefix="shoal-bench-", dir=options.folder) as folder:
-        print(json.dumps(measured(Path(folder), size, rounds)))
+        if options.what == "speed":
+            figures = measured(Path(folder), size, 1 if options.short else options.rounds)
+        else:
+            pairs, seconds = (1, 1.0) if options.short else (options.pairs, STRETCH_S)
+            figures = slowed_down(Path(folder), size, pairs, seconds, overlap=options.overlap)
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":
