@@ -5,14 +5,16 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 
-# Empty: all benchmarks.
+# Empty: all benchmarks, all scenarios.
 BENCH ?=
+CHAOS ?=
 
-.PHONY: demo test lint bench bench-peers check-protos protos clean help
+.PHONY: demo test chaos lint bench bench-peers check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
 	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' picks some"
+	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/performance.md)"
 	@echo "make bench-peers  build those systems' environments, in .peers"
@@ -38,6 +40,10 @@ else
 	$(TESTS) --cov --cov-report=term tests/unit tests/contract
 	$(TESTS) tests/cluster tests/chaos
 endif
+
+# A CHAOS_RUNS of the command line is in the environment, too.
+chaos: $(SETUP)
+	$(BIN)/python tests/support/chaos.py $(CHAOS)
 
 bench: $(SETUP)
 	$(BIN)/python benchmarks/run.py $(BENCH)

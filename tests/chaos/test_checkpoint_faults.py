@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import LocalFolder
 from shoal._checkpoint.slices import SavedVariables
 
-pytestmark = pytest.mark.chaos
-
 RUNS = forms.runs(1, 10)
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(60 + 20 * RUNS)]
 
 
 def die_writing(root, number, point, run):
@@ -39,21 +40,25 @@ def restored(catalogue):
 
 @pytest.mark.parametrize("point", POINTS)
 def test_what_was_whole_is_restored_wherever_the_writer_dies(tmp_path, point):
-    for run in range(RUNS):
-        root = tmp_path / str(run)
-        checkpoint_writer.write(root, 1)
-        catalogue = Catalogue(LocalFolder(root))
-        die_writing(root, 2, point, run)
-        published = point == "after the manifest"
-        assert restored(catalogue) == (2 if published else 1)
-        there = {int(name) for name in catalogue.folder.names([JOB])}
-        assert catalogue.next_number(JOB) == max(there) + 1
-        # What is torn goes, and what is whole stays; then the next one is written.
-        assert catalogue.sweep(JOB) == sorted(there - {*catalogue.numbers(JOB)})
-        kept = [path for path in root.rglob("*") if path.is_file()]
-        assert len(kept) == (2 if published else 1) * (checkpoint_writer.SHARDS + 1), "something torn is left"
-        checkpoint_writer.write(root, 3)
-        assert restored(catalogue) == 3
+    published = point == "after the manifest"
+    with forms.tally("checkpoint_faults", RUNS, "s to restore") as tally:
+        for run in range(RUNS):
+            root = tmp_path / str(run)
+            checkpoint_writer.write(root, 1)
+            catalogue = Catalogue(LocalFolder(root))
+            die_writing(root, 2, point, run)
+            start = time.monotonic()
+            assert restored(catalogue) == (2 if published else 1)
+            took = time.monotonic() - start
+            there = {int(name) for name in catalogue.folder.names([JOB])}
+            assert catalogue.next_number(JOB) == max(there) + 1
+            # What is torn goes, and what is whole stays; then the next one is written.
+            assert catalogue.sweep(JOB) == sorted(there - {*catalogue.numbers(JOB)})
+            kept = [path for path in root.rglob("*") if path.is_file()]
+            assert len(kept) == (2 if published else 1) * (checkpoint_writer.SHARDS + 1), "something torn is left"
+            checkpoint_writer.write(root, 3)
+            assert restored(catalogue) == 3
+            tally.passes(took)
     print(f"{RUNS} of {RUNS} restored after a death {point}")
 
 

@@ -14,6 +14,7 @@ from waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 SIZE, EPOCHS = 4_096, 2
+KILLS = forms.runs(3, 30)
 
 
 def counting(gate, **options):
@@ -54,27 +55,30 @@ def test_every_example_is_visited_exactly_once_an_epoch_without_kills(client, tm
     check_account(job)
 
 
+@pytest.mark.timeout(120 + 20 * KILLS)
 def test_every_example_is_visited_at_least_once_an_epoch_however_many_workers_are_killed(
     small_cluster, client, tmp_path
 ):
     """Random ones, at random moments; jobs follow one another until there were enough kills."""
-    kills, total, seed = 0, forms.runs(3, 30), random.randrange(2**32)
+    kills, seed = 0, random.randrange(2**32)
     chance, pause = random.Random(seed), threading.Event()
     print(f"seed {seed}")
-    while kills < total:
-        gate = tmp_path / f"gate-{kills}"
-        job = client.submit(counting(gate, consistency=chance.choice([shoal.Synchronous(), shoal.Asynchronous()])))
-        wait_until(lambda job=job: job.data().total.done > 0, what="the first range's end", timeout_s=60)
-        while kills < total and job.data().total.untouched > SIZE // 4:
-            pause.wait(chance.uniform(0.0, 1.0))  # the moment is what is random
-            victim = chance.randrange(2)
-            small_cluster.restart("worker", victim)
-            kills += 1
-        gate.touch()
-        job.wait(timeout_s=120)
-        seen = client.pull(job)["seen"]
-        assert seen.min() >= EPOCHS, f"seed {seed}: an example was never trained on"
-        check_account(job)
-        again = int(seen.sum()) - SIZE * EPOCHS
-        print(f"{kills} kills; {again} examples were trained on once more, of {SIZE * EPOCHS}")
-        client.drop(job)
+    with forms.tally("worker_kill_ledger", KILLS, "examples once more in a job") as tally:
+        while kills < KILLS:
+            gate, before = tmp_path / f"gate-{kills}", kills
+            job = client.submit(counting(gate, consistency=chance.choice([shoal.Synchronous(), shoal.Asynchronous()])))
+            wait_until(lambda job=job: job.data().total.done > 0, what="the first range's end", timeout_s=60)
+            while kills < KILLS and job.data().total.untouched > SIZE // 4:
+                pause.wait(chance.uniform(0.0, 1.0))  # the moment is what is random
+                victim = chance.randrange(2)
+                small_cluster.restart("worker", victim)
+                kills += 1
+            gate.touch()
+            job.wait(timeout_s=120)
+            seen = client.pull(job)["seen"]
+            assert seen.min() >= EPOCHS, f"seed {seed}: an example was never trained on"
+            check_account(job)
+            again = int(seen.sum()) - SIZE * EPOCHS
+            print(f"{kills} kills; {again} examples were trained on once more, of {SIZE * EPOCHS}")
+            client.drop(job)
+            tally.passes(again, kills - before)

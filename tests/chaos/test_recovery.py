@@ -76,6 +76,10 @@ def reasons(job):
     return [event.reason for event in job.events(follow=False) if isinstance(event, shoal.events.StateChanged)]
 
 
+def restored_from(job):
+    return [reason for reason in reasons(job) if reason.startswith("goes on from")]
+
+
 @contextmanager
 def running(client, spec, steps=1):
     """A job that has taken some steps; cancelled should the test fail."""
@@ -99,23 +103,23 @@ def kill_all(cluster):
 
 @pytest.mark.timeout(60 + 40 * KILLS)
 def test_the_whole_cluster_is_killed_and_the_job_ends_as_if_nothing_had_been(cluster, client, unbroken, tmp_path):
-    rng, took, passed = random.Random(7), [], 0
-    for run in range(KILLS):
-        hurry = tmp_path / f"hurry-{run}"
-        # Of all moments: before the first checkpoint, while one is written, between two, near the end.
-        moment = rng.randrange(WORKERS * STEPS * 3 // 4)
-        with running(client, plane(f"killed-{run}", seconds=0.01, hurry=hurry), moment) as job:
-            kill_all(cluster)
-            hurry.touch()
-            start = time.monotonic()
-            job.wait(timeout_s=60)
-            took.append(time.monotonic() - start)
-            status = job.status()
-            assert same(job.pull(), unbroken), f"killed after {moment} pushes, it ended otherwise: {reasons(job)}"
-            assert status.restarts or not status.workers
-            passed += 1
-    print(f"{passed} of {KILLS} ended with the same bits, within {max(took):.1f} s of the cluster's return")
-    forms.record("whole_cluster_kill", KILLS, passed, max(took), "s to the end")
+    rng = random.Random(7)
+    with forms.tally("whole_cluster_kill", KILLS, "s to the end") as tally:
+        for run in range(KILLS):
+            hurry = tmp_path / f"hurry-{run}"
+            # Of all moments: before the first checkpoint, while one is written, between two, near the end.
+            moment = rng.randrange(WORKERS * STEPS * 3 // 4)
+            with running(client, plane(f"killed-{run}", seconds=0.01, hurry=hurry), moment) as job:
+                kill_all(cluster)
+                hurry.touch()
+                start = time.monotonic()
+                job.wait(timeout_s=60)
+                took = time.monotonic() - start
+                status = job.status()
+                assert same(job.pull(), unbroken), f"killed after {moment} pushes, it ended otherwise: {reasons(job)}"
+                assert status.restarts or not status.workers
+                tally.passes(took)
+    print(f"{KILLS} of {KILLS} ended with the same bits, within {tally.worst:.1f} s of the cluster's return")
 
 
 def test_a_server_that_dies_takes_the_job_back_to_its_last_checkpoint(cluster, client, unbroken, tmp_path):
@@ -133,7 +137,7 @@ def test_a_server_that_dies_takes_the_job_back_to_its_last_checkpoint(cluster, c
 def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tmp_path):
     hurry = tmp_path / "hurry"
     spec = plane("damaged", seconds=0.01, hurry=hurry, checkpoints=shoal.CheckpointPolicy(every_s=0))
-    with running(client, spec) as job:
+    with running(client, spec) as job, forms.tally("corrupt_checkpoint", 1, "s to the one before") as tally:
         first, second, third = (job.checkpoint(timeout_s=20) for _ in range(3))
         shard = next((folder / "damaged" / f"{third.number:08}").glob("*.safetensors"))
         content = bytearray(shard.read_bytes())
@@ -142,13 +146,17 @@ def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tm
         manifest = folder / "damaged" / f"{second.number:08}" / "manifest.json"
         manifest.write_bytes(manifest.read_bytes()[:-20])
         cluster.restart("server", 0)
+        start = time.monotonic()
+        wait_until(lambda: restored_from(job), what="the job's way back")
+        took = time.monotonic() - start
         hurry.touch()
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
-        [went_on] = [reason for reason in reasons(job) if reason.startswith("goes on from")]
+        [went_on] = restored_from(job)
         assert f"goes on from damaged/{first.number}, step {first.step}" in went_on
         assert f"damaged/{third.number}: " in went_on
         assert f"damaged/{second.number}: " in went_on
+        tally.passes(took)
 
 
 def test_a_job_without_a_checkpoint_begins_again(cluster, client, unbroken, tmp_path):

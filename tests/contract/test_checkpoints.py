@@ -5,12 +5,14 @@ import os
 import resource
 import shutil
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import forms
 from shard_servers import ShardServers
 from shoal import consistency, errors, optim
 from shoal._checkpoint import files
@@ -75,26 +77,37 @@ def servers_of(root, count, shards, mode=None, **options):
     )
 
 
+RESHARDED = forms.runs(1, 5)
+NUMBERS = ((1, 1), (2, 3), (5, 7))  # of servers and shards
+
+
+@pytest.mark.timeout(60 + 30 * RESHARDED)
 @pytest.mark.parametrize("mode", [consistency.Asynchronous(), consistency.Synchronous()], ids=["async", "sync"])
 def test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_same(tmp_path, mode):
-    with servers_of(tmp_path, 3, 5, mode) as servers:
-        with servers.worker("a") as worker:
-            train(worker, 4)
-            saved, manifest = state(servers), servers.save()
-            assert (manifest.version, manifest.step) == (4, 4)
-            assert state(servers) == saved
-            train(worker, 3, seed=1)
-        trained = state(servers)
-    assert trained != saved
-    for count, shards in ((1, 1), (2, 3), (5, 7)):
-        with servers_of(tmp_path, count, shards, mode, seed=9) as others:
-            others.restore(manifest)
-            assert state(others) == saved
-            assert set(others.versions()) == {4}
-            with others.worker("b") as worker:
-                assert worker.step == 4
-                train(worker, 3, seed=1)
-            assert state(others) == trained
+    with forms.tally("reshard_restore", RESHARDED * len(NUMBERS), "s to restore") as tally:
+        for run in range(RESHARDED):
+            root, seed = tmp_path / str(run), 2 * run
+            with servers_of(root, 3, 5, mode, seed=seed) as servers:
+                with servers.worker("a") as worker:
+                    train(worker, 4, seed)
+                    saved, manifest = state(servers), servers.save()
+                    assert (manifest.version, manifest.step) == (4, 4)
+                    assert state(servers) == saved
+                    train(worker, 3, seed + 1)
+                trained = state(servers)
+            assert trained != saved
+            for count, shards in NUMBERS:
+                with servers_of(root, count, shards, mode, seed=99) as others:
+                    start = time.monotonic()
+                    others.restore(manifest)
+                    took = time.monotonic() - start
+                    assert state(others) == saved
+                    assert set(others.versions()) == {4}
+                    with others.worker("b") as worker:
+                        assert worker.step == 4
+                        train(worker, 3, seed + 1)
+                    assert state(others) == trained
+                tally.passes(took)
 
 
 def test_servers_save_to_s3_and_others_restore_from_there(s3):
@@ -129,6 +142,10 @@ def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_the_cut(tmp_pat
         assert state(others) == saved
 
 
+CUTS = forms.runs(10, 50)
+
+
+@pytest.mark.timeout(60 + 10 * CUTS)
 def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
     """Each push adds 1 to a counter of every shard: in a checkpoint they agree, though it is cut at any moment."""
     counters = {
@@ -144,23 +161,35 @@ def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
                 ones = {"w": np.ones((64, 8), np.float32)}
                 worker.push(ones, updates=dict.fromkeys(counters, np.int64(1)))
 
+    took = []
     with ShardServers(job, servers=3, shards=6, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as servers:
         assert len({shard.server for shard in servers.placement.shards}) == 3
         before = servers.values()["w"]
         threads = [threading.Thread(target=load, args=[servers.worker(name)]) for name in "abc"]
         for thread in threads:
             thread.start()
-        manifests = [servers.save(number, cut=number) for number in range(1, 11)]
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            manifests = []
+            for number in range(1, CUTS + 1):
+                # A cut before the first push, or two without one between, would show little.
+                last = manifests[-1].version if manifests else 0
+                wait_until(lambda last=last: min(servers.versions()) > last, what="a push since the last cut")
+                start = time.monotonic()
+                manifests.append(servers.save(number, cut=number))
+                took.append(time.monotonic() - start)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
     assert [manifest.version for manifest in manifests] == sorted({manifest.version for manifest in manifests})
-    for manifest in manifests:
-        with ShardServers(job, shards=1, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as others:
-            others.restore(manifest)
-            values = others.values()
-        assert {int(values[name]) for name in counters} == {manifest.version}
-        np.testing.assert_allclose(values["w"], before - manifest.version, rtol=1e-4)
+    with forms.tally("consistent_cut", CUTS, "s to save under load") as tally:
+        for manifest, seconds in zip(manifests, took, strict=True):
+            with ShardServers(job, shards=1, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as others:
+                others.restore(manifest)
+                values = others.values()
+            assert {int(values[name]) for name in counters} == {manifest.version}
+            np.testing.assert_allclose(values["w"], before - manifest.version, rtol=1e-4)
+            tally.passes(seconds)
 
 
 def test_a_push_that_is_half_committed_is_in_the_cut_on_all(tmp_path):

@@ -5,6 +5,8 @@ The environment says which: `SHOAL_LONG=1` asks for the long ones, and `CHAOS_RU
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def long() -> bool:
@@ -28,3 +30,26 @@ def record(name: str, count: int, passed: int, worst: float, unit: str) -> None:
         with open(rows, "a") as file:
             row = {"name": name, "runs": count, "passed": passed, "worst": round(worst, 3), "unit": unit}
             file.write(json.dumps(row) + "\n")
+
+
+class Tally:
+    """The runs of a scenario so far."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.worst = 0.0
+
+    def passes(self, figure: float, count: int = 1) -> None:
+        """So many more runs ended as they should, with this figure."""
+        self.passed += count
+        self.worst = max(self.worst, figure)
+
+
+@contextmanager
+def tally(name: str, count: int, unit: str) -> Iterator[Tally]:
+    """Counts a scenario's runs that pass, and records them however the test ends."""
+    counted = Tally()
+    try:
+        yield counted
+    finally:
+        record(name, count, counted.passed, counted.worst, unit)
