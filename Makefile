@@ -9,12 +9,13 @@ PROTOS := $(wildcard protos/shoal/v1/*.proto)
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo test chaos lint bench bench-peers check-protos protos clean help
+.PHONY: demo test coverage chaos lint bench bench-peers check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
 	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' picks some"
 	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
+	@echo "make coverage  which lines and branches the unit and contract tests reach"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/performance.md)"
 	@echo "make bench-peers  build those systems' environments, in .peers"
@@ -30,16 +31,19 @@ $(SETUP): pyproject.toml
 demo: $(SETUP)
 	$(BIN)/python examples/demo.py --out runs/demo
 
-# PYTEST="tests/unit -k ledger" picks some. Otherwise all: branches are counted where the code runs in the tests' own
-# process; real processes run at their own speed.
+# PYTEST="tests/unit -k ledger" picks some. Otherwise all.
 TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2
 test: lint check-protos
 ifdef PYTEST
 	$(TESTS) $(PYTEST)
 else
-	$(TESTS) --cov --cov-report=term tests/unit tests/contract
+	$(TESTS) tests/unit tests/contract
 	$(TESTS) tests/cluster tests/chaos
 endif
+
+# Branches are counted where the code runs in the tests' own process, which takes those half as long again.
+coverage: $(SETUP)
+	$(TESTS) --cov --cov-report=term tests/unit tests/contract
 
 # A CHAOS_RUNS of the command line is in the environment, too.
 chaos: $(SETUP)

@@ -18,7 +18,7 @@ from waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
-KILLS = forms.runs(2, 20)
+KILLS = forms.runs(1, 20)
 SIZE, EPOCHS, BATCH, WORKERS = 512, 6, 8, 3
 STEPS = SIZE * EPOCHS // (BATCH * WORKERS)
 

@@ -7,6 +7,9 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def long() -> bool:
@@ -19,7 +22,7 @@ def runs(short: int, full: int) -> int:
     return int(os.environ.get("CHAOS_RUNS") or (full if long() else short))
 
 
-def size(short: int, full: int) -> int:
+def size(short: T, full: T) -> T:
     """How large or how long something is."""
     return full if long() else short
 
