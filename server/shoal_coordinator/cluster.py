@@ -315,8 +315,12 @@ class Cluster:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
         if job.has_part(event.worker, event.assignment):
-            if event.lost and job.resumable:
+            if event.lost and job.resumable and job.placement:
                 self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
+            elif (
+                event.lost and job.resumable
+            ):  # it went back meanwhile; this worker's part is another one now, or will be
+                self._emit(job.lose(event.worker, now))
             else:
                 self._emit(job.finish(event.worker, event.error, now))
             self._schedule(now)

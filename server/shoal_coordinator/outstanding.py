@@ -68,9 +68,10 @@ class Outstanding:
         return True
 
     def abandon(self, job: JobRef) -> None:
-        """Gives up what was to be done for a job: its shards are lost, and with them all that it was for."""
-        for number in [effect.number for effect in self if effect.job == job]:
-            self.end(number)
+        """Gives up what was to be done with a job's shards, which are lost. Those that are to be dropped still are."""
+        for effect in self:
+            if effect.job == job and not isinstance(effect, DropShards):
+                self.end(effect.number)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -7,6 +7,7 @@ import pytest
 
 from coordinator_rig import MAX_WATCHERS, Rig, job
 from shoal import _rpc, errors
+from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
 from shoal.initializers import Given
@@ -214,7 +215,16 @@ def test_refused_jobs(crew):
         crew.job("GetPlacement", job="a")
 
 
-@pytest.mark.parametrize("method", ["Get", "GetData", "Cancel", "Drop", "GetPlacement"])
+def test_a_cluster_without_a_folder_of_checkpoints_says_so(crew):
+    for wish in ({"restore": "b"}, {"checkpoints": CheckpointPolicy()}):
+        with pytest.raises(errors.InvalidJob, match="start its coordinator and its servers with --checkpoints"):
+            crew.submit(job(**wish))
+    crew.submit(job(checkpoints=NEVER))
+    with pytest.raises(errors.StorageFailed, match="start its coordinator and its servers with --checkpoints"):
+        crew.job("TakeCheckpoint", job="a")
+
+
+@pytest.mark.parametrize("method", ["Get", "GetData", "Cancel", "Drop", "GetPlacement", "TakeCheckpoint"])
 def test_unknown_jobs(rig, method):
     with pytest.raises(errors.UnknownJob, match="'nope'"):
         rig.job(method, job="nope")

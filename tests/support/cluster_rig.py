@@ -140,8 +140,9 @@ class Rig:
         part = self.part(name, worker)
         return self.handle(events.WorkerReported(name, worker, self.lives[worker], assignment=part, **figures))
 
-    def finish(self, name, worker, error=""):
-        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, self.part(name, worker)))
+    def finish(self, name, worker, error="", *, lost=False):
+        part = self.part(name, worker)
+        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, part, lost=lost))
 
     def perform(self, *, step=0):
         """Performs what is decided, and what follows from it; what was performed."""
@@ -275,9 +276,9 @@ class Voyage(RuleBasedStateMachine):
 
         self.attempt(once)
 
-    @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]))
-    def finish(self, name, member, error):
-        self.attempt(lambda: self.rig.finish(name, member, error))
+    @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]), lost=st.booleans())
+    def finish(self, name, member, error, lost):
+        self.attempt(lambda: self.rig.finish(name, member, error, lost=lost and bool(error)))
 
     @rule(name=names)
     def checkpoint(self, name):

@@ -75,6 +75,15 @@ class TestSubmit:
             overlap=False,
         )
 
+    def test_says_what_to_save_and_what_to_go_on_from(self, coordinator, run):
+        options = ["--checkpoint-steps", 50, "--keep", 5, "--keep-every", 10, "--from", "base/7", "--partial"]
+        assert run("submit", "models:mlp", "--name", "mine", *options).exit_code == 0
+        made = shoal.Job.from_proto(coordinator.jobs["mine"].spec)
+        assert made.checkpoints == shoal.CheckpointPolicy(every_s=0, every_steps=50, keep_last=5, keep_every=10)
+        assert (made.restore, made.partial_restore) == ("base/7", True)
+        for wrong in (["--from", "../x"], ["--partial"], ["--keep", 0], ["--checkpoint-s", -1]):
+            assert run("submit", "models:mlp", *wrong).exit_code == 2
+
     def test_defaults_are_those_of_a_job(self, coordinator, run):
         assert run("submit", "models:mlp", "--name", "plain").exit_code == 0
         assert shoal.Job.from_proto(coordinator.jobs["plain"].spec) == shoal.Job("models:mlp", name="plain")
@@ -258,6 +267,31 @@ class TestJobs:
         assert record["held"] == [{"worker": "worker-1", "rank": 1, "epoch": 0, "start": 1000, "stop": 1064}]
         assert run("data", "nobody").exit_code == 4
 
+    def test_are_saved(self, coordinator, run, job):
+        assert run("checkpoint", job).stdout == "digits/3: step 70, 4,096 bytes\n"
+        (record,) = records(run("checkpoint", job, "--json").stdout)
+        assert record == {"job": "digits", "number": 3, "step": 70, "bytes": 4096, "time": 9.0}
+        coordinator.disk = "no space left on device; free some space"
+        failed = run("checkpoint", job, "--json")
+        assert failed.exit_code == 1
+        assert records(failed.stderr)[0]["error"]["code"] == "STORAGE_FAILED"
+        assert "free some space" in failed.stderr
+        coordinator.jobs[job].checkpoint_failure = coordinator.disk
+        assert "digits: the last checkpoint failed: no space left on device" in run("jobs").output
+        (record,) = records(run("jobs", "--json").stdout)
+        assert (record["checkpoint"], record["checkpoint_failure"]) == (None, coordinator.disk)
+
+    def test_say_what_became_of_checkpoints_to_those_who_follow(self, coordinator, job, capsys):
+        saved = job_pb2.Checkpoint(number=2, step=40, bytes=1000, time=9.0)
+        coordinator.emit(job, checkpoint=job_pb2.CheckpointEnd(attempt=2, saved=saved, seconds=1.25))
+        coordinator.emit(job, checkpoint=job_pb2.CheckpointEnd(attempt=3, failure="the disk is full\nand more"))
+        coordinator.enter(job, "SUCCEEDED")
+        with shoal.Client(coordinator.address) as client, Output(False) as out:
+            follow(client.job(job), out)
+        shown = capsys.readouterr().err
+        assert "digits checkpoint 2: step 40, 1,000 bytes in 1.2 s" in shown
+        assert "digits checkpoint failed, training goes on: the disk is full\n" in shown
+
     def test_are_cancelled_and_dropped(self, coordinator, run, job):
         refused = run("drop", job)
         assert refused.exit_code == 5
@@ -371,7 +405,7 @@ class TestTheCommand:
 
     def test_has_every_command(self, run):
         shown = run("--help").stdout
-        jobs = ["submit", "jobs", "wait", "logs", "cancel", "drop", "pull"]
+        jobs = ["submit", "jobs", "wait", "logs", "data", "cancel", "drop", "pull", "checkpoint", "checkpoints"]
         for command in ["up", "status", *jobs, "coordinator", "server", "worker"]:
             assert f" {command} " in shown
 

@@ -122,7 +122,7 @@ def test_deaths_after_progress_never_add_up():
 def test_a_fenced_trainer_has_not_finished():
     machine = registered(Assigned(A))
     [renew] = fed(machine, TrainerEnded(0, Outcome("not admitted", fenced=True), progressed=True))
-    assert renew == Renew("servers refuse the trainer: not admitted")
+    assert renew == Renew("the trainer cannot go on: not admitted")
 
 
 def test_an_exit_without_a_word_fails_the_job():

@@ -217,7 +217,7 @@ class Machine:
 
 def _reason(event: TrainerEnded) -> str:
     if event.outcome is not None:
-        return f"servers refuse the trainer: {event.outcome.error}"
+        return f"the trainer cannot go on: {event.outcome.error}"
     try:
         return f"the trainer was killed by {signal.Signals(-event.status).name}"
     except ValueError:

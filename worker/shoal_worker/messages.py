@@ -95,7 +95,8 @@ class Outcome:
     Attributes:
         error: what the job fails with; empty: it ended well.
         lost: the error is that the job's shards are not on their servers (any more): it may go on from a checkpoint.
-        fenced: servers refuse this life of the worker, so it neither finished nor failed; `error` says why.
+        fenced: this life of the worker is refused, or was cut off from the others for too long, so it neither finished
+            nor failed; `error` says why.
         left: it was told to leave, so it neither finished nor failed.
         cursor: with `left`, how far it is in the range of data that it holds; None: it holds none.
     """

@@ -33,8 +33,8 @@ _ORPHAN_GRACE_S = 1.0
 _EXIT_GRACE_S = 5.0
 
 Emit = Callable[[Figures], None]
-# What servers say that do not have the job's shards (any more), or what is said for those that are not there.
-_LOST = (errors.UnknownJob, errors.UnknownShard, errors.StaleEpoch, errors.NotPlaced, errors.Unreachable)
+# What is said where the job's shards are not (any more).
+_LOST = (errors.UnknownJob, errors.UnknownShard, errors.StaleEpoch, errors.NotPlaced)
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def outcome_of(run: Callable[[], Outcome]) -> Outcome:
     """Runs, and says how that ended, if it raises, too."""
     try:
         return run()
-    except errors.Fenced as error:
+    except (errors.Fenced, errors.Unreachable) as error:  # this life ends; the job does not, for others may go on
         return Outcome(error.message, fenced=True)
     except errors.ShoalError as error:
         return Outcome(f"{error.code}: {error.message}", lost=isinstance(error, _LOST))
