@@ -5,14 +5,15 @@ How a cut is consistent, and what the servers do for it, is in docs/decisions/00
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from google.protobuf import json_format
 
 from shoal import errors
-from shoal._checkpoint.catalogue import Catalogue, superfluous
+from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._cursor import Cursor
 from shoal._layout import Placement
@@ -39,6 +40,10 @@ _log = structlog.get_logger(__name__)
 _HOLD_TIMEOUT_S, _COLLECT_WITHIN_S, _COLLECT_TIMEOUT_S, _WRITE_FOR_S = 5.0, 5.0, 15.0, 3600.0
 # Reading many GB takes a while.
 _RESTORE_TIMEOUT_S = 600.0
+# Five minutes for a storage that comes back.
+_STORAGE_TRIES, _STORAGE_PAUSE_S = 31, 10.0
+
+T = TypeVar("T")
 
 
 def take_cut(effect: TakeCut, calls: ServerCalls, catalogue: Catalogue, held: Callable[[], Held]) -> CutMade:
@@ -54,7 +59,7 @@ def take_cut(effect: TakeCut, calls: ServerCalls, catalogue: Catalogue, held: Ca
         ShoalError: there is no cut; training goes on.
     """
     job, now = effect.job.name, time.time()
-    number = catalogue.next_number(job)
+    number = max(catalogue.next_number(job), effect.above + 1)
     with calls.at_once(effect.servers) as servers:
         hold = pb.HoldRequest(job=job, epoch=effect.epoch, cut=effect.number)
         replies = servers.call("Hold", hold, timeout_s=_HOLD_TIMEOUT_S)
@@ -118,12 +123,14 @@ def write(effect: WriteCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> 
             servers = _servers(effect.placement)
             files = [file for server in servers for file in _collected(server, job, cut.number, calls)]
             manifest = _manifest(effect, files)
+            _check_files(catalogue, manifest)
             catalogue.publish(manifest)
         except errors.ShoalError:
             _tidy(lambda: catalogue.remove(job, cut.number))
             raise
     saved = SavedCheckpoint(cut.number, cut.step, manifest.nbytes, cut.time)
-    removed = _tidy(lambda: _retain(catalogue, job, effect.spec.checkpoints or CheckpointPolicy())) or ()
+    policy = effect.spec.checkpoints or CheckpointPolicy()
+    removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy)) or ()
     return CheckpointWritten(effect.job, saved, removed, effect=effect.number)
 
 
@@ -142,9 +149,9 @@ def restore(effect: CreateShards, create: Callable[[], None], calls: ServerCalls
         ShoalError: what servers answer.
     """
     passed_by: list[str] = []
-    for choice in _candidates(effect.sources, catalogue, passed_by):
+    for choice in _patiently(lambda: [*_candidates(effect.sources, catalogue, passed_by)], effect, calls):
         try:
-            return _restored(effect, choice, create, calls, catalogue, passed_by)
+            return _patiently(partial(_restored, effect, choice, create, calls, catalogue, passed_by), effect, calls)
         except (errors.CorruptCheckpoint, errors.UnknownCheckpoint) as error:
             _log.warning("checkpoint passed by", job=effect.job.name, checkpoint=str(choice), reason=error.message)
             passed_by.append(f"{choice}: {error.message}")
@@ -178,6 +185,7 @@ def _restored(
     passed_by: list[str],
 ) -> Restored:
     manifest = catalogue.manifest(choice.job, choice.number)
+    _check_optimizer(effect, choice, manifest)
     create()
     step, updates = (0, 0) if choice.partial else (manifest.step, manifest.version)
     request = pb.RestoreRequest(
@@ -198,8 +206,31 @@ def _restored(
         variables=frozenset(str(variable.get("name", "")) for variable in manifest.variables),
         data=_parsed(manifest.data, state_pb2.LedgerRecord(), manifest) if manifest.data and goes_on else None,
         tally=_parsed(manifest.progress if goes_on else {}, state_pb2.TallyRecord(), manifest),
+        seed=int(manifest.spec.get("seed", 0)) if manifest.spec else None,
         passed_by=tuple(passed_by),
     )
+
+
+def _patiently(read: Callable[[], T], effect: CreateShards, calls: ServerCalls) -> T:
+    """Reads, again and again for some minutes if the storage fails: it may be away for a moment, as all else was."""
+    for _ in range(_STORAGE_TRIES - 1):
+        try:
+            return read()
+        except errors.StorageFailed as error:
+            _log.warning("checkpoints cannot be read; trying again", job=effect.job.name, reason=error.message)
+            calls.pause(_STORAGE_PAUSE_S)
+            for server in _servers(effect.placement):
+                calls.check_wanted(server, error.message)
+    return read()
+
+
+def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: Manifest) -> None:
+    saved = manifest.spec.get("optimizer", {}).get("name", "")
+    if saved and saved != effect.spec.optimizer.name and not choice.partial:
+        raise errors.IncompatibleCheckpoint(
+            f"{choice} was trained with {saved}, and {effect.job.name} asks for {effect.spec.optimizer.name}, whose "
+            "slots are others: ask for the same, or for a partial restore, which takes values alone"
+        )
 
 
 def _published(effect: WriteCheckpoint, catalogue: Catalogue) -> Manifest | None:
@@ -218,6 +249,7 @@ def _servers(placement: Placement) -> list[ServerRef]:
 def _collected(server: ServerRef, job: str, number: int, calls: ServerCalls) -> list[FileEntry]:
     request = pb.CollectFilesRequest(job=job, number=number, within_s=_COLLECT_WITHIN_S)
     for _ in range(round(_WRITE_FOR_S / _COLLECT_WITHIN_S)):
+        calls.check_wanted(server)
         reply = calls.call(server, "CollectFiles", request, timeout_s=_COLLECT_TIMEOUT_S)
         if reply.done:
             return [FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files]
@@ -241,12 +273,33 @@ def _manifest(effect: WriteCheckpoint, files: Iterable[FileEntry]) -> Manifest:
     )
 
 
-def _retain(catalogue: Catalogue, job: str, policy: CheckpointPolicy) -> tuple[int, ...]:
-    """Removes the checkpoints that are to go, and what torn ones have left; the numbers."""
+def _check_files(catalogue: Catalogue, manifest: Manifest) -> None:
+    """Looks whether the coordinator finds what the servers have written, before it says that there is a checkpoint.
+
+    Raises:
+        StorageFailed: it does not.
+    """
+    for entry in manifest.files:
+        path = (*path_of(manifest.job, manifest.number), entry.name)
+        try:
+            with catalogue.folder.open(path) as file:
+                found = file.nbytes
+        except errors.UnknownCheckpoint:
+            found = -1
+        if found != entry.nbytes:
+            what = "is not there" if found < 0 else f"has {found} bytes instead of {entry.nbytes}"
+            raise errors.StorageFailed(
+                f"{'/'.join((catalogue.folder.url, *path))}, which a server has written, {what}: the coordinator and "
+                "all servers must be given the same folder of checkpoints, one that they all see"
+            )
+
+
+def _retain(catalogue: Catalogue, job: str, newest: int, policy: CheckpointPolicy) -> tuple[int, ...]:
+    """Removes the checkpoints that are to go, and what older torn ones have left; the numbers."""
     gone = superfluous(catalogue.numbers(job), keep_last=policy.keep_last, keep_every=policy.keep_every)
     for number in gone:
         catalogue.remove(job, number)
-    catalogue.sweep(job)
+    catalogue.sweep(job, below=newest)
     return tuple(gone)
 
 

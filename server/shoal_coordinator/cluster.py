@@ -391,7 +391,10 @@ class Cluster:
 
     def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.checkpoint_failed(event.reason, now))
+            if event.lost and job.resumable:
+                self._lose_shards(job, event.reason, now)
+            else:
+                self._emit(job.checkpoint_failed(event.reason, now))
             self._schedule(now)
 
     def _job_of_outcome(self, event: AnyOutcome) -> DurableJob | None:

@@ -41,8 +41,10 @@ _MAX_QUEUED = 100_000
 # Allocating and filling shards of many GB takes a while.
 _CREATE_TIMEOUT_S = 120.0
 
-# What a server answers that does not have the shards that it should have, or that is not there.
-_LOST = (errors.UnknownJob, errors.UnknownShard, errors.StaleEpoch, errors.Unreachable, errors.Cancelled)
+# What a server answers that does not have the shards, or the half of a checkpoint, that it should have; and what is
+# said for one that is not there. Checkpoints can wait for the latter.
+_LOST = (errors.UnknownJob, errors.UnknownShard, errors.StaleEpoch, errors.UnknownCheckpoint)
+_AWAY = (*_LOST, errors.Unreachable, errors.Cancelled)
 
 Report = events.Outcome | events.WorkerFenced
 
@@ -145,9 +147,10 @@ class Performer:
                 case DropShards():
                     outcome = events.EffectDone(effect=effect.number)
                 case TakeCut() | WriteCheckpoint():
-                    outcome = events.CheckpointFailed(effect.job, text, effect=effect.number)
-                case _:
                     lost = isinstance(error, _LOST)
+                    outcome = events.CheckpointFailed(effect.job, text, lost, effect=effect.number)
+                case _:
+                    lost = isinstance(error, _AWAY)
                     outcome = events.EffectFailed(effect.job, f"{_doing(effect)}: {text}", lost, effect=effect.number)
         self._count(kind, done)
         self._machine.report(outcome)

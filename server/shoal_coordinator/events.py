@@ -119,6 +119,7 @@ class Restored:
     variables: frozenset[str]
     data: state_pb2.LedgerRecord | None
     tally: state_pb2.TallyRecord
+    seed: int | None = None  # of the order of that data; None: not known
     passed_by: tuple[str, ...] = ()
 
 
@@ -336,10 +337,11 @@ class CheckpointWritten(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed(Outcome):
-    """A checkpoint was given up. The job goes on."""
+    """A checkpoint was given up. The job goes on, unless that is because its shards are not there any more: `lost`."""
 
     job: JobRef
     reason: str
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +421,7 @@ class TakeCut:
     job: JobRef
     epoch: int
     servers: tuple[ServerRef, ...]
+    above: int = 0  # the checkpoint's number is larger, whatever the folder has
     number: int = field(default=0, kw_only=True)
 
 

@@ -165,7 +165,7 @@ class JobLife:
     @property
     def unplaced(self) -> Mapping[str, Variable] | None:
         """The variables that wait for a place on servers; None: none do."""
-        if self._description is None or self.placement is not None or self.ended:
+        if self._description is None or self.placement is not None or self.ended or not self.active:
             return None
         return self._description.variables
 
@@ -316,7 +316,7 @@ class JobLife:
         if self.state is not JobState.RUNNING:
             self.placed  # noqa: B018 - says what is wrong
             raise errors.NotPlaced(f"job {self.ref.name} is {self.state.value}; only a running one is saved")
-        attempt = Attempt(self.checkpoints.request(), self.log.last)
+        attempt = Attempt(self.checkpoints.request(now), self.log.last)
         return attempt, self.checkpoint_when_due(now)
 
     def checkpoint_when_due(self, now: float) -> list[Effect]:
@@ -327,7 +327,7 @@ class JobLife:
         if not self.checkpoints.due(now, step):
             return []
         self.checkpoints.begin(now, step)
-        return [TakeCut(self.ref, self.placement.epoch, self.servers)]
+        return [TakeCut(self.ref, self.placement.epoch, self.servers, self.checkpoints.number)]
 
     def held(self) -> Held:
         """The coordinator's part of a cut: to be asked for while all servers hold back commits."""
@@ -339,12 +339,16 @@ class JobLife:
 
     def cut_made(self, cut: CutMade) -> list[Effect]:
         """All servers write their part."""
-        return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)] if self.placement else []
+        if self.placement is None:
+            return []
+        if self.checkpoints:
+            self.checkpoints.numbered(cut.number)
+        return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)]
 
     def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:
         """A checkpoint is whole."""
         if self.checkpoints is None or not self.checkpoints.busy:
-            return []
+            return self._succeed_when_done(now) if self._closing else []
         self.checkpoints.written(saved, removed)
         self._fruitless = 0
         self._changed(Part.STATE)
@@ -352,17 +356,22 @@ class JobLife:
 
     def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
         """A checkpoint was given up."""
-        if self.checkpoints is None or not self.checkpoints.busy:
-            return []
+        if self.checkpoints is None or not self.checkpoints.busy:  # the cluster has no folder of them any more
+            return self._succeed_when_done(now) if self._closing else []
         self.checkpoints.failed(reason)
+        if self._closing and not self.checkpoints.pending:
+            self.checkpoints.request_again(now)
         return self._checkpoint_ended(None, reason, now)
 
     def _checkpoint_ended(self, saved: SavedCheckpoint | None, failure: str, now: float) -> list[Effect]:
         assert self.checkpoints is not None
-        seconds = max(0.0, now - self.checkpoints.began_at)
-        self.log.append(CheckpointEnded(self.log.next, now, self.checkpoints.attempt, saved, seconds, failure))
+        self._tell_checkpoint(self.checkpoints.attempt, saved, failure, now)
         effects = self.checkpoint_when_due(now)  # another one was asked for meanwhile
         return effects + (self._succeed_when_done(now) if self._closing else [])
+
+    def _tell_checkpoint(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
+        seconds = max(0.0, now - self.checkpoints.began_at) if self.checkpoints else 0.0
+        self.log.append(CheckpointEnded(self.log.next, now, attempt, saved, seconds, failure))
 
     # Its shards are lost, and it goes on.
 
@@ -395,6 +404,8 @@ class JobLife:
         self._assigner, self._assigned = 0, False
         self._begin_anew()
         if self.checkpoints:
+            if self.checkpoints.pending:  # somebody may wait for it
+                self._tell_checkpoint(self.checkpoints.pending_attempt, None, reason, now)
             self.checkpoints.restart(now, 0)
         for part in (Part.PLAN, Part.LEDGER, Part.TALLY):
             self._changed(part)
@@ -416,9 +427,9 @@ class JobLife:
                 f"{restored.source} has no {', '.join(sorted(missing))}, whose initial values the program gives with "
                 f"those of {', '.join(sorted(given - missing))}, which were restored: give them an initializer"
             )
-        self._assigned = self._assigned or not missing
+        self._assigned, begins = self._assigned or not missing, ""
         examples, data = self._description.examples, restored.data
-        if data is not None and data.examples == examples:
+        if data is not None and data.examples == examples and restored.seed == self.spec.seed:
             self._ledger = Ledger.resumed(
                 data,
                 epochs=self.spec.epochs,
@@ -426,13 +437,18 @@ class JobLife:
                 changed=lambda: self._changed(Part.LEDGER),
             )
             self._changed(Part.LEDGER)
+            own = [CheckpointChoice(self.ref.name, it.number) for it in self._saved]
+            if self._ledger.finished and restored.source not in own:
+                return f"nothing is left to do: {restored.source} has done {self.spec.epochs} epochs; ask for more"
+        elif data is not None:
+            begins = " (its data begins anew: another seed, or another number of examples)"
         self._tally = Tally.from_proto(restored.tally)
         if not self._started_at:
             self._tally.begin()  # what another job did is not this one's speed
         self._changed(Part.TALLY)
         if self.checkpoints:
             self.checkpoints.restart(now, restored.step)
-        self._enter(self.state, _where_from(restored, frozenset(self._description.variables)), now)
+        self._enter(self.state, _where_from(restored, frozenset(self._description.variables)) + begins, now)
         return ""
 
     @property
@@ -557,7 +573,7 @@ class JobLife:
             return []
         if self._at_end and self.checkpoints and not self._closing:
             self._closing = True
-            self.checkpoints.request()
+            self.checkpoints.request(now)
             self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
             return self.checkpoint_when_due(now)
         if self._closing and self.checkpoints and self.checkpoints.pending:

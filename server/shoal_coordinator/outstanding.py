@@ -112,7 +112,7 @@ def effect_to_proto(effect: Effect) -> state_pb2.EffectRecord:
             record.drop_shards.CopyFrom(state_pb2.DropShardsEffect(servers=_server_records(effect.servers)))
         case TakeCut():
             record.take_cut.CopyFrom(
-                state_pb2.TakeCutEffect(epoch=effect.epoch, servers=_server_records(effect.servers))
+                state_pb2.TakeCutEffect(epoch=effect.epoch, servers=_server_records(effect.servers), above=effect.above)
             )
         case WriteCheckpoint():
             cut = effect.cut
@@ -168,7 +168,8 @@ def effect_from_proto(number: int, record: state_pb2.EffectRecord) -> Effect:
         case "drop_shards":
             return DropShards(job, _servers(record.drop_shards.servers), number=number)
         case "take_cut":
-            return TakeCut(job, record.take_cut.epoch, _servers(record.take_cut.servers), number=number)
+            taken = record.take_cut
+            return TakeCut(job, taken.epoch, _servers(taken.servers), taken.above, number=number)
         case "write_checkpoint":
             written = record.write_checkpoint
             cut = CutMade(

@@ -46,7 +46,7 @@ class ServerCalls:
                 address=server.address,
                 for_s=_RETRY_FOR_S,
                 sleep=self._sleep,
-                on_retry=lambda error: self._check_wanted(server, error),
+                on_retry=lambda error: self.check_wanted(server, error.message),
             )
 
     @contextmanager
@@ -55,9 +55,14 @@ class ServerCalls:
         with ExitStack() as channels:
             yield Together([(server, channels.enter_context(_rpc.channel(server.address))) for server in servers])
 
-    def _check_wanted(self, server: ServerRef, error: errors.ShoalError) -> None:
+    def pause(self, seconds: float) -> None:
+        """Waits; less when the coordinator stops."""
+        self._sleep(seconds)
+
+    def check_wanted(self, server: ServerRef, why: str = "nobody waits for it any more") -> None:
+        """Raises Cancelled if it makes no sense any more to call a server."""
         if not self._wanted(server):
-            raise errors.Cancelled(f"server {server.member} is gone, or its job is ({error.message})")
+            raise errors.Cancelled(f"server {server.member} is gone, or its job is ({why})")
 
 
 class Together:

@@ -50,10 +50,10 @@ class TestWhenOneIsDue:
     def test_on_demand_alone(self):
         saves = Checkpointing(NEVER, START)
         assert not saves.due(START + 10**9, 10**9)
-        assert saves.request() == saves.request() == 1
+        assert saves.request(START) == saves.request(START) == 1
         assert saves.due(START, 0)
         saves.begin(START, 0)
-        assert saves.request() == 2, "the one under way is of an earlier state"
+        assert saves.request(START) == 2, "the one under way is of an earlier state"
         assert not saves.due(START, 0)
         saves.written(saved(1), ())
         assert saves.due(START, 0)
@@ -71,7 +71,7 @@ class TestWhenOneIsDue:
 
     def test_nobody_tries_again_what_nobody_asked_for(self):
         saves = Checkpointing(NEVER, START)
-        saves.request()
+        saves.request(START)
         saves.begin(START, 0)
         saves.failed("the disk is full")
         assert not saves.due(START + 10**6, 0)
@@ -79,7 +79,7 @@ class TestWhenOneIsDue:
     def test_going_back_forgets_what_was_under_way(self):
         saves = by_steps()
         saves.begin(START, 100)
-        saves.request()
+        saves.request(START)
         saves.restart(START + 5, 40)
         assert not saves.pending
         assert not saves.due(START + 5, 139)
@@ -100,7 +100,7 @@ def test_a_record_is_all_that_there_is(calls):
     for call in calls:
         match call:
             case "request":
-                saves.request()
+                saves.request(START)
             case "begin" if not saves.busy:
                 saves.begin(START + 5, 30)
             case "written" if saves.busy:

@@ -86,15 +86,16 @@ class Catalogue:
         self.folder.remove((*path, FILE))
         self.folder.remove(path)
 
-    def sweep(self, job: str, *, but: Collection[int] = ()) -> list[int]:
+    def sweep(self, job: str, *, below: int | None = None) -> list[int]:
         """Removes what writers left torn; the numbers.
 
         Args:
             job: whose.
-            but: numbers that are being written.
+            below: only smaller numbers, for larger ones may be being written; None: all.
         """
         there = _numbers(self.folder.names((job,)))  # first: what becomes whole meanwhile is not torn
-        torn = sorted({*there} - {*self.numbers(job), *but})
+        whole = {*self.numbers(job)}
+        torn = sorted(number for number in there if number not in whole and (below is None or number < below))
         for number in torn:
             self.remove(job, number)
         return torn

@@ -578,20 +578,23 @@ class CheckpointsRecord(_message.Message):
     BUSY_FIELD_NUMBER: _builtins.int
     BEGAN_AT_FIELD_NUMBER: _builtins.int
     BEGAN_STEP_FIELD_NUMBER: _builtins.int
-    WANTED_FIELD_NUMBER: _builtins.int
+    WANTED_FROM_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
     """How many were begun, and whether the latest is under way."""
     busy: _builtins.bool
     began_at: _builtins.float
     """When it began, and at which step."""
     began_step: _builtins.int
-    wanted: _builtins.bool
-    """One more was asked for meanwhile."""
+    wanted_from: _builtins.float
+    """One more was asked for, to begin then at the earliest. Seconds of Unix time; 0: none."""
     failure: _builtins.str
     """Why the latest one failed; how many did in a row."""
     failures: _builtins.int
+    number: _builtins.int
+    """The largest that was given to any, whole or not."""
     @_builtins.property
     def saved(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.Checkpoint]:
         """Those of this job that are whole, oldest first."""
@@ -604,13 +607,14 @@ class CheckpointsRecord(_message.Message):
         busy: _builtins.bool = ...,
         began_at: _builtins.float = ...,
         began_step: _builtins.int = ...,
-        wanted: _builtins.bool = ...,
+        wanted_from: _builtins.float = ...,
         failure: _builtins.str = ...,
         failures: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "began_at", b"began_at", "began_step", b"began_step", "busy", b"busy", "failure", b"failure", "failures", b"failures", "saved", b"saved", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "began_at", b"began_at", "began_step", b"began_step", "busy", b"busy", "failure", b"failure", "failures", b"failures", "number", b"number", "saved", b"saved", "wanted_from", b"wanted_from"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -762,7 +766,10 @@ class TakeCutEffect(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    above: _builtins.int
+    """The checkpoint gets a larger number."""
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]: ...
     def __init__(
@@ -770,10 +777,11 @@ class TakeCutEffect(_message.Message):
         *,
         epoch: _builtins.int = ...,
         servers: _abc.Iterable[Global___ServerRecord] | None = ...,
+        above: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "epoch", b"epoch", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
