@@ -171,7 +171,7 @@ class Rig:
             source = effect.sources[0]
             cut = self.saved[source.job, source.number]
             names = frozenset(effect.placement.variables)
-            restored = events.Restored(source, cut.step, names, cut.data, cut.tally)
+            restored = events.Restored(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
         self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
 
     def cut(self, effect, step):

@@ -10,7 +10,8 @@ from shoal.status import JobState, Role
 from shoal.variables import Variable
 from shoal_coordinator import cluster as cluster_module
 from shoal_coordinator import events
-from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker
+from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker, TakeCut
+from shoal_coordinator.jobs import MAX_FRUITLESS
 from shoal_coordinator.ledger import Lease, NoRange
 
 
@@ -616,3 +617,126 @@ class VoyageWithCheckpoints(Voyage):
 
 TestVoyageWithCheckpoints = VoyageWithCheckpoints.TestCase
 TestVoyageWithCheckpoints.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+class TestGoingBack:
+    """A job whose shards are lost, in a cluster that has a folder of checkpoints."""
+
+    @pytest.fixture
+    def rig(self):
+        return Rig(KEEPING).servers("s0", "s1").workers("w0", "w1")
+
+    @pytest.fixture
+    def running(self, rig):
+        rig.submit(job(epochs=2))
+        rig.start("a", "w0", "w1")
+        assert rig.state("a") is JobState.RUNNING
+        return rig
+
+    def save(self, rig, step=0):
+        rig.handle(events.CheckpointRequested("a"))
+        rig.perform(step=step)
+
+    def test_to_its_newest_checkpoint_and_its_place_in_the_data(self, running):
+        lease = running.lease("a", "w0")
+        running.lease("a", "w0", lease.number)
+        done = running.machine.job("a").data().total.done
+        assert done > 0
+        self.save(running, step=3)
+        running.lease("a", "w1")
+        running.kill("s1")
+        assert running.state("a") is JobState.STARTING
+        running.servers("s1")
+        running.start("a", "w0", "w1")
+        assert running.state("a") is JobState.RUNNING
+        assert running.status("a").restarts == 1
+        assert running.machine.job("a").data().total.done == done
+        assert ("placing", "goes on from a/1, step 3") in running.history("a")
+
+    def test_to_its_beginning_where_there_is_none(self, running):
+        running.kill("s1")
+        running.servers("s1").start("a", "w0", "w1")
+        assert running.state("a") is JobState.RUNNING
+        assert any("it goes on from its beginning" in reason for _, reason in running.history("a"))
+
+    def test_waits_for_its_servers_but_not_for_ever(self, running):
+        running.kill("s1")
+        running.describe("a", "w0")
+        assert not any(isinstance(effect, CreateShards) for effect in running.pending)
+        assert "waiting for servers" in running.status("a").reason
+        running.pass_time(20, "s1")
+        assert any(isinstance(effect, CreateShards) for effect in running.pending)
+
+    def test_not_without_end(self, running):
+        for _ in range(MAX_FRUITLESS):
+            [shards] = [effect for effect in running.performed if isinstance(effect, CreateShards)][-1:]
+            finished = events.WorkerFinished(
+                "a", "w0", running.lives["w0"], "UNKNOWN_SHARD: gone", running.part("a", "w0"), lost=True
+            )
+            running.handle(finished)
+            running.start("a", "w0", "w1")
+            assert running.state("a") is JobState.RUNNING, shards
+        running.finish("a", "w0", "UNKNOWN_SHARD: gone", lost=True)
+        assert running.state("a") is JobState.FAILED
+        assert "without a new checkpoint" in running.status("a").reason
+
+    def test_a_worker_that_finds_no_shards_while_they_are_placed_anew_is_replaced(self, running):
+        running.kill("s0", "s1")
+        assert running.state("a") is JobState.STARTING
+        running.finish("a", "w0", "NOT_PLACED: not on servers", lost=True)
+        assert not running.status("a").state.finished
+        assert running.part("a", "w0"), "it has a new part"
+
+    def test_a_last_checkpoint_that_finds_no_shards_is_not_the_end(self, running):
+        for worker in ("w0", "w1"):
+            running.finish("a", worker)
+        assert running.state("a") is JobState.RUNNING
+        while not isinstance(running.pending[0], TakeCut):
+            effect = running.pending.pop(0)
+            running.handle(events.EffectDone(effect=effect.number))
+        [effect] = running.pending
+        running.pending.clear()
+        running.handle(events.CheckpointFailed(effect.job, "no such job here", lost=True, effect=effect.number))
+        running.start("a", "w0", "w1")
+        assert running.state("a") is JobState.RUNNING
+
+    def test_the_last_checkpoint_is_tried_again_before_the_job_ends_without_it(self, running):
+        for worker in ("w0", "w1"):
+            running.finish("a", worker)
+        for attempt in range(3):
+            while not isinstance(running.pending[0], TakeCut):
+                running.handle(events.EffectDone(effect=running.pending.pop(0).number))
+            [effect] = running.pending
+            running.pending.clear()
+            assert running.state("a") is JobState.RUNNING, f"it gave up after {attempt} attempts"
+            running.handle(events.CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
+            running.pass_time(11)
+        assert running.state("a") is JobState.SUCCEEDED
+        assert running.status("a").reason == "its last checkpoint failed: the disk is full"
+
+    def test_sessions_are_told_that_it_is_over(self, rig):
+        rig.join(Role.SESSION, "x").submit(session())
+        rig.start("s", "x")
+        assert rig.state("s") is JobState.RUNNING
+        rig.kill("s0", "s1")
+        assert rig.state("s") is JobState.FAILED
+        assert "submit the job again" in rig.status("s").reason
+
+    def test_what_is_done_already_is_refused(self, running):
+        self.save(running)
+        running.saved["b", 1] = running.saved["a", 1]
+        ledger = running.machine.job("a")._ledger
+        while ledger.account().total.done < 200:
+            for worker in ("w0", "w1"):
+                lease = running.lease("a", worker)
+                if isinstance(lease, Lease):
+                    running.lease("a", worker, lease.number)
+        self.save(running, step=9)
+        done = running.saved["a", 2]
+        running.saved["done", 1] = done
+        running.handle(events.JobCancelled("a"))
+        running.perform()
+        running.submit(job("c", epochs=2, restore="done/1"))
+        running.start("c", "w0", "w1")
+        assert running.state("c") is JobState.FAILED
+        assert "nothing is left to do: done/1 has done 2 epochs" in running.status("c").reason
