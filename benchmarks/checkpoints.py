@@ -74,7 +74,7 @@ class Server:
         """A whole checkpoint, cut and manifest included."""
         self._number += 1
         held = pb.HoldRequest(job=JOB, epoch=EPOCH, cut=self._number)
-        saving.hold(self._store, held)
+        saving.hold(self._store, self._saver, held)
         request = pb.SaveRequest(job=JOB, epoch=EPOCH, cut=self._number, number=self._number)
         saving.save(self._store, self._saver, request)
         reply = pb.CollectFilesReply()

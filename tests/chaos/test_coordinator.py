@@ -17,7 +17,7 @@ from waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 # How often the coordinator is killed in one job; 20 for a release.
-RUNS = forms.runs(2, 20)
+RUNS = forms.runs(1, 20)
 BACK_WITHIN_S = 5.0
 BATCH, STEP_S = 8, 0.05
 # Steps of one pass: those that two workers take while the coordinator is killed and started once, and many more.

@@ -14,7 +14,6 @@ from waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 SIZE, EPOCHS = 4_096, 2
-MODES = forms.size([shoal.Asynchronous()], [shoal.Synchronous(), shoal.Asynchronous()])
 KILLS = forms.runs(2, 30)
 
 
@@ -46,7 +45,8 @@ def check_account(job):
     assert (account.total.done, account.in_progress, account.held) == (SIZE * EPOCHS, {}, ())
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@forms.in_full
+@pytest.mark.parametrize("mode", [shoal.Synchronous(), shoal.Asynchronous()], ids=str)
 def test_every_example_is_visited_exactly_once_an_epoch_without_kills(client, tmp_path, mode):
     gate = tmp_path / "gate"
     gate.touch()

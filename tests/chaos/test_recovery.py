@@ -159,6 +159,7 @@ def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tm
         tally.passes(took)
 
 
+@forms.in_full
 def test_a_job_without_a_checkpoint_begins_again(cluster, client, unbroken, tmp_path):
     hurry = tmp_path / "hurry"
     with running(client, plane("early", seconds=0.01, hurry=hurry, checkpoints=NEVER), steps=20) as job:
@@ -180,6 +181,7 @@ def test_a_job_that_was_cancelled_goes_on_in_another(client, unbroken, tmp_path)
     assert second.pull()["seen"].sum() == SIZE * EPOCHS
 
 
+@forms.in_full
 def test_what_cannot_be_restored_is_refused_and_says_why(client, unbroken):
     with running(client, plane("whole", checkpoints=shoal.CheckpointPolicy(every_s=0))) as job:
         job.wait(timeout_s=60)
@@ -196,6 +198,7 @@ def test_what_cannot_be_restored_is_refused_and_says_why(client, unbroken):
         assert name in str(refused.value)
 
 
+@forms.in_full
 def test_values_of_the_variables_that_both_have(client, unbroken):
     """Fine-tuning: the second program has no `seen`, and begins at step 0."""
     with running(client, plane("base", checkpoints=shoal.CheckpointPolicy(every_s=0))) as job:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import forms
 import shoal
 from shoal import _rpc, optim
 from shoal.events import MetricsReported
@@ -16,7 +17,7 @@ from waiting import wait_until
 pytestmark = pytest.mark.cluster
 
 SIZE = 2_048
-MODES = [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)]
+MODES = forms.size([shoal.Synchronous()], [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)])
 
 
 @pytest.fixture

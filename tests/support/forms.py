@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 
@@ -20,6 +22,11 @@ def long() -> bool:
 def runs(short: int, full: int) -> int:
     """How often something is done."""
     return int(os.environ.get("CHAOS_RUNS") or (full if long() else short))
+
+
+def in_full(test: T) -> T:
+    """Marks a test that is of the long form alone: what it shows, quicker tests show in parts."""
+    return pytest.mark.skipif(not long(), reason="of the long form: SHOAL_LONG=1, or `make e2e`")(test)
 
 
 def size(short: T, full: T) -> T:
