@@ -5,14 +5,18 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 
-# Empty: all benchmarks.
+# Empty: all benchmarks, all scenarios.
 BENCH ?=
+CHAOS ?=
 
-.PHONY: demo test lint bench bench-peers check-protos protos clean help
+.PHONY: demo test e2e coverage chaos lint bench bench-peers check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
 	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' picks some"
+	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
+	@echo "make e2e     the tests on real processes, in their long forms (half an hour)"
+	@echo "make coverage  which lines and branches the unit and contract tests reach"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/performance.md)"
 	@echo "make bench-peers  build those systems' environments, in .peers"
@@ -22,22 +26,33 @@ help:
 $(SETUP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Shoal needs Python 3.11 to 3.13; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	@touch $@
 
 demo: $(SETUP)
 	$(BIN)/python examples/demo.py --out runs/demo
 
-# PYTEST="tests/unit -k ledger" picks some. Otherwise all: branches are counted where the code runs in the tests' own
-# process; real processes run at their own speed.
+# PYTEST="tests/unit -k ledger" picks some. Otherwise all.
 TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2
 test: lint check-protos
 ifdef PYTEST
 	$(TESTS) $(PYTEST)
 else
-	$(TESTS) --cov --cov-report=term tests/unit tests/contract
+	$(TESTS) tests/unit tests/contract
 	$(TESTS) tests/cluster tests/chaos
 endif
+
+# Branches are counted where the code runs in the tests' own process, which takes those half as long again.
+coverage: $(SETUP)
+	$(TESTS) --cov --cov-report=term tests/unit tests/contract
+
+# The long forms of what runs on real processes.
+e2e: $(SETUP)
+	SHOAL_LONG=1 $(TESTS) tests/cluster tests/chaos
+
+# A CHAOS_RUNS of the command line is in the environment, too.
+chaos: $(SETUP)
+	$(BIN)/python tests/support/chaos.py $(CHAOS)
 
 bench: $(SETUP)
 	$(BIN)/python benchmarks/run.py $(BENCH)

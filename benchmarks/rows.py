@@ -183,6 +183,13 @@ FIGURES: Mapping[str, Figure] = {
         "data", "1 GB of Parquet, read by two workers in shuffled batches", "at least 0.8 of Arrow's own scan", 0.8
     ),
     "parquet_scan_in_order": Figure("data", "the same, rows in their order within a block"),
+    "checkpoint_write": Figure(
+        "checkpoints", "a server saves 256 MB in four shards, manifest included", "at least 0.7 of a plain file", 0.7
+    ),
+    "checkpoint_restore": Figure("checkpoints", "a server restores them", "at least 0.7 of a plain read", 0.7),
+    "checkpoint_slowdown": Figure(
+        "checkpoints", "steps with 256 MB of state, a checkpoint every 10 s", "slowed by at most 3.5%", 1 - 0.035
+    ),
     **{
         f"chunks_{kib}k": Figure("chunks", f"dense step over TCP in turn, chunks of {kib} KiB")
         for kib in CHUNKS_KIB
@@ -190,4 +197,4 @@ FIGURES: Mapping[str, Figure] = {
     },
 }
 
-DEFAULT_BENCHES = ("dense", "small", "kernels", "scale", "memory", "waiting_pulls", "data")
+DEFAULT_BENCHES = ("dense", "small", "kernels", "scale", "memory", "waiting_pulls", "data", "checkpoints")

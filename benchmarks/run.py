@@ -85,6 +85,23 @@ def data(run: Run) -> list[Row]:
     ]
 
 
+def checkpoints(run: Run) -> list[Row]:
+    """A server that saves and restores, beside a plain file; training with checkpoints, beside the same without."""
+    speed = ours("Shoal, a server saves and restores", "checkpoints.py", "speed", *run.short_flag)
+    slowdown = ours("Shoal, training with checkpoints", "checkpoints.py", "slowdown", *run.short_flag, timeout_s=600)
+    seen = run.contest("checkpoints", [speed, slowdown], rounds=1)
+    pairs = {
+        "checkpoint_write": (speed, "save_gb_per_s", "plain_write_gb_per_s", "GB/s", "a plain write with fsync"),
+        "checkpoint_restore": (speed, "restore_gb_per_s", "plain_read_gb_per_s", "GB/s", "a plain read"),
+        "checkpoint_slowdown": (slowdown, "steps_per_s", "alone_steps_per_s", "steps/s", "Shoal, no checkpoints"),
+    }
+    return [
+        compared(row, median(lines, mine), unit, peer, median(lines, theirs))
+        for row, (script, mine, theirs, unit, peer) in pairs.items()
+        if (lines := seen.get(script.name))
+    ]
+
+
 BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "dense": steps.dense,
     "small": steps.small,
@@ -93,6 +110,7 @@ BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "memory": memory,
     "waiting_pulls": waiting_pulls,
     "data": data,
+    "checkpoints": checkpoints,
     "chunks": steps.chunks,
 }
 

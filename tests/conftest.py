@@ -1,25 +1,16 @@
 """Clusters of real processes on loopback."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
 import shoal
+from clusters import local_cluster
 
 # The first example of a test may compile or load kernels, and machines differ: no example has a deadline of its own.
 hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
-
-ROOT = Path(__file__).parents[1]
-PROGRAMS = [ROOT / "tests" / "support", ROOT / "examples"]
-# Fast enough for tests to see deaths; slow enough for a machine that is busy with other tests.
-QUICK = {"coordinator": ["--lease", "3", "--heartbeat", "0.2"]}
-
-
-def local_cluster(servers: int, workers: int, flags: Mapping[str, Sequence[str]] = QUICK) -> shoal.LocalCluster:
-    return shoal.LocalCluster(servers=servers, workers=workers, path=PROGRAMS, flags=flags)
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +18,15 @@ def shared_cluster() -> Iterator[shoal.LocalCluster]:
     """Three servers and four workers, for tests that break nothing."""
     with local_cluster(servers=3, workers=4) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """A bucket of a real S3 server, which the environment leads to: its URL."""
+    from s3_server import s3_server  # noqa: PLC0415 - it takes a second to load, and few tests want it
+
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture
@@ -39,6 +39,13 @@ def client(shared_cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
 def small_cluster() -> Iterator[shoal.LocalCluster]:
     """Two servers and two workers, for tests that kill some."""
     with local_cluster(servers=2, workers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def lone_cluster() -> Iterator[shoal.LocalCluster]:
+    """A server and a worker, for tests where more come."""
+    with local_cluster(servers=1, workers=1) as cluster:
         yield cluster
 
 

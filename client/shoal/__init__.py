@@ -14,6 +14,7 @@ from shoal._allocator import tune as tune_allocator
 
 if _typing.TYPE_CHECKING:
     from shoal import consistency, data, errors, events, initializers, optim, partitioners, status
+    from shoal.checkpoint_policy import CheckpointPolicy
     from shoal.checkpoints import Checkpoint, Checkpoints
     from shoal.client import Client, JobHandle, connect
     from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
@@ -62,6 +63,7 @@ __all__ = [
     "BoundedStaleness",
     "Cancelled",
     "Checkpoint",
+    "CheckpointPolicy",
     "Checkpoints",
     "Client",
     "CorruptCheckpoint",
@@ -122,6 +124,7 @@ _HOMES = {
     "Asynchronous": "consistency",
     "BoundedStaleness": "consistency",
     "Checkpoint": "checkpoints",
+    "CheckpointPolicy": "checkpoint_policy",
     "Checkpoints": "checkpoints",
     "Client": "client",
     "Dataset": "program",

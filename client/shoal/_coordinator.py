@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import structlog
 
 from shoal import _rpc, errors
+from shoal._cursor import Cursor
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc
 
 T = TypeVar("T")
@@ -130,6 +131,7 @@ class Membership:
                     raise
                 _log.info("waiting for the lease of an earlier life", member=self.member, seconds=left_s)
                 self._stopped.wait(min(left_s, max(0.0, deadline - time.monotonic())) + _EXPIRY_POLL_S)
+        self.beat_now()  # there may be work already
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -142,14 +144,18 @@ class Membership:
         """Sends the next heartbeat at once."""
         self._beat_now.set()
 
-    def stop(self) -> None:
-        """Leaves the cluster and stops beating."""
+    def stop(self, cursor: Cursor | None = None) -> None:
+        """Leaves the cluster and stops beating.
+
+        Args:
+            cursor: how far a worker is in the data that it holds. It is worth some tries to say so.
+        """
         self._stopped.set()
         self._beat_now.set()
         if self._thread:
             self._thread.join()
         try:
-            self._leave(1.0)
+            self._leave(1.0, cursor, retry_for_s=_CALL_TIMEOUT_S if cursor else 0.0)
         except errors.ShoalError as error:  # its lease will run out instead
             _log.debug("could not say goodbye", reason=error.message)
 
@@ -166,9 +172,11 @@ class Membership:
         self.incarnation, self._heartbeat_s = reply.incarnation, reply.heartbeat_s
         self._on_incarnation(reply.incarnation)
 
-    def _leave(self, timeout_s: float) -> None:
-        request = coordinator_pb2.LeaveRequest(member=self.member, incarnation=self.incarnation)
-        self._client.call(self._client.members.Leave, request, timeout_s=timeout_s, retry_for_s=0)
+    def _leave(self, timeout_s: float, cursor: Cursor | None = None, retry_for_s: float = 0.0) -> None:
+        request = coordinator_pb2.LeaveRequest(
+            member=self.member, incarnation=self.incarnation, cursor=cursor.to_proto() if cursor else None
+        )
+        self._client.call(self._client.members.Leave, request, timeout_s=timeout_s, retry_for_s=retry_for_s)
 
     def _beat(self) -> None:
         while not self._stopped.is_set():

@@ -249,17 +249,18 @@ class Participant:
         self._told = totals
         return reply.stop
 
-    def finish(self, error: str = "", *, retry_for_s: float | None = None) -> None:
+    def finish(self, error: str = "", *, lost: bool = False, retry_for_s: float | None = None) -> None:
         """Says that this worker is through with the job.
 
         Args:
             error: what the job fails with; empty: done.
+            lost: the error is that the job's shards are not on their servers.
             retry_for_s: how long to try while nobody answers; None: as long as with other calls.
         """
         if len(error) > _MAX_ERROR_CHARACTERS:
             error = f"[...]{error[-_MAX_ERROR_CHARACTERS:]}"
         error = error.encode(errors="replace").decode()  # a program may raise with halves of characters
-        request = job_pb2.FinishRequest(**self._identity, error=error)
+        request = job_pb2.FinishRequest(**self._identity, error=error, lost=lost)
         self._coordinator.call(self._jobs.Finish, request, retry_for_s=retry_for_s)
 
     def _status(self) -> job_pb2.JobStatus:

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import prometheus_client
 import structlog
@@ -25,6 +25,9 @@ class Running(Protocol):
 
     def stop(self) -> None:
         """Ends it: no thread, port, file or child of its is left."""
+
+
+R = TypeVar("R", bound=Running)
 
 
 def configure_logging(log_format: str, level: str, **identity: str) -> None:
@@ -67,9 +70,10 @@ def default_name(role: str, host: str | None = None) -> str:
 
 def run_role(
     role: str,
-    start: Callable[[prometheus_client.CollectorRegistry, str], Running],
+    start: Callable[[prometheus_client.CollectorRegistry, str], R],
     *,
     metrics_listen: str,
+    leave: Callable[[R, threading.Event], object] | None = None,
     member: str = "",
     log_format: str = "console",
     log_level: str = "info",
@@ -81,6 +85,8 @@ def run_role(
         role: coordinator, server or worker.
         start: starts the role; given the registry for its metrics and the address at which they are served.
         metrics_listen: host:port of /metrics; port 0 takes any free one.
+        leave: what a first SIGTERM has the role do before it stops. It returns soon once the event is set that it is
+            given, as a second SIGTERM does, SIGINT, or the end of a supervisor; it may set that itself.
         member: its name in the cluster, for its logs.
         log_format: console or json.
         log_level: debug, info, warning or error.
@@ -93,7 +99,7 @@ def run_role(
     identity = {"role": role, "member": member} if member else {"role": role}
     configure_logging(log_format, log_level, **identity)
     log = structlog.get_logger(__name__)
-    done = _when_to_end(supervised)
+    done, enough = _when_to_end(supervised)
     try:
         running, metrics_address, stop = _start(start, metrics_listen)
     except errors.ShoalError as error:
@@ -107,24 +113,39 @@ def run_role(
             sys.stdout.flush()
         done.wait()
         log.info("stopping")
+        if leave and not enough.is_set():
+            leave(running, enough)
     finally:
         stop()
     log.info("stopped")
 
 
-def _when_to_end(supervised: bool) -> threading.Event:
-    """Set by a signal, and by the end of standard input if that is a supervisor's."""
-    done = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: done.set())
+def _when_to_end(supervised: bool) -> tuple[threading.Event, threading.Event]:
+    """Set by a signal, and by the end of standard input if that is a supervisor's: to end, and to end at once.
+
+    SIGTERM is how Kubernetes and systemd ask for an orderly end, so the first one alone leaves time for it.
+    """
+    done, enough = threading.Event(), threading.Event()
+
+    def at_once(*_: object) -> None:
+        enough.set()
+        done.set()
+
+    def in_order(*_: object) -> None:
+        if done.is_set():
+            enough.set()
+        done.set()
+
+    signal.signal(signal.SIGINT, at_once)
+    signal.signal(signal.SIGTERM, in_order)
     if supervised:
-        threading.Thread(target=_wait_for_parent, args=(done,), name="parent", daemon=True).start()
-    return done
+        threading.Thread(target=_wait_for_parent, args=(at_once,), name="parent", daemon=True).start()
+    return done, enough
 
 
 def _start(
-    start: Callable[[prometheus_client.CollectorRegistry, str], Running], metrics_listen: str
-) -> tuple[Running, str, Callable[[], None]]:
+    start: Callable[[prometheus_client.CollectorRegistry, str], R], metrics_listen: str
+) -> tuple[R, str, Callable[[], None]]:
     """Starts the metrics and the role; gives the role, the metrics' address, and what ends both."""
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.ProcessCollector(registry=registry)
@@ -163,7 +184,7 @@ def _serve_metrics(listen: str, registry: prometheus_client.CollectorRegistry) -
     return f"{host}:{server.server_port}", stop
 
 
-def _wait_for_parent(done: threading.Event) -> None:
+def _wait_for_parent(at_once: Callable[[], None]) -> None:
     while os.read(0, 4096):
         pass
-    done.set()
+    at_once()

@@ -20,7 +20,7 @@ Checkpoints = Annotated[
     str,
     typer.Option(
         envvar="SHOAL_CHECKPOINTS",
-        help="Folder of checkpoints, the same for all servers and the coordinator; none: empty.",
+        help="Folder or URL of checkpoints, the same for all servers and the coordinator; none: empty.",
     ),
 ]
 RetryFor = Annotated[

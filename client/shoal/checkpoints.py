@@ -62,7 +62,7 @@ class Checkpoints:
     A checkpoint is named as JOB (the newest whole one) or JOB/NUMBER.
 
     Args:
-        url: of the folder: a path of this machine, or file://PATH.
+        url: of the folder: a path of this machine, file://PATH, or of an object store: s3://BUCKET/PREFIX.
 
     Raises:
         BadRequest: the folder is none that Shoal can use.

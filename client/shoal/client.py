@@ -12,12 +12,13 @@ from shoal import _rpc, errors, events
 from shoal._coordinator import CoordinatorClient
 from shoal._layout import Placement
 from shoal._parameters import ParameterClient
+from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.consistency import Consistency
-from shoal.events import Event, LogLine
+from shoal.events import CheckpointEnded, Event, LogLine
 from shoal.job import Job, Wire
 from shoal.optim import Optimizer
 from shoal.session import Session
-from shoal.status import ClusterStatus, JobResult, JobStatus
+from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, SavedCheckpoint
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal.variables import Variable
 
@@ -73,7 +74,7 @@ class JobHandle:
             follow: wait for more until the job has ended, instead of ending with what there is.
 
         Yields:
-            `StateChanged`, `MetricsReported` and `LogLine`.
+            `StateChanged`, `MetricsReported`, `CheckpointEnded` and `LogLine`.
         """
         return events.watch(self._coordinator, self.name, after=after, follow=follow)
 
@@ -84,6 +85,15 @@ class JobHandle:
             follow: wait for more until the job has ended.
         """
         return (str(event) for event in self.events(follow=follow) if isinstance(event, LogLine))
+
+    def data(self) -> DataAccount:
+        """What became of the job's data: which examples are done, who holds which, and which still wait.
+
+        Raises:
+            UnknownJob: there is no such job, or none any more.
+        """
+        request = job_pb2.GetDataRequest(job=self.name)
+        return DataAccount.from_proto(self._coordinator.call(self._jobs.GetData, request))
 
     def cancel(self) -> JobStatus:
         """Ends the job. One that has ended stays as it is."""
@@ -97,6 +107,25 @@ class JobHandle:
             JobRunning: it has not ended; cancel it first.
         """
         self._coordinator.call(self._jobs.Drop, job_pb2.DropRequest(job=self.name))
+
+    def checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
+        """Takes a checkpoint while training goes on, and waits until it is whole.
+
+        Args:
+            timeout_s: how long to wait; None: as long as it takes. It is finished in any case.
+
+        Raises:
+            StorageFailed: the cluster has no folder of checkpoints, or it could not be written; the job goes on.
+            NotPlaced: the job's variables are not on servers.
+            DeadlineExceeded: it is not whole in time.
+        """
+        reply = self._coordinator.call(self._jobs.TakeCheckpoint, job_pb2.TakeCheckpointRequest(job=self.name))
+        for event in events.watch(self._coordinator, self.name, after=reply.after, timeout_s=timeout_s):
+            if isinstance(event, CheckpointEnded) and event.attempt >= reply.attempt:
+                if event.saved:
+                    return event.saved
+                raise errors.StorageFailed(f"a checkpoint of job {self.name} failed: {event.failure}", job=self.name)
+        raise errors.NotPlaced(f"job {self.name} has ended before its checkpoint was whole", job=self.name)
 
     def pull(self) -> dict[str, np.ndarray]:
         """The job's variables as they are now; while it runs, shards may be some updates apart.
@@ -195,6 +224,9 @@ class Client:
         seed: int | None = None,
         wire: Wire | None = None,
         overlap: bool | None = None,
+        checkpoints: CheckpointPolicy | None = None,
+        restore: str | None = None,
+        partial_restore: bool | None = None,
         worker: str = "",
     ) -> Session:
         """Opens a session: pull and push from a loop of your own, in any framework. See `Session`.
@@ -205,8 +237,8 @@ class Client:
             job: name, 1 to 63 characters of [a-z0-9-], starting with a letter.
             variables: what is trained, by name; an array is a trainable variable's initial value. Needed to start a
                 job; who joins one may leave it out.
-            optimizer, consistency, workers, shards, seed, wire: as for `Job`, whose defaults hold for what is left
-                out. Who joins a job gets its values, and may repeat them.
+            optimizer, consistency, workers, shards, seed, wire, checkpoints, restore, partial_restore: as for `Job`,
+                whose defaults hold for what is left out. Who joins a job gets its values, and may repeat them.
             overlap: as for `Job`, but False for who leaves it out: a loop of your own pulls and pushes in turn.
             worker: member id of this session; by default a random one.
 
@@ -222,6 +254,9 @@ class Client:
             "seed": seed,
             "wire": wire,
             "overlap": overlap,
+            "checkpoints": checkpoints,
+            "restore": restore,
+            "partial_restore": partial_restore,
         }
         options = {key: value for key, value in given.items() if value is not None}
         return Session(self._coordinator, job, variables, options, worker=worker)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal import _rpc, errors
 from shoal._coordinator import CoordinatorClient
-from shoal.status import JobState, Progress
+from shoal.status import JobState, Progress, SavedCheckpoint
 from shoal.v1 import job_pb2
 
 # Waits between two attempts to watch that both brought nothing.
@@ -58,6 +58,23 @@ class MetricsReported(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointEnded(Event):
+    """An attempt at a checkpoint is over.
+
+    Attributes:
+        attempt: counts the job's, from 1.
+        saved: the checkpoint, which is whole; None: it was given up.
+        seconds: from the cut until it was whole, or given up.
+        failure: why it was given up.
+    """
+
+    attempt: int
+    saved: SavedCheckpoint | None
+    seconds: float
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
 class LogLine(Event):
     """A line that a worker's program wrote."""
 
@@ -78,6 +95,10 @@ def from_proto(message: job_pb2.Event) -> Event:
             metrics = message.metrics
             progress = Progress.from_proto(metrics.progress)
             return MetricsReported(sequence, when, metrics.worker, metrics.step, dict(metrics.values), progress)
+        case "checkpoint":
+            end = message.checkpoint
+            saved = SavedCheckpoint.from_proto(end.saved) if end.HasField("saved") else None
+            return CheckpointEnded(sequence, when, end.attempt, saved, end.seconds, end.failure)
         case "log":
             return LogLine(sequence, when, message.log.worker, message.log.text)
         case _:
@@ -153,4 +174,4 @@ def _stream(coordinator: CoordinatorClient, job: str, after: int, follow: bool, 
             call.cancel()
 
 
-__all__ = ["Event", "LogLine", "MetricsReported", "StateChanged", "from_proto", "watch"]
+__all__ = ["CheckpointEnded", "Event", "LogLine", "MetricsReported", "StateChanged", "from_proto", "watch"]

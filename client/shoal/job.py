@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from shoal import consistency as modes
 from shoal import errors, optim
+from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.v1 import job_pb2, tensor_pb2
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -29,6 +30,8 @@ _UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
 # The smallest and the largest value of each number.
 _RANGES: Mapping[str, tuple[int, int]] = {
     "workers": (1, _MAX_WORKERS),
+    "min_workers": (0, _MAX_WORKERS),
+    "max_workers": (0, _MAX_WORKERS),
     "epochs": (1, _UINT32),
     "batch_size": (1, _UINT32),
     "range_size": (0, _UINT32),
@@ -48,7 +51,11 @@ class Job:
         program: `package.module:factory`, which the workers import. Empty: a job whose workers are sessions of users.
         name: 1 to 63 characters of a-z, 0-9 and -, starting with a letter; may be used again once the job has ended.
             Empty: drawn from the program's name, with a random ending.
-        workers: how many train at once; it starts when all of them are there.
+        workers: how many are wanted; it starts when all of them are there.
+        min_workers: so many are enough to start with when no more are idle; for programs, not for sessions. 0: as many
+            as `workers`. It goes on with fewer, should some die or leave.
+        max_workers: up to so many may join at any time while it runs, whenever no job waits for them, and stay until
+            its end, or until they leave; for programs, not for sessions. 0: as many as `workers`.
         consistency: how their pushes and pulls are ordered.
         optimizer: what turns gradients into updates.
         settings: keyword arguments of the factory; they travel as JSON, so tuples arrive as lists.
@@ -65,6 +72,12 @@ class Job:
         overlap: the next pull and the previous push run while the worker computes, where the consistency mode allows
             it (Asynchronous, and BoundedStaleness with a bound of 1 or more); a worker's values then lack its own
             last push. False: pull, compute and push in turn.
+        checkpoints: when they are taken and which are kept. None: every ten minutes and at the end, in a cluster that
+            has a folder of checkpoints.
+        restore: the checkpoint to begin with, "JOB" for its newest one or "JOB/NUMBER". The job goes on from there:
+            variables, optimizer slots, clocks, and the place in the data. Variables that only one of the two has are
+            an error. Empty: initial values.
+        partial_restore: take the values of those variables that both have, and begin anew otherwise: fine-tuning.
 
     Raises:
         InvalidJob: any of these contradicts the above; the message says which and how to mend it.
@@ -73,6 +86,8 @@ class Job:
     program: str = ""
     name: str = field(default="", kw_only=True)
     workers: int = field(default=1, kw_only=True)
+    min_workers: int = field(default=0, kw_only=True)
+    max_workers: int = field(default=0, kw_only=True)
     consistency: modes.Consistency = field(default=modes.Synchronous(), kw_only=True)
     optimizer: optim.Optimizer = field(default=optim.SGD(0.1), kw_only=True)
     settings: Mapping[str, JSON] = field(default_factory=dict, kw_only=True)
@@ -84,6 +99,9 @@ class Job:
     seed: int = field(default=0, kw_only=True)
     wire: Wire = field(default="float32", kw_only=True)
     overlap: bool = field(default=True, kw_only=True)
+    checkpoints: CheckpointPolicy | None = field(default=None, kw_only=True)
+    restore: str = field(default="", kw_only=True)
+    partial_restore: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_program(self.program)
@@ -106,7 +124,11 @@ class Job:
         _check_wire(self.wire)
         if not isinstance(self.overlap, bool):
             raise errors.InvalidJob(f"overlap is {self.overlap!r}; it must be True or False", overlap=self.overlap)
-        self.consistency.check(self.workers)
+        if self.checkpoints is not None and not isinstance(self.checkpoints, CheckpointPolicy):
+            raise errors.InvalidJob(f"checkpoints are {self.checkpoints!r}; give a CheckpointPolicy, or None")
+        self._check_restore()
+        self._check_workers()
+        self.consistency.check(self.fewest_workers)
         # A copy as the factory will get it: later changes to the caller's own do not reach a job.
         object.__setattr__(self, "settings", json.loads(_settings_json(self.settings)))
 
@@ -115,6 +137,47 @@ class Job:
         """Whether its workers are sessions of users, not daemons that run a program."""
         return not self.program
 
+    @property
+    def source(self) -> CheckpointChoice | None:
+        """The checkpoint to begin with; None: initial values."""
+        return CheckpointChoice.parse(self.restore, partial=self.partial_restore) if self.restore else None
+
+    def _check_restore(self) -> None:
+        if not isinstance(self.partial_restore, bool):
+            raise errors.InvalidJob(f"partial_restore is {self.partial_restore!r}; it must be True or False")
+        if self.partial_restore and not self.restore:
+            raise errors.InvalidJob("partial_restore without restore; name the checkpoint to take values from")
+        if not isinstance(self.restore, str):
+            raise errors.InvalidJob(f"restore is {self.restore!r}; name a checkpoint as text, JOB or JOB/NUMBER")
+        if self.restore:
+            CheckpointChoice.parse(self.restore)
+
+    @property
+    def fewest_workers(self) -> int:
+        """How many it needs to start."""
+        return self.min_workers or self.workers
+
+    @property
+    def most_workers(self) -> int:
+        """How many it may have."""
+        return self.max_workers or self.workers
+
+    def _check_workers(self) -> None:
+        if self.is_session and (self.min_workers or self.max_workers):
+            raise errors.InvalidJob(
+                "min_workers and max_workers are for jobs with a program; sessions come and go as their users like",
+                min_workers=self.min_workers,
+                max_workers=self.max_workers,
+            )
+        if not self.fewest_workers <= self.workers <= self.most_workers:
+            raise errors.InvalidJob(
+                f"workers is {self.workers}; it must be from min_workers ({self.fewest_workers}) to max_workers "
+                f"({self.most_workers})",
+                workers=self.workers,
+                min_workers=self.min_workers,
+                max_workers=self.max_workers,
+            )
+
     def to_proto(self) -> job_pb2.JobSpec:
         """The message that carries this specification."""
         return job_pb2.JobSpec(
@@ -122,6 +185,8 @@ class Job:
             program=self.program,
             settings_json=_settings_json(self.settings),
             workers=self.workers,
+            min_workers=self.min_workers,
+            max_workers=self.max_workers,
             consistency=self.consistency.to_proto(),
             optimizer=self.optimizer.to_proto(),
             shards=self.shards,
@@ -132,6 +197,8 @@ class Job:
             max_steps=self.max_steps,
             wire=_WIRES[self.wire],
             in_turn=not self.overlap,
+            checkpoints=self.checkpoints.to_proto() if self.checkpoints else None,
+            restore=self.source.to_proto() if self.source else None,
         )
 
     @classmethod
@@ -153,10 +220,17 @@ class Job:
         defaults: dict[str, Any] = {}
         if message.HasField("optimizer"):
             defaults["optimizer"] = optim.from_proto(message.optimizer)
+        if message.HasField("checkpoints"):
+            defaults["checkpoints"] = CheckpointPolicy.from_proto(message.checkpoints)
+        if message.HasField("restore"):
+            choice = CheckpointChoice.from_proto(message.restore)
+            defaults["restore"], defaults["partial_restore"] = str(choice), choice.partial
         return cls(
             message.program,
             name=message.name,
             workers=message.workers,
+            min_workers=message.min_workers,
+            max_workers=message.max_workers,
             consistency=modes.from_proto(message.consistency),
             settings=_parsed_settings(message.settings_json),
             epochs=message.epochs or 1,

@@ -33,6 +33,10 @@ class LocalCluster:
         servers: how many.
         workers: how many; 0 for a cluster whose workers are sessions.
         path: folders that workers import programs from.
+        checkpoints: folder or URL that checkpoints are written to, which stay. Empty: none are taken, unless `flags` or
+            `env` says where.
+        store: file that keeps the coordinator's state when the cluster ends, and from which it goes on. Empty: a
+            temporary one.
         listen: host:port of the coordinator; port 0 takes any free one.
         env: environment variables for the roles, beside this process's own. Where neither says how many threads
             linear algebra takes (OMP_NUM_THREADS), each worker gets its share of the cores.
@@ -53,6 +57,8 @@ class LocalCluster:
         workers: int = 2,
         *,
         path: Sequence[str | Path] = (".",),
+        checkpoints: str | Path = "",
+        store: str | Path = "",
         listen: str = _LOOPBACK,
         env: Mapping[str, str] | None = None,
         flags: Mapping[str, Sequence[str]] | None = None,
@@ -63,6 +69,7 @@ class LocalCluster:
     ) -> None:
         self._counts = {"server": _checked("servers", servers), "worker": _checked("workers", workers)}
         self._path = [str(Path(folder).resolve()) for folder in path]
+        self._checkpoints, self._store = str(checkpoints), str(store)
         self._listen = listen
         given = {**os.environ, **(env or {})}
         self._env = given if any(name in given for name in _THREADS) else {**given, **_share_of_cores(workers)}
@@ -147,6 +154,20 @@ class LocalCluster:
         process.wait_ready(self._start_timeout_s)
         return process
 
+    def add_worker(self) -> RoleProcess:
+        """Starts one more worker. It joins a running job that has room for it (`Job.max_workers`).
+
+        Returns:
+            Its process; `send_signal(signal.SIGTERM)` has it finish its batch and leave.
+
+        Raises:
+            StartFailed: it did not start.
+        """
+        number = max((process.index for process in self.processes if process.role == "worker"), default=-1) + 1
+        process = self._launch("worker", number)
+        process.wait_ready(self._start_timeout_s)
+        return process
+
     def __enter__(self) -> "LocalCluster":
         self.start()
         return self
@@ -160,9 +181,11 @@ class LocalCluster:
         flags = ["--listen", listen, "--metrics-listen", _LOOPBACK, "--log-level", self._log_level]
         if role == "coordinator":
             # Should this process be killed, it is the coordinator that removes the folder.
-            flags += ["--store", f"{self._state}/coordinator.db", "--scratch", str(self._state)]
+            flags += ["--store", self._store or f"{self._state}/coordinator.db", "--scratch", str(self._state)]
         else:
             flags += ["--coordinator", self.address, "--name", f"{role}-{index}"]
+        if role != "worker" and self._checkpoints:
+            flags += ["--checkpoints", self._checkpoints]
         if role == "worker":
             flags += [flag for folder in self._path for flag in ("--path", folder)]
         process = RoleProcess(

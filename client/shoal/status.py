@@ -1,7 +1,8 @@
 """What the cluster says of its jobs and members, as plain values."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shoal import errors
 from shoal.job import Job
@@ -76,6 +77,32 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A whole checkpoint of a job; `shoal.Checkpoints` reads it.
+
+    Attributes:
+        number: counts a job's checkpoints, from 1.
+        step: the one to go on with.
+        nbytes: of its files.
+        time: seconds of Unix time: of the cut.
+    """
+
+    number: int
+    step: int
+    nbytes: int
+    time: float
+
+    def to_proto(self) -> job_pb2.Checkpoint:
+        """The message that carries it."""
+        return job_pb2.Checkpoint(number=self.number, step=self.step, bytes=self.nbytes, time=self.time)
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.Checkpoint) -> "SavedCheckpoint":
+        """The checkpoint that a message carries."""
+        return cls(message.number, message.step, message.bytes, message.time)
+
+
+@dataclass(frozen=True, slots=True)
 class JobResult:
     """What a job that succeeded did.
 
@@ -103,6 +130,9 @@ class JobStatus:
         finished_at: when it ended.
         workers: member ids of those that work on it.
         progress: how far it has come.
+        checkpoint: the newest whole one; None: there is none.
+        checkpoint_failure: why the latest attempt at one failed; empty: it did not.
+        restarts: how often it went on from a checkpoint, or from its beginning, because shards were lost.
     """
 
     job: Job
@@ -113,6 +143,9 @@ class JobStatus:
     finished_at: float = 0.0
     workers: tuple[str, ...] = ()
     progress: Progress = Progress()
+    checkpoint: SavedCheckpoint | None = None
+    checkpoint_failure: str = ""
+    restarts: int = 0
 
     @property
     def name(self) -> str:
@@ -149,6 +182,78 @@ class JobStatus:
             finished_at=message.finished_at,
             workers=tuple(message.workers),
             progress=Progress.from_proto(message.progress),
+            checkpoint=SavedCheckpoint.from_proto(message.checkpoint) if message.HasField("checkpoint") else None,
+            checkpoint_failure=message.checkpoint_failure,
+            restarts=message.restarts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DataCount:
+    """Examples by what became of them.
+
+    Attributes:
+        done: trained on.
+        leased: in the hands of workers.
+        loose: taken back from a worker, or passed over for the sake of order: the next to be leased.
+        untouched: never leased.
+    """
+
+    done: int = 0
+    leased: int = 0
+    loose: int = 0
+    untouched: int = 0
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.DataCount) -> "DataCount":
+        """The count that a message carries."""
+        return cls(message.done, message.leased, message.loose, message.untouched)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRange:
+    """Examples [start, stop) of an epoch's order, which a worker trains on."""
+
+    worker: str
+    rank: int
+    epoch: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataAccount:
+    """What became of a job's data.
+
+    Attributes:
+        examples: of one pass; 0: the job has no data, or no worker has loaded its program yet.
+        epochs: passes.
+        epoch: the first that is not all done, from 0; the last one when they all are.
+        total: of all epochs.
+        in_progress: by epoch, of those that have been begun and are not all done; the first 1,000 of them.
+        held: which worker has what.
+    """
+
+    examples: int = 0
+    epochs: int = 0
+    epoch: int = 0
+    total: DataCount = DataCount()
+    in_progress: Mapping[int, DataCount] = field(default_factory=dict)
+    held: tuple[HeldRange, ...] = ()
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.GetDataReply) -> "DataAccount":
+        """The account that a message carries."""
+        return cls(
+            examples=message.examples,
+            epochs=message.epochs,
+            epoch=message.epoch,
+            total=DataCount.from_proto(message.total),
+            in_progress={each.epoch: DataCount.from_proto(each.count) for each in message.in_progress},
+            held=tuple(
+                HeldRange(each.worker, each.rank, each.range.epoch, each.range.start, each.range.stop)
+                for each in message.held
+            ),
         )
 
 
@@ -243,4 +348,16 @@ class ClusterStatus:
         return cls(message.cluster, message.epoch, members)
 
 
-__all__ = ["ClusterStatus", "JobResult", "JobState", "JobStatus", "MemberStatus", "Progress", "Role"]
+__all__ = [
+    "ClusterStatus",
+    "DataAccount",
+    "DataCount",
+    "HeldRange",
+    "JobResult",
+    "JobState",
+    "JobStatus",
+    "MemberStatus",
+    "Progress",
+    "Role",
+    "SavedCheckpoint",
+]

@@ -3,6 +3,7 @@
 `Cluster.handle(event, now)` is the one door for change. Workers are sent to jobs by reconciliation: after whatever
 changed members or jobs, `_schedule` compares what each job wants with who is idle. Jobs are served in the order in
 which they came; one that waits for its workers holds up those behind it, unless it asks for more than the cluster has.
+Extra workers of running jobs come last, and stay: nobody is taken away from a job.
 """
 
 from collections import Counter
@@ -14,12 +15,15 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
 from shoal_coordinator import events
+from shoal_coordinator.durable_job import DurableJob
 from shoal_coordinator.events import (
     Assignment,
+    Attempt,
     Described,
     DropShards,
     Effect,
@@ -28,16 +32,25 @@ from shoal_coordinator.events import (
     Membered,
     R,
     RemoveWorker,
+    ServerRef,
 )
-from shoal_coordinator.jobs import JobLife
 from shoal_coordinator.ledger import Lease, NoRange
-from shoal_coordinator.membership import Member, Membership
+from shoal_coordinator.membership import RETURN_S, Member, Membership
 from shoal_coordinator.outstanding import Outstanding
 from shoal_coordinator.placement import ServerLoad, assign_shards, default_shards, plan_shards
 from shoal_coordinator.records import SavedJob
 from shoal_coordinator.touched import Touched
 
 MAX_LIVE_JOBS = 1_000
+# Outcomes that say of which job they are.
+AnyOutcome = (
+    events.ShardsCreated
+    | events.WorkerAdmitted
+    | events.EffectFailed
+    | events.CutMade
+    | events.CheckpointWritten
+    | events.CheckpointFailed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +60,12 @@ class ClusterPolicy:
     Attributes:
         lease_s: seconds of silence after which a member is dead.
         keep_finished: ended jobs whose variables stay readable; older ones are forgotten.
+        checkpoints: whether there is a folder of them.
     """
 
     lease_s: float = 5.0
     keep_finished: int = 8
+    checkpoints: bool = False
 
 
 class Cluster:
@@ -67,7 +82,7 @@ class Cluster:
         self._policy = policy
         self._touched = Touched()
         self._members = Membership(policy.lease_s, self._touched.member)
-        self._jobs: dict[str, JobLife] = {}  # in the order in which they were submitted
+        self._jobs: dict[str, DurableJob] = {}  # in the order in which they were submitted
         # These count for ever: a number is never given out twice.
         self._epoch = self._submissions = self._assignments = 0
         self._looked_at = now  # when the leases were last looked through
@@ -82,6 +97,8 @@ class Cluster:
             events.JobSubmitted: self._job_submitted,
             events.JobCancelled: self._job_cancelled,
             events.JobDropped: self._job_dropped,
+            events.CheckpointRequested: self._checkpoint_requested,
+            events.CutHeld: self._cut_held,
             events.JobDescribed: self._job_described,
             events.JoinRequested: self._join_requested,
             events.LeaseRequested: self._lease_requested,
@@ -92,6 +109,9 @@ class Cluster:
             events.WorkerFenced: self._worker_fenced,
             events.EffectFailed: self._effect_failed,
             events.EffectDone: self._effect_done,
+            events.CutMade: self._cut_made,
+            events.CheckpointWritten: self._checkpoint_written,
+            events.CheckpointFailed: self._checkpoint_failed,
         }
 
     def handle(self, event: events.Event[R], now: float) -> tuple[R, list[Effect]]:
@@ -115,7 +135,13 @@ class Cluster:
         """The newest placement's number."""
         return self._epoch
 
-    def job(self, name: str) -> JobLife:
+    def wants(self, effect: int, server: ServerRef) -> bool:
+        """Whether an effect is still to be performed, and a server of it lives."""
+        member = self._members.find(server.member)
+        there = member is not None and member.alive and member.registration.address == server.address
+        return there and self._outstanding.find(effect) is not None
+
+    def job(self, name: str) -> DurableJob:
         """A job by name, to be read.
 
         Raises:
@@ -158,6 +184,10 @@ class Cluster:
 
     def _time_passed(self, _: events.TimePassed, now: float) -> tuple[str, ...]:
         self._expire(now)
+        for job in self._live():
+            self._emit(job.checkpoint_when_due(now))
+            if job.unplaced is not None:  # it may wait for time to pass
+                self._schedule(now)
         dead, self._dead = tuple(self._dead), []
         return dead
 
@@ -174,7 +204,7 @@ class Cluster:
 
     def _member_left(self, event: events.MemberLeft, now: float) -> None:
         if member := self._members.leave(event.member, event.incarnation, now):
-            self._lose(member, now)
+            self._lose(member, now, event.cursor)
             self._schedule(now)
 
     def _expire(self, now: float) -> None:
@@ -189,13 +219,13 @@ class Cluster:
         if dead:
             self._schedule(now)
 
-    def _lose(self, member: Member, now: float) -> None:
+    def _lose(self, member: Member, now: float, cursor: Cursor | None = None) -> None:
         if job := self._job_of(member.id):
-            self._emit(job.lose(member.id, now))
+            self._emit(job.lose(member.id, now, cursor))
         if member.role is Role.SERVER:
             for job in self._live():
                 if job.placement and any(server.member == member.id for server in job.servers):
-                    self._emit(job.fail(_lost_shards(member.id, job.placement), now))
+                    self._lose_shards(job, _lost_shards(member.id, job.placement, again=not job.resumable), now)
 
     # Jobs, as users see them.
 
@@ -208,6 +238,7 @@ class Cluster:
             raise errors.JobExists(
                 f"job {name} is {earlier.state.value}: choose another name, or cancel it first", job=name
             )
+        self._check_folder(event.spec)
         if len(self._live()) >= MAX_LIVE_JOBS:
             raise errors.Overloaded(f"the cluster has {MAX_LIVE_JOBS} jobs that have not ended, the most it takes")
         if earlier:
@@ -230,6 +261,20 @@ class Cluster:
             raise errors.JobRunning(f"job {event.job} is {job.state.value}; cancel it first", job=event.job)
         self._forget(job)
 
+    def _checkpoint_requested(self, event: events.CheckpointRequested, now: float) -> Attempt:
+        attempt, effects = self.job(event.job).request_checkpoint(now)
+        self._emit(effects)
+        return attempt
+
+    def _check_folder(self, spec: Job) -> None:
+        asked = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
+        if asked and not self._policy.checkpoints:
+            raise errors.InvalidJob(
+                f"job {spec.name} asks for checkpoints, and this cluster has no folder of them: start its "
+                "coordinator and its servers with --checkpoints",
+                job=spec.name,
+            )
+
     # Jobs, as their workers see them.
 
     def _job_described(self, event: events.JobDescribed, now: float) -> Described:
@@ -247,6 +292,8 @@ class Cluster:
         if not job.ended:
             self._seat(member, job, event.assignment, now)
             self._emit(job.join(event.worker, event.assigned, now))
+            if event.assigned:
+                self._schedule(now)  # as when the last one is admitted
         return job.joined(event.worker)
 
     def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
@@ -261,16 +308,24 @@ class Cluster:
         if not job.has_part(event.worker, event.assignment):
             return True
         job.report(event, now)
+        self._emit(job.checkpoint_when_due(now))
         return False
 
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
         if job.has_part(event.worker, event.assignment):
-            self._emit(job.finish(event.worker, event.error, now))
+            if event.lost and job.resumable and job.placement:
+                self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
+            elif (
+                event.lost and job.resumable
+            ):  # it went back meanwhile; this worker's part is another one now, or will be
+                self._emit(job.lose(event.worker, now))
+            else:
+                self._emit(job.finish(event.worker, event.error, now))
             self._schedule(now)
 
-    def _seat(self, member: Member, job: JobLife, assignment: int, now: float) -> None:
+    def _seat(self, member: Member, job: DurableJob, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
         name = job.spec.name
         if job.has_part(member.id, assignment):
@@ -296,14 +351,14 @@ class Cluster:
     # What was done.
 
     def _shards_created(self, event: events.ShardsCreated, now: float) -> None:
-        self._outstanding.end(event.effect)
-        if job := self._live_job(event.job):
-            job.shards_created(now)
+        if job := self._job_of_outcome(event):
+            self._emit(job.shards_created(now, event.restored))
+            self._schedule(now)
 
     def _worker_admitted(self, event: events.WorkerAdmitted, now: float) -> None:
-        self._outstanding.end(event.effect)
-        if job := self._live_job(event.job):
+        if job := self._job_of_outcome(event):
             job.admitted(event.assignment, event.step, now)
+            self._schedule(now)  # if it runs now, extra workers may join
 
     def _worker_fenced(self, event: events.WorkerFenced, _: float) -> None:
         self._outstanding.fenced(event.effect, event.committed_steps)
@@ -312,10 +367,45 @@ class Cluster:
         self._outstanding.end(event.effect)
 
     def _effect_failed(self, event: events.EffectFailed, now: float) -> None:
-        self._outstanding.end(event.effect)
-        if job := self._live_job(event.job):
-            self._emit(job.fail(event.reason, now))
+        if job := self._job_of_outcome(event):
+            if event.lost:
+                self._lose_shards(job, event.reason, now)
+            else:
+                self._emit(job.fail(event.reason, now))
             self._schedule(now)
+
+    def _cut_held(self, event: events.CutHeld, _: float) -> events.Held:
+        job = self._live_job(event.job)
+        if job is None:
+            raise errors.Cancelled(f"job {event.job.name} is over")
+        return job.held()
+
+    def _cut_made(self, event: events.CutMade, _: float) -> None:
+        if job := self._job_of_outcome(event):
+            self._emit(job.cut_made(event))
+
+    def _checkpoint_written(self, event: events.CheckpointWritten, now: float) -> None:
+        if job := self._job_of_outcome(event):
+            self._emit(job.checkpoint_written(event.saved, event.removed, now))
+            self._schedule(now)
+
+    def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
+        if job := self._job_of_outcome(event):
+            if event.lost and job.resumable:
+                self._lose_shards(job, event.reason, now)
+            else:
+                self._emit(job.checkpoint_failed(event.reason, now))
+            self._schedule(now)
+
+    def _job_of_outcome(self, event: AnyOutcome) -> DurableJob | None:
+        """The live job that an effect was for; None: there is none any more, or the effect was given up."""
+        return self._live_job(event.job) if self._outstanding.end(event.effect) else None
+
+    def _lose_shards(self, job: DurableJob, reason: str, now: float) -> None:
+        effects = job.lose_shards(reason, 2 * max(self._policy.lease_s, RETURN_S), now)
+        if not job.ended:
+            self._outstanding.abandon(job.ref)
+        self._emit(effects)
 
     # Who works on what, and where the variables are.
 
@@ -324,7 +414,13 @@ class Cluster:
         workers = self._members.alive(Role.WORKER)
         idle = [worker for worker in workers if self._job_of(worker.id) is None]
         for job in self._live():
-            lacks = [self._staff(job, idle, len(workers), now)]
+            self._staff(job, idle, len(workers), now)
+        for job in self._live():  # those that are left over after all jobs have their own
+            while job.openings and self._send(idle, job, now):
+                pass
+        idling = sum(self._job_of(worker.id) is None for worker in workers)
+        for job in self._live():
+            lacks = [_lack(job, idling)]
             if job.unplaced is not None:
                 lacks.append(self._place(job, now))
             if not job.ended:
@@ -335,32 +431,37 @@ class Cluster:
         for job in ended[self._policy.keep_finished :]:
             self._forget(job)
 
-    def _staff(self, job: JobLife, idle: list[Member], workers: int, now: float) -> str:
-        """Sends idle workers to a job; says what it still lacks."""
-        wanted, there = job.spec.workers, len(job.active)
+    def _staff(self, job: DurableJob, idle: list[Member], workers: int, now: float) -> None:
+        """Sends idle workers to a job, or keeps them for it."""
+        needed = job.spec.fewest_workers
         if job.spec.is_session:
-            lacking = there < wanted and job.state is not JobState.RUNNING
-            return f"waiting for sessions: {there} of {wanted}" if lacking else ""
-        if job.state is JobState.PENDING and len(idle) < wanted:
-            there = len(idle)
-            if wanted <= workers:
+            return
+        if job.state is JobState.PENDING and len(idle) < needed:
+            if needed <= workers:
                 idle.clear()  # it is this job's turn; the busy ones will join them
-            return f"waiting for workers: {there} of {wanted}"
-        while job.vacancies and idle:
-            self._enrol(idle.pop(0), job, now)
-        lacking = bool(job.vacancies)
-        return f"waiting for workers: {len(job.active)} of {wanted}" if lacking else ""
+            return
+        while job.vacancies and self._send(idle, job, now):
+            pass
 
-    def _enrol(self, member: Member, job: JobLife, now: float) -> None:
+    def _send(self, idle: list[Member], job: DurableJob, now: float) -> bool:
+        """Sends an idle worker to a job, if there is one that is not through with it."""
+        member = next((member for member in idle if not job.is_through(member.id)), None)
+        if member is None:
+            return False
+        idle.remove(member)
+        self._enrol(member, job, now)
+        return True
+
+    def _enrol(self, member: Member, job: DurableJob, now: float) -> None:
         self._assignments += 1
         self._touched.counts()
         job.enrol(member.id, member.incarnation, self._assignments, now)
 
-    def _place(self, job: JobLife, now: float) -> str:
+    def _place(self, job: DurableJob, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
         servers = self._members.alive(Role.SERVER)
-        if not servers:
-            return "waiting for a server"
+        if not servers or job.waits_for_servers(len(servers), now):
+            return "waiting for servers" if servers else "waiting for a server"
         variables = dict(job.unplaced or {})
         held = self._placed_bytes()
         loads = [ServerLoad(server.id, server.registration.address, held[server.id]) for server in servers]
@@ -386,22 +487,23 @@ class Cluster:
 
     # Small things.
 
-    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str, saved: SavedJob | None = None) -> JobLife:
+    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str, saved: SavedJob | None = None) -> DurableJob:
         changed = partial(self._touched.job, ref.submission)
-        job = self._jobs[ref.name] = JobLife(ref, spec, now, token, saved, changed)
+        job = DurableJob(ref, spec, now, token, saved, changed, checkpoints=self._policy.checkpoints)
+        self._jobs[ref.name] = job
         return job
 
-    def _live(self) -> list[JobLife]:
+    def _live(self) -> list[DurableJob]:
         return [job for job in self._jobs.values() if not job.ended]
 
-    def _live_job(self, ref: JobRef) -> JobLife | None:
+    def _live_job(self, ref: JobRef) -> DurableJob | None:
         job = self._jobs.get(ref.name)
         return job if job and job.ref == ref and not job.ended else None
 
-    def _job_of(self, worker: str) -> JobLife | None:
+    def _job_of(self, worker: str) -> DurableJob | None:
         return next((job for job in self._jobs.values() if worker in job.active), None)
 
-    def _forget(self, job: JobLife) -> None:
+    def _forget(self, job: DurableJob) -> None:
         self._emit(job.drop())
         for part in job.parts:
             self._touched.job(job.ref.submission, part)
@@ -435,13 +537,28 @@ class Cluster:
         )
 
 
-def _lost_shards(server: str, placement: Placement) -> str:
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
+
+
+def _lack(job: DurableJob, idle: int) -> str:
+    """Whom a job waits for, where so many workers are idle."""
+    needed, there = job.spec.fewest_workers, len(job.active)
+    if job.spec.is_session:
+        lacking = there < needed and job.state is not JobState.RUNNING
+        return f"waiting for sessions: {there} of {needed}" if lacking else ""
+    if job.state is JobState.PENDING:
+        return f"waiting for workers: {idle} of {needed}"
+    return f"waiting for workers: {there} of {needed}" if job.vacancies and there < needed else ""
+
+
+def _lost_shards(server: str, placement: Placement, *, again: bool) -> str:
     numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server]
     what = f"shard{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
-    return f"server {server} is gone, and with it the only replica of {what}; submit the job again"
+    return f"server {server} is gone, and with it the only replica of {what}{'; submit the job again' if again else ''}"
 
 
-def _over(job: JobLife, now: float) -> errors.ShoalError:
+def _over(job: DurableJob, now: float) -> errors.ShoalError:
     name = job.spec.name
     if job.state is JobState.FAILED:
         return errors.JobFailed(f"job {name} failed: {job.status(now).reason}", job=name)

@@ -1,7 +1,7 @@
 """The coordinator's answers as messages. What comes in is decoded by the types' own `from_proto`, or in a servicer."""
 
-from shoal.events import Event, LogLine, MetricsReported, StateChanged
-from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Progress, Role
+from shoal.events import CheckpointEnded, Event, LogLine, MetricsReported, StateChanged
+from shoal.status import ClusterStatus, DataAccount, DataCount, JobState, JobStatus, MemberStatus, Progress, Role
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.events import Joined
 from shoal_coordinator.ledger import Lease, NoRange
@@ -46,6 +46,9 @@ def job_message(status: JobStatus) -> job_pb2.JobStatus:
         finished_at=status.finished_at,
         workers=status.workers,
         progress=progress_message(status.progress),
+        checkpoint=status.checkpoint.to_proto() if status.checkpoint else None,
+        checkpoint_failure=status.checkpoint_failure,
+        restarts=status.restarts,
     )
 
 
@@ -63,6 +66,14 @@ def event_message(event: Event) -> job_pb2.Event:
                 progress=progress_message(event.progress),
             )
             message.metrics.CopyFrom(metrics)
+        case CheckpointEnded():
+            end = job_pb2.CheckpointEnd(
+                attempt=event.attempt,
+                saved=event.saved.to_proto() if event.saved else None,
+                seconds=event.seconds,
+                failure=event.failure,
+            )
+            message.checkpoint.CopyFrom(end)
         case LogLine():
             message.log.CopyFrom(job_pb2.LogLine(worker=event.worker, text=event.text))
     return message
@@ -90,6 +101,36 @@ def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:
             return job_pb2.LeaseReply(wait=True)
         case NoRange.FINISHED:
             return job_pb2.LeaseReply(finished=True)
+
+
+def data_message(account: DataAccount) -> job_pb2.GetDataReply:
+    """What became of a job's data."""
+    return job_pb2.GetDataReply(
+        examples=account.examples,
+        epochs=account.epochs,
+        epoch=account.epoch,
+        total=_count_message(account.total),
+        in_progress=[
+            job_pb2.EpochData(epoch=epoch, count=_count_message(count)) for epoch, count in account.in_progress.items()
+        ],
+        held=[
+            job_pb2.HeldRange(
+                worker=held.worker,
+                rank=held.rank,
+                range=job_pb2.DataRange(epoch=held.epoch, start=held.start, stop=held.stop),
+            )
+            for held in account.held
+        ],
+    )
+
+
+def _count_message(count: DataCount) -> job_pb2.DataCount:
+    return job_pb2.DataCount(
+        done=min(count.done, _UINT64),
+        leased=min(count.leased, _UINT64),
+        loose=min(count.loose, _UINT64),
+        untouched=min(count.untouched, _UINT64),
+    )
 
 
 def cluster_message(status: ClusterStatus) -> coordinator_pb2.GetStatusReply:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import structlog
 
 from shoal import errors
+from shoal._checkpoint.folders import Folder
 from shoal.events import Event as JobEvent
 from shoal_coordinator import events
 from shoal_coordinator.cluster import Cluster, ClusterPolicy
 from shoal_coordinator.durable import DurableCluster
 from shoal_coordinator.effects import Performer, Report
-from shoal_coordinator.events import Effect, R
+from shoal_coordinator.events import CutHeld, Effect, Held, R, ServerRef
 from shoal_coordinator.store import Store
 
 _log = structlog.get_logger(__name__)
@@ -56,6 +57,7 @@ class Coordinator:
         observer: told of events, refusals, effects and writes.
         clock: gives seconds of Unix time that never jump.
         on_failure: told once, from the thread that writes, that the store has failed; nothing is answered from then on.
+        folder: of checkpoints; None: the cluster has none.
 
     Raises:
         StoreUnreadable: what the store has makes no sense.
@@ -69,6 +71,7 @@ class Coordinator:
         observer: Observer | None = None,
         clock: Callable[[], float] | None = None,
         on_failure: Callable[[errors.ShoalError], None] = lambda _: None,
+        folder: Folder | None = None,
     ) -> None:
         self._clock = clock or steady_clock()
         self._observer = observer or Observer()
@@ -89,7 +92,7 @@ class Coordinator:
         self._closed: errors.ShoalError | None = None  # why nothing more is decided
         self._over = False  # nothing more is written either
         self._stopped = threading.Event()
-        self._performer = Performer(self._take_report, self._observer.performed)
+        self._performer = Performer(self, self._observer.performed, folder)
         self._ticker = threading.Thread(target=self._tick, args=(policy.lease_s / 10,), name="ticker", daemon=True)
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
@@ -195,6 +198,23 @@ class Coordinator:
         with self._lock:
             self._changed.notify_all()
 
+    # What performing effects needs: `effects.Machine`.
+
+    def report(self, outcome: Report) -> None:
+        """Takes in what became of an effect."""
+        if isinstance(outcome, events.EffectFailed | events.CheckpointFailed):
+            _log.warning("effect failed", job=outcome.job.name, reason=outcome.reason)
+        self.handle(outcome)
+
+    def held(self, event: CutHeld) -> Held:
+        """The coordinator's own part of a cut."""
+        return self.handle(event)
+
+    def wanted(self, effect: int, server: ServerRef) -> bool:
+        """Whether a server lives, and what it is to do was not given up."""
+        with self._lock:
+            return self._machine.wants(effect, server)
+
     # What makes decisions durable.
 
     def _note(self, effects: list[Effect]) -> int:
@@ -281,11 +301,6 @@ class Coordinator:
             live=sum(not job.state.finished for job in jobs),
             to_do=len(self._machine.outstanding),
         )
-
-    def _take_report(self, report: Report) -> None:
-        if isinstance(report, events.EffectFailed):
-            _log.warning("effect failed", job=report.job.name, reason=report.reason)
-        self.handle(report)
 
     def _tick(self, every_s: float) -> None:
         while not self._stopped.wait(every_s):

@@ -8,8 +8,8 @@ from shoal import errors
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.cluster import Cluster, ClusterPolicy
+from shoal_coordinator.durable_job import DurableJob
 from shoal_coordinator.events import Effect, JobRef
-from shoal_coordinator.jobs import JobLife
 from shoal_coordinator.outstanding import effect_to_proto
 from shoal_coordinator.records import CLUSTER, Kind, Saved, encoded, key
 
@@ -83,10 +83,10 @@ class DurableCluster(Cluster):
         self._schedule(now)  # by this coordinator's policy, which may be another one
         self._effects.clear()  # they are outstanding, as all others are
 
-    def _by_submission(self) -> dict[int, JobLife]:
+    def _by_submission(self) -> dict[int, DurableJob]:
         return {job.ref.submission: job for job in self._jobs.values()}
 
-    def _record(self, name: str, jobs: Mapping[int, JobLife]) -> bytes | None:
+    def _record(self, name: str, jobs: Mapping[int, DurableJob]) -> bytes | None:
         """A record as it should be now; None: it should not be there."""
         kind, _, rest = name.partition("/")
         message: Message | None

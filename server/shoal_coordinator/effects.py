@@ -9,47 +9,86 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Protocol
 
 import structlog
 
-from shoal import _rpc, errors
+from shoal import errors
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import Folder
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
-from shoal_coordinator import events
-from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, Effect, RemoveWorker, ServerRef
+from shoal_coordinator import checkpoint_effects, events
+from shoal_coordinator.events import (
+    AdmitWorker,
+    CreateShards,
+    CutHeld,
+    DropShards,
+    Effect,
+    Held,
+    RemoveWorker,
+    ServerRef,
+    TakeCut,
+    WriteCheckpoint,
+)
+from shoal_coordinator.server_calls import ServerCalls
 
 _log = structlog.get_logger(__name__)
 
-# Jobs whose effects are performed at the same time.
-_THREADS = 8
+# Jobs whose effects are performed at the same time; and whose checkpoints are waited for, which takes longer.
+_THREADS, _SLOW_THREADS = 8, 8
 # Effects of one job name that may wait.
 _MAX_QUEUED = 100_000
-# One attempt, and all attempts of one call, in seconds. Allocating and filling shards of many GB takes a while.
-_CALL_TIMEOUT_S, _CREATE_TIMEOUT_S, _RETRY_FOR_S = 5.0, 120.0, 20.0
+# Allocating and filling shards of many GB takes a while.
+_CREATE_TIMEOUT_S = 120.0
+
+# What a server answers that does not have the shards, or the half of a checkpoint, that it should have; and what is
+# said for one that is not there. Checkpoints can wait for the latter.
+_LOST = (errors.UnknownJob, errors.UnknownShard, errors.StaleEpoch, errors.UnknownCheckpoint)
+_AWAY = (*_LOST, errors.Unreachable, errors.Cancelled)
 
 Report = events.Outcome | events.WorkerFenced
+
+
+class Machine(Protocol):
+    """What performing needs of the coordinator; called from the threads here, with no lock held."""
+
+    def report(self, outcome: Report) -> None:
+        """Takes an outcome in, and returns when it will not be forgotten."""
+        ...
+
+    def held(self, event: CutHeld) -> Held:
+        """The coordinator's own part of a cut."""
+        ...
+
+    def wanted(self, effect: int, server: ServerRef) -> bool:
+        """Whether a server lives, and what it is to do was not given up."""
+        ...
 
 
 class Performer:
     """Threads that perform effects.
 
     Args:
-        report: takes the outcomes, and returns when they will not be forgotten; called from the threads here, with no
-            lock held.
+        machine: decides.
         count: told of each effect that was performed: its kind, and whether it was.
+        folder: of checkpoints; None: the cluster has none.
     """
 
     def __init__(
-        self, report: Callable[[Report], None], count: Callable[[str, bool], None] = lambda _kind, _done: None
+        self,
+        machine: Machine,
+        count: Callable[[str, bool], None] = lambda _kind, _done: None,
+        folder: Folder | None = None,
     ) -> None:
-        self._report, self._count = report, count
+        self._machine, self._count = machine, count
+        self._catalogue = Catalogue(folder) if folder else None
         self._lock = threading.Lock()  # guards _queues; no other lock is taken under it
-        # By job name, so that a name that is used again waits for what is left of its earlier job. A queue is here
-        # exactly as long as a thread is at work on it.
-        self._queues: dict[str, deque[Effect]] = {}
+        # By job name, so that a name that is used again waits for what is left of its earlier job; and whether it is
+        # slow. A queue is here exactly as long as a thread is at work on it.
+        self._queues: dict[tuple[str, bool], deque[Effect]] = {}
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="effects")
+        self._slow_pool = ThreadPoolExecutor(_SLOW_THREADS, thread_name_prefix="checkpoints")
 
     def submit(self, effects: Sequence[Effect]) -> None:
         """Puts effects in line and returns at once."""
@@ -57,12 +96,13 @@ class Performer:
             for effect in effects:
                 if self._stopped.is_set():
                     return
-                name = effect.job.name
-                if name not in self._queues:
-                    self._queues[name] = deque()
-                    self._pool.submit(self._drain, name)
-                if len(self._queues[name]) < _MAX_QUEUED:
-                    self._queues[name].append(effect)
+                slow = isinstance(effect, WriteCheckpoint)
+                line = effect.job.name, slow
+                if line not in self._queues:
+                    self._queues[line] = deque()
+                    (self._slow_pool if slow else self._pool).submit(self._drain, line)
+                if len(self._queues[line]) < _MAX_QUEUED:
+                    self._queues[line].append(effect)
                 else:  # only the servers' silence for hours gets here, which the job did not survive
                     _log.error("too many effects are waiting; this one has to for a restart", effect=repr(effect))
 
@@ -70,22 +110,23 @@ class Performer:
         """Gives up what is not done and waits for the threads."""
         with self._lock:
             self._stopped.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._pool, self._slow_pool):
+            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _drain(self, name: str) -> None:
+    def _drain(self, line: tuple[str, bool]) -> None:
         while True:
             with self._lock:
-                queue = self._queues[name]
+                queue = self._queues[line]
                 if self._stopped.is_set() or not queue:
-                    del self._queues[name]
+                    del self._queues[line]
                     return
                 effect = queue.popleft()
             try:
                 self._perform(effect)
             except errors.ShoalError as error:  # nothing is taken in any more: what follows is the next coordinator's
-                _log.warning("outcome not taken in", effect=type(effect).__name__, job=name, reason=error.message)
+                _log.warning("outcome not taken in", effect=type(effect).__name__, job=line[0], reason=error.message)
                 with self._lock:
-                    del self._queues[name]
+                    del self._queues[line]
                 return
             except Exception:  # a defect, after which the job's other effects still have their turn
                 _log.exception("outcome lost", effect=repr(effect))
@@ -102,87 +143,93 @@ class Performer:
                 return
             text = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}"
             _log.warning("could not perform", effect=kind, job=effect.job.name, reason=text)
-            if isinstance(effect, DropShards):
-                outcome = events.EffectDone(effect=effect.number)
-            else:
-                outcome = events.EffectFailed(effect.job, f"{_doing(effect)}: {text}", effect=effect.number)
+            match effect:
+                case DropShards():
+                    outcome = events.EffectDone(effect=effect.number)
+                case TakeCut() | WriteCheckpoint():
+                    lost = isinstance(error, _LOST)
+                    outcome = events.CheckpointFailed(effect.job, text, lost, effect=effect.number)
+                case _:
+                    lost = isinstance(error, _AWAY)
+                    outcome = events.EffectFailed(effect.job, f"{_doing(effect)}: {text}", lost, effect=effect.number)
         self._count(kind, done)
-        self._report(outcome)
+        self._machine.report(outcome)
 
     def _outcome(self, effect: Effect) -> events.Outcome:
+        calls = self._calls(effect)
         match effect:
             case CreateShards():
-                return self._create_shards(effect)
+                return self._create_shards(effect, calls)
             case AdmitWorker():
-                return self._admit_worker(effect)
+                return self._admit_worker(effect, calls)
             case RemoveWorker():
-                self._remove_worker(effect)
+                self._remove_worker(effect, calls)
             case DropShards():
-                self._drop_shards(effect)
+                self._drop_shards(effect, calls)
+            case TakeCut():
+                held = CutHeld(effect.job)
+                return checkpoint_effects.take_cut(effect, calls, self._checkpoints, lambda: self._machine.held(held))
+            case WriteCheckpoint():
+                return checkpoint_effects.write(effect, calls, self._checkpoints)
         return events.EffectDone(effect=effect.number)
 
-    def _create_shards(self, effect: CreateShards) -> events.Outcome:
-        for server in sorted({ServerRef(shard.server, shard.address) for shard in effect.placement.shards}):
-            self._call(server, "CreateShards", _creation(effect, server), timeout_s=_CREATE_TIMEOUT_S)
-        return events.ShardsCreated(effect.job, effect=effect.number)
+    @property
+    def _checkpoints(self) -> Catalogue:
+        if self._catalogue is None:
+            raise errors.StorageFailed("the coordinator has no folder of checkpoints: start it with --checkpoints")
+        return self._catalogue
 
-    def _admit_worker(self, effect: AdmitWorker) -> events.Outcome:
+    def _create_shards(self, effect: CreateShards, calls: ServerCalls) -> events.Outcome:
+        def create() -> None:
+            for server in sorted({ServerRef(shard.server, shard.address) for shard in effect.placement.shards}):
+                calls.call(server, "CreateShards", _creation(effect, server), timeout_s=_CREATE_TIMEOUT_S)
+
+        if not effect.sources:
+            create()
+            return events.ShardsCreated(effect.job, effect=effect.number)
+        restored = checkpoint_effects.restore(effect, create, calls, self._checkpoints)
+        return events.ShardsCreated(effect.job, restored, effect=effect.number)
+
+    def _admit_worker(self, effect: AdmitWorker, calls: ServerCalls) -> events.Outcome:
         request = pb.AdmitWorkerRequest(
             job=effect.job.name, worker=effect.worker, incarnation=effect.incarnation, rank=effect.rank
         )
-        steps = [self._call(server, "AdmitWorker", request).step for server in effect.servers]
+        steps = [calls.call(server, "AdmitWorker", request).step for server in effect.servers]
         return events.WorkerAdmitted(effect.job, effect.assignment, max(steps, default=0), effect=effect.number)
 
-    def _remove_worker(self, effect: RemoveWorker) -> None:
+    def _remove_worker(self, effect: RemoveWorker, calls: ServerCalls) -> None:
         job, worker, incarnation = effect.job.name, effect.worker, effect.incarnation
         committed = effect.committed_steps
         if committed is None:
-            committed = self._fence_worker(effect)
+            committed = self._fence_worker(effect, calls)
         release = pb.ReleaseWorkerRequest(job=job, worker=worker, incarnation=incarnation, committed_steps=committed)
         for server in effect.servers:
-            self._call(server, "ReleaseWorker", release)
+            calls.call(server, "ReleaseWorker", release)
 
-    def _fence_worker(self, effect: RemoveWorker) -> int:
+    def _fence_worker(self, effect: RemoveWorker, calls: ServerCalls) -> int:
         """Fenced everywhere before it is released anywhere: what is committed then is known, and grows no more."""
         fence = pb.FenceWorkerRequest(job=effect.job.name, worker=effect.worker, incarnation=effect.incarnation)
-        fenced = [self._call(server, "FenceWorker", fence) for server in effect.servers]
+        fenced = [calls.call(server, "FenceWorker", fence) for server in effect.servers]
         committed = max((reply.committed_steps for reply in fenced), default=0)
         # Kept, for a coordinator that comes after this one could ask only those that have not released it yet.
-        self._report(events.WorkerFenced(effect.number, committed))
+        self._machine.report(events.WorkerFenced(effect.number, committed))
         return committed
 
-    def _drop_shards(self, effect: DropShards) -> None:
+    def _drop_shards(self, effect: DropShards, calls: ServerCalls) -> None:
         failures = []
         for server in effect.servers:
             try:
-                self._call(server, "DropShards", pb.DropShardsRequest(job=effect.job.name))
+                calls.call(server, "DropShards", pb.DropShardsRequest(job=effect.job.name))
             except errors.ShoalError as error:
                 failures.append(error.message)
         if failures:
             raise errors.Unreachable("; ".join(failures))
 
-    def _call(self, server: ServerRef, method: str, request: Any, *, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
-        """One call to one server, repeated while it cannot be reached: all of these may be."""
-        # A channel a call: these are few, and a server that was restarted is found at once.
-        with _rpc.channel(server.address) as channel:
-            stub = getattr(ParameterServerStub(channel), method)
+    def _calls(self, effect: Effect) -> ServerCalls:
+        def wanted(server: ServerRef) -> bool:
+            return not self._stopped.is_set() and self._machine.wanted(effect.number, server)
 
-            def once() -> Any:
-                with _rpc.translated(server.address):
-                    return stub(request, timeout=timeout_s)
-
-            return _rpc.retrying(
-                once,
-                what=f"server {server.member}",
-                address=server.address,
-                for_s=_RETRY_FOR_S,
-                sleep=self._stopped.wait,
-                on_retry=self._give_up_if_stopped,
-            )
-
-    def _give_up_if_stopped(self, error: errors.ShoalError) -> None:
-        if self._stopped.is_set():
-            raise errors.Cancelled(f"the coordinator is stopping ({error.message})")
+        return ServerCalls(wanted, self._stopped.wait)
 
 
 def _creation(effect: CreateShards, server: ServerRef) -> pb.CreateShardsRequest:
@@ -208,3 +255,5 @@ def _doing(effect: Effect) -> str:
             return f"worker {effect.worker} could not be taken out"
         case DropShards():
             return "its shards could not be dropped"
+        case TakeCut() | WriteCheckpoint():
+            return "a checkpoint could not be taken"

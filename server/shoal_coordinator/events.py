@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
+from shoal._cursor import Cursor
 from shoal._layout import Placement
+from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
-from shoal.status import JobState, JobStatus
+from shoal.status import JobState, JobStatus, SavedCheckpoint
+from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.ledger import Lease, NoRange
 from shoal_coordinator.membership import Registration
@@ -70,6 +73,56 @@ class Joined:
     assigns: bool = False  # the caller is to send the values of variables whose initializer is "given"
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A checkpoint that was asked for.
+
+    Attributes:
+        number: of the attempt at it.
+        after: events of it have larger numbers.
+    """
+
+    number: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the coordinator's part of a checkpoint is, while a cut holds back all commits.
+
+    Attributes:
+        ledger: who held which data; None: the job has none.
+        ranks: of the workers.
+        tally: how far the job had come.
+    """
+
+    ledger: state_pb2.LedgerRecord | None
+    ranks: Mapping[str, int]
+    tally: state_pb2.TallyRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The checkpoint that a job's shards were filled with.
+
+    Attributes:
+        source: which.
+        step: to go on with.
+        variables: names of those that were in it.
+        data: where the data had come; None: the job had none.
+        tally: how far the job had come.
+        passed_by: why newer ones could not be used.
+    """
+
+    source: CheckpointChoice
+    step: int
+    variables: frozenset[str]
+    data: state_pb2.LedgerRecord | None
+    tally: state_pb2.TallyRecord
+    seed: int | None = None  # of the order of that data; None: not known
+    passed_by: tuple[str, ...] = ()
+
+
 # Events. Each names, in brackets, the type of its answer.
 
 
@@ -103,10 +156,11 @@ class HeartbeatReceived(Event[Assignment | None]):
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft(Event[None]):
-    """A member ends its incarnation."""
+    """A member ends its incarnation; a worker may say how far it is in the range of data that it holds."""
 
     member: str
     incarnation: int
+    cursor: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +183,20 @@ class JobDropped(Event[None]):
     """A user wants an ended job to be forgotten."""
 
     job: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested(Event[Attempt]):
+    """A user wants a checkpoint of a running job."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutHeld(Event[Held]):
+    """All servers hold back the commits of a job: its data and its figures are now those of the cut."""
+
+    job: JobRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +270,14 @@ class WorkerReported(Event[bool]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinished(Event[None]):
-    """A worker is through with a job; with an error, the job fails."""
+    """A worker is through with a job; with an error, the job fails, unless that is that its shards are gone: `lost`."""
 
     job: str
     worker: str
     incarnation: int
     error: str = ""
     assignment: int = 0  # which part in a job of that name it has; 0: a session's
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +289,10 @@ class Outcome(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class ShardsCreated(Outcome):
-    """All servers hold the job's shards."""
+    """All servers hold the job's shards, with initial values or what was restored."""
 
     job: JobRef
+    restored: Restored | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +306,42 @@ class WorkerAdmitted(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EffectFailed(Outcome):
-    """Something that the job cannot do without was not done."""
+    """Something that the job cannot do without was not done; `lost`: because its shards are not there any more."""
 
     job: JobRef
     reason: str
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CutMade(Outcome):
+    """All servers write their shards as they were at one moment; the rest of the checkpoint is here."""
+
+    job: JobRef
+    number: int  # of the checkpoint
+    step: int
+    version: int
+    time: float  # seconds of Unix time
+    data: state_pb2.LedgerRecord | None
+    tally: state_pb2.TallyRecord
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten(Outcome):
+    """A checkpoint is whole; the older ones that it made superfluous were removed."""
+
+    job: JobRef
+    saved: SavedCheckpoint
+    removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed(Outcome):
+    """A checkpoint was given up. The job goes on, unless that is because its shards are not there any more: `lost`."""
+
+    job: JobRef
+    reason: str
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +364,15 @@ class WorkerFenced(Event[None]):
 
 @dataclass(frozen=True, slots=True)
 class CreateShards:
-    """Allocate a job's shards where the placement says; then `ShardsCreated`."""
+    """Allocate a job's shards where the placement says, and fill them with the first of the sources that can be read.
+
+    Then `ShardsCreated`.
+    """
 
     job: JobRef
     placement: Placement
     spec: Job
+    sources: tuple[CheckpointChoice, ...] = ()  # none: initial values
     number: int = field(default=0, kw_only=True)
 
 
@@ -308,4 +414,26 @@ class DropShards:
     number: int = field(default=0, kw_only=True)
 
 
-Effect = CreateShards | AdmitWorker | RemoveWorker | DropShards
+@dataclass(frozen=True, slots=True)
+class TakeCut:
+    """Have all servers begin to save a job's shards as they are at one moment; then `CutMade`."""
+
+    job: JobRef
+    epoch: int
+    servers: tuple[ServerRef, ...]
+    above: int = 0  # the checkpoint's number is larger, whatever the folder has
+    number: int = field(default=0, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """Wait for a checkpoint's files, and make it whole; then `CheckpointWritten`. In a line of its own."""
+
+    job: JobRef
+    placement: Placement
+    spec: Job
+    cut: CutMade
+    number: int = field(default=0, kw_only=True)
+
+
+Effect = CreateShards | AdmitWorker | RemoveWorker | DropShards | TakeCut | WriteCheckpoint

@@ -1,44 +1,54 @@
 """One job's life, from submission to its end. Pure: no clock, no I/O; what is to be done comes back as effects.
 
-A job begins to run when all of its `workers` have entered, so that no barrier is passed by too few. From then on it
-goes on with those that are there: who dies is taken out of the barriers, and another enters in its place. Workers stop
-by themselves, when the data is out or `max_steps` are taken, and are not replaced then; the job succeeds when all have.
+A job begins to run when its `workers` have entered, or `min_workers` of them if no more are idle, so that no barrier is
+passed by too few. From then on it goes on with those that are there: who dies or leaves is taken out of the barriers,
+another enters in its place, and up to `max_workers` may join. Workers stop by themselves, when the data is out or
+`max_steps` are taken, and are not replaced then; the job succeeds when all have.
 The workers of a session job come and go as their users please; it succeeds when the last one present finishes, while
 the death of the last one leaves it running, for its user to come back to.
+
+A job whose shards are lost goes back: to its newest whole checkpoint, or to its beginning if it has none yet; its
+workers start anew. A session job fails instead, for its users' programs would not know.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-
-from google.protobuf.message import Message
+from collections.abc import Callable, Iterable, Mapping
 
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal._layout import Placement
-from shoal.events import LogLine, MetricsReported, StateChanged
-from shoal.events import from_proto as event_from_proto
+from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
+from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
-from shoal.status import JobState, JobStatus, Progress
-from shoal.v1 import state_pb2, tensor_pb2
+from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint
 from shoal.variables import Variable
-from shoal.variables import from_proto as variable_from_proto
-from shoal_coordinator import codecs
+from shoal_coordinator.checkpointing import Checkpointing
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
     AdmitWorker,
+    Attempt,
     CreateShards,
+    CutMade,
     Described,
     DropShards,
     Effect,
+    Held,
     JobDescribed,
     JobRef,
     Joined,
     RemoveWorker,
+    Restored,
     ServerRef,
+    TakeCut,
     WorkerReported,
+    WriteCheckpoint,
 )
 from shoal_coordinator.ledger import Lease, Ledger, NoRange, default_range_size
 from shoal_coordinator.parts import Description, Participant, Stage
-from shoal_coordinator.progress import Tally, told_from_proto
-from shoal_coordinator.records import Part, SavedJob
+from shoal_coordinator.progress import Tally
+from shoal_coordinator.records import Part
+
+# A job that loses its shards so often without a new checkpoint in between would do so for ever.
+MAX_FRUITLESS = 10
 
 
 class JobLife:
@@ -49,8 +59,9 @@ class JobLife:
         spec: what the user asked for.
         now: seconds of Unix time, as in every method.
         token: of the submission, by which a repeat of it is known.
-        saved: what an earlier coordinator knew of it; None: it is new.
         changed: told the name of a record (`shoal_coordinator.records`) that is another one now, or gone.
+        checkpoints: whether the cluster has a folder of them.
+        begins: False: it is filled with what is known of it (`DurableJob`).
     """
 
     def __init__(
@@ -59,8 +70,10 @@ class JobLife:
         spec: Job,
         now: float,
         token: str = "",
-        saved: SavedJob | None = None,
         changed: Callable[[str], None] = lambda _: None,
+        *,
+        checkpoints: bool = False,
+        begins: bool = True,
     ) -> None:
         self.ref, self.spec, self.token = ref, spec, token
         self._changed = changed
@@ -79,10 +92,17 @@ class JobLife:
         self._created = False  # the shards are on the servers
         self._ledger: Ledger | None = None  # None until the job is described
         self._tally = Tally()
-        if saved:
-            self._restore(saved)
-        else:
+        policy = spec.checkpoints or CheckpointPolicy()
+        self.checkpoints = (
+            Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS)) if checkpoints else None
+        )  # None: the cluster has no folder of them
+        self._at_end = checkpoints and policy.at_end
+        self._closing = False  # all workers are through, and the last checkpoint is being taken, or was
+        self._restarts = self._fruitless = 0  # times that shards were lost: altogether, since a new checkpoint
+        self._patience, self._servers = 0.0, 0  # until when to wait for how many servers, which it had before
+        if begins:
             changed(Part.SPEC)
+            changed(Part.CHECKPOINTS)
             self._enter(JobState.PENDING, "", now)
 
     # What it is like now.
@@ -121,12 +141,18 @@ class JobLife:
     @property
     def vacancies(self) -> list[int]:
         """The ranks that wait for a worker."""
-        if self.ended:
-            return []
-        taken = {participant.rank for participant in self.active.values()}
-        if not self.spec.is_session:
-            taken |= self._finished
-        return [rank for rank in range(self.spec.workers) if rank not in taken]
+        over = self.ended or (self._closing and not self.spec.is_session)
+        return [] if over else self._free(range(self.spec.workers))
+
+    @property
+    def openings(self) -> list[int]:
+        """The ranks of extra workers, which may join it while it runs, and as long as nobody is through with it."""
+        joinable = self.state is JobState.RUNNING and not self._finished and not self._closing
+        return self._free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
+
+    def is_through(self, worker: str) -> bool:
+        """Whether a worker has done its part in it. Servers have let go of it, and would not let it in again."""
+        return any(self._crew.get(rank) == worker for rank in self._finished)
 
     def has_part(self, worker: str, assignment: int) -> bool:
         """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name.
@@ -139,7 +165,7 @@ class JobLife:
     @property
     def unplaced(self) -> Mapping[str, Variable] | None:
         """The variables that wait for a place on servers; None: none do."""
-        if self._description is None or self.placement is not None or self.ended:
+        if self._description is None or self.placement is not None or self.ended or not self.active:
             return None
         return self._description.variables
 
@@ -154,6 +180,9 @@ class JobLife:
             finished_at=self._finished_at,
             workers=tuple(self._crew[rank] for rank in sorted(self._crew)),
             progress=self._progress(now),
+            checkpoint=self.checkpoints.saved[-1] if self.checkpoints and self.checkpoints.saved else None,
+            checkpoint_failure=self.checkpoints.failure if self.checkpoints else "",
+            restarts=self._restarts,
         )
 
     def joined(self, worker: str) -> Joined:
@@ -177,10 +206,11 @@ class JobLife:
             self._changed(Part.STATE)
 
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> Participant:
-        """Gives a worker the first vacant rank."""
-        participant = Participant(worker, incarnation, self.vacancies[0], assignment)
+        """Gives a worker the first vacant rank, or else the first that is open to it."""
+        participant = Participant(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
         self.active[worker] = participant
         self._crew[participant.rank] = worker
+        self._closing = False
         state = JobState.STARTING if self.state is JobState.PENDING else self.state
         self._enter(state, f"worker {worker} enters as rank {participant.rank}", now)
         return participant
@@ -209,13 +239,22 @@ class JobLife:
         self.placement = placement
         self._changed(Part.PLAN)
         self._enter(JobState.PLACING, "", now)
-        return [CreateShards(self.ref, placement, self.spec)]
+        own = [CheckpointChoice(self.ref.name, it.number) for it in self._saved[::-1]]
+        named = [self.spec.source] if self.spec.source and not own else []
+        return [CreateShards(self.ref, placement, self.spec, tuple(own or named))]
 
-    def shards_created(self, now: float) -> None:
+    def waits_for_servers(self, alive: int, now: float) -> bool:
+        """Whether more servers may come back, with which its shards were, so that it is too early to place them."""
+        return alive < self._servers and now < self._patience
+
+    def shards_created(self, now: float, restored: Restored | None = None) -> list[Effect]:
         """All servers hold the shards."""
         self._created = True
         self._changed(Part.STATE)
+        if restored and (problem := self._go_on_from(restored, now)):
+            return self.fail(problem, now)
         self._run_when_ready(now)
+        return []
 
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
         """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
@@ -250,7 +289,11 @@ class JobLife:
             return NoRange.WAIT
         if done:
             self._ledger.complete(worker, done)
-        return self._ledger.lease(worker)
+        return self._ledger.lease(worker, self.active[worker].rank, len(self.active))
+
+    def data(self) -> DataAccount:
+        """What became of its data; of a job that was not described yet, nothing is known."""
+        return self._ledger.account() if self._ledger else DataAccount()
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts in what a worker did, and shows it to those who watch."""
@@ -263,6 +306,154 @@ class JobLife:
         if fresh.accepted or fresh.rejected or fresh.dropped:
             values, progress = dict(report.values), self._progress(now)
             self.log.append(MetricsReported(self.log.next, now, report.worker, report.step, values, progress))
+
+    # Checkpoints are taken.
+
+    def request_checkpoint(self, now: float) -> tuple[Attempt, list[Effect]]:
+        """Takes one more, now or when the one under way is over."""
+        if self.checkpoints is None:
+            raise errors.StorageFailed(_NO_FOLDER)
+        if self.state is not JobState.RUNNING:
+            self.placed  # noqa: B018 - says what is wrong
+            raise errors.NotPlaced(f"job {self.ref.name} is {self.state.value}; only a running one is saved")
+        attempt = Attempt(self.checkpoints.request(now), self.log.last)
+        return attempt, self.checkpoint_when_due(now)
+
+    def checkpoint_when_due(self, now: float) -> list[Effect]:
+        """Begins a checkpoint, if it is time."""
+        if self.checkpoints is None or self.state is not JobState.RUNNING or self.placement is None:
+            return []
+        step = max((it.told.step for it in self.active.values() if it.told), default=0)
+        if not self.checkpoints.due(now, step):
+            return []
+        self.checkpoints.begin(now, step)
+        return [TakeCut(self.ref, self.placement.epoch, self.servers, self.checkpoints.number)]
+
+    def held(self) -> Held:
+        """The coordinator's part of a cut: to be asked for while all servers hold back commits."""
+        return Held(
+            self._ledger.to_proto() if self._ledger and self._ledger.examples else None,
+            {worker: participant.rank for worker, participant in self.active.items()},
+            self._tally.to_proto({}),
+        )
+
+    def cut_made(self, cut: CutMade) -> list[Effect]:
+        """All servers write their part."""
+        if self.placement is None:
+            return []
+        if self.checkpoints:
+            self.checkpoints.numbered(cut.number)
+        return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)]
+
+    def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:
+        """A checkpoint is whole."""
+        if self.checkpoints is None or not self.checkpoints.busy:
+            return self._succeed_when_done(now) if self._closing else []
+        self.checkpoints.written(saved, removed)
+        self._fruitless = 0
+        self._changed(Part.STATE)
+        return self._checkpoint_ended(saved, "", now)
+
+    def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
+        """A checkpoint was given up."""
+        if self.checkpoints is None or not self.checkpoints.busy:  # the cluster has no folder of them any more
+            return self._succeed_when_done(now) if self._closing else []
+        self.checkpoints.failed(reason)
+        if self._closing and not self.checkpoints.pending:
+            self.checkpoints.request_again(now)
+        return self._checkpoint_ended(None, reason, now)
+
+    def _checkpoint_ended(self, saved: SavedCheckpoint | None, failure: str, now: float) -> list[Effect]:
+        assert self.checkpoints is not None
+        self._tell_checkpoint(self.checkpoints.attempt, saved, failure, now)
+        effects = self.checkpoint_when_due(now)  # another one was asked for meanwhile
+        return effects + (self._succeed_when_done(now) if self._closing else [])
+
+    def _tell_checkpoint(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
+        seconds = max(0.0, now - self.checkpoints.began_at) if self.checkpoints else 0.0
+        self.log.append(CheckpointEnded(self.log.next, now, attempt, saved, seconds, failure))
+
+    # Its shards are lost, and it goes on.
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it goes back to a checkpoint, or to its beginning, when its shards are lost."""
+        return self.checkpoints is not None and not self.spec.is_session
+
+    def lose_shards(self, reason: str, patience_s: float, now: float) -> list[Effect]:
+        """Goes back, or fails if it cannot.
+
+        Args:
+            reason: why they are lost.
+            patience_s: how long to wait for as many servers as there were.
+            now: the time.
+        """
+        if self.ended or self.placement is None:
+            return []
+        if not self.resumable or self._fruitless >= MAX_FRUITLESS:
+            often = f" (for the {self._fruitless + 1}th time without a new checkpoint)" if self._fruitless else ""
+            return self.fail(f"{reason}{often}", now)
+        servers = self.servers
+        self._restarts, self._fruitless = self._restarts + 1, self._fruitless + 1
+        self._patience, self._servers = now + patience_s, len(servers)
+        for worker in list(self.active):
+            self._release(worker)  # what servers know of it goes with the shards
+        self._crew.clear()
+        self._finished.clear()
+        self.placement, self._created, self._closing = None, False, False
+        self._assigner, self._assigned = 0, False
+        self._begin_anew()
+        if self.checkpoints:
+            if self.checkpoints.pending:  # somebody may wait for it
+                self._tell_checkpoint(self.checkpoints.pending_attempt, None, reason, now)
+            self.checkpoints.restart(now, 0)
+        for part in (Part.PLAN, Part.LEDGER, Part.TALLY):
+            self._changed(part)
+        last = f"checkpoint {self._saved[-1].number}" if self._saved else "its beginning"
+        self._enter(JobState.PENDING, f"{reason}; it goes on from {last}", now)
+        return [DropShards(self.ref, servers)]
+
+    def _begin_anew(self) -> None:
+        self._tally = Tally()
+        self._ledger = self._new_ledger(self._description.examples) if self._description else None
+
+    def _go_on_from(self, restored: Restored, now: float) -> str:
+        """Takes up where a checkpoint was; what is wrong with that, if anything is."""
+        assert self._description is not None
+        given = self._description.given
+        missing = given - restored.variables
+        if missing and missing != given:
+            return (
+                f"{restored.source} has no {', '.join(sorted(missing))}, whose initial values the program gives with "
+                f"those of {', '.join(sorted(given - missing))}, which were restored: give them an initializer"
+            )
+        self._assigned, begins = self._assigned or not missing, ""
+        examples, data = self._description.examples, restored.data
+        if data is not None and data.examples == examples and restored.seed == self.spec.seed:
+            self._ledger = Ledger.resumed(
+                data,
+                epochs=self.spec.epochs,
+                workers=self.spec.workers,
+                changed=lambda: self._changed(Part.LEDGER),
+            )
+            self._changed(Part.LEDGER)
+            own = [CheckpointChoice(self.ref.name, it.number) for it in self._saved]
+            if self._ledger.finished and restored.source not in own:
+                return f"nothing is left to do: {restored.source} has done {self.spec.epochs} epochs; ask for more"
+        elif data is not None:
+            begins = " (its data begins anew: another seed, or another number of examples)"
+        self._tally = Tally.from_proto(restored.tally)
+        if not self._started_at:
+            self._tally.begin()  # what another job did is not this one's speed
+        self._changed(Part.TALLY)
+        if self.checkpoints:
+            self.checkpoints.restart(now, restored.step)
+        self._enter(self.state, _where_from(restored, frozenset(self._description.variables)) + begins, now)
+        return ""
+
+    @property
+    def _saved(self) -> list[SavedCheckpoint]:
+        return list(self.checkpoints.saved) if self.checkpoints else []
 
     # They go, and the job ends.
 
@@ -280,10 +471,16 @@ class JobLife:
         self._changed(Part.STATE)
         return effects + self._succeed_when_done(now)
 
-    def lose(self, worker: str, now: float) -> list[Effect]:
-        """A worker died or left in the midst of its work; what it held goes to others."""
+    def lose(self, worker: str, now: float, cursor: Cursor | None = None) -> list[Effect]:
+        """A worker died or left in the midst of its work; what it held goes to others.
+
+        Args:
+            worker: that is gone.
+            now: as ever.
+            cursor: how far it was in its data, if it could say so.
+        """
         participant = self.active[worker]
-        effects = self._release(worker)
+        effects = self._release(worker, cursor)
         del self._crew[participant.rank]
         self._elect_assigner()
         self._enter(self.state, f"worker {worker} (rank {participant.rank}) is gone", now)
@@ -308,7 +505,7 @@ class JobLife:
         """Raises AssertionError if an invariant is broken."""
         ranks = [participant.rank for participant in self.active.values()]
         assert len(set(ranks)) == len(ranks), "two workers share a rank"
-        assert all(0 <= rank < self.spec.workers for rank in ranks)
+        assert all(0 <= rank < self.spec.most_workers for rank in ranks)
         assert all(self._crew[participant.rank] == worker for worker, participant in self.active.items())
         assert not (self.ended and self.active), "a job that ended has workers"
         assert self.ended == bool(self._finished_at) == self.log.ended
@@ -320,6 +517,9 @@ class JobLife:
         assert self._created or not admitted, "servers were told of a worker before they had the shards"
         if self._ledger:
             self._ledger.validate()
+        if self.checkpoints:
+            self.checkpoints.validate()
+        assert not (self._closing and self.active), "it closes while workers work"
         self.log.validate()
 
     def _enter(self, state: JobState, reason: str, now: float) -> None:
@@ -332,20 +532,28 @@ class JobLife:
         size = spec.range_size or default_range_size(examples, spec.workers, spec.batch_size)
         return Ledger(examples, spec.epochs, size, lambda: self._changed(Part.LEDGER))
 
+    def _free(self, ranks: Iterable[int]) -> list[int]:
+        taken = {participant.rank for participant in self.active.values()}
+        if not self.spec.is_session:
+            taken |= self._finished
+        return [rank for rank in ranks if rank not in taken]
+
     def _run_when_ready(self, now: float) -> None:
-        everyone = len(self.active) == self.spec.workers and all(
+        everyone = len(self.active) >= self.spec.fewest_workers and all(
             participant.stage is Stage.ADMITTED for participant in self.active.values()
         )
-        given = self._description is not None and self._description.given
+        given = bool(self._description and self._description.given)
         if self.state is JobState.PLACING and self._created and everyone and (self._assigned or not given):
-            self._started_at = now
+            self._started_at = self._started_at or now
             self._enter(JobState.RUNNING, "", now)
 
-    def _release(self, worker: str) -> list[Effect]:
+    def _release(self, worker: str, cursor: Cursor | None = None) -> list[Effect]:
         participant = self.active.pop(worker)
         self._changed(Part.TALLY)  # nobody will report again what this one did
         if self._ledger:
-            self._ledger.take_back(worker)
+            held = self._ledger.held_by(worker)
+            known = cursor is not None and held is not None and cursor.lease == held.number
+            self._ledger.take_back(worker, cursor.consumed if cursor and known else 0)
         if participant.stage is Stage.ASSIGNED:
             return []
         return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
@@ -353,14 +561,25 @@ class JobLife:
     def _elect_assigner(self) -> None:
         """Sees to it that one of those that know the given values is to send them, as long as they are not in place."""
         knowing = [participant.assignment for participant in self.active.values() if participant.described]
-        given = self._description is not None and self._description.given
+        given = bool(self._description and self._description.given)
         if given and not self._assigned and self._assigner not in knowing:
             self._assigner = min(knowing, default=0)
 
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
-        through = self.spec.is_session or not self.vacancies or (self._ledger is not None and self._ledger.finished)
-        return self._end(JobState.SUCCEEDED, "", now) if self._finished and not self.active and through else []
+        enough = self.spec.is_session or len(self._finished) >= self.spec.fewest_workers
+        through = enough or (self._ledger is not None and self._ledger.finished)
+        if not self._finished or self.active or not through:
+            return []
+        if self._at_end and self.checkpoints and not self._closing:
+            self._closing = True
+            self.checkpoints.request(now)
+            self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
+            return self.checkpoint_when_due(now)
+        if self._closing and self.checkpoints and self.checkpoints.pending:
+            return []
+        failure = self.checkpoints.failure if self._closing and self.checkpoints else ""
+        return self._end(JobState.SUCCEEDED, f"its last checkpoint failed: {failure}" if failure else "", now)
 
     def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
         if self.ended:
@@ -380,89 +599,17 @@ class JobLife:
             seconds=(self._finished_at or now) - self._started_at if self._started_at else 0.0,
         )
 
-    # What is kept of it.
 
-    @property
-    def parts(self) -> Iterator[str]:
-        """The names of all records that it may have."""
-        yield from (Part.SPEC, Part.PLAN, Part.STATE, Part.LEDGER, Part.TALLY)
-        yield from (f"{Part.EVENT}/{number}" for number in self.log.kept)
+def _where_from(restored: Restored, variables: frozenset[str]) -> str:
+    """What a job goes on from, and what was not as one might expect."""
+    lists = {
+        "not restored": sorted(variables - restored.variables),
+        "left out": sorted(restored.variables - variables),
+        "passed by": restored.passed_by,
+    }
+    notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
+    return f"goes on from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")
 
-    def record(self, part: str) -> Message | None:
-        """The record of that name as it should be now; None: it should not be there."""
-        kind, _, number = part.partition("/")
-        match kind:
-            case Part.SPEC:
-                return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
-            case Part.PLAN:
-                return self._plan_record()
-            case Part.STATE:
-                return self._state_record()
-            case Part.LEDGER:
-                return self._ledger.to_proto() if self._ledger else None
-            case Part.TALLY:
-                parts = self.active.values()
-                return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
-        event = self.log.find(int(number))
-        return codecs.event_message(event) if event else None
 
-    def _plan_record(self) -> state_pb2.PlanRecord | None:
-        if self._description is None:
-            return None
-        record = state_pb2.PlanRecord(
-            variables=[variable.to_proto(name) for name, variable in self._description.variables.items()],
-            examples=self._description.examples,
-            placement=self.placement.to_proto() if self.placement else None,
-        )
-        if self.placement:
-            record.placement.ClearField("variables")
-        return record
-
-    def _state_record(self) -> state_pb2.JobRecord:
-        return state_pb2.JobRecord(
-            state=codecs.state_code(self.state),
-            reason=self._reason,
-            lack=self._lack,
-            submitted_at=self._submitted_at,
-            started_at=self._started_at,
-            finished_at=self._finished_at,
-            parts=[participant.to_proto() for participant in self.active.values()],
-            crew=self._crew,
-            finished=sorted(self._finished),
-            assigner=self._assigner,
-            assigned=self._assigned,
-            created=self._created,
-            numbered=self.log.numbered,
-        )
-
-    def _restore(self, saved: SavedJob) -> None:
-        state = saved.state
-        self.state = JobState.from_proto(state.state)
-        self._reason, self._lack = state.reason, state.lack
-        self._submitted_at, self._started_at, self._finished_at = (
-            state.submitted_at,
-            state.started_at,
-            state.finished_at,
-        )
-        self.active = {part.worker: Participant.from_proto(part) for part in state.parts}
-        self._crew, self._finished = dict(state.crew), set(state.finished)
-        self._assigner, self._assigned, self._created = state.assigner, state.assigned, state.created
-        if plan := saved.plan:
-            self._restore_plan(plan)
-        if saved.ledger:
-            self._ledger = Ledger.from_proto(saved.ledger, lambda: self._changed(Part.LEDGER))
-        self._tally = Tally.from_proto(saved.tally)
-        for participant in self.active.values():
-            if participant.assignment in saved.tally.told:
-                participant.told = told_from_proto(saved.tally.told[participant.assignment])
-        events = [event_from_proto(event) for event in saved.events]
-        self.log.restore([event for event in events if isinstance(event, StateChanged)], state.numbered)
-
-    def _restore_plan(self, plan: state_pb2.PlanRecord) -> None:
-        variables = dict(variable_from_proto(variable) for variable in plan.variables)
-        self._description = Description(variables, plan.examples)
-        if plan.HasField("placement"):
-            placement = tensor_pb2.Placement()
-            placement.CopyFrom(plan.placement)
-            placement.variables.extend(plan.variables)
-            self.placement = Placement.from_proto(placement)
+_MAX_NAMED = 50
+_NO_FOLDER = "this cluster has no folder of checkpoints: start its coordinator and its servers with --checkpoints"

@@ -41,6 +41,7 @@ def coordinator(
             envvar="SHOAL_KEEP_FINISHED", min=0, help="Ended jobs whose variables stay readable; older ones go."
         ),
     ] = 8,
+    checkpoints: flags.Checkpoints = "",
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,
@@ -64,6 +65,7 @@ def coordinator(
             lease_s=lease,
             heartbeat_s=heartbeat,
             keep_finished=keep_finished,
+            checkpoints=checkpoints,
         )
         return start_coordinator(config, registry, fail)
 

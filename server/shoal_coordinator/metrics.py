@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from shoal.status import ClusterStatus, JobState, Role
 from shoal_coordinator.coordinator import Coordinator, Observer
 
+_CHECKPOINT_OUTCOMES = {"CheckpointWritten": "written", "CheckpointFailed": "failed"}
 _LIVE = {True: "alive", False: "dead"}
 
 
@@ -38,14 +39,24 @@ def count_events(registry: CollectorRegistry) -> Observer:
         "Time that the store took to make decisions durable, several at once where they wait for each other.",
         registry=registry,
     )
+    checkpoints = Counter(
+        "shoal_coordinator_checkpoints_total", "Checkpoints by what became of them.", ["outcome"], registry=registry
+    )
+    for outcome in ("written", "failed"):
+        checkpoints.labels(outcome)
     records = Counter("shoal_coordinator_store_records_total", "Records that the store was given.", registry=registry)
 
     def written(seconds: float, count: int) -> None:
         writes.observe(seconds)
         records.inc(count)
 
+    def count(event: str) -> None:
+        handled.labels(event).inc()
+        if event in _CHECKPOINT_OUTCOMES:
+            checkpoints.labels(_CHECKPOINT_OUTCOMES[event]).inc()
+
     return Observer(
-        handled=lambda event: handled.labels(event).inc(),
+        handled=count,
         refused=lambda code: refused.labels(code).inc(),
         performed=lambda effect, done: performed.labels(effect, "done" if done else "failed").inc(),
         written=written,
@@ -66,12 +77,29 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """One family a figure."""
         with self._coordinator.reading() as (cluster, now):
-            status, states = cluster.status(now), Count(job.state for job in cluster.jobs(now))
+            status, found = cluster.status(now), cluster.jobs(now)
+        states = Count(job.state for job in found)
         yield _members(status)
         jobs = GaugeMetricFamily("shoal_coordinator_jobs", "Jobs by state.", labels=["state"])
         for state in JobState:
             jobs.add_metric([state.value], states[state])
         yield jobs
+        live = [job for job in found if not job.state.finished]
+        yield GaugeMetricFamily(
+            "shoal_coordinator_jobs_with_failed_checkpoint",
+            "Live jobs whose latest attempt at a checkpoint failed: alert on more than 0 for some minutes.",
+            sum(bool(job.checkpoint_failure) for job in live),
+        )
+        yield GaugeMetricFamily(
+            "shoal_coordinator_oldest_checkpoint_seconds",
+            "Age of the newest checkpoint, of the live job that has the oldest one; jobs without one do not count.",
+            max((now - job.checkpoint.time for job in live if job.checkpoint), default=0.0),
+        )
+        yield GaugeMetricFamily(
+            "shoal_coordinator_restarts",
+            "How often the jobs that are known went back to a checkpoint because shards were lost.",
+            sum(job.restarts for job in found),
+        )
         yield GaugeMetricFamily("shoal_coordinator_epoch", "Number of the newest placement.", status.epoch)
         yield GaugeMetricFamily("shoal_coordinator_watchers", "Calls that watch jobs.", self._watchers())
 

@@ -4,16 +4,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from shoal._layout import Placement
+from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.events import (
     AdmitWorker,
     CreateShards,
+    CutMade,
     DropShards,
     Effect,
     JobRef,
     RemoveWorker,
     ServerRef,
+    TakeCut,
+    WriteCheckpoint,
 )
 
 
@@ -56,10 +60,18 @@ class Outstanding:
             self._effects[number] = replace(effect, committed_steps=committed_steps)
             self._changed(number)
 
-    def end(self, number: int) -> None:
-        """Notes that an effect is over; nothing if it was before."""
-        if self._effects.pop(number, None):
-            self._changed(number)
+    def end(self, number: int) -> bool:
+        """Notes that an effect is over; False if it was before, or was given up."""
+        if not self._effects.pop(number, None):
+            return False
+        self._changed(number)
+        return True
+
+    def abandon(self, job: JobRef) -> None:
+        """Gives up what was to be done with a job's shards, which are lost. Those that are to be dropped still are."""
+        for effect in self:
+            if effect.job == job and not isinstance(effect, DropShards):
+                self.end(effect.number)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -73,7 +85,11 @@ def effect_to_proto(effect: Effect) -> state_pb2.EffectRecord:
     record = state_pb2.EffectRecord(job=effect.job.name, submission=effect.job.submission)
     match effect:
         case CreateShards():
-            created = state_pb2.CreateShardsEffect(placement=effect.placement.to_proto(), spec=effect.spec.to_proto())
+            created = state_pb2.CreateShardsEffect(
+                placement=effect.placement.to_proto(),
+                spec=effect.spec.to_proto(),
+                sources=[source.to_proto() for source in effect.sources],
+            )
             record.create_shards.CopyFrom(created)
         case AdmitWorker():
             admitted = state_pb2.AdmitWorkerEffect(
@@ -94,6 +110,23 @@ def effect_to_proto(effect: Effect) -> state_pb2.EffectRecord:
             record.remove_worker.CopyFrom(removed)
         case DropShards():
             record.drop_shards.CopyFrom(state_pb2.DropShardsEffect(servers=_server_records(effect.servers)))
+        case TakeCut():
+            record.take_cut.CopyFrom(
+                state_pb2.TakeCutEffect(epoch=effect.epoch, servers=_server_records(effect.servers), above=effect.above)
+            )
+        case WriteCheckpoint():
+            cut = effect.cut
+            written = state_pb2.WriteCheckpointEffect(
+                placement=effect.placement.to_proto(),
+                spec=effect.spec.to_proto(),
+                number=cut.number,
+                step=cut.step,
+                version=cut.version,
+                time=cut.time,
+                data=cut.data,
+                tally=cut.tally,
+            )
+            record.write_checkpoint.CopyFrom(written)
     return record
 
 
@@ -109,7 +142,11 @@ def effect_from_proto(number: int, record: state_pb2.EffectRecord) -> Effect:
         case "create_shards":
             created = record.create_shards
             return CreateShards(
-                job, Placement.from_proto(created.placement), Job.from_proto(created.spec), number=number
+                job,
+                Placement.from_proto(created.placement),
+                Job.from_proto(created.spec),
+                tuple(CheckpointChoice.from_proto(source) for source in created.sources),
+                number=number,
             )
         case "admit_worker":
             admitted = record.admit_worker
@@ -130,6 +167,23 @@ def effect_from_proto(number: int, record: state_pb2.EffectRecord) -> Effect:
             )
         case "drop_shards":
             return DropShards(job, _servers(record.drop_shards.servers), number=number)
+        case "take_cut":
+            taken = record.take_cut
+            return TakeCut(job, taken.epoch, _servers(taken.servers), taken.above, number=number)
+        case "write_checkpoint":
+            written = record.write_checkpoint
+            cut = CutMade(
+                job,
+                number=written.number,
+                step=written.step,
+                version=written.version,
+                time=written.time,
+                data=written.data if written.HasField("data") else None,
+                tally=written.tally,
+            )
+            return WriteCheckpoint(
+                job, Placement.from_proto(written.placement), Job.from_proto(written.spec), cut, number=number
+            )
     raise ValueError(f"effect {number} is of no kind that there is")
 
 

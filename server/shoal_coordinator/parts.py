@@ -65,9 +65,9 @@ class Description:
     examples: int
 
     @property
-    def given(self) -> bool:
-        """Whether a worker has to send initial values."""
-        return any(isinstance(variable.initializer, Given) for variable in self.variables.values())
+    def given(self) -> frozenset[str]:
+        """The variables whose initial values a worker has to send."""
+        return frozenset(name for name, it in self.variables.items() if isinstance(it.initializer, Given))
 
     def conflict(self, second: "Description") -> str:
         """Where another description of the same job differs; empty: nowhere."""

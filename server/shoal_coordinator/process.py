@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, errors
+from shoal._checkpoint.folders import open_folder
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
@@ -27,6 +28,7 @@ class CoordinatorConfig:
         lease_s: seconds of silence after which a member is dead.
         heartbeat_s: seconds between two signs of life; less than half a lease, so that one may be lost.
         keep_finished: ended jobs whose variables stay readable.
+        checkpoints: their folder, the same as the servers'; empty: none.
         max_watchers: calls that watch jobs at the same time.
         threads: calls of all other kinds that are answered at the same time; they wait for the store alone.
     """
@@ -37,6 +39,7 @@ class CoordinatorConfig:
     lease_s: float = 5.0
     heartbeat_s: float = 0.5
     keep_finished: int = 8
+    checkpoints: str = ""
     max_watchers: int = 64
     threads: int = 32
 
@@ -58,7 +61,9 @@ class CoordinatorProcess:
     def __init__(
         self, config: CoordinatorConfig, registry: CollectorRegistry, on_failure: Callable[[errors.ShoalError], None]
     ) -> None:
-        policy = ClusterPolicy(lease_s=config.lease_s, keep_finished=config.keep_finished)
+        policy = ClusterPolicy(
+            lease_s=config.lease_s, keep_finished=config.keep_finished, checkpoints=bool(config.checkpoints)
+        )
         with ExitStack() as undo:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
@@ -120,8 +125,11 @@ def _coordinator(
     registry: CollectorRegistry,
     on_failure: Callable[[errors.ShoalError], None],
 ) -> Coordinator:
+    folder = open_folder(config.checkpoints) if config.checkpoints else None
     try:
-        return Coordinator(store, secrets.token_hex(8), policy, count_events(registry), on_failure=on_failure)
+        return Coordinator(
+            store, secrets.token_hex(8), policy, count_events(registry), on_failure=on_failure, folder=folder
+        )
     except errors.StoreUnreadable as error:
         if "store" in error.details:
             raise

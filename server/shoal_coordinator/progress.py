@@ -16,8 +16,13 @@ class Tally:
 
     def __init__(self) -> None:
         self._steps = self._samples = self._rejected = self._dropped = 0
+        self._earlier = 0  # samples that another job did
         self._loss = 0.0
         self._staleness: Counter[int] = Counter()  # accepted pushes by their staleness
+
+    def begin(self) -> None:
+        """What is counted so far was done by another job, from which this one goes on."""
+        self._earlier = self._samples
 
     def add(self, report: WorkerReported) -> None:
         """Counts a report in."""
@@ -47,6 +52,7 @@ class Tally:
         return state_pb2.TallyRecord(
             totals=_totals(sums),
             loss=self._loss,
+            earlier_samples=self._earlier,
             told={assignment: _totals(report) for assignment, report in told.items()},
         )
 
@@ -56,7 +62,7 @@ class Tally:
         tally, totals = cls(), record.totals
         tally._steps, tally._samples = totals.accepted, totals.samples
         tally._rejected, tally._dropped = totals.rejected, totals.dropped
-        tally._loss = record.loss
+        tally._loss, tally._earlier = record.loss, record.earlier_samples
         tally._staleness = Counter(dict(totals.staleness))
         return tally
 
@@ -67,7 +73,7 @@ class Tally:
             samples=self._samples,
             total_samples=total_samples,
             epoch=epoch,
-            samples_per_s=self._samples / seconds if seconds > 0 else 0.0,
+            samples_per_s=(self._samples - self._earlier) / seconds if seconds > 0 else 0.0,
             loss=self._loss,
             staleness_p50=float(_median(self._staleness)),
             staleness_max=max(+self._staleness, default=0),

@@ -32,6 +32,7 @@ class Part(StrEnum):
     STATE = "state"
     LEDGER = "ledger"
     TALLY = "tally"
+    CHECKPOINTS = "checkpoints"
     EVENT = "event"  # and its number
 
 
@@ -54,6 +55,7 @@ class SavedJob:
     state: state_pb2.JobRecord = field(default_factory=state_pb2.JobRecord)
     ledger: state_pb2.LedgerRecord | None = None
     tally: state_pb2.TallyRecord = field(default_factory=state_pb2.TallyRecord)
+    checkpoints: state_pb2.CheckpointsRecord | None = None
     events: list[job_pb2.Event] = field(default_factory=list)
 
     def take(self, part: str, record: bytes) -> None:
@@ -75,6 +77,8 @@ class SavedJob:
                 self.ledger = state_pb2.LedgerRecord.FromString(record)
             case Part.TALLY:
                 self.tally.ParseFromString(record)
+            case Part.CHECKPOINTS:
+                self.checkpoints = state_pb2.CheckpointsRecord.FromString(record)
             case Part.EVENT:
                 event = job_pb2.Event.FromString(record)
                 if event.sequence != int(number) or not event.HasField("state"):

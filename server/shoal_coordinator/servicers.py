@@ -8,6 +8,7 @@ import grpc
 import structlog
 
 from shoal import _limits, _rpc, errors, variables
+from shoal._cursor import Cursor
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
@@ -57,7 +58,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
-        self._coordinator.handle(events.MemberLeft(request.member, request.incarnation))
+        cursor = Cursor.from_proto(request.cursor) if request.HasField("cursor") else None
+        self._coordinator.handle(events.MemberLeft(request.member, request.incarnation, cursor))
         return members_pb.LeaveReply()
 
     @_rpc.servicer
@@ -117,6 +119,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return pb.CancelReply(status=codecs.job_message(status))
 
     @_rpc.servicer
+    def TakeCheckpoint(self, request: pb.TakeCheckpointRequest, _: grpc.ServicerContext) -> pb.TakeCheckpointReply:
+        attempt = self._coordinator.handle(events.CheckpointRequested(request.job))
+        return pb.TakeCheckpointReply(attempt=attempt.number, after=attempt.after)
+
+    @_rpc.servicer
     def Drop(self, request: pb.DropRequest, _: grpc.ServicerContext) -> pb.DropReply:
         self._coordinator.handle(events.JobDropped(request.job))
         return pb.DropReply()
@@ -126,6 +133,12 @@ class JobsService(job_pb2_grpc.JobsServicer):
         with self._coordinator.reading() as (cluster, _now):
             placement = cluster.job(request.job).placed
         return placement.to_proto()
+
+    @_rpc.servicer
+    def GetData(self, request: pb.GetDataRequest, _: grpc.ServicerContext) -> pb.GetDataReply:
+        with self._coordinator.reading() as (cluster, _now):
+            account = cluster.job(request.job).data()
+        return codecs.data_message(account)
 
     @_rpc.servicer
     def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
@@ -185,7 +198,9 @@ class JobsService(job_pb2_grpc.JobsServicer):
         # A traceback's end says the most.
         error = request.error[-MAX_ERROR_CHARACTERS:]
         self._coordinator.handle(
-            events.WorkerFinished(request.job, request.worker, request.incarnation, error, request.assignment)
+            events.WorkerFinished(
+                request.job, request.worker, request.incarnation, error, request.assignment, request.lost
+            )
         )
         return pb.FinishReply()
 

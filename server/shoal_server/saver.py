@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 
 import numpy as np
 import structlog
@@ -36,7 +35,8 @@ class Saver:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._lock = threading.Lock()  # guards _saves
-        self._saves: dict[tuple[str, int], Future[list[FileEntry]]] = {}  # by job and number, oldest first
+        # By job and number, oldest first: the files, or why there are none.
+        self._saves: dict[tuple[str, int], Future[list[FileEntry] | errors.ShoalError]] = {}
 
     @property
     def folder(self) -> Folder:
@@ -74,9 +74,13 @@ class Saver:
             save = self._saves.get((job, number))
         if save is None:
             raise errors.UnknownCheckpoint(f"checkpoint {number} of {job} was not begun on this server")
-        with suppress(TimeoutError):
-            return save.result(within_s)
-        return None
+        try:
+            outcome = save.result(within_s)
+        except TimeoutError:
+            return None
+        if isinstance(outcome, errors.ShoalError):
+            raise outcome.with_traceback(None)
+        return outcome
 
     def close(self) -> None:
         """Gives up what has not begun, and waits for what has."""
@@ -84,7 +88,7 @@ class Saver:
 
     def _write(
         self, job: str, number: int, variables: Mapping[str, Variable], snapshots: Sequence[Snapshot]
-    ) -> list[FileEntry]:
+    ) -> list[FileEntry] | errors.ShoalError:
         waiting = [*snapshots]
         entries = []
         try:
@@ -97,22 +101,23 @@ class Saver:
                 waiting.pop(0).end_saving()
         except errors.ShoalError as error:
             _log.warning("a checkpoint could not be written", job=job, number=number, why=error.message)
-            raise
+            # Not raised: what raised it would be kept with its traceback, and with that a copy of the shards.
+            return error.with_traceback(None)
         finally:
             for snapshot in waiting:
                 snapshot.end_saving()
         return entries
 
 
-def load(saved: SavedVariables, arena: Arena, variables: Mapping[str, Variable]) -> None:
-    """Fills an arena with what was saved of its slices, and of their slots where they are of the same optimizer."""
+def load(saved: SavedVariables, arena: Arena, variables: Mapping[str, Variable], *, slots: bool = True) -> None:
+    """Fills an arena with what was saved of its slices and, unless they are to begin anew, of their slots."""
     for part in arena.layout.slices:
         start, stop = _extent(part, variables[part.variable])
         kinds = saved.kinds(part.variable)
         if VALUE in kinds:
             saved.read(VALUE, part.variable, part.row_start, arena.values[start:stop])
         for name, slot in arena.slots.items():
-            if name in kinds:
+            if slots and name in kinds:
                 saved.read(name, part.variable, part.row_start, slot[start:stop])
 
 

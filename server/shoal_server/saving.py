@@ -18,8 +18,9 @@ _MAX_WITHIN_S = 10.0
 _MAX_COMPLAINTS = 50
 
 
-def hold(store: ShardStore, request: pb.HoldRequest) -> pb.HoldReply:
+def hold(store: ShardStore, saver: Saver, request: pb.HoldRequest) -> pb.HoldReply:
     """The first half of a cut: no commit begins any more; how far each worker has come."""
+    saver.folder  # noqa: B018 - or the second half cannot follow, and training would wait for nothing
     store.terms(request.job, request.epoch)
     store.gate(request.job).hold(request.cut)
     furthest: dict[str, Progress] = {}
@@ -66,10 +67,11 @@ def restore(store: ShardStore, folder: Folder, request: pb.RestoreRequest) -> No
     """
     terms = store.terms(request.job, request.epoch)
     manifest = Catalogue(folder).manifest(request.from_job, request.number)
+    slots = not request.partial
     with SavedVariables(folder, manifest) as saved:
         _check(terms, saved, partial=request.partial)
         for shard in store.all_shards(request.job):
-            shard.restore(request.version, request.step, lambda arena: load(saved, arena, terms.variables))
+            shard.restore(request.version, request.step, lambda arena: load(saved, arena, terms.variables, slots=slots))
 
 
 def _check(terms: JobTerms, saved: SavedVariables, *, partial: bool) -> None:

@@ -149,7 +149,7 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def Hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldReply:
-        return saving.hold(self._store, request)
+        return saving.hold(self._store, self._saver, request)
 
     @_rpc.servicer
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:

@@ -300,7 +300,8 @@ class ShardState:
         return [*effects, AnswerCut(self.version, step, dict(self._cursors))]
 
     def _restored(self, event: Restored) -> list[Effect]:
-        if self.clocks or self.version:
+        # A coordinator that came back may do it again.
+        if self.clocks or self.history:
             raise errors.BadRequest(f"{self.name}: a checkpoint is restored before training begins, not during")
         self.version, self.furthest = event.version, event.step
         self.mode.resume(event.step)

@@ -17,7 +17,7 @@ from waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 # How often the coordinator is killed in one job; 20 for a release.
-RUNS = forms.runs(2, 20)
+RUNS = forms.runs(1, 20)
 BACK_WITHIN_S = 5.0
 BATCH, STEP_S = 8, 0.05
 # Steps of one pass: those that two workers take while the coordinator is killed and started once, and many more.
@@ -86,17 +86,19 @@ def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
     before = client.status()
     lives = {member.member: member.incarnation for member in before.members}
     away, back = [], []
-    for _ in range(RUNS):
-        seen = client.pull(job)["seen"].sum()
-        killed_at = time.monotonic()
-        ready_at = restart(cluster)
-        away.append(ready_at - killed_at)
-        assert {status.name for status in client.jobs()} == {"done", "long", "waiting"}, "a job was lost"
-        assert state_of(job) is shoal.JobState.RUNNING
-        back.append(wait_for_members(client, ready_at))
-        wait_until(lambda: client.pull(job)["seen"].sum() > seen + 8 * BATCH, what="more training")  # noqa: B023
+    with forms.tally("coordinator_kill_restart", RUNS, "s until all members are back") as tally:
+        for _ in range(RUNS):
+            seen = client.pull(job)["seen"].sum()
+            killed_at = time.monotonic()
+            ready_at = restart(cluster)
+            away.append(ready_at - killed_at)
+            assert {status.name for status in client.jobs()} == {"done", "long", "waiting"}, "a job was lost"
+            assert state_of(job) is shoal.JobState.RUNNING
+            back.append(wait_for_members(client, ready_at))
+            assert back[-1] < BACK_WITHIN_S
+            wait_until(lambda: client.pull(job)["seen"].sum() > seen + 8 * BATCH, what="more training")  # noqa: B023
+            tally.passes(back[-1])
     print(f"{RUNS} times killed; away for {spread(away)} s, all members back within {spread(back)} s of its return")
-    assert max(back) < BACK_WITHIN_S
     after = client.status()
     assert (after.cluster, after.epoch) == (before.cluster, before.epoch)
     assert {member.member: member.incarnation for member in after.members} == lives, "somebody began anew"

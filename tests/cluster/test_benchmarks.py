@@ -35,3 +35,12 @@ def test_the_benchmark_of_data_runs_and_reads_all_that_it_wrote(tmp_path):
     rows = json.loads((tmp_path / "latest.json").read_text())
     assert [row["name"] for row in rows] == ["parquet_scan", "parquet_scan_in_order"]
     assert all(row["ratio"] > 0 for row in rows)
+
+
+def test_the_benchmark_of_checkpoints_runs(tmp_path):
+    command = [sys.executable, str(RUN), "checkpoints", "--short", "--no-peers", "--results", str(tmp_path)]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert bench.returncode == 0, bench.stdout + bench.stderr
+    rows = json.loads((tmp_path / "latest.json").read_text())
+    assert [row["name"] for row in rows] == ["checkpoint_write", "checkpoint_restore", "checkpoint_slowdown"]
+    assert all(row["ratio"] > 0 for row in rows)

@@ -30,7 +30,8 @@ def gone(pids: list[int]) -> bool:
     return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
-def test_it_starts_loses_a_role_gets_it_back_and_leaves_nothing():
+def test_it_starts_loses_a_role_gets_it_back_and_leaves_nothing(scratch, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     before, files = descendants(), our_files()
     with shoal.LocalCluster(servers=1, workers=1, flags={"coordinator": ["--lease", "2"]}) as cluster:
         assert [process.name for process in cluster.processes] == ["coordinator", "server-0", "worker-0"]

@@ -198,6 +198,7 @@ def test_a_worker_that_overlaps_waits_for_less_of_its_time(client):
     assert shares[True] < 0.7 * shares[False]
 
 
+@forms.in_full  # the demo does so, too
 def test_an_asynchronous_run_converges(client):
     """The digits, 4 workers."""
     job = shoal.Job(

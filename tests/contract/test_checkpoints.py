@@ -1,19 +1,28 @@
 """Checkpoints of real servers, without a coordinator: consistent cuts, any number of shards, no damage used."""
 
+import errno
+import os
+import resource
+import shutil
 import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import forms
 from shard_servers import ShardServers
 from shoal import consistency, errors, optim
 from shoal._checkpoint import files
 from shoal._checkpoint import manifest as manifest_module
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.folders import LocalFolder, open_folder
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
+from waiting import wait_until
 
 JOB = {
     "kernel": Variable((40, 30), partitioner=FixedShards(3)),
@@ -68,26 +77,48 @@ def servers_of(root, count, shards, mode=None, **options):
     )
 
 
+RESHARDED = forms.runs(1, 5)
+NUMBERS = ((1, 1), (2, 3), (5, 7))  # of servers and shards
+
+
+@pytest.mark.timeout(60 + 30 * RESHARDED)
 @pytest.mark.parametrize("mode", [consistency.Asynchronous(), consistency.Synchronous()], ids=["async", "sync"])
 def test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_same(tmp_path, mode):
-    with servers_of(tmp_path, 3, 5, mode) as servers:
+    with forms.tally("reshard_restore", RESHARDED * len(NUMBERS), "s to restore") as tally:
+        for run in range(RESHARDED):
+            root, seed = tmp_path / str(run), 2 * run
+            with servers_of(root, 3, 5, mode, seed=seed) as servers:
+                with servers.worker("a") as worker:
+                    train(worker, 4, seed)
+                    saved, manifest = state(servers), servers.save()
+                    assert (manifest.version, manifest.step) == (4, 4)
+                    assert state(servers) == saved
+                    train(worker, 3, seed + 1)
+                trained = state(servers)
+            assert trained != saved
+            for count, shards in NUMBERS:
+                with servers_of(root, count, shards, mode, seed=99) as others:
+                    start = time.monotonic()
+                    others.restore(manifest)
+                    took = time.monotonic() - start
+                    assert state(others) == saved
+                    assert set(others.versions()) == {4}
+                    with others.worker("b") as worker:
+                        assert worker.step == 4
+                        train(worker, 3, seed + 1)
+                    assert state(others) == trained
+                tally.passes(took)
+
+
+def test_servers_save_to_s3_and_others_restore_from_there(s3):
+    with servers_of(f"{s3}/contract", 2, 3) as servers:
         with servers.worker("a") as worker:
-            train(worker, 4)
-            saved, manifest = state(servers), servers.save()
-            assert (manifest.version, manifest.step) == (4, 4)
-            assert state(servers) == saved
-            train(worker, 3, seed=1)
-        trained = state(servers)
-    assert trained != saved
-    for count, shards in ((1, 1), (2, 3), (5, 7)):
-        with servers_of(tmp_path, count, shards, mode, seed=9) as others:
-            others.restore(manifest)
-            assert state(others) == saved
-            assert set(others.versions()) == {4}
-            with others.worker("b") as worker:
-                assert worker.step == 4
-                train(worker, 3, seed=1)
-            assert state(others) == trained
+            train(worker, 2)
+        saved, manifest = state(servers), servers.save()
+    Catalogue(open_folder(f"{s3}/contract")).verify(manifest)
+    with servers_of(f"{s3}/contract", 1, 2, seed=9) as others:
+        others.restore(manifest)
+        assert state(others) == saved
 
 
 def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_the_cut(tmp_path, monkeypatch):
@@ -111,6 +142,10 @@ def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_the_cut(tmp_pat
         assert state(others) == saved
 
 
+CUTS = forms.runs(10, 50)
+
+
+@pytest.mark.timeout(60 + 10 * CUTS)
 def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
     """Each push adds 1 to a counter of every shard: in a checkpoint they agree, though it is cut at any moment."""
     counters = {
@@ -126,23 +161,35 @@ def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
                 ones = {"w": np.ones((64, 8), np.float32)}
                 worker.push(ones, updates=dict.fromkeys(counters, np.int64(1)))
 
+    took = []
     with ShardServers(job, servers=3, shards=6, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as servers:
         assert len({shard.server for shard in servers.placement.shards}) == 3
         before = servers.values()["w"]
         threads = [threading.Thread(target=load, args=[servers.worker(name)]) for name in "abc"]
         for thread in threads:
             thread.start()
-        manifests = [servers.save(number, cut=number) for number in range(1, 11)]
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            manifests = []
+            for number in range(1, CUTS + 1):
+                # A cut before the first push, or two without one between, would show little.
+                last = manifests[-1].version if manifests else 0
+                wait_until(lambda last=last: min(servers.versions()) > last, what="a push since the last cut")
+                start = time.monotonic()
+                manifests.append(servers.save(number, cut=number))
+                took.append(time.monotonic() - start)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
     assert [manifest.version for manifest in manifests] == sorted({manifest.version for manifest in manifests})
-    for manifest in manifests:
-        with ShardServers(job, shards=1, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as others:
-            others.restore(manifest)
-            values = others.values()
-        assert {int(values[name]) for name in counters} == {manifest.version}
-        np.testing.assert_allclose(values["w"], before - manifest.version, rtol=1e-4)
+    with forms.tally("consistent_cut", CUTS, "s to save under load") as tally:
+        for manifest, seconds in zip(manifests, took, strict=True):
+            with ShardServers(job, shards=1, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as others:
+                others.restore(manifest)
+                values = others.values()
+            assert {int(values[name]) for name in counters} == {manifest.version}
+            np.testing.assert_allclose(values["w"], before - manifest.version, rtol=1e-4)
+            tally.passes(seconds)
 
 
 def test_a_push_that_is_half_committed_is_in_the_cut_on_all(tmp_path):
@@ -226,19 +273,113 @@ def test_a_checkpoint_is_restored_before_training_begins(tmp_path):
                 servers.restore(manifest)
 
 
-def test_a_full_disk_fails_the_checkpoint_and_not_the_training(tmp_path, monkeypatch):
-    def full(folder, path, pieces):
-        raise errors.StorageFailed("no space left on device")
+@contextmanager
+def full_disk(root):
+    """The kernel refuses to let files grow, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        yield "File too large; raise the limit"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    with servers_of(tmp_path, 1, 2) as servers, servers.worker("a") as worker:
+
+@contextmanager
+def failing_disk(root):
+    def broken(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        yield "Input/output error"
+
+
+@contextmanager
+def read_only_folder(root):
+    """To anybody, root included."""
+    real = os.open
+
+    def refused(path, flags, *rest, **more):
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        yield "Read-only file system; let the user that Shoal runs as write there"
+
+
+@contextmanager
+def no_folder(root):
+    """Something else has its name."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.write_text("")
+    yield "could not be written"
+    root.unlink()
+
+
+@contextmanager
+def link_out(root):
+    """The job's folder is a link that leads out of the root."""
+    root.mkdir(exist_ok=True)
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (root / "job").symlink_to(outside)
+    yield "could not be written"
+    (root / "job").unlink()
+    assert not [*outside.iterdir()]
+
+
+@pytest.mark.parametrize("cause", [full_disk, failing_disk, read_only_folder, no_folder, link_out])
+def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(tmp_path, cause):
+    root = tmp_path / "checkpoints"
+    with servers_of(root, 2, 2) as servers, servers.worker("a") as worker:
         train(worker, 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalFolder, "write", full)
-            with pytest.raises(errors.StorageFailed, match="no space"):
-                servers.save(1)
+        with cause(root) as said, pytest.raises(errors.StorageFailed, match=said):
+            servers.save(1)
+        # The other server may still be about its own file.
+        wait_until(lambda: not [*root.glob("job/*/.tmp-*")], what="the end of what was begun")
+        assert not Catalogue(LocalFolder(root)).numbers("job")
         train(worker, 1, seed=1)
+        after = state(servers)
         assert servers.save(2, cut=2).version == 2
-    assert Catalogue(LocalFolder(tmp_path)).numbers("job") == [2]
+        assert servers.versions() == [2, 2]
+    assert Catalogue(LocalFolder(root)).numbers("job") == [2]
+    with servers_of(root, 1, 1) as others:
+        others.restore(Catalogue(LocalFolder(root)).manifest("job", 2))
+        assert state(others) == after
+
+
+@pytest.mark.parametrize("job", ["../job", "a/b", "a\0b", "/etc", "..", ""])
+def test_a_restore_does_not_leave_the_folder(tmp_path, job):
+    with servers_of(tmp_path, 1, 1) as servers:
+        before = state(servers)
+        with pytest.raises(errors.BadRequest, match="no name in a folder"):
+            servers.restore(replace(servers.save(), job=job))
+        assert state(servers) == before
+
+
+def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    root = tmp_path / "checkpoints"
+    with servers_of(root, 1, 1) as servers:
+        manifest = servers.save()
+        entry = replace(manifest.files[0], name="../../../secret")
+        led_out = replace(manifest, number=2, files=(entry,))
+        Catalogue(LocalFolder(root)).publish(led_out)
+        with pytest.raises(errors.BadRequest, match="no name in a folder"):
+            servers.restore(led_out)
+
+
+def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path, monkeypatch):
+    with servers_of(tmp_path, 1, 1) as servers:
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest_module, "VERSION", 2)
+            manifest = servers.save()
+        before = state(servers)
+        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 2; this Shoal reads up to 1"):
+            servers.restore(manifest)
+        assert state(servers) == before
 
 
 def test_a_server_without_a_folder_says_so(tmp_path):

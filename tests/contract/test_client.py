@@ -67,7 +67,7 @@ class TestJobs:
 
     def test_an_unknown_job_is_unknown_to_every_call(self, client):
         nobody = client.job("nobody")
-        for call in (nobody.status, nobody.wait, nobody.result, nobody.cancel, nobody.drop, nobody.pull):
+        for call in (nobody.status, nobody.wait, nobody.result, nobody.data, nobody.cancel, nobody.drop, nobody.pull):
             with pytest.raises(shoal.UnknownJob, match="nobody"):
                 call()
         with pytest.raises(shoal.UnknownJob):

@@ -7,16 +7,17 @@ import pytest
 
 from coordinator_rig import MAX_WATCHERS, Rig, job
 from shoal import _rpc, errors
+from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
 from shoal.initializers import Given
 from shoal.job import Job
-from shoal.status import JobState
+from shoal.status import DataAccount, DataCount, HeldRange, JobState
 from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_coordinator import effects
+from shoal_coordinator import server_calls
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from waiting import wait_until
 
@@ -141,7 +142,7 @@ def test_a_server_that_refuses_fails_the_job_and_nothing_else(crew):
 
 
 def test_an_unreachable_server_is_tried_again_for_a_while(crew, monkeypatch):
-    monkeypatch.setattr(effects, "_RETRY_FOR_S", 0.3)
+    monkeypatch.setattr(server_calls, "_RETRY_FOR_S", 0.3)
     for server in crew.servers:
         server.stop(0.1)
     crew.submit(job(workers=1))
@@ -174,6 +175,28 @@ def test_leaving_is_at_once(crew):
         crew.beat("w0")
 
 
+def test_the_account_of_the_data_and_what_one_that_leaves_gives_back(crew):
+    crew.submit(job(batch_size=8, range_size=32))
+    assert DataAccount.from_proto(crew.job("GetData", job="a")) == DataAccount(), "nothing is known of it yet"
+    for worker in ("w0", "w1"):
+        crew.describe("a", worker, examples=100)
+    wait_until(lambda: crew.job("Join", job="a", worker="w0").HasField("placement"))
+    crew.job("Join", job="a", worker="w1")
+    crew.join("a", "w0")
+    leased = crew.job("Lease", job="a", worker="w1").range
+    account = DataAccount.from_proto(crew.job("GetData", job="a"))
+    assert account.total == DataCount(done=0, leased=32, loose=32, untouched=36)
+    assert account.held == (HeldRange("w1", 1, 0, 32, 64),)
+    crew.silent.add("w1")
+    cursor = pb.DataCursor(lease=leased.lease, consumed=24)
+    for _ in range(2):  # a repeat changes nothing
+        request = members.LeaveRequest(member="w1", incarnation=crew.lives["w1"], cursor=cursor)
+        crew.client.call(crew.client.members.Leave, request)
+    account = DataAccount.from_proto(crew.job("GetData", job="a"))
+    assert account.in_progress == {0: DataCount(done=24, leased=0, loose=40, untouched=36)}
+    assert account.held == ()
+
+
 def test_refused_jobs(crew):
     crew.submit(job())
     with pytest.raises(errors.JobExists, match="choose another name"):
@@ -192,7 +215,16 @@ def test_refused_jobs(crew):
         crew.job("GetPlacement", job="a")
 
 
-@pytest.mark.parametrize("method", ["Get", "Cancel", "Drop", "GetPlacement"])
+def test_a_cluster_without_a_folder_of_checkpoints_says_so(crew):
+    for wish in ({"restore": "b"}, {"checkpoints": CheckpointPolicy()}):
+        with pytest.raises(errors.InvalidJob, match="start its coordinator and its servers with --checkpoints"):
+            crew.submit(job(**wish))
+    crew.submit(job(checkpoints=NEVER))
+    with pytest.raises(errors.StorageFailed, match="start its coordinator and its servers with --checkpoints"):
+        crew.job("TakeCheckpoint", job="a")
+
+
+@pytest.mark.parametrize("method", ["Get", "GetData", "Cancel", "Drop", "GetPlacement", "TakeCheckpoint"])
 def test_unknown_jobs(rig, method):
     with pytest.raises(errors.UnknownJob, match="'nope'"):
         rig.job(method, job="nope")

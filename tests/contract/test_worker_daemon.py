@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -49,6 +51,13 @@ def program():
 """
 
 
+# A step that goes on once it is told to, by a signal.
+BATCH_IN_HAND = (
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); print('pid', os.getpid()); "
+    "signal.sigwait([signal.SIGUSR1])"
+)
+
+
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
     with fake_cluster(JOB) as (cluster, _):
@@ -70,9 +79,10 @@ def start(cluster: FakeCluster, registry: CollectorRegistry, tmp_path: Path) -> 
     """Starts a daemon whose program has this as a part of its `loss_and_gradients`."""
     daemons: list[Daemon] = []
 
-    def go(body: str = "pass") -> Daemon:
+    def go(body: str = "pass", **options: Any) -> Daemon:
         (tmp_path / "trained.py").write_text(PROGRAM.replace("BODY", body))
-        config = WorkerConfig(cluster.address, "worker-1", device="cpu", paths=(str(tmp_path),), retry_for_s=5.0)
+        paths = (str(tmp_path),)
+        config = WorkerConfig(cluster.address, "worker-1", device="cpu", paths=paths, retry_for_s=5.0, **options)
         daemons.append(start_worker(config, registry))
         return daemons[-1]
 
@@ -111,6 +121,45 @@ def test_a_job_that_overlaps_is_trained_told_of_and_finished(cluster, start, reg
     assert [push.stamp.step for push in pushes] == [0, 1, 2, 3]
     assert max(pull.ahead for pull in cluster.record.of(pb.PullRequest)) == 1
     assert registry.get_sample_value("shoal_worker_steps_total") == 4
+
+
+def test_pushes_say_how_far_the_data_is(cluster, start):
+    start()
+    cluster.record.wait_for(job_pb2.FinishRequest)
+    cursors = [(push.header.cursor.lease, push.header.cursor.consumed) for push in cluster.record.of(pb.PushRequest)]
+    assert cursors == [(1, 4), (1, 8), (1, 12), (1, 16)]
+
+
+def test_a_daemon_that_leaves_finishes_the_batch_in_hand_and_says_how_far_it_is(cluster, start):
+    daemon = start(BATCH_IN_HAND)
+    trainer = psutil.Process(pid_of(cluster))
+    enough = threading.Event()
+    leaving = threading.Thread(target=daemon.leave, args=[enough])
+    leaving.start()
+    wait_until(lambda: daemon._machine.retiring, what="the trainer's being asked")
+    trainer.send_signal(signal.SIGUSR1)
+    leaving.join(20)
+    assert enough.is_set()
+    daemon.stop()
+    [leave] = cluster.record.of(coordinator_pb2.LeaveRequest)
+    pushes = cluster.record.of(pb.PushRequest)
+    assert len(pushes) >= 1
+    assert leave.cursor == pushes[-1].header.cursor
+    assert cluster.record.of(job_pb2.FinishRequest) == []
+    assert cluster.record.requests[-1] is leave, "all else was told before"
+
+
+@pytest.mark.parametrize("way", ["told", "late"])
+def test_a_daemon_that_leaves_does_not_wait_for_ever(cluster, start, way):
+    daemon = start(BATCH_IN_HAND, leave_grace_s=0.2 if way == "late" else 60.0)
+    pid_of(cluster)
+    enough = threading.Event()
+    if way == "told":
+        enough.set()
+    daemon.leave(enough)
+    daemon.stop()
+    [leave] = cluster.record.of(coordinator_pb2.LeaveRequest)
+    assert not leave.HasField("cursor")
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,19 @@ from shoal.consistency import Asynchronous
 from shoal.events import StateChanged
 from shoal.initializers import Given
 from shoal.job import Job
-from shoal.status import JobState, Role
+from shoal.status import JobState, Role, SavedCheckpoint
 from shoal.variables import Variable
 from shoal_coordinator import events
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.durable import DurableCluster
-from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker
-from shoal_coordinator.ledger import Lease
+from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker, TakeCut, WriteCheckpoint
+from shoal_coordinator.ledger import Lease, Ledger
 from shoal_coordinator.membership import Registration
 from shoal_coordinator.store import MemoryStore
 
 START, LEASE_S = 1_000_000.0, 5.0
 POLICY = ClusterPolicy(LEASE_S, 2)
+KEEPING = ClusterPolicy(LEASE_S, 2, checkpoints=True)
 VARIABLES = {"w": Variable((8, 4)), "b": Variable(4)}
 GIVEN = {"w": Variable((8, 4), initializer=Given())}
 
@@ -44,13 +45,18 @@ def promised(records):
 class Rig:
     """A cluster, its clock, its disk, and whoever performs its effects."""
 
-    machine: DurableCluster = field(default_factory=lambda: DurableCluster("reef", POLICY, START))
+    policy: ClusterPolicy = POLICY
+    machine: DurableCluster = None
     disk: MemoryStore = field(default_factory=MemoryStore)
     now: float = START
     pending: list[events.Effect] = field(default_factory=list)
     performed: list[events.Effect] = field(default_factory=list)
     lives: dict[str, int] = field(default_factory=dict)
     processes: int = 0
+    saved: dict[tuple[str, int], events.CutMade] = field(default_factory=dict)  # whole checkpoints
+
+    def __post_init__(self):
+        self.machine = DurableCluster("reef", self.policy, START)
 
     def handle(self, event):
         try:
@@ -70,7 +76,7 @@ class Rig:
 
     def crash(self):
         """Kills the coordinator, and starts another one, which does again what is not known to be done."""
-        restored = DurableCluster.restored(self.disk.load(), POLICY, self.now)
+        restored = DurableCluster.restored(self.disk.load(), self.policy, self.now)
         assert restored
         self.machine, self.pending = restored, restored.outstanding
         self.machine.validate()
@@ -134,8 +140,9 @@ class Rig:
         part = self.part(name, worker)
         return self.handle(events.WorkerReported(name, worker, self.lives[worker], assignment=part, **figures))
 
-    def finish(self, name, worker, error=""):
-        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, self.part(name, worker)))
+    def finish(self, name, worker, error="", *, lost=False):
+        part = self.part(name, worker)
+        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, part, lost=lost))
 
     def perform(self, *, step=0):
         """Performs what is decided, and what follows from it; what was performed."""
@@ -144,7 +151,11 @@ class Rig:
             effect = self.pending.pop(0)
             done.append(effect)
             if isinstance(effect, CreateShards):
-                self.handle(events.ShardsCreated(effect.job, effect=effect.number))
+                self.create(effect)
+            elif isinstance(effect, TakeCut):
+                self.cut(effect, step)
+            elif isinstance(effect, WriteCheckpoint):
+                self.write_checkpoint(effect)
             elif isinstance(effect, AdmitWorker):
                 self.handle(events.WorkerAdmitted(effect.job, effect.assignment, step, effect=effect.number))
             else:
@@ -153,6 +164,34 @@ class Rig:
                 self.handle(events.EffectDone(effect=effect.number))
         self.performed += done
         return done
+
+    def create(self, effect):
+        restored = None
+        if effect.sources:
+            source = effect.sources[0]
+            cut = self.saved[source.job, source.number]
+            names = frozenset(effect.placement.variables)
+            restored = events.Restored(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
+        self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
+
+    def cut(self, effect, step):
+        try:
+            held = self.handle(events.CutHeld(effect.job))
+        except errors.Cancelled as error:
+            self.handle(events.CheckpointFailed(effect.job, error.message, effect=effect.number))
+            return
+        number = max((number for job, number in self.saved if job == effect.job.name), default=0) + 1
+        data = Ledger.from_proto(held.ledger).settled({}, held.ranks) if held.ledger else None
+        cut = events.CutMade(
+            effect.job, number, step, version=step, time=self.now, data=data, tally=held.tally, effect=effect.number
+        )
+        self.handle(cut)
+
+    def write_checkpoint(self, effect):
+        cut = effect.cut
+        self.saved[effect.job.name, cut.number] = cut
+        saved = SavedCheckpoint(cut.number, cut.step, 100, cut.time)
+        self.handle(events.CheckpointWritten(effect.job, saved, effect=effect.number))
 
     def start(self, name, *workers, variables=VARIABLES, examples=100):
         """Brings a job to RUNNING."""
@@ -179,12 +218,13 @@ class Voyage(RuleBasedStateMachine):
     """Members come, go and die, jobs come and end, effects are performed late: the machine keeps its promises."""
 
     new_rig = Rig
+    policy = POLICY
     names = st.sampled_from(["a", "b", "c"])
     members = st.sampled_from(["s0", "s1", "w0", "w1", "w2", "x", "y"])
 
     @initialize()
     def begin(self):
-        self.rig = self.new_rig().servers("s0", "s1").workers("w0", "w1").join(Role.SESSION, "x")
+        self.rig = self.new_rig(self.policy).servers("s0", "s1").workers("w0", "w1").join(Role.SESSION, "x")
 
     @rule(member=members)
     def come(self, member):
@@ -200,9 +240,18 @@ class Voyage(RuleBasedStateMachine):
     def die(self, silent):
         self.rig.kill(*silent)
 
-    @rule(name=names, workers=st.integers(1, 3), is_session=st.booleans(), run=st.booleans())
-    def submit(self, name, workers, is_session, run):
-        self.attempt(lambda: self.rig.submit(session(name, workers) if is_session else job(name, workers)))
+    @rule(
+        name=names,
+        workers=st.integers(1, 3),
+        least=st.sampled_from([0, 1]),
+        more=st.integers(0, 2),
+        is_session=st.booleans(),
+        run=st.booleans(),
+    )
+    def submit(self, name, workers, least, more, is_session, run):
+        elastic = {"min_workers": least, "max_workers": workers + more}
+        spec = session(name, workers) if is_session else job(name, workers, **elastic)
+        self.attempt(lambda: self.rig.submit(spec))
         if run:
             self.run_jobs()
 
@@ -227,17 +276,24 @@ class Voyage(RuleBasedStateMachine):
 
         self.attempt(once)
 
-    @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]))
-    def finish(self, name, member, error):
-        self.attempt(lambda: self.rig.finish(name, member, error))
+    @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]), lost=st.booleans())
+    def finish(self, name, member, error, lost):
+        self.attempt(lambda: self.rig.finish(name, member, error, lost=lost and bool(error)))
 
-    @rule(fails=st.booleans())
-    def perform_one(self, fails):
+    @rule(name=names)
+    def checkpoint(self, name):
+        self.attempt(lambda: self.rig.handle(events.CheckpointRequested(name)))
+
+    @rule(fails=st.booleans(), lost=st.booleans())
+    def perform_one(self, fails, lost):
         if self.rig.pending:
             effect = self.rig.pending[0]
-            if fails and not isinstance(effect, DropShards):
+            if fails and isinstance(effect, TakeCut | WriteCheckpoint):
                 self.rig.pending.pop(0)
-                self.rig.handle(events.EffectFailed(effect.job, "it went wrong", effect=effect.number))
+                self.rig.handle(events.CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
+            elif fails and not isinstance(effect, DropShards):
+                self.rig.pending.pop(0)
+                self.rig.handle(events.EffectFailed(effect.job, "it went wrong", lost=lost, effect=effect.number))
             else:
                 later, self.rig.pending = self.rig.pending[1:], [effect]
                 self.rig.perform()
@@ -245,7 +301,10 @@ class Voyage(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        before = sorted(effect.number for effect in self.rig.pending)
+        given_up = {effect.number for effect in self.rig.pending} - {
+            effect.number for effect in self.rig.machine.outstanding
+        }
+        before = sorted(effect.number for effect in self.rig.pending if effect.number not in given_up)
         self.rig.crash()
         assert [effect.number for effect in self.rig.pending] == before
 
@@ -278,6 +337,11 @@ class Voyage(RuleBasedStateMachine):
     def holds(self):
         if hasattr(self, "rig"):
             self.rig.machine.validate()
-            admitted = [effect for effect in self.rig.performed if isinstance(effect, AdmitWorker)]
-            lives = [(effect.job, effect.worker, effect.incarnation) for effect in admitted]
-            assert len(set(lives)) == len(lives), "servers refuse a life that was released"
+            lives = set()
+            for effect in self.rig.performed:
+                if isinstance(effect, CreateShards):  # which know of nobody yet
+                    lives = {life for life in lives if life[0] != effect.job}
+                if isinstance(effect, AdmitWorker):
+                    life = effect.job, effect.worker, effect.incarnation
+                    assert life not in lives, "servers refuse a life that was released"
+                    lives.add(life)

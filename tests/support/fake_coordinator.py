@@ -22,6 +22,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         breaks: of each coming Watch call, after how many events it breaks; the calls after these do not.
         watched: the requests of all Watch calls.
         described, finished, reports: what members said.
+        data: every job's account.
+        disk: what is wrong with the disk of checkpoints; empty: nothing.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         self.finished: list[job_pb2.FinishRequest] = []
         self.reports: list[job_pb2.ReportRequest] = []
         self.over = False
+        self.data = job_pb2.GetDataReply()
+        self.disk = ""
         self._events: dict[str, list[job_pb2.Event]] = {}
         self._changed = threading.Condition()  # guards _events and _stopping
         self._stopping = False
@@ -74,7 +78,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         )
 
     def emit(self, job: str, **kind: Any) -> None:
-        """Adds an event: state=, metrics= or log=. A state becomes the job's."""
+        """Adds an event: state=, metrics=, log= or checkpoint=. A state becomes the job's."""
         with self._changed:
             events = self._events.setdefault(job, [])
             event = job_pb2.Event(sequence=len(events) + 1, time=10.0, **kind)
@@ -134,6 +138,17 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         return job_pb2.GetReply(status=self._job(request.job))
 
     @_rpc.servicer
+    def TakeCheckpoint(self, request, context):
+        """The first attempt fails with what the test says, else it is whole at once."""
+        self._job(request.job)
+        after = len(self._events.get(request.job, []))
+        end = job_pb2.CheckpointEnd(attempt=1, seconds=0.5, failure=self.disk)
+        if not self.disk:
+            end.saved.CopyFrom(job_pb2.Checkpoint(number=3, step=70, bytes=4096, time=9.0))
+        self.emit(request.job, checkpoint=end)
+        return job_pb2.TakeCheckpointReply(attempt=1, after=after)
+
+    @_rpc.servicer
     def Cancel(self, request, context):
         if self._job(request.job).state < job_pb2.SUCCEEDED:
             self.enter(request.job, "CANCELLED")
@@ -152,6 +167,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         if self.placement is None:
             raise errors.NotPlaced(f"job {request.job} has no variables on servers yet", job=request.job)
         return self.placement
+
+    @_rpc.servicer
+    def GetData(self, request, context):
+        self._job(request.job)
+        return self.data
 
     def Watch(self, request, context: grpc.ServicerContext) -> Iterator[job_pb2.Event]:
         self.watched.append(request)

@@ -3,7 +3,15 @@
 The environment says which: `SHOAL_LONG=1` asks for the long ones, and `CHAOS_RUNS=n` for n runs of each.
 """
 
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
 
 
 def long() -> bool:
@@ -16,6 +24,42 @@ def runs(short: int, full: int) -> int:
     return int(os.environ.get("CHAOS_RUNS") or (full if long() else short))
 
 
-def size(short: int, full: int) -> int:
+def in_full(test: T) -> T:
+    """Marks a test that is of the long form alone: what it shows, quicker tests show in parts."""
+    return pytest.mark.skipif(not long(), reason="of the long form: SHOAL_LONG=1, or `make e2e`")(test)
+
+
+def size(short: T, full: T) -> T:
     """How large or how long something is."""
     return full if long() else short
+
+
+def record(name: str, count: int, passed: int, worst: float, unit: str) -> None:
+    """Notes what a scenario showed, for `make chaos`: runs, how many ended as they should, the worst figure."""
+    if rows := os.environ.get("CHAOS_ROWS"):
+        with open(rows, "a") as file:
+            row = {"name": name, "runs": count, "passed": passed, "worst": round(worst, 3), "unit": unit}
+            file.write(json.dumps(row) + "\n")
+
+
+class Tally:
+    """The runs of a scenario so far."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.worst = 0.0
+
+    def passes(self, figure: float, count: int = 1) -> None:
+        """So many more runs ended as they should, with this figure."""
+        self.passed += count
+        self.worst = max(self.worst, figure)
+
+
+@contextmanager
+def tally(name: str, count: int, unit: str) -> Iterator[Tally]:
+    """Counts a scenario's runs that pass, and records them however the test ends."""
+    counted = Tally()
+    try:
+        yield counted
+    finally:
+        record(name, count, counted.passed, counted.worst, unit)

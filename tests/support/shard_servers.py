@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, consistency, optim
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._lane import Frame, Lane
 from shoal._layout import Placement
@@ -49,10 +49,10 @@ class ShardServers:
         stall_s: float = 30.0,
         transport: Transport | None = None,
         wire: str | None = None,
-        checkpoints: Path | None = None,
+        checkpoints: Path | str | None = None,
     ) -> None:
         self._stack = ExitStack()
-        self._checkpoints = LocalFolder(checkpoints) if checkpoints else None
+        self._checkpoints = open_folder(str(checkpoints)) if checkpoints else None
         self.registries: list[CollectorRegistry] = []
         self.stores: list[ShardStore] = []
         self.lanes: list[LaneServer] = []

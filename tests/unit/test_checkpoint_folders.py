@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +141,44 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "open", forbidden)
     with pytest.raises(errors.StorageFailed, match="Read-only file system; let the user that Shoal runs as write"):
         LocalFolder(tmp_path).write(["a"], [b""])
+
+
+def test_a_folder_that_is_removed_while_a_file_is_written_is_an_error(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"x"
+        LocalFolder(tmp_path).remove(["job"])
+
+    folder = LocalFolder(tmp_path)
+    with pytest.raises(errors.StorageFailed, match="somebody removed its folder"):
+        folder.write(["job", "1", "a"], pieces())
+    assert files(tmp_path) == []
+    folder.write(["job", "1", "a"], [b"x"])
+    assert read(folder, "job", "1", "a") == b"x"
+
+
+def test_a_disk_that_is_full_leaves_nothing_and_is_written_again(tmp_path: Path) -> None:
+    """The kernel refuses to let files grow, as a full disk does."""
+    folder, before = LocalFolder(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(errors.StorageFailed, match=r"File too large; raise the limit"):
+            folder.write(["a"], [bytes(1 << 15)] * 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert files(tmp_path) == []
+    folder.write(["a"], [bytes(1 << 15)] * 3)
+    assert len(read(folder, "a")) == 3 << 15
+
+
+def test_a_disk_that_fails_when_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    folder = LocalFolder(tmp_path)
+    folder.write(["a"], [b"x"])
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(errors.StorageFailed, match="could not be read: Input/output error"):
+        read(folder, "a")
 
 
 def test_a_root_that_is_a_file_is_an_error(tmp_path: Path) -> None:

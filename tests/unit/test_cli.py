@@ -53,7 +53,7 @@ class TestSubmit:
             *("submit", "models:mlp", "--name", "mine", "--workers", 3, "--consistency", "ssp:4", "--epochs", 2),
             *("--set", "hidden=64", "--set", "name=mnist", "--set", "layers=[1,2]", "--set", "fast=true"),
             *("--optimizer", "adam:learning_rate=0.01,beta1=0.8", "--batch-size", 16, "--max-steps", 9),
-            *("--shards", 5, "--seed", 7, "--wire", "bfloat16", "--in-turn"),
+            *("--shards", 5, "--seed", 7, "--wire", "bfloat16", "--in-turn", "--min-workers", 2, "--max-workers", 8),
         )
         assert result.exit_code == 0, result.output
         assert "submitted mine" in result.stdout
@@ -61,6 +61,8 @@ class TestSubmit:
             "models:mlp",
             name="mine",
             workers=3,
+            min_workers=2,
+            max_workers=8,
             consistency=shoal.BoundedStaleness(4),
             optimizer=shoal.optim.Adam(0.01, beta1=0.8),
             settings={"hidden": 64, "name": "mnist", "layers": [1, 2], "fast": True},
@@ -72,6 +74,15 @@ class TestSubmit:
             wire="bfloat16",
             overlap=False,
         )
+
+    def test_says_what_to_save_and_what_to_go_on_from(self, coordinator, run):
+        options = ["--checkpoint-steps", 50, "--keep", 5, "--keep-every", 10, "--from", "base/7", "--partial"]
+        assert run("submit", "models:mlp", "--name", "mine", *options).exit_code == 0
+        made = shoal.Job.from_proto(coordinator.jobs["mine"].spec)
+        assert made.checkpoints == shoal.CheckpointPolicy(every_s=0, every_steps=50, keep_last=5, keep_every=10)
+        assert (made.restore, made.partial_restore) == ("base/7", True)
+        for wrong in (["--from", "../x"], ["--partial"], ["--keep", 0], ["--checkpoint-s", -1]):
+            assert run("submit", "models:mlp", *wrong).exit_code == 2
 
     def test_defaults_are_those_of_a_job(self, coordinator, run):
         assert run("submit", "models:mlp", "--name", "plain").exit_code == 0
@@ -235,6 +246,52 @@ class TestJobs:
         (record,) = records(run("logs", job, "--json").stdout)
         assert (record["worker"], record["text"]) == ("worker-0", "[bold]not markup[/]")
 
+    def test_have_an_account_of_their_data(self, coordinator, run, job):
+        assert run("data", job).stdout.splitlines()[0] == "digits has no data, or no worker has loaded its program yet"
+        count = job_pb2.DataCount(done=1000, leased=64, loose=32, untouched=701)
+        coordinator.data = job_pb2.GetDataReply(
+            examples=1797,
+            epochs=2,
+            epoch=0,
+            total=job_pb2.DataCount(done=1000, leased=64, loose=32, untouched=2498),
+            in_progress=[job_pb2.EpochData(epoch=0, count=count)],
+            held=[job_pb2.HeldRange(worker="worker-1", rank=1, range=job_pb2.DataRange(start=1000, stop=1064))],
+        )
+        title, _, epoch, total = run("data", job).stdout.splitlines()
+        assert title == "digits: 1,797 examples a pass · 2 epochs · epoch 0 now"
+        assert epoch.split() == ["0", "1,000", "64", "32", "701", "worker-1", "[1,000,", "1,064)"]
+        assert total.split() == ["all", "1,000", "64", "32", "2,498"]
+        (record,) = records(run("data", job, "--json").stdout)
+        assert record["total"] == {"done": 1000, "leased": 64, "loose": 32, "untouched": 2498}
+        assert record["in_progress"] == [{"epoch": 0, "done": 1000, "leased": 64, "loose": 32, "untouched": 701}]
+        assert record["held"] == [{"worker": "worker-1", "rank": 1, "epoch": 0, "start": 1000, "stop": 1064}]
+        assert run("data", "nobody").exit_code == 4
+
+    def test_are_saved(self, coordinator, run, job):
+        assert run("checkpoint", job).stdout == "digits/3: step 70, 4,096 bytes\n"
+        (record,) = records(run("checkpoint", job, "--json").stdout)
+        assert record == {"job": "digits", "number": 3, "step": 70, "bytes": 4096, "time": 9.0}
+        coordinator.disk = "no space left on device; free some space"
+        failed = run("checkpoint", job, "--json")
+        assert failed.exit_code == 1
+        assert records(failed.stderr)[0]["error"]["code"] == "STORAGE_FAILED"
+        assert "free some space" in failed.stderr
+        coordinator.jobs[job].checkpoint_failure = coordinator.disk
+        assert "digits: the last checkpoint failed: no space left on device" in run("jobs").output
+        (record,) = records(run("jobs", "--json").stdout)
+        assert (record["checkpoint"], record["checkpoint_failure"]) == (None, coordinator.disk)
+
+    def test_say_what_became_of_checkpoints_to_those_who_follow(self, coordinator, job, capsys):
+        saved = job_pb2.Checkpoint(number=2, step=40, bytes=1000, time=9.0)
+        coordinator.emit(job, checkpoint=job_pb2.CheckpointEnd(attempt=2, saved=saved, seconds=1.25))
+        coordinator.emit(job, checkpoint=job_pb2.CheckpointEnd(attempt=3, failure="the disk is full\nand more"))
+        coordinator.enter(job, "SUCCEEDED")
+        with shoal.Client(coordinator.address) as client, Output(False) as out:
+            follow(client.job(job), out)
+        shown = capsys.readouterr().err
+        assert "digits checkpoint 2: step 40, 1,000 bytes in 1.2 s" in shown
+        assert "digits checkpoint failed, training goes on: the disk is full\n" in shown
+
     def test_are_cancelled_and_dropped(self, coordinator, run, job):
         refused = run("drop", job)
         assert refused.exit_code == 5
@@ -348,7 +405,7 @@ class TestTheCommand:
 
     def test_has_every_command(self, run):
         shown = run("--help").stdout
-        jobs = ["submit", "jobs", "wait", "logs", "cancel", "drop", "pull"]
+        jobs = ["submit", "jobs", "wait", "logs", "data", "cancel", "drop", "pull", "checkpoint", "checkpoints"]
         for command in ["up", "status", *jobs, "coordinator", "server", "worker"]:
             assert f" {command} " in shown
 

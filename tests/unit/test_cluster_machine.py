@@ -3,13 +3,15 @@
 import pytest
 from hypothesis import settings
 
-from cluster_rig import GIVEN, LEASE_S, VARIABLES, Rig, Voyage, job, session
+from cluster_rig import GIVEN, KEEPING, LEASE_S, VARIABLES, Rig, Voyage, job, session
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal.status import JobState, Role
 from shoal.variables import Variable
 from shoal_coordinator import cluster as cluster_module
 from shoal_coordinator import events
-from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker
+from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker, TakeCut
+from shoal_coordinator.jobs import MAX_FRUITLESS
 from shoal_coordinator.ledger import Lease, NoRange
 
 
@@ -157,9 +159,9 @@ def test_a_worker_that_dies_after_another_was_through_is_replaced_while_data_is_
     rig.finish("a", "w0")
     rig.workers("w2").kill("w1")
     assert rig.state("a") is JobState.RUNNING, "what w1 held was trained on by nobody"
-    successor = "w0" if rig.beat("w0")[0] else "w2"
-    rig.start("a", successor)
-    rig.finish("a", successor)
+    assert [each.job if each else None for each in rig.beat("w0", "w2")] == [None, "a"]
+    rig.start("a", "w2")
+    rig.finish("a", "w2")
     assert rig.state("a") is JobState.SUCCEEDED
 
 
@@ -294,7 +296,8 @@ def test_what_comes_late_from_an_earlier_job_of_that_name_changes_nothing(rig):
 def test_what_cannot_be_done_fails_the_job(rig):
     rig.submit(job())
     rig.describe("a", "w0")
-    rig.handle(events.EffectFailed(rig.pending[0].job, "its shards could not be created: no memory"))
+    [effect] = rig.pending
+    rig.handle(events.EffectFailed(effect.job, "its shards could not be created: no memory", effect=effect.number))
     assert rig.status("a").reason == "its shards could not be created: no memory"
 
 
@@ -506,6 +509,87 @@ def test_status_tells_who_is_there_and_what_they_do(rig):
     assert status.members[3].silent_s == pytest.approx(LEASE_S + 1.5)
 
 
+@pytest.fixture
+def wide():
+    """Four workers."""
+    return Rig().servers("s0").workers("w0", "w1", "w2", "w3")
+
+
+def test_a_job_begins_with_fewer_workers_when_no_more_are_idle(rig):
+    rig.submit(job(workers=4, min_workers=2))
+    assert rig.state("a") is JobState.STARTING
+    rig.start("a", "w0", "w1")
+    assert rig.state("a") is JobState.RUNNING
+    assert rig.status("a").reason == ""
+    rig.workers("w2")
+    assert rig.status("a").workers == ("w0", "w1", "w2")
+
+
+def test_a_job_waits_for_the_fewest_that_it_may_begin_with(rig):
+    status = rig.submit(job(workers=5, min_workers=3))
+    assert (status.state, status.reason) == (JobState.PENDING, "waiting for workers: 2 of 3")
+    rig.workers("w2")
+    assert rig.state("a") is JobState.STARTING
+
+
+def test_extra_workers_join_a_job_once_it_runs(wide):
+    wide.submit(job(workers=2, max_workers=3))
+    assert wide.status("a").workers == ("w0", "w1")
+    wide.start("a", "w0", "w1")
+    assert wide.status("a").workers == ("w0", "w1", "w2")
+    wide.start("a", "w2")
+    assert wide.enter("a", "w2").ready
+    assert isinstance(wide.lease("a", "w2"), Lease)
+    wide.leave("w2")
+    assert wide.state("a") is JobState.RUNNING
+    assert wide.status("a").workers == ("w0", "w1", "w3"), "another one takes its place"
+    assert wide.machine.job("a").data().held == ()
+
+
+def test_jobs_that_wait_come_before_extra_workers_who_stay_where_they_are(wide):
+    wide.submit(job(workers=1, max_workers=4))
+    wide.submit(job("b", workers=4))
+    wide.start("a", "w0")
+    assert wide.status("a").workers == ("w0",)
+    assert wide.status("b").reason == "waiting for workers: 3 of 4", "which are kept for it"
+    wide.handle(events.JobCancelled("b"))
+    assert wide.status("a").workers == ("w0", "w1", "w2", "w3")
+    wide.submit(job("c", workers=1))
+    assert wide.status("c").reason == "waiting for workers: 0 of 1"
+
+
+def test_nobody_joins_a_job_that_a_worker_is_through_with(wide):
+    wide.submit(job(workers=2, max_workers=4))
+    wide.start("a", "w0", "w1", examples=0)
+    wide.leave("w2")
+    wide.leave("w3")
+    wide.finish("a", "w0")
+    assert [each.job if each else None for each in wide.beat("w0", "w1")] == [None, "a"]
+    wide.finish("a", "w1")
+    assert wide.state("a") is JobState.SUCCEEDED
+
+
+def test_one_that_leaves_is_not_through_and_gives_back_only_what_is_left(rig):
+    rig.submit(job(workers=2, range_size=32))
+    rig.start("a", "w0", "w1")
+    lease = rig.lease("a", "w1")
+    rig.handle(events.MemberLeft("w1", rig.lives["w1"], Cursor(lease.number, 8)))
+    assert [effect.worker for effect in rig.perform()] == ["w1"], "servers are told"
+    assert rig.machine.job("a").data().total.done == 8
+    rig.workers("w2")
+    assert rig.status("a").workers == ("w0", "w2")
+    rig.start("a", "w2")
+    assert rig.lease("a", "w2").range == lease.range.after(8)
+
+
+def test_what_one_that_leaves_says_of_another_lease_is_not_believed(rig):
+    rig.submit(job(workers=2))
+    rig.start("a", "w0", "w1")
+    rig.lease("a", "w1")
+    rig.handle(events.MemberLeft("w1", rig.lives["w1"], Cursor(77, 8)))
+    assert rig.machine.job("a").data().total.done == 0
+
+
 def test_too_many_jobs(rig, monkeypatch):
     monkeypatch.setattr(cluster_module, "MAX_LIVE_JOBS", 1)
     rig.submit(job())
@@ -513,5 +597,146 @@ def test_too_many_jobs(rig, monkeypatch):
         rig.submit(job("b"))
 
 
+def test_what_a_job_waits_for_does_not_depend_on_when_one_looks(rig):
+    rig.submit(job("b", workers=3))
+    rig.submit(job("a", workers=1))
+    assert rig.status("b").reason == "waiting for workers: 1 of 3"
+    rig.crash()
+    assert rig.status("b").reason == "waiting for workers: 1 of 3"
+
+
 TestVoyage = Voyage.TestCase
 TestVoyage.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+class VoyageWithCheckpoints(Voyage):
+    """The same where jobs are saved, and go back when they lose their shards."""
+
+    policy = KEEPING
+
+
+TestVoyageWithCheckpoints = VoyageWithCheckpoints.TestCase
+TestVoyageWithCheckpoints.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+class TestGoingBack:
+    """A job whose shards are lost, in a cluster that has a folder of checkpoints."""
+
+    @pytest.fixture
+    def rig(self):
+        return Rig(KEEPING).servers("s0", "s1").workers("w0", "w1")
+
+    @pytest.fixture
+    def running(self, rig):
+        rig.submit(job(epochs=2))
+        rig.start("a", "w0", "w1")
+        assert rig.state("a") is JobState.RUNNING
+        return rig
+
+    def save(self, rig, step=0):
+        rig.handle(events.CheckpointRequested("a"))
+        rig.perform(step=step)
+
+    def test_to_its_newest_checkpoint_and_its_place_in_the_data(self, running):
+        lease = running.lease("a", "w0")
+        running.lease("a", "w0", lease.number)
+        done = running.machine.job("a").data().total.done
+        assert done > 0
+        self.save(running, step=3)
+        running.lease("a", "w1")
+        running.kill("s1")
+        assert running.state("a") is JobState.STARTING
+        running.servers("s1")
+        running.start("a", "w0", "w1")
+        assert running.state("a") is JobState.RUNNING
+        assert running.status("a").restarts == 1
+        assert running.machine.job("a").data().total.done == done
+        assert ("placing", "goes on from a/1, step 3") in running.history("a")
+
+    def test_to_its_beginning_where_there_is_none(self, running):
+        running.kill("s1")
+        running.servers("s1").start("a", "w0", "w1")
+        assert running.state("a") is JobState.RUNNING
+        assert any("it goes on from its beginning" in reason for _, reason in running.history("a"))
+
+    def test_waits_for_its_servers_but_not_for_ever(self, running):
+        running.kill("s1")
+        running.describe("a", "w0")
+        assert not any(isinstance(effect, CreateShards) for effect in running.pending)
+        assert "waiting for servers" in running.status("a").reason
+        running.pass_time(20, "s1")
+        assert any(isinstance(effect, CreateShards) for effect in running.pending)
+
+    def test_not_without_end(self, running):
+        for _ in range(MAX_FRUITLESS):
+            [shards] = [effect for effect in running.performed if isinstance(effect, CreateShards)][-1:]
+            finished = events.WorkerFinished(
+                "a", "w0", running.lives["w0"], "UNKNOWN_SHARD: gone", running.part("a", "w0"), lost=True
+            )
+            running.handle(finished)
+            running.start("a", "w0", "w1")
+            assert running.state("a") is JobState.RUNNING, shards
+        running.finish("a", "w0", "UNKNOWN_SHARD: gone", lost=True)
+        assert running.state("a") is JobState.FAILED
+        assert "without a new checkpoint" in running.status("a").reason
+
+    def test_a_worker_that_finds_no_shards_while_they_are_placed_anew_is_replaced(self, running):
+        running.kill("s0", "s1")
+        assert running.state("a") is JobState.STARTING
+        running.finish("a", "w0", "NOT_PLACED: not on servers", lost=True)
+        assert not running.status("a").state.finished
+        assert running.part("a", "w0"), "it has a new part"
+
+    def test_a_last_checkpoint_that_finds_no_shards_is_not_the_end(self, running):
+        for worker in ("w0", "w1"):
+            running.finish("a", worker)
+        assert running.state("a") is JobState.RUNNING
+        while not isinstance(running.pending[0], TakeCut):
+            effect = running.pending.pop(0)
+            running.handle(events.EffectDone(effect=effect.number))
+        [effect] = running.pending
+        running.pending.clear()
+        running.handle(events.CheckpointFailed(effect.job, "no such job here", lost=True, effect=effect.number))
+        running.start("a", "w0", "w1")
+        assert running.state("a") is JobState.RUNNING
+
+    def test_the_last_checkpoint_is_tried_again_before_the_job_ends_without_it(self, running):
+        for worker in ("w0", "w1"):
+            running.finish("a", worker)
+        for attempt in range(3):
+            while not isinstance(running.pending[0], TakeCut):
+                running.handle(events.EffectDone(effect=running.pending.pop(0).number))
+            [effect] = running.pending
+            running.pending.clear()
+            assert running.state("a") is JobState.RUNNING, f"it gave up after {attempt} attempts"
+            running.handle(events.CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
+            running.pass_time(11)
+        assert running.state("a") is JobState.SUCCEEDED
+        assert running.status("a").reason == "its last checkpoint failed: the disk is full"
+
+    def test_sessions_are_told_that_it_is_over(self, rig):
+        rig.join(Role.SESSION, "x").submit(session())
+        rig.start("s", "x")
+        assert rig.state("s") is JobState.RUNNING
+        rig.kill("s0", "s1")
+        assert rig.state("s") is JobState.FAILED
+        assert "submit the job again" in rig.status("s").reason
+
+    def test_what_is_done_already_is_refused(self, running):
+        self.save(running)
+        running.saved["b", 1] = running.saved["a", 1]
+        ledger = running.machine.job("a")._ledger
+        while ledger.account().total.done < 200:
+            for worker in ("w0", "w1"):
+                lease = running.lease("a", worker)
+                if isinstance(lease, Lease):
+                    running.lease("a", worker, lease.number)
+        self.save(running, step=9)
+        done = running.saved["a", 2]
+        running.saved["done", 1] = done
+        running.handle(events.JobCancelled("a"))
+        running.perform()
+        running.submit(job("c", epochs=2, restore="done/1"))
+        running.start("c", "w0", "w1")
+        assert running.state("c") is JobState.FAILED
+        assert "nothing is left to do: done/1 has done 2 epochs" in running.status("c").reason

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal._cursor import Cursor
 from shoal_worker.assignment import (
     Assigned,
     Closing,
@@ -10,9 +11,12 @@ from shoal_worker.assignment import (
     Event,
     Finish,
     JobOver,
+    Leave,
+    Leaving,
     Machine,
     Reborn,
     Renew,
+    RetireTrainer,
     StartTrainer,
     StopTrainer,
     TrainerEnded,
@@ -118,7 +122,7 @@ def test_deaths_after_progress_never_add_up():
 def test_a_fenced_trainer_has_not_finished():
     machine = registered(Assigned(A))
     [renew] = fed(machine, TrainerEnded(0, Outcome("not admitted", fenced=True), progressed=True))
-    assert renew == Renew("servers refuse the trainer: not admitted")
+    assert renew == Renew("the trainer cannot go on: not admitted")
 
 
 def test_an_exit_without_a_word_fails_the_job():
@@ -145,11 +149,52 @@ def test_closing_waits_for_the_trainer_to_go():
     assert machine.done
 
 
+def test_leaving_lets_the_trainer_finish_its_batch():
+    machine = registered(Assigned(A))
+    assert fed(machine, Leaving()) == [RetireTrainer()]
+    assert fed(machine, Leaving(), Assigned(A)) == []
+    assert not machine.done
+    left = Outcome(left=True, cursor=Cursor(3, 16))
+    assert fed(machine, TrainerEnded(0, left, progressed=True)) == [Leave(Cursor(3, 16))]
+    assert machine.done
+    assert fed(machine, Assigned(B)) == []
+
+
+def test_leaving_without_work_is_done_at_once():
+    machine = registered()
+    assert fed(machine, Leaving()) == []
+    assert machine.done
+
+
+def test_a_trainer_that_is_through_as_its_daemon_leaves_has_finished():
+    machine = registered(Assigned(A), Leaving())
+    assert fed(machine, DONE) == [Finish("")]
+
+
+def test_a_trainer_that_dies_as_its_daemon_leaves_is_no_reason_for_a_new_life():
+    machine = registered(Assigned(A), Leaving())
+    assert fed(machine, KILLED) == [Leave(None)]
+
+
+def test_leaving_ends_at_once_when_there_is_no_more_time():
+    machine = registered(Assigned(A), Leaving())
+    assert fed(machine, Closing()) == [StopTrainer()]
+    assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
+    assert machine.done
+
+
+def test_work_that_is_taken_back_meanwhile_is_stopped():
+    machine = registered(Assigned(A), Leaving())
+    assert fed(machine, Assigned(B)) == [StopTrainer()]
+    assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
+    assert machine.done
+
+
 works = st.builds(Work, st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 3))
 endings = st.builds(
     TrainerEnded,
     st.sampled_from([0, 1, -9]),
-    st.none() | st.builds(Outcome, st.sampled_from(["", "no"]), st.booleans()),
+    st.none() | st.builds(Outcome, st.sampled_from(["", "no"]), st.booleans(), st.booleans()),
     st.booleans(),
 )
 events = st.one_of(
@@ -157,6 +202,7 @@ events = st.one_of(
     st.builds(Assigned, st.none() | works),
     st.builds(JobOver, works),
     endings,
+    st.builds(Leaving),
     st.builds(Closing),
 )
 

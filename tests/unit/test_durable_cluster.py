@@ -7,7 +7,7 @@ import pytest
 from hypothesis import event, settings
 from hypothesis.stateful import rule
 
-from cluster_rig import GIVEN, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
+from cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 from shoal import errors
 from shoal.events import LogLine
 from shoal.status import JobState, JobStatus, Progress, Role
@@ -323,6 +323,7 @@ class Twins(Voyage):
             return ours
 
     new_rig = TwinRig
+    policy = KEEPING
 
     @rule()
     def fork(self):
@@ -331,7 +332,7 @@ class Twins(Voyage):
         # The leases of the twin begin now; so must the others'.
         rig.handle(events.TimePassed())
         rig.beat(*[member.member for member in rig.machine.status(rig.now).members if member.alive])
-        rig.twin = DurableCluster.restored(rig.disk.load(), POLICY, rig.now)
+        rig.twin = DurableCluster.restored(rig.disk.load(), rig.policy, rig.now)
         assert timeless(rig.twin.records()) == timeless(rig.machine.records())
         event("forked")
 
@@ -343,7 +344,14 @@ class Twins(Voyage):
 
 def comparable(answer):
     """An answer without what may be behind in a cluster that was restored."""
-    return replace(answer, progress=Progress()) if isinstance(answer, JobStatus) else answer
+    match answer:
+        case JobStatus():
+            return replace(answer, progress=Progress())
+        case events.Attempt():
+            return answer.number
+        case events.Held():
+            return answer.ledger, answer.ranks
+    return answer
 
 
 def timeless(records):

@@ -28,6 +28,7 @@ from shoal.v1 import job_pb2, tensor_pb2
             overlap=False,
         ),
         Job("m:f", wire="float16"),
+        Job("m:f", workers=3, min_workers=2, max_workers=9),
         Job("m:f", consistency=Asynchronous(scale_by_staleness=True)),
         Job("m:f", consistency=BoundedStaleness(4)),
     ],
@@ -42,6 +43,18 @@ def test_what_the_wire_leaves_out_takes_its_default():
     assert (job.epochs, job.batch_size, job.settings) == (1, 32, {})
     assert job.optimizer == Job("m:f").optimizer
     assert (job.wire, job.overlap) == ("float32", True)
+
+
+def test_as_many_workers_as_are_wanted_unless_it_is_said_otherwise():
+    assert (Job("m:f", workers=3).fewest_workers, Job("m:f", workers=3).most_workers) == (3, 3)
+    elastic = Job("m:f", workers=3, min_workers=1, max_workers=5)
+    assert (elastic.fewest_workers, elastic.most_workers) == (1, 5)
+
+
+@pytest.mark.parametrize("numbers", [{"min_workers": 1}, {"max_workers": 1}])
+def test_sessions_come_and_go_anyway(numbers):
+    with pytest.raises(errors.InvalidJob, match="for jobs with a program"):
+        Job(name="mine", **numbers)
 
 
 def test_a_name_is_drawn_from_the_program():
@@ -85,6 +98,10 @@ def test_bad_programs(program):
         ({"seed": 2**64}, "seed"),
         ({"batch_size": 32, "range_size": 48}, "multiple of batch_size"),
         ({"workers": 2, "consistency": Synchronous(backup_workers=2)}, "backup workers"),
+        ({"workers": 2, "min_workers": 3}, r"workers is 2; it must be from min_workers \(3\) to max_workers \(2\)"),
+        ({"workers": 3, "max_workers": 2}, r"workers is 3; it must be from min_workers \(3\) to max_workers \(2\)"),
+        ({"workers": 2, "min_workers": -1}, "min_workers is -1"),
+        ({"workers": 3, "min_workers": 1, "consistency": Synchronous(backup_workers=1)}, "1 backup workers of 1"),
         ({"consistency": "sync"}, "consistency"),
         ({"wire": "float64"}, "wire is 'float64'; it must be one of float32, bfloat16, float16"),
         ({"wire": ["bfloat16"]}, "wire is"),

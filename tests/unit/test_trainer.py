@@ -1,10 +1,13 @@
 """What a trainer says of its end. Whole trainers run in the tests of clusters."""
 
+import os
+
 import pytest
 
 from shoal import errors
-from shoal_worker.messages import Outcome
-from shoal_worker.trainer import log_failure, outcome_of
+from shoal._cursor import Cursor
+from shoal_worker.messages import LEAVE, Outcome, decode, encode
+from shoal_worker.trainer import _read_line, log_failure, outcome_of
 
 
 def raising(error: Exception):
@@ -23,3 +26,16 @@ def test_a_failure_is_in_the_log_with_its_traceback(capfd):
 def test_what_is_no_failure_of_the_jobs_is_not(capfd, outcome):
     log_failure(outcome)
     assert capfd.readouterr().err == ""
+
+
+def test_an_outcome_survives_the_way_to_the_daemon():
+    for outcome in (Outcome(), Outcome("no", fenced=True), Outcome(left=True), Outcome(left=True, cursor=Cursor(3, 8))):
+        assert decode(encode(outcome)) == outcome
+
+
+def test_a_word_that_comes_with_the_instructions_is_heard():
+    reading, writing = os.pipe()
+    os.write(writing, b"{}\n" + LEAVE)
+    assert _read_line(reading) == (b"{}", LEAVE)
+    os.close(reading)
+    os.close(writing)

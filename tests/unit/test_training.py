@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal._parameters import PushResult
 from shoal._participant import FINISHED, WAIT, DataRange
 from shoal.program import Step
@@ -54,6 +55,7 @@ class FakeParameters:
     pull_s: float = 0.125
     calls: list[str] = field(default_factory=list)
     pushes: list[tuple[float, dict, Mapping | None]] = field(default_factory=list)
+    cursors: list[Cursor | None] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)  # the step whose push is on its way
 
     def pull(self):
@@ -69,8 +71,9 @@ class FakeParameters:
         self.step += 1
         return PushResult("skipped", 0, self.step)
 
-    def push(self, gradients, *, updates, weight):
+    def push(self, gradients, *, updates, weight, cursor):
         self.calls.append("push")
+        self.cursors.append(cursor)
         assert not self.sent, "the last push was not settled"
         answer = None if self.overlap else self.answer(self.step)
         self.pushes.append((weight, gradients, updates))
@@ -435,4 +438,32 @@ def test_stopping_ends_after_the_step_in_progress():
     rig = Rig(data=False, max_steps=100)
     rig.program.compute = lambda params, batch: (rig.stop.set() or 1.0, {})
     rig.run()
-    assert rig.parameters.calls == ["pull", "push"]
+    assert rig.parameters.calls == ["pull", "push", "barrier"], "it left before its step was closed"
+
+
+def test_pushes_say_how_much_of_the_lease_is_trained_on():
+    rig = Rig([DataRange(7, 0, 0, 6), WAIT, DataRange(9, 0, 6, 10), FINISHED]).run()
+    assert rig.parameters.cursors == [Cursor(7, 4), Cursor(7, 6), Cursor(9, 4)]
+    assert Rig(max_steps=2, data=False).run().parameters.cursors == [None, None]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_one_that_stops_in_the_midst_says_how_far_it_is_and_all_of_that_is_pushed(overlap):
+    rig = Rig([DataRange(7, 0, 0, 12)], overlap=overlap)
+    rig.program.compute = lambda params, batch: ((len(rig.program.batches) == 2 and rig.stop.set()) or 1.0, {})
+    assert not rig.training.run()
+    assert rig.batches.cursor == Cursor(7, 8)
+    assert (len(rig.parameters.pushes), rig.parameters.sent) == (2, [])
+
+
+def test_one_that_stops_without_data_holds_nothing():
+    rig = Rig([WAIT])
+    rig.parameters.skip = rig.stop.set
+    assert not rig.training.run()
+    assert rig.batches.cursor is None
+
+
+def test_one_that_is_through_says_so_though_it_was_to_stop():
+    rig = Rig([FINISHED])
+    rig.parameters.barrier = rig.stop.set
+    assert rig.training.run()

@@ -6,6 +6,7 @@
 import signal
 from dataclasses import dataclass
 
+from shoal._cursor import Cursor
 from shoal_worker.messages import Outcome
 
 # A job that ends its trainers so often in a row, without a push in between, will do so again anywhere.
@@ -61,11 +62,16 @@ class TrainerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """The daemon is to stop once its trainer has finished the batch in hand."""
+
+
+@dataclass(frozen=True, slots=True)
 class Closing:
     """The daemon is to stop."""
 
 
-Event = Reborn | Assigned | JobOver | TrainerEnded | Closing
+Event = Reborn | Assigned | JobOver | TrainerEnded | Leaving | Closing
 
 # Effects.
 
@@ -78,6 +84,11 @@ class StartTrainer:
 
 
 @dataclass(frozen=True, slots=True)
+class RetireTrainer:
+    """Ask the process to finish the batch in hand and to end. `TrainerEnded` follows, in its own time."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopTrainer:
     """End the process: SIGTERM, and SIGKILL if it stays. `TrainerEnded` follows."""
 
@@ -87,6 +98,18 @@ class Finish:
     """Tell the coordinator that this worker is through with its job, after the last log lines."""
 
     error: str
+    lost: bool = False  # the error is that the job's shards are not on their servers
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave the cluster, and with it the job, saying how far the trainer was; after the last log lines.
+
+    Attributes:
+        cursor: in the range of data that it holds; None: it holds none.
+    """
+
+    cursor: Cursor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +123,7 @@ class Renew:
     reason: str
 
 
-Effect = StartTrainer | StopTrainer | Finish | Renew
+Effect = StartTrainer | RetireTrainer | StopTrainer | Finish | Leave | Renew
 
 
 class Machine:
@@ -112,13 +135,15 @@ class Machine:
         self.running: Work | None = None  # has a process, be it on its way out
         self.halting = False  # `running` was told to stop
         self.over: Work | None = None  # came to its end here; is not started again
+        self.leaving = False
+        self.retiring = False  # `running` was asked to leave
         self.closing = False
         self._deaths: tuple[str, int] = ("", 0)  # job, and how many of its trainers died in a row without a push
 
     @property
     def done(self) -> bool:
         """Whether the daemon may end."""
-        return self.closing and self.running is None
+        return (self.leaving or self.closing) and self.running is None
 
     def handle(self, event: Event) -> list[Effect]:
         """Takes one event and says what to do."""
@@ -133,6 +158,8 @@ class Machine:
                 self.over = work
             case TrainerEnded():
                 effects = self._on_ended(event)
+            case Leaving():
+                self.leaving = True
             case Closing():
                 self.closing = True
         return effects + self._reconcile()
@@ -140,7 +167,7 @@ class Machine:
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken; called after every event in tests."""
         assert self.wanted is None or self.wanted.incarnation == self.incarnation
-        assert not (self.halting and self.running is None)
+        assert not ((self.halting or self.retiring) and self.running is None)
         wrong = self.running is not None and (self.running != self._due() or self.closing)
         assert not wrong or self.halting, "a trainer runs that nobody wants"
 
@@ -149,28 +176,37 @@ class Machine:
 
     def _reconcile(self) -> list[Effect]:
         due = self._due()
-        if self.running is None and due is not None:
+        if self.running is None:
+            if due is None or self.leaving:
+                return []
             self.running = due
             return [StartTrainer(due)]
-        if self.running is not None and self.running != due and not self.halting:
+        if self.running != due and not self.halting:
             self.halting = True
             return [StopTrainer()]
+        if self.leaving and not self.halting and not self.retiring:
+            self.retiring = True
+            return [RetireTrainer()]
         return []
 
     def _on_ended(self, event: TrainerEnded) -> list[Effect]:
         ended, asked = self.running, self.halting
-        self.running, self.halting = None, False
+        self.running, self.halting, self.retiring = None, False, False
         if ended is None or asked:
             return []
         self.over = ended
+        if event.outcome is not None and event.outcome.left:
+            return [Leave(event.outcome.cursor)]
         if event.outcome is not None and not event.outcome.fenced:
             self._deaths = ("", 0)
-            return [Finish(event.outcome.error)]
+            return [Finish(event.outcome.error, event.outcome.lost)]
         if event.outcome is None and event.status >= 0:
             return [Finish(f"the program ended its process with exit status {event.status}; its log may say why")]
         return self._on_death(ended.job, _reason(event), event.progressed)
 
     def _on_death(self, job: str, reason: str, progressed: bool) -> list[Effect]:
+        if self.leaving:
+            return [Leave(None)]
         last_job, count = self._deaths
         count = 1 if progressed or job != last_job else count + 1
         self._deaths = (job, count)
@@ -181,7 +217,7 @@ class Machine:
 
 def _reason(event: TrainerEnded) -> str:
     if event.outcome is not None:
-        return f"servers refuse the trainer: {event.outcome.error}"
+        return f"the trainer cannot go on: {event.outcome.error}"
     try:
         return f"the trainer was killed by {signal.Signals(-event.status).name}"
     except ValueError:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal._order import Order, ShuffledBlocks, ShuffledExamples, cut
 from shoal._participant import DataRange, NoRange
 from shoal._read_ahead import ReadAhead
@@ -23,10 +24,12 @@ class Batch:
     Attributes:
         data: what the data set gave; None where the program makes its own batches.
         samples: examples in it.
+        cursor: where a worker is that has trained on it; None where no data is leased.
     """
 
     data: Any
     samples: int
+    cursor: Cursor | None = None
 
 
 class Batches(ABC):
@@ -36,6 +39,11 @@ class Batches(ABC):
     @abstractmethod
     def in_hand(self) -> bool:
         """Whether `take` has a batch to give without a lease."""
+
+    @property
+    @abstractmethod
+    def cursor(self) -> Cursor | None:
+        """How much of the leased range was taken; None: nothing is leased."""
 
     @abstractmethod
     def lease(self) -> NoRange | None:
@@ -82,6 +90,7 @@ class LeasedBatches(Batches):
         self._ask = lease
         self._prepare = prepare
         self._held: int = 0  # lease of the range in hand; 0: none
+        self._taken: int = 0  # examples of it
         self._samples: deque[int] = deque()  # of the batches that are left of that range
         self._reading: Iterator[Any] = iter(())  # those batches
 
@@ -89,13 +98,17 @@ class LeasedBatches(Batches):
     def in_hand(self) -> bool:
         return bool(self._samples)
 
+    @property
+    def cursor(self) -> Cursor | None:
+        return Cursor(self._held, self._taken) if self._held else None
+
     def lease(self) -> NoRange | None:
         self.close()
         answer = self._ask(self._held)
         self._held = 0
         if isinstance(answer, NoRange):
             return answer
-        self._held = answer.lease
+        self._held, self._taken = answer.lease, 0
         size, examples = self._batch_size, answer.stop - answer.start
         self._samples.extend(min(size, examples - start) for start in range(0, examples, size))
         if examples:
@@ -105,12 +118,14 @@ class LeasedBatches(Batches):
     def take(self) -> Batch:
         samples = self._samples.popleft()
         try:
-            return Batch(next(self._reading), samples)
+            data = next(self._reading)
         except StopIteration:
             left = len(self._samples) + 1
             raise errors.ProgramError(
                 f"the data set's batches() ended with {left} still to come; it must give one for each item of its plan"
             ) from None
+        self._taken += samples
+        return Batch(data, samples, self.cursor)
 
     def close(self) -> None:
         self._samples.clear()
@@ -131,6 +146,10 @@ class NoBatches(Batches):
     @property
     def in_hand(self) -> bool:
         return True
+
+    @property
+    def cursor(self) -> None:
+        return None
 
     def lease(self) -> NoRange | None:
         return None

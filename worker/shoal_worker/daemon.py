@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
+from shoal._cursor import Cursor
 from shoal._outbox import Outbox
 from shoal._participant import Participant
 from shoal._rpc import RpcServer
@@ -27,9 +28,12 @@ from shoal_worker.assignment import (
     Event,
     Finish,
     JobOver,
+    Leave,
+    Leaving,
     Machine,
     Reborn,
     Renew,
+    RetireTrainer,
     StartTrainer,
     StopTrainer,
     TrainerEnded,
@@ -60,6 +64,7 @@ class WorkerConfig:
         paths: folders that programs are imported from, before all others.
         retry_for_s: how long calls are repeated while nobody answers, in seconds.
         stop_grace_s: seconds that a trainer gets to end when it is told to.
+        leave_grace_s: seconds that `leave` lets it take to finish its batch.
         listen: host:port of the health service; port 0 takes any free one.
         advertise: host that others reach it by; empty: the one bound.
     """
@@ -70,6 +75,7 @@ class WorkerConfig:
     paths: tuple[str, ...] = (".",)
     retry_for_s: float = 30.0
     stop_grace_s: float = 3.0
+    leave_grace_s: float = 30.0
     listen: str = "127.0.0.1:0"
     advertise: str = ""
 
@@ -83,7 +89,7 @@ class _Part:
     outbox: Outbox = field(default_factory=Outbox)
     process: TrainerProcess | None = None  # None: it could not be started
     progressed: bool = False  # a server took a push; written by the thread that reads figures, read after its end
-    farewell: str | None = None  # the error to finish with, "" for none; None: the trainer has not ended
+    farewell: Finish | None = None  # what to finish with; None: the trainer has not ended
 
 
 class Daemon:
@@ -116,6 +122,8 @@ class Daemon:
         self._events: queue.Queue[Event] = queue.Queue(_MAX_EVENTS)
         self._machine = Machine()  # touched by _thread alone, as is _part
         self._part: _Part | None = None
+        self._cursor: Cursor | None = None  # where the trainer left its data; read after _thread's end
+        self._left = threading.Event()
         self._membership = Membership(
             client,
             coordinator_pb2.RegisterRequest(
@@ -141,11 +149,23 @@ class Daemon:
         self._thread.start()
         self._health.set_ready(True)
 
+    def leave(self, enough: threading.Event) -> None:
+        """Has the trainer finish the batch in hand, so that `stop` gives back the rest of its data and nothing twice.
+
+        Args:
+            enough: set to wait no longer; `leave_grace_s` seconds are waited at most. Set here when it is done.
+        """
+        self._health.set_ready(False)
+        self._left = enough
+        self._events.put(Leaving())
+        if not enough.wait(self._config.leave_grace_s):
+            _log.warning("its batch is not finished in time", seconds=self._config.leave_grace_s)
+
     def stop(self) -> None:
         self._health.set_ready(False)
         self._events.put(Closing())
         self._thread.join()
-        self._membership.stop()
+        self._membership.stop(self._cursor)
         self._client.close()
         self._health.stop()
 
@@ -171,6 +191,7 @@ class Daemon:
                 self._take_turn()
             except Exception:  # a defect; this thread must outlive it, or nobody would ever stop the trainer
                 _log.exception("a turn failed")
+        self._left.set()
 
     def _take_turn(self) -> None:
         try:
@@ -191,11 +212,16 @@ class Daemon:
         match effect:
             case StartTrainer(work):
                 self._start_trainer(work)
+            case RetireTrainer() if part and part.process:
+                _log.info("finishing the batch in hand", job=part.work.job)
+                part.process.retire()
+            case Leave(cursor):
+                self._cursor = cursor
             case StopTrainer() if part and part.process:
                 part.process.stop(self._config.stop_grace_s)
             case Finish(error) if part:
                 _log.info("job ends here", job=part.work.job, error=error or None)
-                part.farewell = error
+                part.farewell = effect
             case Renew(reason) if part:
                 _log.warning("beginning a new life", job=part.work.job, reason=reason)
                 self._metrics.count("trainer_deaths")
@@ -248,7 +274,7 @@ class Daemon:
         if not shipped:
             return
         try:
-            part.participant.finish(part.farewell, retry_for_s=0)
+            part.participant.finish(part.farewell.error, lost=part.farewell.lost, retry_for_s=0)
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             _log.debug("could not finish yet", job=part.work.job, reason=error.message)
             return

@@ -30,13 +30,17 @@ def worker(
     advertise: flags.Advertise = "",
     metrics_listen: flags.MetricsListen = flags.ANY_PORT,
     retry_for: flags.RetryFor = 30.0,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, envvar="SHOAL_GRACE", help="Seconds to finish the batch in hand after SIGTERM."),
+    ] = 30.0,
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,
 ) -> None:
     """Takes jobs from the coordinator and trains their programs on one device."""
     from shoal._role import default_name, run_role  # noqa: PLC0415
-    from shoal_worker.daemon import WorkerConfig, start_worker  # noqa: PLC0415
+    from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
 
     config = WorkerConfig(
         coordinator=coordinator,
@@ -44,6 +48,7 @@ def worker(
         device=device,
         paths=tuple(str(folder.resolve()) for folder in path or [Path()]),
         retry_for_s=retry_for,
+        leave_grace_s=grace,
         listen=listen,
         advertise=advertise,
     )
@@ -51,6 +56,7 @@ def worker(
         "worker",
         lambda registry, metrics_address: start_worker(config, registry, metrics_address),
         metrics_listen=metrics_listen,
+        leave=Daemon.leave,
         member=config.name,
         log_format=log_format,
         log_level=log_level,

@@ -1,4 +1,4 @@
-"""What the daemon and its trainer say to each other: one line of JSON down, then many up, each bounded."""
+"""What the daemon and its trainer say to each other: one line of JSON down, perhaps a word later, many lines up."""
 
 import json
 from bisect import bisect_left
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from shoal._cursor import Cursor
 from shoal._participant import Report
 
 # Upper bounds of a duration's buckets, in seconds; above the last one there is one more.
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# A second line down, while it trains: finish the batch in hand, and leave.
+LEAVE = b"leave\n"
 # What a training step's time goes into. "read": until the batch is there. "wait": barriers, leases and idling.
 PHASES = ("pull", "read", "compute", "push", "wait")
 
@@ -91,11 +94,18 @@ class Outcome:
 
     Attributes:
         error: what the job fails with; empty: it ended well.
-        fenced: servers refuse this life of the worker, so it neither finished nor failed; `error` says why.
+        lost: the error is that the job's shards are not on their servers (any more): it may go on from a checkpoint.
+        fenced: this life of the worker is refused, or was cut off from the others for too long, so it neither finished
+            nor failed; `error` says why.
+        left: it was told to leave, so it neither finished nor failed.
+        cursor: with `left`, how far it is in the range of data that it holds; None: it holds none.
     """
 
     error: str = ""
+    lost: bool = False
     fenced: bool = False
+    left: bool = False
+    cursor: Cursor | None = None
 
 
 def encode(message: Figures | Outcome) -> bytes:
@@ -107,7 +117,8 @@ def decode(line: bytes) -> Figures | Outcome:
     """Reads `encode`."""
     [(kind, fields)] = json.loads(line).items()
     if kind == "Outcome":
-        return Outcome(**fields)
+        cursor = fields["cursor"]
+        return Outcome(**{**fields, "cursor": Cursor(**cursor) if cursor else None})
     report = fields["report"]
     staleness = {int(key): count for key, count in report["staleness"].items()}
     return Figures(
@@ -120,4 +131,4 @@ def _line(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
-__all__ = ["BUCKETS_S", "PHASES", "Durations", "Figures", "Instructions", "Outcome", "decode", "encode"]
+__all__ = ["BUCKETS_S", "LEAVE", "PHASES", "Durations", "Figures", "Instructions", "Outcome", "decode", "encode"]

@@ -33,14 +33,20 @@ _ORPHAN_GRACE_S = 1.0
 _EXIT_GRACE_S = 5.0
 
 Emit = Callable[[Figures], None]
+# What is said where the job's shards are not (any more).
+_LOST = (errors.UnknownJob, errors.UnknownShard, errors.StaleEpoch, errors.NotPlaced)
 
 
 def main() -> None:
     """Reads its instructions, trains, says how it ended, and leaves."""
     lifeline = _take_standard_input()
-    instructions = Instructions.from_line(_read_line(lifeline))
-    ended = threading.Event()
-    threading.Thread(target=_end_with_parent, args=(lifeline, ended), name="lifeline", daemon=True).start()
+    ended, leaving = threading.Event(), threading.Event()
+    line, more = _read_line(lifeline)
+    if more:  # `LEAVE` came at once
+        leaving.set()
+    instructions = Instructions.from_line(line)
+    watch = threading.Thread(target=_watch_parent, args=(lifeline, ended, leaving), name="lifeline", daemon=True)
+    watch.start()
     configure_logging("console", "info")
     sys.path[:0] = instructions.paths
     os.set_inheritable(instructions.figures_fd, False)
@@ -50,7 +56,7 @@ def main() -> None:
             upwards.write(encode(message))
             upwards.flush()
 
-        outcome = outcome_of(lambda: train(instructions, emit))
+        outcome = outcome_of(lambda: train(instructions, emit, leaving))
         emit(outcome)
     log_failure(outcome)
     ended.set()
@@ -60,18 +66,17 @@ def main() -> None:
     last_call.start()
 
 
-def outcome_of(run: Callable[[], None]) -> Outcome:
-    """Runs, and says how that ended."""
+def outcome_of(run: Callable[[], Outcome]) -> Outcome:
+    """Runs, and says how that ended, if it raises, too."""
     try:
-        run()
-    except errors.Fenced as error:
+        return run()
+    except (errors.Fenced, errors.Unreachable) as error:  # this life ends; the job does not, for others may go on
         return Outcome(error.message, fenced=True)
     except errors.ShoalError as error:
-        return Outcome(f"{error.code}: {error.message}")
+        return Outcome(f"{error.code}: {error.message}", lost=isinstance(error, _LOST))
     except Exception as error:
         _log.exception("a defect of the trainer")
         return Outcome(f"the trainer failed with {type(error).__name__}: {error}; the job's log has the traceback")
-    return Outcome()
 
 
 def log_failure(outcome: Outcome) -> None:
@@ -84,8 +89,13 @@ def log_failure(outcome: Outcome) -> None:
             log.write(f"{outcome.error}\n")
 
 
-def train(instructions: Instructions, emit: Emit) -> None:
+def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> Outcome:
     """Trains one job from its description to its end.
+
+    Args:
+        instructions: of the daemon.
+        emit: is given the figures.
+        leaving: set to end after the step in progress.
 
     Raises:
         ShoalError: what stopped it.
@@ -107,13 +117,14 @@ def train(instructions: Instructions, emit: Emit) -> None:
         participant.describe(variables_of(name, program, device), examples)
         batches = _batches(name, program, participant, device)
         try:
-            parameters = participant.enter()
+            parameters = participant.enter(stop=leaving.is_set)
         except (errors.Cancelled, errors.JobFailed) as error:  # whoever ended the job knows why
-            _log.info("too late to take part", reason=error.message)
-            return
+            _log.info("not taking part", reason=error.message)
+            return Outcome(left=leaving.is_set())
         with parameters, closing(batches):
             limit = participant.spec.max_steps
-            Training(name, program, device, parameters, batches, max_steps=limit, emit=emit).run()
+            training = Training(name, program, device, parameters, batches, max_steps=limit, emit=emit, stop=leaving)
+            return Outcome() if training.run() else Outcome(left=True, cursor=batches.cursor)
     finally:
         coordinator.close()
 
@@ -166,20 +177,22 @@ def _take_standard_input() -> int:
     return lifeline
 
 
-def _read_line(descriptor: int) -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
+def _read_line(descriptor: int) -> tuple[bytes, bytes]:
+    """The first line, and what came with it."""
+    read = b""
+    while b"\n" not in read:
         piece = os.read(descriptor, 65_536)
         if not piece:
             raise SystemExit("standard input ended before the instructions did; the worker daemon starts trainers")
-        line += piece
-    return line
+        read += piece
+    line, _, more = read.partition(b"\n")
+    return line, more
 
 
-def _end_with_parent(lifeline: int, ended: threading.Event) -> None:
-    """Ends this process, and all that its program started, once nobody holds the other end."""
+def _watch_parent(lifeline: int, ended: threading.Event, leaving: threading.Event) -> None:
+    """Hears the one word that there is, `LEAVE`; ends this process, and all that its program started, at the end."""
     while os.read(lifeline, 4096):
-        pass
+        leaving.set()
     ended.wait(_ORPHAN_GRACE_S)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

@@ -13,7 +13,7 @@ from typing import IO
 import structlog
 
 from shoal._limits import LOG_LINE_BYTES
-from shoal_worker.messages import Figures, Instructions, Outcome, decode
+from shoal_worker.messages import LEAVE, Figures, Instructions, Outcome, decode
 
 _log = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ class TrainerProcess:
         finally:
             os.close(theirs)
         self.pid = self._process.pid
-        self._tell(replace(instructions, figures_fd=theirs))
+        self._say(replace(instructions, figures_fd=theirs).to_line())
         assert self._process.stdout
         self._readers = [
             threading.Thread(target=self._read_output, args=(self._process.stdout,), name="output", daemon=True),
@@ -92,6 +92,10 @@ class TrainerProcess:
             reader.start()
         threading.Thread(target=self._see_off, name="trainer", daemon=True).start()
 
+    def retire(self) -> None:
+        """Asks it to finish the batch in hand and to leave its job. Returns at once."""
+        self._say(LEAVE)
+
     def stop(self, grace_s: float) -> None:
         """Asks it to end, and kills it if it is still there after `grace_s` seconds. Returns at once."""
         self._signal(signal.SIGTERM)
@@ -99,12 +103,12 @@ class TrainerProcess:
         self._killer.daemon = True
         self._killer.start()
 
-    def _tell(self, instructions: Instructions) -> None:
+    def _say(self, line: bytes) -> None:
         assert self._process.stdin
         try:
-            self._process.stdin.write(instructions.to_line())
+            self._process.stdin.write(line)
             self._process.stdin.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # the latter where it is closed
             pass  # it is gone already, and _see_off says how
 
     def _read_output(self, stream: IO[bytes]) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from shoal import errors
+from shoal._cursor import Cursor
 from shoal._overlap import Gradients
 from shoal._parameters import PushResult
 from shoal._participant import NoRange
@@ -39,7 +40,14 @@ class Parameters(Protocol):
         """The variables, when the consistency mode lets this step have them."""
         ...
 
-    def push(self, gradients: Gradients, *, updates: Mapping[str, np.ndarray] | None, weight: float) -> PushResult:
+    def push(
+        self,
+        gradients: Gradients,
+        *,
+        updates: Mapping[str, np.ndarray] | None,
+        weight: float,
+        cursor: Cursor | None,
+    ) -> PushResult:
         """Pushes this step's gradients and goes on to the next; "sent": `settle` will say what became of it."""
         ...
 
@@ -128,13 +136,24 @@ class Training:
         self._computing_s = 0.0  # while the step's first gradients were pushed
         self._sent: tuple[int, dict[str, float]] = (0, {})  # samples and figures of the push that is on its way
 
-    def run(self) -> None:
-        """Trains until the data is done, `max_steps` is reached, or `stop` is set."""
+    def run(self) -> bool:
+        """Trains until the data is done, `max_steps` is reached, or `stop` is set.
+
+        Returns:
+            Whether there was nothing left to do. If not, all that `batches.cursor` counts has been pushed.
+        """
         try:
-            while not self._stop.is_set() and not self._at_last_step() and self._advance():
+            through = self._at_last_step()
+            while not through and not self._stop.is_set():
+                through = not self._advance() or self._at_last_step()
                 if self._tally.age_s >= _REPORT_EVERY_S:
                     self._emit(self._tally.take(self._parameters.step))
             self._settle()
+            if not through:
+                # Its last push may be of a step that is still open. Once that is closed, no checkpoint can miss what
+                # the ledger is told of.
+                self._parameters.barrier()
+            return through
         finally:
             self._emit(self._tally.take(self._parameters.step))
 
@@ -168,7 +187,9 @@ class Training:
         with self._tally.timed("push", but=lambda: self._computing_s):
             self._settle()
             try:
-                result = self._parameters.push(computed.gradients, updates=computed.updates, weight=samples or 1.0)
+                result = self._parameters.push(
+                    computed.gradients, updates=computed.updates, weight=samples or 1.0, cursor=batch.cursor
+                )
             except errors.NonFiniteGradient as error:
                 self._reject(error)
                 self._parameters.skip()  # for the others may be waiting for this step

@@ -4,7 +4,7 @@ A checkpoint is there from the moment on when its manifest is, and until that is
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from shoal import errors
 from shoal._checkpoint.files import open_tensors
@@ -35,11 +35,11 @@ class Catalogue:
 
     def numbers(self, job: str) -> list[int]:
         """The whole checkpoints of a job, oldest first."""
-        return [number for number in self._all(job) if FILE in self.folder.names(path_of(job, number))]
+        return _numbers(self.folder.holding((job,), FILE))
 
     def next_number(self, job: str) -> int:
         """One that no checkpoint of the job has, torn ones included."""
-        return max(self._all(job), default=0) + 1
+        return max(_numbers(self.folder.names((job,))), default=0) + 1
 
     def manifest(self, job: str, number: int) -> Manifest:
         """What a checkpoint consists of.
@@ -86,21 +86,19 @@ class Catalogue:
         self.folder.remove((*path, FILE))
         self.folder.remove(path)
 
-    def sweep(self, job: str, *, but: Collection[int] = ()) -> list[int]:
+    def sweep(self, job: str, *, below: int | None = None) -> list[int]:
         """Removes what writers left torn; the numbers.
 
         Args:
             job: whose.
-            but: numbers that are being written.
+            below: only smaller numbers, for larger ones may be being written; None: all.
         """
-        whole = {*self.numbers(job), *but}
-        torn = [number for number in self._all(job) if number not in whole]
+        there = _numbers(self.folder.names((job,)))  # first: what becomes whole meanwhile is not torn
+        whole = {*self.numbers(job)}
+        torn = sorted(number for number in there if number not in whole and (below is None or number < below))
         for number in torn:
             self.remove(job, number)
         return torn
-
-    def _all(self, job: str) -> list[int]:
-        return sorted(int(name) for name in self.folder.names((job,)) if _NUMBER.fullmatch(name))
 
 
 def superfluous(numbers: Collection[int], *, keep_last: int, keep_every: int = 0) -> list[int]:
@@ -113,6 +111,10 @@ def superfluous(numbers: Collection[int], *, keep_last: int, keep_every: int = 0
     """
     ordered = sorted(numbers)
     return [number for number in ordered[: -max(1, keep_last)] if not keep_every or number % keep_every]
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
 
 __all__ = ["Catalogue", "path_of", "superfluous"]

@@ -1,6 +1,7 @@
 """A file of tensors on its way out and in: checksums block by block, and nothing in memory twice."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -119,21 +120,39 @@ class TensorReader:
 
     def verify(self) -> None:
         """Reads everything; CorruptCheckpoint if any of it is not what was written."""
-        scratch = memoryview(bytearray(min(BLOCK_BYTES, self._entry.nbytes)))
-        for number in range(len(self._entry.sums)):
-            self._fill_block(number, scratch[: self._block_bytes(number)])
+        window = BLOCK_BYTES * self._file.at_a_time
+        scratch = memoryview(bytearray(min(window, self._entry.nbytes)))
+        for start in range(0, self._entry.nbytes, window):
+            self.read_into(start, scratch[: self._entry.nbytes - start])
 
     def read_into(self, start: int, target: memoryview) -> None:
         """Fills `target` with the file's bytes from `start` on."""
+        whole = []
         while len(target):
             number, within = divmod(start, BLOCK_BYTES)
             size = self._block_bytes(number)
             count = min(size - within, len(target))
             if count == size:
-                self._fill_block(number, target[:count])
+                whole.append((number, target[:count]))
             else:
                 target[:count] = self._block(number)[within : within + count]
             start, target = start + count, target[count:]
+        self._fill_blocks(whole)
+
+    def _fill_blocks(self, blocks: Sequence[tuple[int, memoryview]]) -> None:
+        threads = min(self._file.at_a_time, len(blocks))
+        if threads < 2:
+            for number, target in blocks:
+                self._fill_block(number, target)
+            return
+        with ThreadPoolExecutor(threads, thread_name_prefix="blocks") as pool:
+            filled = [pool.submit(self._fill_block, number, target) for number, target in blocks]
+            try:
+                for block in filled:
+                    block.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def _bytes(self, start: int, size: int) -> bytes:
         target = bytearray(size)

@@ -1,4 +1,4 @@
-"""Where checkpoints live: a folder of this machine, or any URL that fsspec knows. A file is there whole, or not at all.
+"""Where checkpoints live: what any such place does, and folders of this machine. A file is there whole, or not at all.
 
 Names within a folder are checked here, once for all: nothing that comes from a user, a job or a manifest leads out.
 """
@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -18,14 +18,20 @@ from shoal import errors
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-_TEMPORARY = ".tmp-"  # begins the name of a file that is being written: no name may
-_MAX_PIECES = 512  # of one system call; the kernel takes 1,024
+TEMPORARY = ".tmp-"  # begins the name of a file that is being written: no name may
+_WRITE_BEHIND_BYTES = 16 << 20  # of a file that is being written, until the disk is told to begin with them
 
 
 class File(Protocol):
-    """A file that is open for reading."""
+    """A file that is open for reading.
+
+    Attributes:
+        nbytes: its size.
+        at_a_time: so many reads side by side are faster than one after the other.
+    """
 
     nbytes: int
+    at_a_time: int
 
     def read_into(self, start: int, target: memoryview) -> None:
         """Fills `target` with the bytes from `start` on; CorruptCheckpoint if the file ends before."""
@@ -52,9 +58,18 @@ class Folder(Protocol):
         """What is in a folder, sorted; nothing if there is no such folder, or something else of that name."""
         ...
 
+    def holding(self, path: Sequence[str], name: str) -> list[str]:
+        """Those folders in a folder that have something of this name, sorted; nothing as for `names`. One listing."""
+        ...
+
     def remove(self, path: Sequence[str]) -> None:
         """Removes a file, or a folder and all that is in it; one that is not there is no error."""
         ...
+
+
+def is_name(name: str) -> bool:
+    """Whether a file of a checkpoint may be called so."""
+    return _NAME.fullmatch(name) is not None
 
 
 def checked(name: str) -> str:
@@ -63,7 +78,7 @@ def checked(name: str) -> str:
     Raises:
         BadRequest: it is not one that a file of a checkpoint may have.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise errors.BadRequest(
             f"{name!r} is no name in a folder of checkpoints: 1 to 255 letters, digits, '.', '_' and '-', the first a "
             "letter or digit"
@@ -75,14 +90,16 @@ def open_folder(url: str) -> Folder:
     """The folder that a user names.
 
     Args:
-        url: a path of this machine, or file://PATH.
+        url: a path of this machine, or file://PATH; or of an object store, as fsspec has them: s3://BUCKET/PREFIX.
 
     Raises:
-        BadRequest: another kind of URL.
+        BadRequest: another kind of URL, or the package for it is not installed.
     """
     scheme, found, path = url.partition("://")
-    if found and scheme != "file":
-        raise errors.BadRequest(f"checkpoints cannot live at {url!r}: name a folder of this machine", url=url)
+    if found and scheme not in ("file", "local"):
+        from shoal._checkpoint.object_store import ObjectStore  # noqa: PLC0415 - which needs what is here
+
+        return ObjectStore(url)
     return LocalFolder(Path(path if found else url).absolute())
 
 
@@ -104,7 +121,7 @@ class LocalFolder:
         """See `Folder.write`: a temporary file, fsync, rename, fsync of the folder."""
         *parents, name = map(checked, path)
         with self._failing("written", path), self._descend(parents, make=True) as folder:
-            temporary = f"{_TEMPORARY}{secrets.token_hex(8)}"
+            temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
             try:
@@ -125,10 +142,10 @@ class LocalFolder:
         """See `Folder.open`."""
         *parents, name = map(checked, path)
         try:
-            with self._failing("read", path), self._descend(parents) as folder:
+            with self._failing("read", path, unless_missing=True), self._descend(parents) as folder:
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
         except FileNotFoundError:
-            raise _missing(self.url, path) from None
+            raise missing(self.url, path) from None
         try:
             with self._failing("read", path):
                 status = os.fstat(descriptor)
@@ -140,23 +157,36 @@ class LocalFolder:
 
     def names(self, path: Sequence[str]) -> list[str]:
         """See `Folder.names`."""
+        return self._those(path, lambda _folder, _name: True)
+
+    def holding(self, path: Sequence[str], name: str) -> list[str]:
+        """See `Folder.holding`."""
+        checked(name)
+        return self._those(path, lambda folder, below: _holds(folder, below, name))
+
+    def remove(self, path: Sequence[str]) -> None:
+        """See `Folder.remove`."""
+        *parents, name = map(checked, path)
+        with (
+            suppress(FileNotFoundError),
+            self._failing("removed", path, unless_missing=True),
+            self._descend(parents) as folder,
+        ):
+            _remove(folder, name)
+            os.fsync(folder)
+
+    def _those(self, path: Sequence[str], wanted: Callable[[int, str], bool]) -> list[str]:
+        """The names in a folder that are wanted, given a descriptor of the folder and the name."""
         parents = [*map(checked, path)]
         try:
-            with self._failing("listed", path), self._descend(parents) as folder:
-                return sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
+            with self._failing("listed", path, unless_missing=True), self._descend(parents) as folder:
+                return sorted(name for name in os.listdir(folder) if is_name(name) and wanted(folder, name))
         except FileNotFoundError:
             return []
         except errors.StorageFailed as error:
             if parents and isinstance(error.__cause__, NotADirectoryError):
                 return []
             raise
-
-    def remove(self, path: Sequence[str]) -> None:
-        """See `Folder.remove`."""
-        *parents, name = map(checked, path)
-        with suppress(FileNotFoundError), self._failing("removed", path), self._descend(parents) as folder:
-            _remove(folder, name)
-            os.fsync(folder)
 
     @contextmanager
     def _descend(self, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
@@ -179,12 +209,12 @@ class LocalFolder:
             os.close(folder)
 
     @contextmanager
-    def _failing(self, verb: str, path: Sequence[str]) -> Iterator[None]:
+    def _failing(self, verb: str, path: Sequence[str], *, unless_missing: bool = False) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            raise
         except OSError as error:
+            if unless_missing and isinstance(error, FileNotFoundError):
+                raise
             raise errors.StorageFailed(
                 f"{'/'.join((self.url, *path))} could not be {verb}: {error.strerror or error}{_advice(error)}",
                 path="/".join(path),
@@ -192,6 +222,8 @@ class LocalFolder:
 
 
 class _LocalFile:
+    at_a_time = 1  # there is one disk, or memory
+
     def __init__(self, descriptor: int, nbytes: int, where: str) -> None:
         self._descriptor, self.nbytes, self._where = descriptor, nbytes, where
 
@@ -204,10 +236,16 @@ class _LocalFile:
 
 
 def _write_all(descriptor: int, pieces: Iterable[Buffer]) -> None:
+    begun = end = 0
     for piece in pieces:
         rest = memoryview(piece).cast("B")
         while len(rest):
-            rest = rest[os.write(descriptor, rest) :]
+            count = os.write(descriptor, rest)
+            rest, end = rest[count:], end + count
+        if end - begun >= _WRITE_BEHIND_BYTES:
+            # Begins to write these to the disk, so that it works meanwhile and fsync has little left to wait for.
+            os.posix_fadvise(descriptor, begun, end - begun, os.POSIX_FADV_DONTNEED)
+            begun = end
 
 
 def _remove(folder: int, name: str) -> None:
@@ -225,7 +263,24 @@ def _remove(folder: int, name: str) -> None:
     os.rmdir(name, dir_fd=folder)
 
 
-def _missing(url: str, path: Sequence[str]) -> errors.UnknownCheckpoint:
+def _holds(folder: int, below: str, name: str) -> bool:
+    """Whether something of a name is in a folder of a folder."""
+    try:
+        opened = os.open(below, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or no folder
+        return False
+    try:
+        os.stat(name, dir_fd=opened, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(opened)
+
+
+def missing(url: str, path: Sequence[str]) -> errors.UnknownCheckpoint:
+    """What is said of a file that is not there."""
     return errors.UnknownCheckpoint(f"there is no {'/'.join((url, *path))}", path="/".join(path))
 
 
@@ -233,6 +288,10 @@ def _advice(error: OSError) -> str:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return "; free some space, or keep fewer checkpoints"
+        case errno.ENOENT:
+            return "; somebody removed its folder meanwhile"
+        case errno.EFBIG:
+            return "; raise the limit on the size of files (ulimit -f)"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return "; let the user that Shoal runs as write there, or choose another folder"
         case errno.ELOOP:
@@ -240,4 +299,4 @@ def _advice(error: OSError) -> str:
     return ""
 
 
-__all__ = ["Buffer", "File", "Folder", "LocalFolder", "checked", "open_folder"]
+__all__ = ["TEMPORARY", "Buffer", "File", "Folder", "LocalFolder", "checked", "is_name", "missing", "open_folder"]

@@ -39,8 +39,9 @@ app = typer.Typer(
 app.command(rich_help_panel="Cluster")(cluster.up)
 app.command(rich_help_panel="Cluster")(cluster.status)
 app.command(rich_help_panel="Jobs")(submit.submit)
-for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.cancel, jobs.drop, jobs.pull):
+for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.data, jobs.cancel, jobs.drop, jobs.pull):
     app.command(rich_help_panel="Jobs")(_command)
+app.command(rich_help_panel="Checkpoints")(jobs.checkpoint)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Checkpoints")
 app.command(rich_help_panel="Checkpoints")(checkpoints.export)
 app.command(name="import", rich_help_panel="Checkpoints")(checkpoints.import_)

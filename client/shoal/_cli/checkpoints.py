@@ -15,7 +15,9 @@ app = typer.Typer(no_args_is_help=True, help="Looks at the checkpoints in a fold
 
 FolderOption = Annotated[
     str,
-    typer.Option("--checkpoints", envvar="SHOAL_CHECKPOINTS", help="The folder of checkpoints.", show_default=False),
+    typer.Option(
+        "--checkpoints", envvar="SHOAL_CHECKPOINTS", help="The folder or URL of checkpoints.", show_default=False
+    ),
 ]
 NameArgument = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="JOB for its newest checkpoint, or JOB/NUMBER.")

@@ -31,6 +31,19 @@ def up(
     listen: Annotated[
         str, typer.Option(envvar="SHOAL_LISTEN", help="The coordinator's host:port; port 0 takes any free one.")
     ] = options.DEFAULT_ADDRESS,
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOAL_CHECKPOINTS", help="Folder of checkpoints, which stays; without one, none are taken."
+        ),
+    ] = "",
+    store: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOAL_STORE",
+            help="File that keeps jobs for the next time, when they go on from checkpoints.",
+        ),
+    ] = "",
     log_level: Annotated[
         str, typer.Option(envvar="SHOAL_LOG_LEVEL", help="Of the roles: debug, info, warning or error.")
     ] = "warning",
@@ -47,6 +60,8 @@ def up(
         servers,
         workers,
         path=path or ["."],
+        checkpoints=checkpoints,
+        store=store,
         listen=listen,
         log_level=log_level,
         log_dir=log_dir,

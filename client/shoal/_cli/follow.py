@@ -7,7 +7,7 @@ from shoal import status
 from shoal._cli import records
 from shoal._cli.output import Output
 from shoal.client import JobHandle
-from shoal.events import Event, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 from shoal.status import JobResult
 
@@ -44,6 +44,14 @@ def first_line(reason: str) -> str:
     return reason.partition("\n")[0]
 
 
+def checkpoint(event: CheckpointEnded) -> str:
+    """What became of a checkpoint, in one line."""
+    if event.saved is None:
+        return f"checkpoint failed, training goes on: {first_line(event.failure)}"
+    saved = event.saved
+    return f"checkpoint {saved.number}: step {saved.step:,}, {saved.nbytes:,} bytes in {event.seconds:.1f} s"
+
+
 def _show(job: JobHandle, out: Output) -> None:
     submitted = job.status().job
     bar = Progress(
@@ -67,6 +75,8 @@ def _update(bar: Progress, task: TaskID, job: Job, event: Event) -> None:
             bar.update(task, description=f"{job.name} {event.state.value}")
             why = "" if event.state.finished else first_line(event.reason)  # of its end, the command says more
             bar.console.print(Text(f"{job.name} {event.state.value}" + (f": {why}" if why else "")), soft_wrap=True)
+        case CheckpointEnded():
+            bar.console.print(Text(f"{job.name} {checkpoint(event)}"), soft_wrap=True)
         case LogLine():
             bar.console.print(Text(str(event)), soft_wrap=True)
         case MetricsReported():
@@ -83,4 +93,4 @@ def _figures(now: status.Progress) -> str:
     return f"loss {now.loss:.3g} · {now.samples_per_s:,.0f}/s · stale {now.staleness_p50:g}/{now.staleness_max}"
 
 
-__all__ = ["follow", "summary"]
+__all__ = ["checkpoint", "first_line", "follow", "summary"]

@@ -1,4 +1,4 @@
-"""Commands on jobs that are there: jobs, wait, logs, cancel, drop, pull."""
+"""Commands on jobs that are there: jobs, wait, logs, data, cancel, drop, pull."""
 
 import time
 import zipfile
@@ -16,7 +16,7 @@ from shoal._cli.output import Output, Row
 from shoal._whole_file import written_whole
 from shoal.client import Client
 from shoal.events import LogLine
-from shoal.status import JobStatus
+from shoal.status import DataAccount, DataCount, JobStatus
 
 
 def jobs(
@@ -32,7 +32,7 @@ def jobs(
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         now, found = time.time(), client.jobs()
         rows = [_job_row(status, now) for status in found]
-        notes = [f"{status.name}: {first_line(status.reason)}" for status in found if status.reason]
+        notes = [f"{status.name}: {note}" for status in found for note in _notes(status)]
         out.rows("", columns, rows, optional=["age", "stale", "samples/s", "program", "loss", "workers"], notes=notes)
 
 
@@ -61,6 +61,43 @@ def logs(
         for event in client.job(job).events(follow=follow):
             if isinstance(event, LogLine):
                 out.say(str(event), records.event(event))
+
+
+def checkpoint(
+    job: options.JobArgument,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; by default as long as it takes.")] = None,
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Takes a checkpoint while training goes on, and waits until it is whole."""
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        saved = client.job(job).checkpoint(timeout)
+        out.say(
+            f"{job}/{saved.number}: step {saved.step:,}, {saved.nbytes:,} bytes",
+            {"job": job, **records.checkpoint(saved)},
+        )
+
+
+def data(
+    job: options.JobArgument,
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Shows the account of a job's data: which examples are done, who holds which, and which still wait."""
+    columns = ["epoch", "done", "leased", "loose", "untouched", "held by"]
+    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+        account = client.job(job).data()
+        if as_json:
+            out.record(records.data(job, account))
+            return
+        epochs: list[tuple[list[str], Row]] = [
+            ([str(epoch), *_counts(count), _holders(account, epoch)], {})
+            for epoch, count in account.in_progress.items()
+        ]
+        total: tuple[list[str], Row] = (["all", *_counts(account.total), ""], {})
+        out.rows(_data_title(job, account), columns, [*epochs, total])
 
 
 def cancel(
@@ -126,6 +163,26 @@ def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
     return cells, records.job(status)
 
 
+def _notes(status: JobStatus) -> list[str]:
+    failure = status.checkpoint_failure and f"the last checkpoint failed: {first_line(status.checkpoint_failure)}"
+    return [*filter(None, (first_line(status.reason), failure))]
+
+
+def _data_title(job: str, account: DataAccount) -> str:
+    if not account.examples:
+        return f"{job} has no data, or no worker has loaded its program yet"
+    return f"{job}: {account.examples:,} examples a pass · {account.epochs} epochs · epoch {account.epoch} now"
+
+
+def _counts(count: DataCount) -> list[str]:
+    return [f"{number:,}" for number in (count.done, count.leased, count.loose, count.untouched)]
+
+
+def _holders(account: DataAccount, epoch: int) -> str:
+    held = [held for held in account.held if held.epoch == epoch]
+    return ", ".join(f"{part.worker} [{part.start:,}, {part.stop:,})" for part in held)
+
+
 def _duration(seconds: float) -> str:
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
@@ -147,4 +204,4 @@ def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
         raise _cannot_write(file, error.strerror or str(error)) from None
 
 
-__all__ = ["cancel", "drop", "jobs", "logs", "pull", "wait"]
+__all__ = ["cancel", "checkpoint", "data", "drop", "jobs", "logs", "pull", "wait"]

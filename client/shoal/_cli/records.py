@@ -3,8 +3,8 @@
 from dataclasses import asdict
 from typing import Any
 
-from shoal.events import Event, LogLine, MetricsReported, StateChanged
-from shoal.status import ClusterStatus, JobResult, JobStatus, MemberStatus
+from shoal.events import CheckpointEnded, Event, LogLine, MetricsReported, StateChanged
+from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, MemberStatus, SavedCheckpoint
 
 
 def job(status: JobStatus) -> dict[str, Any]:
@@ -20,6 +20,8 @@ def job(status: JobStatus) -> dict[str, Any]:
         "optimizer": submitted.optimizer.name,
         "workers": list(status.workers),
         "workers_wanted": submitted.workers,
+        "min_workers": submitted.fewest_workers,
+        "max_workers": submitted.most_workers,
         "shards": submitted.shards,
         "seed": submitted.seed,
         "epochs": submitted.epochs,
@@ -31,12 +33,29 @@ def job(status: JobStatus) -> dict[str, Any]:
         "started_at": status.started_at,
         "finished_at": status.finished_at,
         "progress": asdict(status.progress),
+        "checkpoint": checkpoint(status.checkpoint) if status.checkpoint else None,
+        "checkpoint_failure": status.checkpoint_failure,
+        "restarts": status.restarts,
     }
+
+
+def checkpoint(saved: SavedCheckpoint) -> dict[str, Any]:
+    """A checkpoint that is whole."""
+    return {"number": saved.number, "step": saved.step, "bytes": saved.nbytes, "time": saved.time}
 
 
 def result(result: JobResult) -> dict[str, Any]:
     """What a job did."""
     return {"name": result.job, "state": "succeeded", "seconds": result.seconds, "progress": asdict(result.progress)}
+
+
+def data(job: str, account: DataAccount) -> dict[str, Any]:
+    """What became of a job's data."""
+    return {
+        "name": job,
+        **asdict(account),
+        "in_progress": [{"epoch": epoch, **asdict(count)} for epoch, count in account.in_progress.items()],
+    }
 
 
 def member(member: MemberStatus) -> dict[str, Any]:
@@ -69,9 +88,17 @@ def event(event: Event) -> dict[str, Any]:
                 "values": dict(event.values),
                 "progress": asdict(event.progress),
             }
+        case CheckpointEnded():
+            record |= {
+                "event": "checkpoint",
+                "attempt": event.attempt,
+                "saved": checkpoint(event.saved) if event.saved else None,
+                "seconds": event.seconds,
+                "failure": event.failure,
+            }
         case LogLine():
             record |= {"event": "log", "worker": event.worker, "text": event.text}
     return record
 
 
-__all__ = ["cluster", "event", "job", "member", "result"]
+__all__ = ["checkpoint", "cluster", "data", "event", "job", "member", "result"]

@@ -1,6 +1,6 @@
 """`shoal submit`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,6 +9,7 @@ from shoal._cli import options, records
 from shoal._cli.follow import follow as follow_job
 from shoal._cli.follow import summary
 from shoal._cli.output import INTERRUPTED, Output
+from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.client import Client, JobHandle
 from shoal.job import Job, Wire
 
@@ -18,7 +19,9 @@ def submit(
         str, typer.Argument(metavar="PROGRAM", help="package.module:factory, which the workers import.")
     ],
     name: Annotated[str, typer.Option(help="Of the job. By default drawn from the program's name.")] = "",
-    workers: Annotated[int, typer.Option("--workers", "-w", help="How many train at once.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", "-w", help="How many are wanted.")] = 1,
+    min_workers: Annotated[int, typer.Option(help="Enough to start with when no more are idle; 0: all wanted.")] = 0,
+    max_workers: Annotated[int, typer.Option(help="Up to so many may join while it runs; 0: those wanted.")] = 0,
     consistency: Annotated[
         str, typer.Option(help="sync, sync:BACKUP_WORKERS, async, async:scaled, or ssp:BOUND.")
     ] = "sync",
@@ -39,6 +42,20 @@ def submit(
         bool,
         typer.Option("--in-turn", help="Pull, compute and push in turn, though the mode allows to overlap them."),
     ] = False,
+    from_checkpoint: Annotated[
+        str, typer.Option("--from", metavar="CHECKPOINT", help="Go on from it: JOB for its newest one, or JOB/NUMBER.")
+    ] = "",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="With --from: take the values of variables that both have, no more.")
+    ] = False,
+    checkpoint_s: Annotated[
+        float | None, typer.Option(help="Seconds from one checkpoint to the next; 0: none by time. By default 600.")
+    ] = None,
+    checkpoint_steps: Annotated[int | None, typer.Option(help="Steps from one checkpoint to the next.")] = None,
+    keep: Annotated[int | None, typer.Option(help="So many of the newest checkpoints stay. By default 3.")] = None,
+    keep_every: Annotated[
+        int | None, typer.Option(help="Checkpoints whose number is a multiple of this stay as well.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Watch it to its end, and end as it does. Ctrl-C leaves it running.")
     ] = False,
@@ -55,6 +72,8 @@ def submit(
             program,
             name=name,
             workers=workers,
+            min_workers=min_workers,
+            max_workers=max_workers,
             consistency=modes.parse(consistency),
             optimizer=options.optimizer(optimizer),
             settings=options.settings(settings or []),
@@ -65,6 +84,11 @@ def submit(
             seed=seed,
             wire=wire,
             overlap=not in_turn,
+            checkpoints=_policy(
+                every_s=checkpoint_s, every_steps=checkpoint_steps, keep_last=keep, keep_every=keep_every
+            ),
+            restore=from_checkpoint,
+            partial_restore=partial,
         )
         handle = client.submit(job)
         if out.as_json:
@@ -73,6 +97,14 @@ def submit(
             out.say(f"submitted {handle.name}; watch it with `shoal logs --follow {handle.name}`", {})
         if follow:
             _follow(handle, out)
+
+
+def _policy(**given: float | None) -> CheckpointPolicy | None:
+    """What was said; None: nothing was."""
+    said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if said.get("every_steps") and "every_s" not in said:
+        said["every_s"] = 0.0
+    return CheckpointPolicy(**said) if said else None
 
 
 def _follow(job: JobHandle, out: Output) -> None:

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from shoal.v1 import parameter_server_pb2 as _parameter_server_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -164,17 +165,25 @@ class LeaveRequest(_message.Message):
 
     MEMBER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     incarnation: _builtins.int
+    @_builtins.property
+    def cursor(self) -> _parameter_server_pb2.DataCursor:
+        """Workers: how far it is in the range of data that it holds; only the rest goes to others. Not set, or of another
+        lease than the one it holds: all of that range does.
+        """
+
     def __init__(
         self,
         *,
         member: _builtins.str = ...,
         incarnation: _builtins.int = ...,
+        cursor: _parameter_server_pb2.DataCursor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "incarnation", b"incarnation", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -76,7 +76,8 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Ends the membership now instead of at the lease's end.
+        """Ends the membership now instead of at the lease's end, and the member's part in a job, which it is not through with:
+        another may take its place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

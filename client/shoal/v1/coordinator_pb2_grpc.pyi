@@ -40,7 +40,9 @@ class CoordinatorStub:
     ABORTED, FENCED; register again.
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]
-    """Ends the membership now instead of at the lease's end."""
+    """Ends the membership now instead of at the lease's end, and the member's part in a job, which it is not through with:
+    another may take its place.
+    """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]
 
 @_typing.type_check_only
@@ -55,7 +57,9 @@ class CoordinatorAsyncStub(CoordinatorStub):
     ABORTED, FENCED; register again.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]  # type: ignore[assignment]
-    """Ends the membership now instead of at the lease's end."""
+    """Ends the membership now instead of at the lease's end, and the member's part in a job, which it is not through with:
+    another may take its place.
+    """
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]  # type: ignore[assignment]
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
@@ -85,7 +89,9 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.LeaveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.LeaveReply, _abc.Awaitable[_coordinator_pb2.LeaveReply]]:
-        """Ends the membership now instead of at the lease's end."""
+        """Ends the membership now instead of at the lease's end, and the member's part in a job, which it is not through with:
+        another may take its place.
+        """
 
     @_abc_1.abstractmethod
     def GetStatus(

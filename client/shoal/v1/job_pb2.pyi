@@ -273,6 +273,10 @@ class JobSpec(_message.Message):
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
     IN_TURN_FIELD_NUMBER: _builtins.int
+    MIN_WORKERS_FIELD_NUMBER: _builtins.int
+    MAX_WORKERS_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    RESTORE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of [a-z0-9-], starting with a letter."""
     program: _builtins.str
@@ -280,7 +284,7 @@ class JobSpec(_message.Message):
     settings_json: _builtins.str
     """A JSON object of keyword arguments for the factory."""
     workers: _builtins.int
-    """> 0."""
+    """> 0. As many are wanted at the start."""
     shards: _builtins.int
     """0: four a server."""
     seed: _builtins.int
@@ -301,10 +305,24 @@ class JobSpec(_message.Message):
     """A worker pulls, computes and pushes in turn. False: where the consistency mode allows it (asynchronous; bounded
     staleness with a bound of 1 or more), its next pull and its previous push run while it computes.
     """
+    min_workers: _builtins.int
+    """So many are enough to begin with when no more are idle. 0: as many as `workers`. More than `workers`, or set in a
+    session's job: INVALID_ARGUMENT, INVALID_JOB; so with the next one.
+    """
+    max_workers: _builtins.int
+    """Up to so many may join while it runs. 0: as many as `workers`, which it may not be below."""
     @_builtins.property
     def consistency(self) -> Global___Consistency: ...
     @_builtins.property
     def optimizer(self) -> Global___Optimizer: ...
+    @_builtins.property
+    def checkpoints(self) -> Global___CheckpointPolicy:
+        """Not set: every ten minutes and at the end, if the cluster has a folder of checkpoints."""
+
+    @_builtins.property
+    def restore(self) -> Global___CheckpointChoice:
+        """The checkpoint to begin with. Not set: initial values."""
+
     def __init__(
         self,
         *,
@@ -322,14 +340,85 @@ class JobSpec(_message.Message):
         max_steps: _builtins.int = ...,
         wire: _tensor_pb2.DType.ValueType = ...,
         in_turn: _builtins.bool = ...,
+        min_workers: _builtins.int = ...,
+        max_workers: _builtins.int = ...,
+        checkpoints: Global___CheckpointPolicy | None = ...,
+        restore: Global___CheckpointChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "optimizer", b"optimizer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "optimizer", b"optimizer", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "consistency", b"consistency", "epochs", b"epochs", "in_turn", b"in_turn", "max_steps", b"max_steps", "name", b"name", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "wire", b"wire", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "in_turn", b"in_turn", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "wire", b"wire", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
+
+@_typing.final
+class CheckpointPolicy(_message.Message):
+    """When checkpoints are taken, and which are kept. All of the first three 0: only on demand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_S_FIELD_NUMBER: _builtins.int
+    EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    AT_END_FIELD_NUMBER: _builtins.int
+    KEEP_LAST_FIELD_NUMBER: _builtins.int
+    KEEP_EVERY_FIELD_NUMBER: _builtins.int
+    every_s: _builtins.float
+    """Seconds from one to the next."""
+    every_steps: _builtins.int
+    """Steps of the worker that is ahead, from one to the next."""
+    at_end: _builtins.bool
+    """One more when all workers are through."""
+    keep_last: _builtins.int
+    """The newest so many stay. 0: 3."""
+    keep_every: _builtins.int
+    """Those whose number is a multiple of it stay as well. 0: none."""
+    def __init__(
+        self,
+        *,
+        every_s: _builtins.float = ...,
+        every_steps: _builtins.int = ...,
+        at_end: _builtins.bool = ...,
+        keep_last: _builtins.int = ...,
+        keep_every: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_end", b"at_end", "every_s", b"every_s", "every_steps", b"every_steps", "keep_every", b"keep_every", "keep_last", b"keep_last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointPolicy: _TypeAlias = CheckpointPolicy  # noqa: Y015
+
+@_typing.final
+class CheckpointChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    number: _builtins.int
+    """0: the newest that is whole."""
+    partial: _builtins.bool
+    """Take the values of variables that both have, and begin anew otherwise: clocks, optimizer slots of the others, data. Else
+    the job goes on from there, and variables that only one of them has are an error.
+    """
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        number: _builtins.int = ...,
+        partial: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "number", b"number", "partial", b"partial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointChoice: _TypeAlias = CheckpointChoice  # noqa: Y015
 
 @_typing.final
 class JobStatus(_message.Message):
@@ -343,6 +432,9 @@ class JobStatus(_message.Message):
     FINISHED_AT_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FAILURE_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
     state: Global___JobState.ValueType
     reason: _builtins.str
     """Why it failed, with the program's traceback where there is one; before its end, what it waits for."""
@@ -350,12 +442,20 @@ class JobStatus(_message.Message):
     """Seconds since the epoch of Unix time; 0: not yet."""
     started_at: _builtins.float
     finished_at: _builtins.float
+    checkpoint_failure: _builtins.str
+    """Why the latest attempt failed; empty: it did not."""
+    restarts: _builtins.int
+    """How often it went on from a checkpoint, or from its beginning, because shards were lost."""
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     @_builtins.property
     def workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def progress(self) -> Global___Progress: ...
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint:
+        """The newest whole one. Not set: there is none."""
+
     def __init__(
         self,
         *,
@@ -367,14 +467,49 @@ class JobStatus(_message.Message):
         finished_at: _builtins.float = ...,
         workers: _abc.Iterable[_builtins.str] | None = ...,
         progress: Global___Progress | None = ...,
+        checkpoint: Global___Checkpoint | None = ...,
+        checkpoint_failure: _builtins.str = ...,
+        restarts: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "progress", b"progress", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished_at", b"finished_at", "progress", b"progress", "reason", b"reason", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "finished_at", b"finished_at", "progress", b"progress", "reason", b"reason", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class Checkpoint(_message.Message):
+    """One that is whole."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    step: _builtins.int
+    """To go on with."""
+    bytes: _builtins.int
+    time: _builtins.float
+    """Seconds of Unix time: of the cut."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        step: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        time: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "number", b"number", "step", b"step", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
@@ -623,6 +758,48 @@ class DropReply(_message.Message):
 Global___DropReply: _TypeAlias = DropReply  # noqa: Y015
 
 @_typing.final
+class TakeCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeCheckpointRequest: _TypeAlias = TakeCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class TakeCheckpointReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    after: _builtins.int
+    """Events of it have larger numbers."""
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeCheckpointReply: _TypeAlias = TakeCheckpointReply  # noqa: Y015
+
+@_typing.final
 class GetPlacementRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -640,6 +817,157 @@ class GetPlacementRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPlacementRequest: _TypeAlias = GetPlacementRequest  # noqa: Y015
+
+@_typing.final
+class GetDataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDataRequest: _TypeAlias = GetDataRequest  # noqa: Y015
+
+@_typing.final
+class GetDataReply(_message.Message):
+    """In each epoch, and in all of them together, done, leased, loose and untouched examples add up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    IN_PROGRESS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    examples: _builtins.int
+    """Of one pass; 0: the job has no data, or has not been described yet, and the rest is 0 too."""
+    epochs: _builtins.int
+    """Passes."""
+    epoch: _builtins.int
+    """The first epoch that is not all done, from 0; the last one when they all are."""
+    @_builtins.property
+    def total(self) -> Global___DataCount:
+        """Of all epochs; counts stop at 2^64 - 1."""
+
+    @_builtins.property
+    def in_progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochData]:
+        """The first 1,000 of the epochs that have been begun and are not all done, in order."""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRange]:
+        """In order of the ranges."""
+
+    def __init__(
+        self,
+        *,
+        examples: _builtins.int = ...,
+        epochs: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        total: Global___DataCount | None = ...,
+        in_progress: _abc.Iterable[Global___EpochData] | None = ...,
+        held: _abc.Iterable[Global___HeldRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["total", b"total"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "epochs", b"epochs", "examples", b"examples", "held", b"held", "in_progress", b"in_progress", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDataReply: _TypeAlias = GetDataReply  # noqa: Y015
+
+@_typing.final
+class DataCount(_message.Message):
+    """Examples by what became of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    LOOSE_FIELD_NUMBER: _builtins.int
+    UNTOUCHED_FIELD_NUMBER: _builtins.int
+    done: _builtins.int
+    """Trained on."""
+    leased: _builtins.int
+    """In the hands of workers."""
+    loose: _builtins.int
+    """Taken back, or passed over for the sake of order: the next to be leased."""
+    untouched: _builtins.int
+    """Never leased."""
+    def __init__(
+        self,
+        *,
+        done: _builtins.int = ...,
+        leased: _builtins.int = ...,
+        loose: _builtins.int = ...,
+        untouched: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "leased", b"leased", "loose", b"loose", "untouched", b"untouched"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataCount: _TypeAlias = DataCount  # noqa: Y015
+
+@_typing.final
+class EpochData(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """From 0."""
+    @_builtins.property
+    def count(self) -> Global___DataCount: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        count: Global___DataCount | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["count", b"count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EpochData: _TypeAlias = EpochData  # noqa: Y015
+
+@_typing.final
+class HeldRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    RANGE_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    rank: _builtins.int
+    @_builtins.property
+    def range(self) -> Global___DataRange: ...
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        range: Global___DataRange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "rank", b"rank", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldRange: _TypeAlias = HeldRange  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):
@@ -679,6 +1007,7 @@ class Event(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     time: _builtins.float
     """Seconds since the epoch of Unix time."""
@@ -688,6 +1017,8 @@ class Event(_message.Message):
     def metrics(self) -> Global___Metrics: ...
     @_builtins.property
     def log(self) -> Global___LogLine: ...
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointEnd: ...
     def __init__(
         self,
         *,
@@ -696,16 +1027,53 @@ class Event(_message.Message):
         state: Global___StateChange | None = ...,
         metrics: Global___Metrics | None = ...,
         log: Global___LogLine | None = ...,
+        checkpoint: Global___CheckpointEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "log", b"log", "metrics", b"metrics", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "kind", b"kind", "log", b"log", "metrics", b"metrics", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "log", b"log", "metrics", b"metrics", "sequence", b"sequence", "state", b"state", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "kind", b"kind", "log", b"log", "metrics", b"metrics", "sequence", b"sequence", "state", b"state", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["state", "metrics", "log"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["state", "metrics", "log", "checkpoint"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class CheckpointEnd(_message.Message):
+    """A checkpoint is whole, or was given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """Counts a job's attempts, from 1."""
+    seconds: _builtins.float
+    """From the cut until it was whole, or given up."""
+    failure: _builtins.str
+    """Why it was given up."""
+    @_builtins.property
+    def saved(self) -> Global___Checkpoint:
+        """Not set: it was given up."""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        saved: Global___Checkpoint | None = ...,
+        seconds: _builtins.float = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["saved", b"saved"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "failure", b"failure", "saved", b"saved", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointEnd: _TypeAlias = CheckpointEnd  # noqa: Y015
 
 @_typing.final
 class StateChange(_message.Message):
@@ -1167,6 +1535,7 @@ class FinishRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
@@ -1174,6 +1543,10 @@ class FinishRequest(_message.Message):
     """Empty: done. Else what went wrong, with the traceback: the job fails. The last 64 Ki characters are kept."""
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells one part in a job from another of the same name. Sessions: 0."""
+    lost: _builtins.bool
+    """The error is that servers do not have the job's shards (any more), or are not there: a job that can goes back to its
+    newest checkpoint, instead of failing.
+    """
     def __init__(
         self,
         *,
@@ -1182,10 +1555,11 @@ class FinishRequest(_message.Message):
         incarnation: _builtins.int = ...,
         error: _builtins.str = ...,
         assignment: _builtins.int = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "error", b"error", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "error", b"error", "incarnation", b"incarnation", "job", b"job", "lost", b"lost", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

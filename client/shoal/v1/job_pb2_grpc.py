@@ -60,6 +60,11 @@ class JobsStub:
                 request_serializer=shoal_dot_v1_dot_job__pb2.DropRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_job__pb2.DropReply.FromString,
                 _registered_method=True)
+        self.TakeCheckpoint = channel.unary_unary(
+                '/shoal.v1.Jobs/TakeCheckpoint',
+                request_serializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/shoal.v1.Jobs/Watch',
                 request_serializer=shoal_dot_v1_dot_job__pb2.WatchRequest.SerializeToString,
@@ -69,6 +74,11 @@ class JobsStub:
                 '/shoal.v1.Jobs/GetPlacement',
                 request_serializer=shoal_dot_v1_dot_job__pb2.GetPlacementRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_tensor__pb2.Placement.FromString,
+                _registered_method=True)
+        self.GetData = channel.unary_unary(
+                '/shoal.v1.Jobs/GetData',
+                request_serializer=shoal_dot_v1_dot_job__pb2.GetDataRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_job__pb2.GetDataReply.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/shoal.v1.Jobs/Describe',
@@ -134,6 +144,14 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeCheckpoint(self, request, context):
+        """Begins a checkpoint; the event whose `attempt` is the reply's says what became of it. A cluster without a folder of
+        checkpoints: UNAVAILABLE, STORAGE_FAILED. A job whose variables are not on servers: FAILED_PRECONDITION, NOT_PLACED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Streams a job's events from a sequence number on, and ends after the one that ends the job.
         """
@@ -143,6 +161,13 @@ class JobsServicer:
 
     def GetPlacement(self, request, context):
         """Where the variables are. Before they are placed: FAILED_PRECONDITION, NOT_PLACED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetData(self, request, context):
+        """The account of the data: what is done, who holds what, what waits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -214,6 +239,11 @@ def add_JobsServicer_to_server(servicer, server):
                     request_deserializer=shoal_dot_v1_dot_job__pb2.DropRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_job__pb2.DropReply.SerializeToString,
             ),
+            'TakeCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeCheckpoint,
+                    request_deserializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointReply.SerializeToString,
+            ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=shoal_dot_v1_dot_job__pb2.WatchRequest.FromString,
@@ -223,6 +253,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.GetPlacement,
                     request_deserializer=shoal_dot_v1_dot_job__pb2.GetPlacementRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_tensor__pb2.Placement.SerializeToString,
+            ),
+            'GetData': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetData,
+                    request_deserializer=shoal_dot_v1_dot_job__pb2.GetDataRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_job__pb2.GetDataReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -396,6 +431,33 @@ class Jobs:
             _registered_method=True)
 
     @staticmethod
+    def TakeCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Jobs/TakeCheckpoint',
+            shoal_dot_v1_dot_job__pb2.TakeCheckpointRequest.SerializeToString,
+            shoal_dot_v1_dot_job__pb2.TakeCheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Watch(request,
             target,
             options=(),
@@ -439,6 +501,33 @@ class Jobs:
             '/shoal.v1.Jobs/GetPlacement',
             shoal_dot_v1_dot_job__pb2.GetPlacementRequest.SerializeToString,
             shoal_dot_v1_dot_tensor__pb2.Placement.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetData(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Jobs/GetData',
+            shoal_dot_v1_dot_job__pb2.GetDataRequest.SerializeToString,
+            shoal_dot_v1_dot_job__pb2.GetDataReply.FromString,
             options,
             channel_credentials,
             insecure,

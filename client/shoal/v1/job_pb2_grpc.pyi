@@ -42,10 +42,16 @@ class JobsStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_job_pb2.CancelRequest, _job_pb2.CancelReply]
     Drop: _grpc.UnaryUnaryMultiCallable[_job_pb2.DropRequest, _job_pb2.DropReply]
     """Frees a finished job's variables and forgets it. Running: FAILED_PRECONDITION, JOB_RUNNING."""
+    TakeCheckpoint: _grpc.UnaryUnaryMultiCallable[_job_pb2.TakeCheckpointRequest, _job_pb2.TakeCheckpointReply]
+    """Begins a checkpoint; the event whose `attempt` is the reply's says what became of it. A cluster without a folder of
+    checkpoints: UNAVAILABLE, STORAGE_FAILED. A job whose variables are not on servers: FAILED_PRECONDITION, NOT_PLACED.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]
     """Streams a job's events from a sequence number on, and ends after the one that ends the job."""
     GetPlacement: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetPlacementRequest, _tensor_pb2.Placement]
     """Where the variables are. Before they are placed: FAILED_PRECONDITION, NOT_PLACED."""
+    GetData: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetDataRequest, _job_pb2.GetDataReply]
+    """The account of the data: what is done, who holds what, what waits."""
     Describe: _grpc.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]
     """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
     Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
@@ -74,10 +80,16 @@ class JobsAsyncStub(JobsStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_job_pb2.CancelRequest, _job_pb2.CancelReply]  # type: ignore[assignment]
     Drop: _aio.UnaryUnaryMultiCallable[_job_pb2.DropRequest, _job_pb2.DropReply]  # type: ignore[assignment]
     """Frees a finished job's variables and forgets it. Running: FAILED_PRECONDITION, JOB_RUNNING."""
+    TakeCheckpoint: _aio.UnaryUnaryMultiCallable[_job_pb2.TakeCheckpointRequest, _job_pb2.TakeCheckpointReply]  # type: ignore[assignment]
+    """Begins a checkpoint; the event whose `attempt` is the reply's says what became of it. A cluster without a folder of
+    checkpoints: UNAVAILABLE, STORAGE_FAILED. A job whose variables are not on servers: FAILED_PRECONDITION, NOT_PLACED.
+    """
     Watch: _aio.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]  # type: ignore[assignment]
     """Streams a job's events from a sequence number on, and ends after the one that ends the job."""
     GetPlacement: _aio.UnaryUnaryMultiCallable[_job_pb2.GetPlacementRequest, _tensor_pb2.Placement]  # type: ignore[assignment]
     """Where the variables are. Before they are placed: FAILED_PRECONDITION, NOT_PLACED."""
+    GetData: _aio.UnaryUnaryMultiCallable[_job_pb2.GetDataRequest, _job_pb2.GetDataReply]  # type: ignore[assignment]
+    """The account of the data: what is done, who holds what, what waits."""
     Describe: _aio.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]  # type: ignore[assignment]
     """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
     Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
@@ -135,6 +147,16 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         """Frees a finished job's variables and forgets it. Running: FAILED_PRECONDITION, JOB_RUNNING."""
 
     @_abc_1.abstractmethod
+    def TakeCheckpoint(
+        self,
+        request: _job_pb2.TakeCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.TakeCheckpointReply, _abc.Awaitable[_job_pb2.TakeCheckpointReply]]:
+        """Begins a checkpoint; the event whose `attempt` is the reply's says what became of it. A cluster without a folder of
+        checkpoints: UNAVAILABLE, STORAGE_FAILED. A job whose variables are not on servers: FAILED_PRECONDITION, NOT_PLACED.
+        """
+
+    @_abc_1.abstractmethod
     def Watch(
         self,
         request: _job_pb2.WatchRequest,
@@ -149,6 +171,14 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tensor_pb2.Placement, _abc.Awaitable[_tensor_pb2.Placement]]:
         """Where the variables are. Before they are placed: FAILED_PRECONDITION, NOT_PLACED."""
+
+    @_abc_1.abstractmethod
+    def GetData(
+        self,
+        request: _job_pb2.GetDataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.GetDataReply, _abc.Awaitable[_job_pb2.GetDataReply]]:
+        """The account of the data: what is done, who holds what, what waits."""
 
     @_abc_1.abstractmethod
     def Describe(

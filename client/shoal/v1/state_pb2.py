@@ -27,7 +27,7 @@ from shoal.v1 import job_pb2 as shoal_dot_v1_dot_job__pb2
 from shoal.v1 import tensor_pb2 as shoal_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14shoal/v1/state.proto\x12\x08shoal.v1\x1a\x1ashoal/v1/coordinator.proto\x1a\x12shoal/v1/job.proto\x1a\x15shoal/v1/tensor.proto\"\x7f\n\rClusterRecord\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bsubmissions\x18\x03 \x01(\x04\x12\x13\n\x0b\x61ssignments\x18\x04 \x01(\x04\x12\x0f\n\x07\x65\x66\x66\x65\x63ts\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\"\x87\x01\n\x0cMemberRecord\x12/\n\x0cregistration\x18\x01 \x01(\x0b\x32\x19.shoal.v1.RegisterRequest\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08\x65nrolled\x18\x03 \x01(\x08\x12\x0c\n\x04\x64\x65\x61\x64\x18\x04 \x01(\x08\x12\x11\n\tlast_seen\x18\x05 \x01(\x01\"B\n\x10SubmissionRecord\x12\x1f\n\x04spec\x18\x01 \x01(\x0b\x32\x11.shoal.v1.JobSpec\x12\r\n\x05token\x18\x02 \x01(\t\"m\n\nPlanRecord\x12%\n\tvariables\x18\x01 \x03(\x0b\x32\x12.shoal.v1.Variable\x12\x10\n\x08\x65xamples\x18\x02 \x01(\x04\x12&\n\tplacement\x18\x03 \x01(\x0b\x32\x13.shoal.v1.Placement\"\xe3\x02\n\tJobRecord\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.shoal.v1.JobState\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04lack\x18\x03 \x01(\t\x12\x14\n\x0csubmitted_at\x18\x04 \x01(\x01\x12\x12\n\nstarted_at\x18\x05 \x01(\x01\x12\x13\n\x0b\x66inished_at\x18\x06 \x01(\x01\x12#\n\x05parts\x18\x07 \x03(\x0b\x32\x14.shoal.v1.PartRecord\x12+\n\x04\x63rew\x18\x08 \x03(\x0b\x32\x1d.shoal.v1.JobRecord.CrewEntry\x12\x10\n\x08\x66inished\x18\t \x03(\r\x12\x10\n\x08\x61ssigner\x18\n \x01(\x04\x12\x10\n\x08\x61ssigned\x18\x0b \x01(\x08\x12\x0f\n\x07\x63reated\x18\x0c \x01(\x08\x12\x10\n\x08numbered\x18\r \x01(\x04\x1a+\n\tCrewEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe9\x01\n\nPartRecord\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nassignment\x18\x04 \x01(\x04\x12)\n\x05stage\x18\x05 \x01(\x0e\x32\x1a.shoal.v1.PartRecord.Stage\x12\x11\n\tdescribed\x18\x06 \x01(\x08\x12\x0c\n\x04step\x18\x07 \x01(\x04\"H\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41SSIGNED\x10\x01\x12\x0c\n\x08\x45NTERING\x10\x02\x12\x0c\n\x08\x41\x44MITTED\x10\x03\"\xfc\x02\n\x0cLedgerRecord\x12\x10\n\x08\x65xamples\x18\x01 \x01(\x04\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\r\x12\x12\n\nrange_size\x18\x03 \x01(\x04\x12!\n\x04next\x18\x04 \x01(\x0b\x32\x13.shoal.v1.DataRange\x12%\n\x08returned\x18\x05 \x03(\x0b\x32\x13.shoal.v1.DataRange\x12.\n\x04held\x18\x06 \x03(\x0b\x32 .shoal.v1.LedgerRecord.HeldEntry\x12\x0e\n\x06leases\x18\x07 \x01(\x04\x12\r\n\x05\x65poch\x18\x08 \x01(\r\x12.\n\x04\x64one\x18\t \x03(\x0b\x32 .shoal.v1.LedgerRecord.DoneEntry\x1a@\n\tHeldEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.shoal.v1.DataRange:\x02\x38\x01\x1a+\n\tDoneEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xab\x01\n\x0bTallyRecord\x12 \n\x06totals\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Totals\x12\x0c\n\x04loss\x18\x02 \x01(\x01\x12-\n\x04told\x18\x03 \x03(\x0b\x32\x1f.shoal.v1.TallyRecord.ToldEntry\x1a=\n\tToldEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x1f\n\x05value\x18\x02 \x01(\x0b\x32\x10.shoal.v1.Totals:\x02\x38\x01\"\xb4\x01\n\x06Totals\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x10\n\x08rejected\x18\x03 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\x04\x12\x32\n\tstaleness\x18\x05 \x03(\x0b\x32\x1f.shoal.v1.Totals.StalenessEntry\x1a\x30\n\x0eStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x8d\x02\n\x0c\x45\x66\x66\x65\x63tRecord\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\nsubmission\x18\x02 \x01(\x04\x12\x35\n\rcreate_shards\x18\x03 \x01(\x0b\x32\x1c.shoal.v1.CreateShardsEffectH\x00\x12\x33\n\x0c\x61\x64mit_worker\x18\x04 \x01(\x0b\x32\x1b.shoal.v1.AdmitWorkerEffectH\x00\x12\x35\n\rremove_worker\x18\x05 \x01(\x0b\x32\x1c.shoal.v1.RemoveWorkerEffectH\x00\x12\x31\n\x0b\x64rop_shards\x18\x06 \x01(\x0b\x32\x1a.shoal.v1.DropShardsEffectH\x00\x42\x06\n\x04kind\"]\n\x12\x43reateShardsEffect\x12&\n\tplacement\x18\x01 \x01(\x0b\x32\x13.shoal.v1.Placement\x12\x1f\n\x04spec\x18\x02 \x01(\x0b\x32\x11.shoal.v1.JobSpec\"\x83\x01\n\x11\x41\x64mitWorkerEffect\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nassignment\x18\x04 \x01(\x04\x12\'\n\x07servers\x18\x05 \x03(\x0b\x32\x16.shoal.v1.ServerRecord\"\x94\x01\n\x12RemoveWorkerEffect\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\'\n\x07servers\x18\x03 \x03(\x0b\x32\x16.shoal.v1.ServerRecord\x12\x1c\n\x0f\x63ommitted_steps\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x12\n\x10_committed_steps\";\n\x10\x44ropShardsEffect\x12\'\n\x07servers\x18\x01 \x03(\x0b\x32\x16.shoal.v1.ServerRecord\"/\n\x0cServerRecord\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14shoal/v1/state.proto\x12\x08shoal.v1\x1a\x1ashoal/v1/coordinator.proto\x1a\x12shoal/v1/job.proto\x1a\x15shoal/v1/tensor.proto\"\x7f\n\rClusterRecord\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bsubmissions\x18\x03 \x01(\x04\x12\x13\n\x0b\x61ssignments\x18\x04 \x01(\x04\x12\x0f\n\x07\x65\x66\x66\x65\x63ts\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\"\x87\x01\n\x0cMemberRecord\x12/\n\x0cregistration\x18\x01 \x01(\x0b\x32\x19.shoal.v1.RegisterRequest\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08\x65nrolled\x18\x03 \x01(\x08\x12\x0c\n\x04\x64\x65\x61\x64\x18\x04 \x01(\x08\x12\x11\n\tlast_seen\x18\x05 \x01(\x01\"B\n\x10SubmissionRecord\x12\x1f\n\x04spec\x18\x01 \x01(\x0b\x32\x11.shoal.v1.JobSpec\x12\r\n\x05token\x18\x02 \x01(\t\"m\n\nPlanRecord\x12%\n\tvariables\x18\x01 \x03(\x0b\x32\x12.shoal.v1.Variable\x12\x10\n\x08\x65xamples\x18\x02 \x01(\x04\x12&\n\tplacement\x18\x03 \x01(\x0b\x32\x13.shoal.v1.Placement\"\xbc\x03\n\tJobRecord\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.shoal.v1.JobState\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04lack\x18\x03 \x01(\t\x12\x14\n\x0csubmitted_at\x18\x04 \x01(\x01\x12\x12\n\nstarted_at\x18\x05 \x01(\x01\x12\x13\n\x0b\x66inished_at\x18\x06 \x01(\x01\x12#\n\x05parts\x18\x07 \x03(\x0b\x32\x14.shoal.v1.PartRecord\x12+\n\x04\x63rew\x18\x08 \x03(\x0b\x32\x1d.shoal.v1.JobRecord.CrewEntry\x12\x10\n\x08\x66inished\x18\t \x03(\r\x12\x10\n\x08\x61ssigner\x18\n \x01(\x04\x12\x10\n\x08\x61ssigned\x18\x0b \x01(\x08\x12\x0f\n\x07\x63reated\x18\x0c \x01(\x08\x12\x10\n\x08numbered\x18\r \x01(\x04\x12\x0f\n\x07\x63losing\x18\x0e \x01(\x08\x12\x10\n\x08restarts\x18\x0f \x01(\r\x12\x11\n\tfruitless\x18\x10 \x01(\r\x12\x10\n\x08patience\x18\x11 \x01(\x01\x12\x0f\n\x07servers\x18\x12 \x01(\r\x1a+\n\tCrewEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe9\x01\n\nPartRecord\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nassignment\x18\x04 \x01(\x04\x12)\n\x05stage\x18\x05 \x01(\x0e\x32\x1a.shoal.v1.PartRecord.Stage\x12\x11\n\tdescribed\x18\x06 \x01(\x08\x12\x0c\n\x04step\x18\x07 \x01(\x04\"H\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41SSIGNED\x10\x01\x12\x0c\n\x08\x45NTERING\x10\x02\x12\x0c\n\x08\x41\x44MITTED\x10\x03\"\xda\x03\n\x0cLedgerRecord\x12\x10\n\x08\x65xamples\x18\x01 \x01(\x04\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\r\x12\x12\n\nrange_size\x18\x03 \x01(\x04\x12!\n\x04next\x18\x04 \x01(\x0b\x32\x13.shoal.v1.DataRange\x12#\n\x05loose\x18\x05 \x03(\x0b\x32\x14.shoal.v1.LooseRange\x12.\n\x04held\x18\x06 \x03(\x0b\x32 .shoal.v1.LedgerRecord.HeldEntry\x12\x0e\n\x06leases\x18\x07 \x01(\x04\x12\r\n\x05\x65poch\x18\x08 \x01(\r\x12.\n\x04\x64one\x18\t \x03(\x0b\x32 .shoal.v1.LedgerRecord.DoneEntry\x12\x30\n\x05ranks\x18\n \x03(\x0b\x32!.shoal.v1.LedgerRecord.RanksEntry\x1a@\n\tHeldEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.shoal.v1.DataRange:\x02\x38\x01\x1a+\n\tDoneEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nRanksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"V\n\nLooseRange\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\x04\x12\x0c\n\x04stop\x18\x04 \x01(\x04\x12\x12\n\x05owner\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_owner\"\xc4\x01\n\x0bTallyRecord\x12 \n\x06totals\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Totals\x12\x0c\n\x04loss\x18\x02 \x01(\x01\x12-\n\x04told\x18\x03 \x03(\x0b\x32\x1f.shoal.v1.TallyRecord.ToldEntry\x12\x17\n\x0f\x65\x61rlier_samples\x18\x04 \x01(\x04\x1a=\n\tToldEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x1f\n\x05value\x18\x02 \x01(\x0b\x32\x10.shoal.v1.Totals:\x02\x38\x01\"\xc6\x01\n\x11\x43heckpointsRecord\x12#\n\x05saved\x18\x01 \x03(\x0b\x32\x14.shoal.v1.Checkpoint\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x08\x12\x10\n\x08\x62\x65gan_at\x18\x04 \x01(\x01\x12\x12\n\nbegan_step\x18\x05 \x01(\x04\x12\x13\n\x0bwanted_from\x18\x06 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x07 \x01(\t\x12\x10\n\x08\x66\x61ilures\x18\x08 \x01(\r\x12\x0e\n\x06number\x18\t \x01(\x04\"\xb4\x01\n\x06Totals\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x10\n\x08rejected\x18\x03 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\x04\x12\x32\n\tstaleness\x18\x05 \x03(\x0b\x32\x1f.shoal.v1.Totals.StalenessEntry\x1a\x30\n\x0eStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xf7\x02\n\x0c\x45\x66\x66\x65\x63tRecord\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\nsubmission\x18\x02 \x01(\x04\x12\x35\n\rcreate_shards\x18\x03 \x01(\x0b\x32\x1c.shoal.v1.CreateShardsEffectH\x00\x12\x33\n\x0c\x61\x64mit_worker\x18\x04 \x01(\x0b\x32\x1b.shoal.v1.AdmitWorkerEffectH\x00\x12\x35\n\rremove_worker\x18\x05 \x01(\x0b\x32\x1c.shoal.v1.RemoveWorkerEffectH\x00\x12\x31\n\x0b\x64rop_shards\x18\x06 \x01(\x0b\x32\x1a.shoal.v1.DropShardsEffectH\x00\x12+\n\x08take_cut\x18\x07 \x01(\x0b\x32\x17.shoal.v1.TakeCutEffectH\x00\x12;\n\x10write_checkpoint\x18\x08 \x01(\x0b\x32\x1f.shoal.v1.WriteCheckpointEffectH\x00\x42\x06\n\x04kind\"\x8a\x01\n\x12\x43reateShardsEffect\x12&\n\tplacement\x18\x01 \x01(\x0b\x32\x13.shoal.v1.Placement\x12\x1f\n\x04spec\x18\x02 \x01(\x0b\x32\x11.shoal.v1.JobSpec\x12+\n\x07sources\x18\x03 \x03(\x0b\x32\x1a.shoal.v1.CheckpointChoice\"V\n\rTakeCutEffect\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\'\n\x07servers\x18\x02 \x03(\x0b\x32\x16.shoal.v1.ServerRecord\x12\r\n\x05\x61\x62ove\x18\x03 \x01(\x04\"\xe9\x01\n\x15WriteCheckpointEffect\x12&\n\tplacement\x18\x01 \x01(\x0b\x32\x13.shoal.v1.Placement\x12\x1f\n\x04spec\x18\x02 \x01(\x0b\x32\x11.shoal.v1.JobSpec\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x0c\n\x04time\x18\x06 \x01(\x01\x12$\n\x04\x64\x61ta\x18\x07 \x01(\x0b\x32\x16.shoal.v1.LedgerRecord\x12$\n\x05tally\x18\x08 \x01(\x0b\x32\x15.shoal.v1.TallyRecord\"\x83\x01\n\x11\x41\x64mitWorkerEffect\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nassignment\x18\x04 \x01(\x04\x12\'\n\x07servers\x18\x05 \x03(\x0b\x32\x16.shoal.v1.ServerRecord\"\x94\x01\n\x12RemoveWorkerEffect\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\'\n\x07servers\x18\x03 \x03(\x0b\x32\x16.shoal.v1.ServerRecord\x12\x1c\n\x0f\x63ommitted_steps\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x12\n\x10_committed_steps\";\n\x10\x44ropShardsEffect\x12\'\n\x07servers\x18\x01 \x03(\x0b\x32\x16.shoal.v1.ServerRecord\"/\n\x0cServerRecord\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,6 +40,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEDGERRECORD_HELDENTRY']._serialized_options = b'8\001'
   _globals['_LEDGERRECORD_DONEENTRY']._loaded_options = None
   _globals['_LEDGERRECORD_DONEENTRY']._serialized_options = b'8\001'
+  _globals['_LEDGERRECORD_RANKSENTRY']._loaded_options = None
+  _globals['_LEDGERRECORD_RANKSENTRY']._serialized_options = b'8\001'
   _globals['_TALLYRECORD_TOLDENTRY']._loaded_options = None
   _globals['_TALLYRECORD_TOLDENTRY']._serialized_options = b'8\001'
   _globals['_TOTALS_STALENESSENTRY']._loaded_options = None
@@ -53,37 +55,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PLANRECORD']._serialized_start=440
   _globals['_PLANRECORD']._serialized_end=549
   _globals['_JOBRECORD']._serialized_start=552
-  _globals['_JOBRECORD']._serialized_end=907
-  _globals['_JOBRECORD_CREWENTRY']._serialized_start=864
-  _globals['_JOBRECORD_CREWENTRY']._serialized_end=907
-  _globals['_PARTRECORD']._serialized_start=910
-  _globals['_PARTRECORD']._serialized_end=1143
-  _globals['_PARTRECORD_STAGE']._serialized_start=1071
-  _globals['_PARTRECORD_STAGE']._serialized_end=1143
-  _globals['_LEDGERRECORD']._serialized_start=1146
-  _globals['_LEDGERRECORD']._serialized_end=1526
-  _globals['_LEDGERRECORD_HELDENTRY']._serialized_start=1417
-  _globals['_LEDGERRECORD_HELDENTRY']._serialized_end=1481
-  _globals['_LEDGERRECORD_DONEENTRY']._serialized_start=1483
-  _globals['_LEDGERRECORD_DONEENTRY']._serialized_end=1526
-  _globals['_TALLYRECORD']._serialized_start=1529
-  _globals['_TALLYRECORD']._serialized_end=1700
-  _globals['_TALLYRECORD_TOLDENTRY']._serialized_start=1639
-  _globals['_TALLYRECORD_TOLDENTRY']._serialized_end=1700
-  _globals['_TOTALS']._serialized_start=1703
-  _globals['_TOTALS']._serialized_end=1883
-  _globals['_TOTALS_STALENESSENTRY']._serialized_start=1835
-  _globals['_TOTALS_STALENESSENTRY']._serialized_end=1883
-  _globals['_EFFECTRECORD']._serialized_start=1886
-  _globals['_EFFECTRECORD']._serialized_end=2155
-  _globals['_CREATESHARDSEFFECT']._serialized_start=2157
-  _globals['_CREATESHARDSEFFECT']._serialized_end=2250
-  _globals['_ADMITWORKEREFFECT']._serialized_start=2253
-  _globals['_ADMITWORKEREFFECT']._serialized_end=2384
-  _globals['_REMOVEWORKEREFFECT']._serialized_start=2387
-  _globals['_REMOVEWORKEREFFECT']._serialized_end=2535
-  _globals['_DROPSHARDSEFFECT']._serialized_start=2537
-  _globals['_DROPSHARDSEFFECT']._serialized_end=2596
-  _globals['_SERVERRECORD']._serialized_start=2598
-  _globals['_SERVERRECORD']._serialized_end=2645
+  _globals['_JOBRECORD']._serialized_end=996
+  _globals['_JOBRECORD_CREWENTRY']._serialized_start=953
+  _globals['_JOBRECORD_CREWENTRY']._serialized_end=996
+  _globals['_PARTRECORD']._serialized_start=999
+  _globals['_PARTRECORD']._serialized_end=1232
+  _globals['_PARTRECORD_STAGE']._serialized_start=1160
+  _globals['_PARTRECORD_STAGE']._serialized_end=1232
+  _globals['_LEDGERRECORD']._serialized_start=1235
+  _globals['_LEDGERRECORD']._serialized_end=1709
+  _globals['_LEDGERRECORD_HELDENTRY']._serialized_start=1554
+  _globals['_LEDGERRECORD_HELDENTRY']._serialized_end=1618
+  _globals['_LEDGERRECORD_DONEENTRY']._serialized_start=1620
+  _globals['_LEDGERRECORD_DONEENTRY']._serialized_end=1663
+  _globals['_LEDGERRECORD_RANKSENTRY']._serialized_start=1665
+  _globals['_LEDGERRECORD_RANKSENTRY']._serialized_end=1709
+  _globals['_LOOSERANGE']._serialized_start=1711
+  _globals['_LOOSERANGE']._serialized_end=1797
+  _globals['_TALLYRECORD']._serialized_start=1800
+  _globals['_TALLYRECORD']._serialized_end=1996
+  _globals['_TALLYRECORD_TOLDENTRY']._serialized_start=1935
+  _globals['_TALLYRECORD_TOLDENTRY']._serialized_end=1996
+  _globals['_CHECKPOINTSRECORD']._serialized_start=1999
+  _globals['_CHECKPOINTSRECORD']._serialized_end=2197
+  _globals['_TOTALS']._serialized_start=2200
+  _globals['_TOTALS']._serialized_end=2380
+  _globals['_TOTALS_STALENESSENTRY']._serialized_start=2332
+  _globals['_TOTALS_STALENESSENTRY']._serialized_end=2380
+  _globals['_EFFECTRECORD']._serialized_start=2383
+  _globals['_EFFECTRECORD']._serialized_end=2758
+  _globals['_CREATESHARDSEFFECT']._serialized_start=2761
+  _globals['_CREATESHARDSEFFECT']._serialized_end=2899
+  _globals['_TAKECUTEFFECT']._serialized_start=2901
+  _globals['_TAKECUTEFFECT']._serialized_end=2987
+  _globals['_WRITECHECKPOINTEFFECT']._serialized_start=2990
+  _globals['_WRITECHECKPOINTEFFECT']._serialized_end=3223
+  _globals['_ADMITWORKEREFFECT']._serialized_start=3226
+  _globals['_ADMITWORKEREFFECT']._serialized_end=3357
+  _globals['_REMOVEWORKEREFFECT']._serialized_start=3360
+  _globals['_REMOVEWORKEREFFECT']._serialized_end=3508
+  _globals['_DROPSHARDSEFFECT']._serialized_start=3510
+  _globals['_DROPSHARDSEFFECT']._serialized_end=3569
+  _globals['_SERVERRECORD']._serialized_start=3571
+  _globals['_SERVERRECORD']._serialized_end=3618
 # @@protoc_insertion_point(module_scope)

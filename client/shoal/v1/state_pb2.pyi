@@ -202,6 +202,11 @@ class JobRecord(_message.Message):
     ASSIGNED_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     NUMBERED_FIELD_NUMBER: _builtins.int
+    CLOSING_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    FRUITLESS_FIELD_NUMBER: _builtins.int
+    PATIENCE_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
     state: _job_pb2.JobState.ValueType
     reason: _builtins.str
     """Why it failed."""
@@ -221,6 +226,15 @@ class JobRecord(_message.Message):
     """No event of the job has a larger number. After a restart numbers go on behind this one, since the events that
     were not kept (log lines, figures) have had some of those before.
     """
+    closing: _builtins.bool
+    """All workers are through, and the last checkpoint is being taken or was."""
+    restarts: _builtins.int
+    """Shards were lost so often, altogether and since there was a new checkpoint."""
+    fruitless: _builtins.int
+    patience: _builtins.float
+    """Placed by then, or the servers that there are must do. Seconds of Unix time; 0: at once."""
+    servers: _builtins.int
+    """How many servers had its shards, before they were lost."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartRecord]:
         """The live workers' parts."""
@@ -249,10 +263,15 @@ class JobRecord(_message.Message):
         assigned: _builtins.bool = ...,
         created: _builtins.bool = ...,
         numbered: _builtins.int = ...,
+        closing: _builtins.bool = ...,
+        restarts: _builtins.int = ...,
+        fruitless: _builtins.int = ...,
+        patience: _builtins.float = ...,
+        servers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "assigner", b"assigner", "created", b"created", "crew", b"crew", "finished", b"finished", "finished_at", b"finished_at", "lack", b"lack", "numbered", b"numbered", "parts", b"parts", "reason", b"reason", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "assigner", b"assigner", "closing", b"closing", "created", b"created", "crew", b"crew", "finished", b"finished", "finished_at", b"finished_at", "fruitless", b"fruitless", "lack", b"lack", "numbered", b"numbered", "parts", b"parts", "patience", b"patience", "reason", b"reason", "restarts", b"restarts", "servers", b"servers", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,15 +389,36 @@ class LedgerRecord(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RanksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EXAMPLES_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     RANGE_SIZE_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
-    RETURNED_FIELD_NUMBER: _builtins.int
+    LOOSE_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     examples: _builtins.int
     """Of one pass; 0: no data."""
     epochs: _builtins.int
@@ -391,10 +431,10 @@ class LedgerRecord(_message.Message):
     """All epochs before this one are done."""
     @_builtins.property
     def next(self) -> _job_pb2.DataRange:
-        """The first range that was never leased; its `lease` is 0, as of those that were taken back."""
+        """The first range that was neither leased nor passed over; its `lease` is 0."""
 
     @_builtins.property
-    def returned(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.DataRange]:
+    def loose(self) -> _containers.RepeatedCompositeFieldContainer[Global___LooseRange]:
         """In order."""
 
     @_builtins.property
@@ -405,6 +445,10 @@ class LedgerRecord(_message.Message):
     def done(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Examples that are done, by epoch, of this one and those after it."""
 
+    @_builtins.property
+    def ranks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By worker, of those that hold a range: its rank."""
+
     def __init__(
         self,
         *,
@@ -412,19 +456,55 @@ class LedgerRecord(_message.Message):
         epochs: _builtins.int = ...,
         range_size: _builtins.int = ...,
         next: _job_pb2.DataRange | None = ...,
-        returned: _abc.Iterable[_job_pb2.DataRange] | None = ...,
+        loose: _abc.Iterable[Global___LooseRange] | None = ...,
         held: _abc.Mapping[_builtins.str, _job_pb2.DataRange] | None = ...,
         leases: _builtins.int = ...,
         epoch: _builtins.int = ...,
         done: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        ranks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "examples", b"examples", "held", b"held", "leases", b"leases", "next", b"next", "range_size", b"range_size", "returned", b"returned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "examples", b"examples", "held", b"held", "leases", b"leases", "loose", b"loose", "next", b"next", "range_size", b"range_size", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LedgerRecord: _TypeAlias = LedgerRecord  # noqa: Y015
+
+@_typing.final
+class LooseRange(_message.Message):
+    """A range that waits: taken back, passed over, or the rest of one that was partly done at a checkpoint. Its numbers are
+    those of a DataRange, which it once was.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    start: _builtins.int
+    stop: _builtins.int
+    owner: _builtins.int
+    """The rank that it is for. Not set: whoever comes first."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        start: _builtins.int = ...,
+        stop: _builtins.int = ...,
+        owner: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "owner", b"owner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "epoch", b"epoch", "owner", b"owner", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__owner: _TypeAlias = _typing.Literal["owner"]  # noqa: Y015
+    _WhichOneofArgType__owner: _TypeAlias = _typing.Literal["_owner", b"_owner"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner) -> _WhichOneofReturnType__owner | None: ...
+
+Global___LooseRange: _TypeAlias = LooseRange  # noqa: Y015
 
 @_typing.final
 class TallyRecord(_message.Message):
@@ -458,8 +538,11 @@ class TallyRecord(_message.Message):
     TOTALS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     TOLD_FIELD_NUMBER: _builtins.int
+    EARLIER_SAMPLES_FIELD_NUMBER: _builtins.int
     loss: _builtins.float
     """Of the latest report."""
+    earlier_samples: _builtins.int
+    """Samples among them that another job did, from whose checkpoint this one goes on."""
     @_builtins.property
     def totals(self) -> Global___Totals:
         """Counts stop at 2^64 - 1."""
@@ -474,14 +557,68 @@ class TallyRecord(_message.Message):
         totals: Global___Totals | None = ...,
         loss: _builtins.float = ...,
         told: _abc.Mapping[_builtins.int, Global___Totals] | None = ...,
+        earlier_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "told", b"told", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_samples", b"earlier_samples", "loss", b"loss", "told", b"told", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TallyRecord: _TypeAlias = TallyRecord  # noqa: Y015
+
+@_typing.final
+class CheckpointsRecord(_message.Message):
+    """Key "job/NUMBER/checkpoints"."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAVED_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
+    BEGAN_AT_FIELD_NUMBER: _builtins.int
+    BEGAN_STEP_FIELD_NUMBER: _builtins.int
+    WANTED_FROM_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    attempts: _builtins.int
+    """How many were begun, and whether the latest is under way."""
+    busy: _builtins.bool
+    began_at: _builtins.float
+    """When it began, and at which step."""
+    began_step: _builtins.int
+    wanted_from: _builtins.float
+    """One more was asked for, to begin then at the earliest. Seconds of Unix time; 0: none."""
+    failure: _builtins.str
+    """Why the latest one failed; how many did in a row."""
+    failures: _builtins.int
+    number: _builtins.int
+    """The largest that was given to any, whole or not."""
+    @_builtins.property
+    def saved(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.Checkpoint]:
+        """Those of this job that are whole, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        saved: _abc.Iterable[_job_pb2.Checkpoint] | None = ...,
+        attempts: _builtins.int = ...,
+        busy: _builtins.bool = ...,
+        began_at: _builtins.float = ...,
+        began_step: _builtins.int = ...,
+        wanted_from: _builtins.float = ...,
+        failure: _builtins.str = ...,
+        failures: _builtins.int = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "began_at", b"began_at", "began_step", b"began_step", "busy", b"busy", "failure", b"failure", "failures", b"failures", "number", b"number", "saved", b"saved", "wanted_from", b"wanted_from"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointsRecord: _TypeAlias = CheckpointsRecord  # noqa: Y015
 
 @_typing.final
 class Totals(_message.Message):
@@ -555,6 +692,8 @@ class EffectRecord(_message.Message):
     ADMIT_WORKER_FIELD_NUMBER: _builtins.int
     REMOVE_WORKER_FIELD_NUMBER: _builtins.int
     DROP_SHARDS_FIELD_NUMBER: _builtins.int
+    TAKE_CUT_FIELD_NUMBER: _builtins.int
+    WRITE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     submission: _builtins.int
     @_builtins.property
@@ -565,6 +704,10 @@ class EffectRecord(_message.Message):
     def remove_worker(self) -> Global___RemoveWorkerEffect: ...
     @_builtins.property
     def drop_shards(self) -> Global___DropShardsEffect: ...
+    @_builtins.property
+    def take_cut(self) -> Global___TakeCutEffect: ...
+    @_builtins.property
+    def write_checkpoint(self) -> Global___WriteCheckpointEffect: ...
     def __init__(
         self,
         *,
@@ -574,12 +717,14 @@ class EffectRecord(_message.Message):
         admit_worker: Global___AdmitWorkerEffect | None = ...,
         remove_worker: Global___RemoveWorkerEffect | None = ...,
         drop_shards: Global___DropShardsEffect | None = ...,
+        take_cut: Global___TakeCutEffect | None = ...,
+        write_checkpoint: Global___WriteCheckpointEffect | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "kind", b"kind", "remove_worker", b"remove_worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "kind", b"kind", "remove_worker", b"remove_worker", "take_cut", b"take_cut", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "remove_worker", b"remove_worker", "submission", b"submission"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "remove_worker", b"remove_worker", "submission", b"submission", "take_cut", b"take_cut", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "write_checkpoint"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -591,23 +736,104 @@ class CreateShardsEffect(_message.Message):
 
     PLACEMENT_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def placement(self) -> _tensor_pb2.Placement: ...
     @_builtins.property
     def spec(self) -> _job_pb2.JobSpec: ...
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.CheckpointChoice]:
+        """What to fill them with: the first of these that can be read. Empty: initial values."""
+
     def __init__(
         self,
         *,
         placement: _tensor_pb2.Placement | None = ...,
         spec: _job_pb2.JobSpec | None = ...,
+        sources: _abc.Iterable[_job_pb2.CheckpointChoice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "sources", b"sources", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateShardsEffect: _TypeAlias = CreateShardsEffect  # noqa: Y015
+
+@_typing.final
+class TakeCutEffect(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    above: _builtins.int
+    """The checkpoint gets a larger number."""
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        servers: _abc.Iterable[Global___ServerRecord] | None = ...,
+        above: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "epoch", b"epoch", "servers", b"servers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeCutEffect: _TypeAlias = TakeCutEffect  # noqa: Y015
+
+@_typing.final
+class WriteCheckpointEffect(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    TALLY_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Of the checkpoint."""
+    step: _builtins.int
+    version: _builtins.int
+    time: _builtins.float
+    """Seconds of Unix time: of the cut."""
+    @_builtins.property
+    def placement(self) -> _tensor_pb2.Placement: ...
+    @_builtins.property
+    def spec(self) -> _job_pb2.JobSpec: ...
+    @_builtins.property
+    def data(self) -> Global___LedgerRecord:
+        """Not set: the job has no data."""
+
+    @_builtins.property
+    def tally(self) -> Global___TallyRecord: ...
+    def __init__(
+        self,
+        *,
+        placement: _tensor_pb2.Placement | None = ...,
+        spec: _job_pb2.JobSpec | None = ...,
+        number: _builtins.int = ...,
+        step: _builtins.int = ...,
+        version: _builtins.int = ...,
+        time: _builtins.float = ...,
+        data: Global___LedgerRecord | None = ...,
+        tally: Global___TallyRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "placement", b"placement", "spec", b"spec", "tally", b"tally"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "number", b"number", "placement", b"placement", "spec", b"spec", "step", b"step", "tally", b"tally", "time", b"time", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteCheckpointEffect: _TypeAlias = WriteCheckpointEffect  # noqa: Y015
 
 @_typing.final
 class AdmitWorkerEffect(_message.Message):

@@ -1,0 +1,254 @@
+"""What checkpoints of 256 MB cost: python benchmarks/checkpoints.py speed|slowdown, prints one JSON line.
+
+speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files, manifest, each on the disk
+       when it says so; then it restores them. Beside it the same bytes are written to one file, with fsync, and read
+       into memory that is there already, as the server's is. In rounds, by turns; there is memory for the page cache
+       when files are written, and they are in it when they are read.
+slowdown: Two servers with the same state, and a session that takes step after step, in stretches of 3 s or more. Every
+       other one begins with a checkpoint, and lasts until it is whole. The gradients are there already, so that all
+       that is slowed down is the servers' work and the way to them; a second worker would take the two cores of a
+       small machine from both, and hide it.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+import shoal
+from shoal import optim
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal.consistency import Asynchronous
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.variables import Variable
+from shoal_coordinator.placement import plan_shards
+from shoal_server import saving
+from shoal_server.saver import Saver
+from shoal_server.shard import JobTerms
+from shoal_server.store import ShardStore
+
+ROUNDS = 7
+BYTES = 256 * 10**6
+SHARDS, VARIABLES, COLUMNS = 4, 32, 1000
+JOB, EPOCH = "job", 1
+SPARE_BYTES = 32 << 20
+# A checkpoint comes as often in what is asked. In what is measured there are more.
+PERIOD_S = 10.0
+CHECKPOINTS, STRETCH_S = 20, 3.0
+MB, GB = 10**6, 10**9
+
+
+def variables_of(size: int) -> dict[str, Variable]:
+    """Variables that take so many bytes (nearly) with Adam's two slots."""
+    rows = size // (3 * 4 * VARIABLES * COLUMNS)
+    return {f"dense_{number}": Variable((rows, COLUMNS)) for number in range(VARIABLES)}
+
+
+class Server:
+    """A server's shards, and its saver, without the network around them."""
+
+    def __init__(self, root: Path, size: int) -> None:
+        variables = variables_of(size)
+        self.nbytes = 3 * sum(variable.nbytes for variable in variables.values())
+        self._store = ShardStore(lambda _seconds: None)
+        terms = JobTerms(JOB, EPOCH, variables, optim.Adam(0.001), Asynchronous(), seed=1)
+        self._store.create(terms, plan_shards(variables, SHARDS, None))
+        self._folder = LocalFolder(root)
+        self._catalogue = Catalogue(self._folder)
+        self._saver = Saver(self._folder)
+        self._number = 0
+
+    def save(self) -> None:
+        """A whole checkpoint, cut and manifest included."""
+        self._number += 1
+        held = pb.HoldRequest(job=JOB, epoch=EPOCH, cut=self._number)
+        saving.hold(self._store, self._saver, held)
+        request = pb.SaveRequest(job=JOB, epoch=EPOCH, cut=self._number, number=self._number)
+        saving.save(self._store, self._saver, request)
+        reply = pb.CollectFilesReply()
+        while not reply.done:
+            collected = pb.CollectFilesRequest(job=JOB, number=self._number, within_s=10)
+            reply = saving.collect(self._saver, collected)
+        entries = tuple(FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files)
+        self._catalogue.publish(Manifest(JOB, self._number, 0.0, 0, 0, {}, (), entries))
+
+    def restore(self) -> None:
+        """The last one."""
+        request = pb.RestoreRequest(job=JOB, epoch=EPOCH, from_job=JOB, number=self._number)
+        saving.restore(self._store, self._folder, request)
+
+    def forget(self) -> None:
+        """Removes the last one from the disk."""
+        self._catalogue.remove(JOB, self._number)
+
+    def close(self) -> None:
+        self._saver.close()
+        self._store.clear()
+
+
+class PlainFile:
+    """The same bytes, in one file."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self._path = path
+        self._data = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8).data
+        self._target = np.ones(nbytes, np.uint8).data
+
+    def write(self) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        rest = self._data
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    def read(self) -> None:
+        descriptor = os.open(self._path, os.O_RDONLY)
+        start, rest = 0, self._target
+        while rest:
+            count = os.preadv(descriptor, [rest], start)
+            start, rest = start + count, rest[count:]
+        os.close(descriptor)
+
+    def forget(self) -> None:
+        self._path.unlink()
+
+
+def timed(action: Callable[[], None]) -> float:
+    """Seconds that it took."""
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def measured(folder: Path, size: int, rounds: int) -> dict[str, float]:
+    """Medians over the rounds, in GB/s; the first round warms up and does not count."""
+    server = Server(folder / "checkpoints", size)
+    plain = PlainFile(folder / "plain", server.nbytes)
+    turns = [
+        ({"plain_write": plain.write, "plain_read": plain.read}, plain.forget),
+        ({"save": server.save, "restore": server.restore}, server.forget),
+    ]
+    seconds: dict[str, list[float]] = {name: [] for actions, _ in turns for name in actions}
+    for _ in range(rounds + 1):
+        for actions, forget in turns:
+            # Memory for the page cache that has been touched: a virtual machine may take seconds to find a GB of it,
+            # and whose turn that falls into is chance.
+            np.ones(server.nbytes + SPARE_BYTES, np.uint8)
+            for name, action in actions.items():
+                seconds[name].append(timed(action))
+            forget()
+        turns.reverse()
+    server.close()
+    speeds = {f"{name}_gb_per_s": server.nbytes / statistics.median(took[1:]) / GB for name, took in seconds.items()}
+    return {**speeds, "mb": server.nbytes / MB}
+
+
+class Training:
+    """Steps of a session, and checkpoints of its job meanwhile.
+
+    Args:
+        client: of the cluster.
+        session: open.
+        variables: the job's.
+        seconds: a stretch of steps lasts at least so long.
+    """
+
+    def __init__(
+        self, client: shoal.Client, session: shoal.Session, variables: Mapping[str, Variable], seconds: float
+    ) -> None:
+        self._job, self._session, self._seconds = client.job(session.job), session, seconds
+        self._gradients = {name: np.full(it.shape, 1e-3, np.float32) for name, it in variables.items()}
+        self._aside = ThreadPoolExecutor(1)
+
+    def stretch(self, done: Callable[[], bool] = lambda: True) -> tuple[int, float]:
+        """Steps until there is nothing more to wait for, and the seconds that they took."""
+        steps, began = 0, time.perf_counter()
+        while (took := time.perf_counter() - began) < self._seconds or not done():
+            self._session.pull()
+            self._session.push(self._gradients)
+            steps += 1
+        return steps, took
+
+    def stretch_with_checkpoint(self) -> tuple[int, float, float]:
+        """The same, and the seconds until the checkpoint that was asked for at the beginning was whole."""
+        saving = self._aside.submit(timed, self._job.checkpoint)
+        return (*self.stretch(saving.done), saving.result())
+
+    def close(self) -> None:
+        self._aside.shutdown()
+
+
+def slowed_down(folder: Path, size: int, checkpoints: int, seconds: float) -> dict[str, float]:
+    """Medians over the checkpoints; a first one warms up and does not count.
+
+    What a checkpoint costs is the time that its stretch took beyond what as many steps take in the stretches around it.
+    Machines differ from one minute to the next by more than what is looked for, and a whole period of 10 s in one
+    stretch would have all of that in it.
+    """
+    variables = variables_of(size)
+    with (
+        shoal.LocalCluster(servers=2, workers=0, checkpoints=folder) as cluster,
+        cluster.client() as client,
+        client.session(
+            JOB,
+            variables=variables,
+            optimizer=optim.Adam(0.001),
+            consistency=Asynchronous(),
+            checkpoints=shoal.CheckpointPolicy(every_s=0, keep_last=1, at_end=False),
+        ) as session,
+        closing(Training(client, session, variables, seconds)) as training,
+    ):
+        training.stretch_with_checkpoint()
+        steps, took = training.stretch()
+        paces, costs, savings = [took / steps], [], []
+        for _ in range(checkpoints):
+            steps, took, saving = training.stretch_with_checkpoint()
+            later_steps, later_took = training.stretch()
+            paces.append(later_took / later_steps)
+            costs.append(took - steps * (paces[-2] + paces[-1]) / 2)
+            savings.append(saving)
+    cost, alone = statistics.median(costs), 1 / statistics.median(paces)
+    return {
+        "steps_per_s": alone * (1 - cost / PERIOD_S),
+        "alone_steps_per_s": alone,
+        "seconds_lost": cost,
+        "seconds_to_save": statistics.median(savings),
+        "mb": 3 * sum(variable.nbytes for variable in variables.values()) / MB,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("speed", "slowdown"))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--checkpoints", type=int, default=CHECKPOINTS)
+    parser.add_argument("--megabytes", type=int, default=BYTES // MB)
+    parser.add_argument("--folder", help="on the disk to measure; a temporary one by default")
+    parser.add_argument("--short", action="store_true", help="to see that it runs; the figures mean nothing")
+    options = parser.parse_args()
+    size = 8 * MB if options.short else options.megabytes * MB
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the files go, too
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-", dir=options.folder) as folder:
+        if options.what == "speed":
+            figures = measured(Path(folder), size, 1 if options.short else options.rounds)
+        else:
+            checkpoints, seconds = (1, 0.5) if options.short else (options.checkpoints, STRETCH_S)
+            figures = slowed_down(Path(folder), size, checkpoints, seconds)
+        print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

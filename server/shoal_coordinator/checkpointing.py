@@ -1,0 +1,170 @@
+"""One job's checkpoints: when the next is due, which is under way, which are whole. Pure: no clock, no I/O."""
+
+from collections.abc import Callable, Sequence
+
+from shoal.checkpoint_policy import CheckpointPolicy
+from shoal.status import SavedCheckpoint
+from shoal.v1 import state_pb2
+
+# After a failure the next attempt waits this long at least, so that a full disk is not written to all the time; and no
+# longer, so that a short trouble does not cost a whole interval.
+_RETRY_S = 10.0
+# How often the last one of a job is tried.
+_TRIES = 3
+# So many whole ones are remembered; the folder may have more.
+_MAX_SAVED = 1_000
+
+
+class Checkpointing:
+    """The state machine of one job's checkpoints: at most one is under way.
+
+    Args:
+        policy: when they are due.
+        now: seconds of Unix time, as in every method: when the job began to run.
+        changed: told that the record is another one now.
+    """
+
+    def __init__(self, policy: CheckpointPolicy, now: float, changed: Callable[[], None] = lambda: None) -> None:
+        self._policy = policy
+        self._changed = changed
+        self._saved: list[SavedCheckpoint] = []  # oldest first
+        self._attempts, self._busy = 0, False
+        self._wanted_from = 0.0  # one more was asked for, to begin then at the earliest; 0: none
+        self._number = 0  # the largest that any had, whole or not
+        self._began_at, self._began_step = now, 0
+        self._failure, self._failures = "", 0
+
+    @property
+    def saved(self) -> Sequence[SavedCheckpoint]:
+        """Those of this job that are whole, oldest first."""
+        return self._saved
+
+    @property
+    def failure(self) -> str:
+        """Why the latest attempt failed; empty: it did not."""
+        return self._failure
+
+    @property
+    def failures(self) -> int:
+        """How many attempts failed in a row."""
+        return self._failures
+
+    @property
+    def began_at(self) -> float:
+        """When the latest attempt began."""
+        return self._began_at
+
+    @property
+    def attempt(self) -> int:
+        """The latest attempt's number; 0: there was none."""
+        return self._attempts
+
+    @property
+    def busy(self) -> bool:
+        """Whether an attempt is under way."""
+        return self._busy
+
+    @property
+    def pending(self) -> bool:
+        """Whether one is under way, or asked for."""
+        return self._busy or bool(self._wanted_from)
+
+    @property
+    def pending_attempt(self) -> int:
+        """The number of the last one that is under way or asked for."""
+        return self._attempts + bool(self._wanted_from)
+
+    @property
+    def number(self) -> int:
+        """The largest number that any checkpoint had, whole or not; 0: there was none."""
+        return self._number
+
+    def restart(self, now: float, step: int) -> None:
+        """The job goes on from a step, or from its beginning: what was under way is lost with the shards."""
+        self._busy, self._wanted_from = False, 0.0
+        self._began_at, self._began_step = now, step
+        self._changed()
+
+    def request(self, now: float) -> int:
+        """Asks for one more, of the state from then on; the attempt that it will be."""
+        if not self._wanted_from or now < self._wanted_from:
+            self._wanted_from = now
+            self._changed()
+        return self._attempts + 1
+
+    def request_again(self, now: float) -> bool:
+        """Asks for one more in a while, after a failure; False: it was tried often enough."""
+        if self._failures >= _TRIES:
+            return False
+        self.request(now + _RETRY_S)
+        return True
+
+    def due(self, now: float, step: int) -> bool:
+        """Whether the next one is to begin; `step` is that of the worker that is ahead."""
+        if self._busy:
+            return False
+        if self._wanted_from:
+            return now >= self._wanted_from
+        since, policy = now - self._began_at, self._policy
+        by_time = 0 < policy.every_s <= since
+        by_steps = 0 < policy.every_steps <= step - self._began_step
+        if self._failures:
+            return bool(policy.every_s or policy.every_steps) and since >= _RETRY_S
+        return by_time or by_steps
+
+    def begin(self, now: float, step: int) -> None:
+        """One begins."""
+        self._attempts += 1
+        self._busy, self._wanted_from = True, 0.0
+        self._began_at = now
+        every = self._policy.every_steps
+        # On the marks of every so many steps, however late each was noticed, or they would drift apart.
+        self._began_step = step - step % every if every else step
+        self._changed()
+
+    def numbered(self, number: int) -> None:
+        """The one that is under way has a number, which no other will have."""
+        self._number = max(self._number, number)
+        self._changed()
+
+    def written(self, checkpoint: SavedCheckpoint, removed: Sequence[int]) -> None:
+        """The one that was under way is whole; older ones were removed."""
+        kept = [it for it in self._saved if it.number not in removed]
+        self._saved = [*kept, checkpoint][-_MAX_SAVED:]
+        self._busy, self._failure, self._failures = False, "", 0
+        self._changed()
+
+    def failed(self, reason: str) -> None:
+        """The one that was under way was given up."""
+        self._busy, self._failure = False, reason
+        self._failures += 1
+        self._changed()
+
+    def to_proto(self) -> state_pb2.CheckpointsRecord:
+        """The record of these checkpoints."""
+        return state_pb2.CheckpointsRecord(
+            saved=[it.to_proto() for it in self._saved],
+            attempts=self._attempts,
+            busy=self._busy,
+            began_at=self._began_at,
+            began_step=self._began_step,
+            wanted_from=self._wanted_from,
+            number=self._number,
+            failure=self._failure,
+            failures=self._failures,
+        )
+
+    def take_up(self, record: state_pb2.CheckpointsRecord) -> None:
+        """Goes on from a record."""
+        self._saved = [SavedCheckpoint.from_proto(it) for it in record.saved]
+        self._attempts, self._busy = record.attempts, record.busy
+        self._wanted_from, self._number = record.wanted_from, record.number
+        self._began_at, self._began_step = record.began_at, record.began_step
+        self._failure, self._failures = record.failure, record.failures
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        numbers = [it.number for it in self._saved]
+        assert numbers == sorted(set(numbers)), "checkpoints are out of order"
+        assert self._attempts or not self._busy
+        assert bool(self._failures) == bool(self._failure)

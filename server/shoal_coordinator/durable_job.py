@@ -1,0 +1,142 @@
+"""A job that can be written down and restored: its records now, and one made of them. Pure."""
+
+from collections.abc import Callable, Iterator
+
+from google.protobuf.message import Message
+
+from shoal._layout import Placement
+from shoal.events import StateChanged
+from shoal.events import from_proto as event_from_proto
+from shoal.job import Job
+from shoal.status import JobState
+from shoal.v1 import state_pb2, tensor_pb2
+from shoal.variables import from_proto as variable_from_proto
+from shoal_coordinator import codecs
+from shoal_coordinator.events import JobRef
+from shoal_coordinator.jobs import JobLife
+from shoal_coordinator.ledger import Ledger
+from shoal_coordinator.parts import Description, Participant
+from shoal_coordinator.progress import Tally, told_from_proto
+from shoal_coordinator.records import Part, SavedJob
+
+
+class DurableJob(JobLife):
+    """A job that knows its records (`shoal_coordinator.records`).
+
+    Args:
+        ref, spec, now, token, changed, checkpoints: as for `JobLife`.
+        saved: what an earlier coordinator knew of it; None: it is new.
+    """
+
+    def __init__(
+        self,
+        ref: JobRef,
+        spec: Job,
+        now: float,
+        token: str = "",
+        saved: SavedJob | None = None,
+        changed: Callable[[str], None] = lambda _: None,
+        *,
+        checkpoints: bool = False,
+    ) -> None:
+        super().__init__(ref, spec, now, token, changed, checkpoints=checkpoints, begins=saved is None)
+        if saved:
+            self._restore(saved)
+
+    @property
+    def parts(self) -> Iterator[str]:
+        """The names of all records that it may have."""
+        yield from (Part.SPEC, Part.PLAN, Part.STATE, Part.LEDGER, Part.TALLY, Part.CHECKPOINTS)
+        yield from (f"{Part.EVENT}/{number}" for number in self.log.kept)
+
+    def record(self, part: str) -> Message | None:
+        """The record of that name as it should be now; None: it should not be there."""
+        kind, _, number = part.partition("/")
+        match kind:
+            case Part.SPEC:
+                return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
+            case Part.PLAN:
+                return self._plan_record()
+            case Part.STATE:
+                return self._state_record()
+            case Part.LEDGER:
+                return self._ledger.to_proto() if self._ledger else None
+            case Part.TALLY:
+                parts = self.active.values()
+                return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
+            case Part.CHECKPOINTS:
+                return self.checkpoints.to_proto() if self.checkpoints else None
+        event = self.log.find(int(number))
+        return codecs.event_message(event) if event else None
+
+    def _plan_record(self) -> state_pb2.PlanRecord | None:
+        if self._description is None:
+            return None
+        record = state_pb2.PlanRecord(
+            variables=[variable.to_proto(name) for name, variable in self._description.variables.items()],
+            examples=self._description.examples,
+            placement=self.placement.to_proto() if self.placement else None,
+        )
+        if self.placement:
+            record.placement.ClearField("variables")
+        return record
+
+    def _state_record(self) -> state_pb2.JobRecord:
+        return state_pb2.JobRecord(
+            state=codecs.state_code(self.state),
+            reason=self._reason,
+            lack=self._lack,
+            submitted_at=self._submitted_at,
+            started_at=self._started_at,
+            finished_at=self._finished_at,
+            parts=[participant.to_proto() for participant in self.active.values()],
+            crew=self._crew,
+            finished=sorted(self._finished),
+            assigner=self._assigner,
+            assigned=self._assigned,
+            created=self._created,
+            numbered=self.log.numbered,
+            closing=self._closing,
+            restarts=self._restarts,
+            fruitless=self._fruitless,
+            patience=self._patience,
+            servers=self._servers,
+        )
+
+    def _restore(self, saved: SavedJob) -> None:
+        state = saved.state
+        self.state = JobState.from_proto(state.state)
+        self._reason, self._lack = state.reason, state.lack
+        self._submitted_at, self._started_at, self._finished_at = (
+            state.submitted_at,
+            state.started_at,
+            state.finished_at,
+        )
+        self.active = {part.worker: Participant.from_proto(part) for part in state.parts}
+        self._crew, self._finished = dict(state.crew), set(state.finished)
+        self._assigner, self._assigned, self._created = state.assigner, state.assigned, state.created
+        self._closing, self._restarts, self._fruitless = state.closing, state.restarts, state.fruitless
+        self._patience, self._servers = state.patience, state.servers
+        if self.checkpoints and saved.checkpoints:
+            self.checkpoints.take_up(saved.checkpoints)
+        elif self.checkpoints or saved.checkpoints:  # the cluster has a folder now, or has none any more
+            self._changed(Part.CHECKPOINTS)
+        if plan := saved.plan:
+            self._restore_plan(plan)
+        if saved.ledger:
+            self._ledger = Ledger.from_proto(saved.ledger, lambda: self._changed(Part.LEDGER))
+        self._tally = Tally.from_proto(saved.tally)
+        for participant in self.active.values():
+            if participant.assignment in saved.tally.told:
+                participant.told = told_from_proto(saved.tally.told[participant.assignment])
+        events = [event_from_proto(event) for event in saved.events]
+        self.log.restore([event for event in events if isinstance(event, StateChanged)], state.numbered)
+
+    def _restore_plan(self, plan: state_pb2.PlanRecord) -> None:
+        variables = dict(variable_from_proto(variable) for variable in plan.variables)
+        self._description = Description(variables, plan.examples)
+        if plan.HasField("placement"):
+            placement = tensor_pb2.Placement()
+            placement.CopyFrom(plan.placement)
+            placement.variables.extend(plan.variables)
+            self.placement = Placement.from_proto(placement)

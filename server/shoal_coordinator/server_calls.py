@@ -1,0 +1,89 @@
+"""Calls to parameter servers, for effects: to one server with retries, or to all of a job's at the same time."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from shoal import _rpc, errors
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+from shoal_coordinator.events import ServerRef
+
+CALL_TIMEOUT_S = 5.0
+_RETRY_FOR_S = 20.0
+
+
+class ServerCalls:
+    """The way of one effect to servers.
+
+    Args:
+        wanted: whether it still makes sense to call a server for it: the server lives, and the effect was not given up.
+        sleep: waits so many seconds, less when the coordinator stops.
+    """
+
+    def __init__(self, wanted: Callable[[ServerRef], bool], sleep: Callable[[float], object] = time.sleep) -> None:
+        self._wanted, self._sleep = wanted, sleep
+
+    def call(self, server: ServerRef, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """One call to one server, repeated while it cannot be reached: so it must be one that may be.
+
+        Raises:
+            ShoalError: what the server answers.
+            Unreachable: nobody answered for long.
+            Cancelled: the call is not wanted any more.
+        """
+        # A channel a call: these are few, and a server that was restarted is found at once.
+        with _rpc.channel(server.address) as channel:
+            stub = getattr(ParameterServerStub(channel), method)
+
+            def once() -> Any:
+                with _rpc.translated(server.address):
+                    return stub(request, timeout=timeout_s)
+
+            return _rpc.retrying(
+                once,
+                what=f"server {server.member}",
+                address=server.address,
+                for_s=_RETRY_FOR_S,
+                sleep=self._sleep,
+                on_retry=lambda error: self.check_wanted(server, error.message),
+            )
+
+    @contextmanager
+    def at_once(self, servers: Sequence[ServerRef]) -> Iterator["Together"]:
+        """Channels to servers that are called at the same time, each call once."""
+        with ExitStack() as channels:
+            yield Together([(server, channels.enter_context(_rpc.channel(server.address))) for server in servers])
+
+    def pause(self, seconds: float) -> None:
+        """Waits; less when the coordinator stops."""
+        self._sleep(seconds)
+
+    def check_wanted(self, server: ServerRef, why: str = "nobody waits for it any more") -> None:
+        """Raises Cancelled if it makes no sense any more to call a server."""
+        if not self._wanted(server):
+            raise errors.Cancelled(f"server {server.member} is gone, or its job is ({why})")
+
+
+class Together:
+    """Open channels to some servers; made by `ServerCalls.at_once`."""
+
+    def __init__(self, channels: Sequence[tuple[ServerRef, Any]]) -> None:
+        self._servers = [(server, ParameterServerStub(channel)) for server, channel in channels]
+
+    def call(self, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> list[Any]:
+        """The same call to each; what they answer, in their order.
+
+        Raises:
+            ShoalError: of the first one that fails; the others' answers are not waited for.
+        """
+        calls = [(server, getattr(stub, method).future(request, timeout=timeout_s)) for server, stub in self._servers]
+        try:
+            answers = []
+            for server, call in calls:
+                with _rpc.translated(server.address):
+                    answers.append(call.result())
+            return answers
+        finally:
+            for _, call in calls:
+                call.cancel()

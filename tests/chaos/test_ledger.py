@@ -1,0 +1,85 @@
+"""What the ledger says of a job's data, and what the variables say, when workers are killed and when none is."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+
+import forms
+import shoal
+from shoal import optim
+from waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
+
+SIZE, EPOCHS = 4_096, 2
+KILLS = forms.runs(2, 30)
+
+
+def counting(gate, **options):
+    """A job that counts its examples, and takes its time for each step until the gate is open."""
+    settings = {"gate": str(gate), "seconds": 0.02, "size": SIZE}
+    return shoal.Job(
+        "broken_programs:Paced",
+        settings=settings,
+        optimizer=optim.SGD(1.0),
+        batch_size=4,
+        range_size=32,
+        epochs=EPOCHS,
+        workers=2,
+        min_workers=1,
+        **options,
+    )
+
+
+@pytest.fixture
+def client(small_cluster):
+    with small_cluster.client() as client:
+        yield client
+
+
+def check_account(job):
+    """All is done, and nobody holds anything."""
+    account = job.data()
+    assert (account.total.done, account.in_progress, account.held) == (SIZE * EPOCHS, {}, ())
+
+
+@forms.in_full
+@pytest.mark.parametrize("mode", [shoal.Synchronous(), shoal.Asynchronous()], ids=str)
+def test_every_example_is_visited_exactly_once_an_epoch_without_kills(client, tmp_path, mode):
+    gate = tmp_path / "gate"
+    gate.touch()
+    job = client.submit(counting(gate, consistency=mode))
+    job.wait(timeout_s=120)
+    np.testing.assert_array_equal(client.pull(job)["seen"], EPOCHS)
+    check_account(job)
+
+
+@pytest.mark.timeout(120 + 20 * KILLS)
+def test_every_example_is_visited_at_least_once_an_epoch_however_many_workers_are_killed(
+    small_cluster, client, tmp_path
+):
+    """Random ones, at random moments; jobs follow one another until there were enough kills."""
+    kills, seed = 0, random.randrange(2**32)
+    chance, pause = random.Random(seed), threading.Event()
+    print(f"seed {seed}")
+    with forms.tally("worker_kill_ledger", KILLS, "examples once more in a job") as tally:
+        while kills < KILLS:
+            gate, before = tmp_path / f"gate-{kills}", kills
+            job = client.submit(counting(gate, consistency=chance.choice([shoal.Synchronous(), shoal.Asynchronous()])))
+            wait_until(lambda job=job: job.data().total.done > 0, what="the first range's end", timeout_s=60)
+            while kills < KILLS and job.data().total.untouched > SIZE // 4:
+                pause.wait(chance.uniform(0.0, 1.0))  # the moment is what is random
+                victim = chance.randrange(2)
+                small_cluster.restart("worker", victim)
+                kills += 1
+            gate.touch()
+            job.wait(timeout_s=120)
+            seen = client.pull(job)["seen"]
+            assert seen.min() >= EPOCHS, f"seed {seed}: an example was never trained on"
+            check_account(job)
+            again = int(seen.sum()) - SIZE * EPOCHS
+            print(f"{kills} kills; {again} examples were trained on once more, of {SIZE * EPOCHS}")
+            client.drop(job)
+            tally.passes(again, kills - before)

@@ -1,0 +1,244 @@
+"""Jobs that lose their shards, by the death of a server or of everything, and go on from their newest checkpoint."""
+
+import json
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import forms
+import shoal
+from clusters import local_cluster
+from scraping import sample
+from shoal import optim
+from waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
+
+KILLS = forms.runs(1, 20)
+SIZE, EPOCHS, BATCH, WORKERS = 512, 6, 8, 3
+STEPS = SIZE * EPOCHS // (BATCH * WORKERS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def cluster(folder):
+    with local_cluster(servers=2, workers=WORKERS, checkpoints=folder) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with shoal.Client(cluster.address, retry_for_s=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def unbroken(cluster):
+    """What a run gives that nobody disturbs, and that takes no checkpoint."""
+    with cluster.client() as client:
+        job = client.submit(plane("unbroken", checkpoints=NEVER))
+        job.wait(timeout_s=60)
+        return job.pull()
+
+
+NEVER = shoal.CheckpointPolicy(every_s=0, at_end=False)
+OFTEN = shoal.CheckpointPolicy(every_s=0, every_steps=STEPS // 8)
+
+
+def plane(name, *, seconds=0.0, hurry="", epochs=EPOCHS, **options):
+    settings = {"size": SIZE, "seconds": seconds, "hurry": str(hurry)}
+    options = {"workers": WORKERS, "checkpoints": OFTEN, "consistency": shoal.Synchronous(), **options}
+    return shoal.Job(
+        "recovery_programs:Plane",
+        name=name,
+        settings=settings,
+        optimizer=optim.Adam(0.01),
+        batch_size=BATCH,
+        epochs=epochs,
+        seed=5,
+        **options,
+    )
+
+
+def same(found, expected):
+    return all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def reasons(job):
+    return [event.reason for event in job.events(follow=False) if isinstance(event, shoal.events.StateChanged)]
+
+
+def restored_from(job):
+    return [reason for reason in reasons(job) if reason.startswith("goes on from")]
+
+
+@contextmanager
+def running(client, spec, steps=1):
+    """A job that has taken some steps; cancelled should the test fail."""
+    job = client.submit(spec)
+    try:
+        wait_until(lambda: job.status().progress.steps >= steps, timeout_s=30, what=f"{steps} steps")
+        yield job
+    finally:
+        job.cancel()
+
+
+def kill_all(cluster):
+    """As a power cut would, and back again. A trainer ends with its daemon."""
+    for process in cluster.processes:
+        process.kill()
+    cluster.restart("coordinator")
+    members = [process for process in cluster.processes if process.role != "coordinator"]
+    with ThreadPoolExecutor(len(members)) as pool:
+        list(pool.map(lambda process: cluster.restart(process.role, process.index), members))
+
+
+@pytest.mark.timeout(60 + 40 * KILLS)
+def test_the_whole_cluster_is_killed_and_the_job_ends_as_if_nothing_had_been(cluster, client, unbroken, tmp_path):
+    rng = random.Random(7)
+    with forms.tally("whole_cluster_kill", KILLS, "s to the end") as tally:
+        for run in range(KILLS):
+            hurry = tmp_path / f"hurry-{run}"
+            # Of all moments: before the first checkpoint, while one is written, between two, near the end.
+            moment = rng.randrange(WORKERS * STEPS * 3 // 4)
+            with running(client, plane(f"killed-{run}", seconds=0.01, hurry=hurry), moment) as job:
+                kill_all(cluster)
+                hurry.touch()
+                start = time.monotonic()
+                job.wait(timeout_s=60)
+                took = time.monotonic() - start
+                status = job.status()
+                assert same(job.pull(), unbroken), f"killed after {moment} pushes, it ended otherwise: {reasons(job)}"
+                assert status.restarts or not status.workers
+                tally.passes(took)
+    print(f"{KILLS} of {KILLS} ended with the same bits, within {tally.worst:.1f} s of the cluster's return")
+
+
+def test_a_server_that_dies_takes_the_job_back_to_its_last_checkpoint(cluster, client, unbroken, tmp_path):
+    hurry = tmp_path / "hurry"
+    with running(client, plane("server-dies", seconds=0.01, hurry=hurry)) as job:
+        saved = job.checkpoint(timeout_s=20)
+        cluster.restart("server", 1)
+        wait_until(lambda: job.status().restarts == 1, what="the job's way back")
+        hurry.touch()
+        job.wait(timeout_s=60)
+        assert same(job.pull(), unbroken)
+        assert any(f"goes on from server-dies/{saved.number}, step {saved.step}" in reason for reason in reasons(job))
+
+
+def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tmp_path):
+    hurry = tmp_path / "hurry"
+    spec = plane("damaged", seconds=0.01, hurry=hurry, checkpoints=shoal.CheckpointPolicy(every_s=0))
+    with running(client, spec) as job, forms.tally("corrupt_checkpoint", 1, "s to the one before") as tally:
+        first, second, third = (job.checkpoint(timeout_s=20) for _ in range(3))
+        shard = next((folder / "damaged" / f"{third.number:08}").glob("*.safetensors"))
+        content = bytearray(shard.read_bytes())
+        content[-1] ^= 1
+        shard.write_bytes(content)
+        manifest = folder / "damaged" / f"{second.number:08}" / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes()[:-20])
+        cluster.restart("server", 0)
+        start = time.monotonic()
+        wait_until(lambda: restored_from(job), what="the job's way back")
+        took = time.monotonic() - start
+        hurry.touch()
+        job.wait(timeout_s=60)
+        assert same(job.pull(), unbroken)
+        [went_on] = restored_from(job)
+        assert f"goes on from damaged/{first.number}, step {first.step}" in went_on
+        assert f"damaged/{third.number}: " in went_on
+        assert f"damaged/{second.number}: " in went_on
+        tally.passes(took)
+
+
+@forms.in_full
+def test_a_job_without_a_checkpoint_begins_again(cluster, client, unbroken, tmp_path):
+    hurry = tmp_path / "hurry"
+    with running(client, plane("early", seconds=0.01, hurry=hurry, checkpoints=NEVER), steps=20) as job:
+        cluster.restart("server", 0)
+        hurry.touch()
+        job.wait(timeout_s=60)
+        assert same(job.pull(), unbroken)
+        assert any("it goes on from its beginning" in reason for reason in reasons(job))
+
+
+def test_a_job_that_was_cancelled_goes_on_in_another(client, unbroken, tmp_path):
+    with running(client, plane("first-half", seconds=0.01, hurry=tmp_path / "never"), steps=40) as job:
+        saved = job.checkpoint(timeout_s=20)
+        job.cancel()
+    second = client.submit(plane("second-half", restore="first-half"))
+    second.wait(timeout_s=60)
+    assert same(second.pull(), unbroken)
+    assert any(f"goes on from first-half/{saved.number}, step {saved.step}" in reason for reason in reasons(second))
+    assert second.pull()["seen"].sum() == SIZE * EPOCHS
+
+
+@forms.in_full
+def test_what_cannot_be_restored_is_refused_and_says_why(client, unbroken):
+    with running(client, plane("whole", checkpoints=shoal.CheckpointPolicy(every_s=0))) as job:
+        job.wait(timeout_s=60)
+    for choice, message in (
+        ("nobody", "nobody: it has no whole checkpoint"),
+        ("whole/77", "there is no"),
+    ):
+        with pytest.raises(shoal.JobFailed, match=message):
+            client.submit(plane("bad", restore=choice)).wait(timeout_s=30)
+    other = shoal.Job("broken_programs:fine", name="other", restore="whole", optimizer=optim.Adam(0.01))
+    with pytest.raises(shoal.JobFailed) as refused:
+        client.submit(other).wait(timeout_s=30)
+    for name in ("seen", "'w'"):
+        assert name in str(refused.value)
+
+
+@forms.in_full
+def test_values_of_the_variables_that_both_have(client, unbroken):
+    """Fine-tuning: the second program has no `seen`, and begins at step 0."""
+    with running(client, plane("base", checkpoints=shoal.CheckpointPolicy(every_s=0))) as job:
+        job.wait(timeout_s=60)
+    tuned = shoal.Job(
+        "recovery_programs:Tuned", name="tuned", restore="base", partial_restore=True, optimizer=optim.SGD(0.0)
+    )
+    job = client.submit(tuned)
+    job.wait(timeout_s=30)
+    values = job.pull()
+    np.testing.assert_array_equal(values["w"], unbroken["w"])
+    assert values["head"].shape == (2,)
+
+
+def test_a_disk_that_fails_stops_no_training(cluster, client, folder, unbroken, tmp_path):
+    """Where the checkpoint's folder should be is a file, until it is not."""
+    hurry, blocker = tmp_path / "hurry", folder / "blocked"
+    blocker.write_text("in the way")
+    with running(client, plane("blocked", seconds=0.01, hurry=hurry, checkpoints=NEVER)) as job:
+        with pytest.raises(shoal.StorageFailed, match="could not be"):
+            job.checkpoint(timeout_s=20)
+        assert "could not be" in job.status().checkpoint_failure
+        page = cluster.metrics["coordinator"]
+        assert sample(page, "shoal_coordinator_jobs_with_failed_checkpoint") == 1
+        blocker.unlink()
+        saved = job.checkpoint(timeout_s=20)
+        assert job.status().checkpoint == saved
+        assert not job.status().checkpoint_failure
+        assert sample(page, "shoal_coordinator_jobs_with_failed_checkpoint") == 0
+        hurry.touch()
+        job.wait(timeout_s=60)
+        assert same(job.pull(), unbroken)
+
+
+def test_old_checkpoints_are_removed(client, folder, unbroken):
+    policy = shoal.CheckpointPolicy(every_s=0, keep_last=2, keep_every=3)
+    with running(client, plane("kept", seconds=0.01, checkpoints=policy)) as job:
+        for _ in range(6):
+            job.checkpoint(timeout_s=20)
+    assert sorted(path.name for path in (folder / "kept").iterdir()) == ["00000003", "00000005", "00000006"]
+    manifest = json.loads((folder / "kept" / "00000006" / "manifest.json").read_text())
+    assert manifest["spec"]["name"] == "kept"
+    assert manifest["data"]["examples"] == str(SIZE)

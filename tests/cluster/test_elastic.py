@@ -1,0 +1,127 @@
+"""Workers that join a running job, and leave it."""
+
+import dataclasses
+import signal
+import time
+
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import forms
+import shoal
+from shoal import _rpc, optim
+from shoal.events import MetricsReported
+from waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+SIZE = 2_048
+MODES = forms.size([shoal.Synchronous()], [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)])
+
+
+@pytest.fixture
+def cluster(lone_cluster):
+    return lone_cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with cluster.client() as client:
+        yield client
+
+
+def paced(gate, **options):
+    """A job that counts its examples, and takes its time for each step until the gate is open."""
+    settings = {"gate": str(gate), "seconds": 0.06, "size": SIZE}
+    return shoal.Job(
+        "broken_programs:Paced", settings=settings, optimizer=optim.SGD(1.0), batch_size=4, range_size=32, **options
+    )
+
+
+def marks(folder):
+    """What each trainer leaves there once its first push was answered."""
+    return {entry for entry in folder.iterdir() if entry.name.isdigit()}
+
+
+def pushed(job, worker):
+    """Whether a worker has had a push accepted, by the job's events."""
+    return lambda: any(
+        isinstance(event, MetricsReported) and event.worker == worker for event in job.events(follow=False)
+    )
+
+
+def test_a_worker_joins_a_running_job_within_seconds(cluster, client, tmp_path):
+    """On a quiet machine within 3 s; here others may be at work beside it."""
+    settings = {"marks": str(tmp_path), "gate": str(tmp_path / "gate"), "seconds": 0.02, "size": SIZE}
+    spec = paced(tmp_path / "gate", max_workers=2, epochs=100, overlap=False)
+    job = client.submit(dataclasses.replace(spec, program="broken_programs:Marked", settings=settings))
+    wait_until(lambda: marks(tmp_path), what="the first worker's push", timeout_s=60)
+    [first] = marks(tmp_path)
+    start = time.time()
+    cluster.add_worker()
+    ready_s = time.time() - start
+    wait_until(lambda: len(marks(tmp_path)) == 2, what="the second worker's push", timeout_s=30)
+    [second] = marks(tmp_path) - {first}
+    seconds = second.stat().st_mtime - start
+    print(
+        f"a worker was ready {ready_s:.2f} s after its process was started, its first push answered at {seconds:.2f} s"
+    )
+    job.cancel()
+    assert seconds < 10
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_workers_join_and_leave_and_each_example_is_visited_once(cluster, client, tmp_path, mode):
+    gate = tmp_path / "gate"
+    job = client.submit(paced(gate, max_workers=3, consistency=mode))
+    wait_until(pushed(job, "worker-0"), what="the first worker's push")
+    newcomer = cluster.add_worker()
+    wait_until(pushed(job, "worker-1"), what="the second worker's push", timeout_s=30)
+    held = {part.worker for part in job.data().held}
+    assert held <= {"worker-0", "worker-1"}
+    newcomer.send_signal(signal.SIGTERM)
+    wait_until(lambda: newcomer.returncode is not None, what="the second worker's end", timeout_s=30)
+    assert newcomer.returncode == 0
+    assert "worker-1" not in job.status().workers
+    assert job.status().state is shoal.JobState.RUNNING, "it was over before anybody left"
+    gate.touch()
+    job.wait(timeout_s=60)
+    np.testing.assert_array_equal(client.pull(job)["seen"], 1)
+    account = job.data()
+    assert (account.total.done, account.in_progress, account.held) == (SIZE, {}, ())
+
+
+@pytest.fixture
+def stuck(client, tmp_path):
+    """A job whose steps never end."""
+    settings = {"gate": str(tmp_path / "never"), "size": 64}
+    job = client.submit(shoal.Job("broken_programs:Gated", settings=settings))
+    wait_until(lambda: job.data().held, what="the first range's lease")
+    return job
+
+
+def test_a_second_sigterm_ends_a_worker_at_once(cluster, client, stuck):
+    worker = cluster.process("worker")
+    worker.send_signal(signal.SIGTERM)
+    address = next(each.address for each in client.status().members if each.member == "worker-0")
+    with _rpc.channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest()
+        unready = health_pb2.HealthCheckResponse.NOT_SERVING
+        wait_until(lambda: health.Check(request).status == unready, what="the worker's being about to leave")
+    assert worker.returncode is None
+    start = time.monotonic()
+    worker.send_signal(signal.SIGTERM)
+    wait_until(lambda: worker.returncode is not None, what="the worker's end")
+    print(f"it ended {time.monotonic() - start:.2f} s after the second signal")
+    assert worker.returncode == 0
+    assert stuck.data().total.loose == 32, "its range is given back"
+
+
+def test_a_cluster_is_stopped_without_waiting_for_batches(cluster, stuck):
+    start = time.monotonic()
+    cluster.stop()
+    seconds = time.monotonic() - start
+    print(f"it took {seconds:.2f} s")
+    assert seconds < 15

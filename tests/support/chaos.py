@@ -1,0 +1,140 @@
+"""Runs the long forms of what is killed, damaged and cut, and keeps what they showed: `chaos.py [NAME,...]`.
+
+`make chaos` calls it. A scenario is one or more tests, whose rows (see `forms.record`) make up its own; the suite runs
+the same tests in their short forms. One runs after the other, since figures are seconds, each under the guard against
+leaks. CHAOS_RUNS=n in the environment shortens all of them.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import leaks
+
+ROOT = Path(__file__).parents[2]
+LATEST = ROOT / "runs" / "chaos" / "latest.json"
+
+_RECOVERY, _CHECKPOINTS = "tests/chaos/test_recovery.py", "tests/contract/test_checkpoints.py"
+_COORDINATOR, _LEDGER = "tests/chaos/test_coordinator.py", "tests/chaos/test_ledger.py"
+SCENARIOS: Mapping[str, Sequence[str]] = {
+    "whole_cluster_kill": [f"{_RECOVERY}::test_the_whole_cluster_is_killed_and_the_job_ends_as_if_nothing_had_been"],
+    "checkpoint_faults": ["tests/chaos/test_checkpoint_faults.py"],
+    "reshard_restore": [
+        f"{_CHECKPOINTS}::test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_same"
+    ],
+    "consistent_cut": [f"{_CHECKPOINTS}::test_cuts_under_load_are_consistent_over_all_shards"],
+    "corrupt_checkpoint": [
+        "tests/unit/test_checkpoint_damage.py",
+        f"{_RECOVERY}::test_a_damaged_checkpoint_is_passed_by",
+    ],
+    "coordinator_kill_restart": [f"{_COORDINATOR}::test_nothing_is_lost_however_often_it_is_killed"],
+    "worker_kill_ledger": [_LEDGER],
+}
+
+PYTEST: Sequence[str] = (sys.executable, "-m", "pytest", "-q")
+# What a run leaves behind fails it.
+GUARD: Sequence[str] = (sys.executable, leaks.__file__)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a scenario showed.
+
+    Attributes:
+        name: the scenario's.
+        runs: how often it was tried.
+        passed: how many of them ended as they should.
+        worst: the worst figure of those.
+        unit: of that figure.
+    """
+
+    name: str
+    runs: int
+    passed: int
+    worst: float
+    unit: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether all runs passed."""
+        return self.passed == self.runs
+
+
+def summed(name: str, found: Iterable[Mapping[str, Any]], status: int) -> Row:
+    """A scenario's row.
+
+    Args:
+        name: the scenario's.
+        found: what its tests recorded.
+        status: theirs. What failed without being counted is one run more, which did not pass; so is a scenario that
+            recorded nothing.
+    """
+    rows = [Row(**row) for row in found if row["name"] == name]
+    runs, passed = sum(row.runs for row in rows), sum(row.passed for row in rows)
+    if passed == runs and (status or not rows):
+        runs += 1
+    worst = max((row.worst for row in rows), default=0.0)
+    return Row(name, runs, passed, worst, rows[0].unit if rows else "")
+
+
+def run(name: str, nodes: Sequence[str]) -> Row:
+    """Runs a scenario's tests in their long form, whose output is for who watches."""
+    with tempfile.TemporaryDirectory(prefix="shoal-chaos-") as folder:
+        rows = Path(folder) / "rows"
+        rows.touch()
+        environment = {**os.environ, "SHOAL_LONG": "1", "CHAOS_ROWS": str(rows)}
+        done = subprocess.run([*GUARD, *PYTEST, *nodes], cwd=ROOT, env=environment, check=False)
+        return summed(name, map(json.loads, rows.read_text().splitlines()), done.returncode)
+
+
+def save(rows: Iterable[Row], path: Path) -> None:
+    """Writes the rows, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    begun = path.with_suffix(".tmp")
+    begun.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    begun.replace(path)
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as a terminal shows them."""
+    width = max(map(len, SCENARIOS))
+    lines = [f"{'scenario':{width}}  passed  of runs  worst"]
+    lines += [f"{row.name:{width}}  {row.passed:6}  {row.runs:7}  {row.worst:g} {row.unit}" for row in rows]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str], latest: Path = LATEST) -> int:
+    """Runs scenarios; 1 if one of them did not hold."""
+    names = _names(arguments)
+    rows = []
+    for name in names:
+        print(f"{name}:", flush=True)
+        rows.append(run(name, SCENARIOS[name]))
+    save(rows, latest)
+    print(table(rows))
+    return 0 if all(row.holds for row in rows) else 1
+
+
+def _names(arguments: Sequence[str]) -> list[str]:
+    parser = argparse.ArgumentParser(description="Long forms of the tests that kill, damage and cut.")
+    parser.add_argument("names", nargs="?", default=",".join(SCENARIOS), help=f"some of {','.join(SCENARIOS)}")
+    chosen = {name for name in parser.parse_args(arguments).names.split(",") if name}
+    if unknown := chosen - SCENARIOS.keys():
+        parser.error(f"there is no {min(unknown)}; choose some of {', '.join(SCENARIOS)}")
+    if not chosen:
+        parser.error(f"no name is given; choose some of {', '.join(SCENARIOS)}")
+    runs = os.environ.get("CHAOS_RUNS") or "1"
+    if not (runs.isdecimal() and int(runs)):
+        parser.error(f"CHAOS_RUNS is {runs!r}; it is a number of runs, 1 or more")
+    return [name for name in SCENARIOS if name in chosen]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

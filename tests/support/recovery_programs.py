@@ -1,0 +1,65 @@
+"""A program whose result depends on every step that it took and on their order, and that counts what it has seen."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+
+import shoal
+
+FEATURES = 16
+
+
+class Rows:
+    """Points of a plane, by number, with noise."""
+
+    def __init__(self, size):
+        rng = np.random.default_rng(3)
+        self.x = rng.normal(size=(size, FEATURES)).astype(np.float32)
+        self.y = (self.x @ rng.normal(size=FEATURES) + rng.normal(size=size)).astype(np.float32)
+
+    def __len__(self):
+        return len(self.x)
+
+    def batch(self, indices):
+        return indices, self.x[indices], self.y[indices]
+
+
+class Plane:
+    """Least squares. A step takes `seconds`, until the file `hurry` is there.
+
+    The variable `ballast` makes checkpoints as large as a test wants them.
+    """
+
+    def __init__(self, size=512, seconds=0.0, hurry="", ballast=0):
+        self.dataset, self.seconds, self.ballast = Rows(size), seconds, ballast
+        self.hurry, self.pause = Path(hurry) if hurry else None, threading.Event()
+
+    def variables(self):
+        known = {
+            "w": np.zeros(FEATURES, np.float32),
+            "seen": shoal.Variable((len(self.dataset),), trainable=False, aggregation="sum", dtype="int64"),
+        }
+        return known | ({"ballast": shoal.Variable(self.ballast)} if self.ballast else {})
+
+    def loss_and_gradients(self, params, batch):
+        if self.seconds and not (self.hurry and self.hurry.exists()):
+            self.pause.wait(self.seconds)
+        numbers, x, y = batch
+        error = x @ params["w"] - y
+        seen = np.zeros(len(self.dataset), np.int64)
+        np.add.at(seen, numbers, 1)
+        gradients = {"w": x.T @ error / np.float32(len(y))}
+        if self.ballast:
+            gradients["ballast"] = np.ones(self.ballast, np.float32)
+        return shoal.Step((error**2).mean(), gradients, updates={"seen": seen})
+
+
+class Tuned(Plane):
+    """The same line with a new head in place of what was counted."""
+
+    def variables(self):
+        return {"w": np.zeros(FEATURES, np.float32), "head": shoal.Variable((2,))}
+
+    def loss_and_gradients(self, params, batch):
+        return 0.0, {"w": np.zeros(FEATURES, np.float32), "head": np.zeros(2, np.float32)}

@@ -1,0 +1,145 @@
+"""The harness of `make chaos`: which scenarios there are, what becomes of their rows, how it ends when one fails."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+import chaos
+import forms
+
+ISSUE = [
+    *("whole_cluster_kill", "checkpoint_faults", "reshard_restore", "consistent_cut"),
+    *("corrupt_checkpoint", "coordinator_kill_restart", "worker_kill_ledger"),
+]
+
+
+def recorded(name: str, runs: int, passed: int, worst: float = 0.0, unit: str = "s") -> dict:
+    return {"name": name, "runs": runs, "passed": passed, "worst": worst, "unit": unit}
+
+
+@pytest.fixture(autouse=True)
+def full_length(monkeypatch):
+    monkeypatch.delenv("CHAOS_RUNS", raising=False)
+
+
+@pytest.fixture
+def latest(tmp_path: Path) -> Path:
+    return tmp_path / "chaos" / "latest.json"
+
+
+@pytest.fixture
+def scenarios(tmp_path, monkeypatch):
+    """Gives a scenario this code, in place of pytest and its tests, and no guard, which would see what others do."""
+    given: dict[str, list[str]] = {}
+    monkeypatch.setattr(chaos, "SCENARIOS", given)
+    monkeypatch.setattr(chaos, "GUARD", ())
+    monkeypatch.setattr(chaos, "PYTEST", (sys.executable,))
+    monkeypatch.setenv("PYTHONPATH", str(Path(forms.__file__).parent), prepend=os.pathsep)
+
+    def add(name: str, code: str) -> None:
+        script = tmp_path / f"{name}.py"
+        script.write_text(f"import forms\n{code}\n")
+        given[name] = [str(script)]
+
+    return add
+
+
+# What there is.
+
+
+def test_the_names_are_those_that_are_asked_for():
+    assert list(chaos.SCENARIOS) == ISSUE
+
+
+@pytest.mark.parametrize("node", [node for nodes in chaos.SCENARIOS.values() for node in nodes])
+def test_each_of_a_scenarios_tests_is_there(node):
+    file, _, test = node.partition("::")
+    assert f"def {test or 'test_'}" in (chaos.ROOT / file).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "runs", "message"),
+    [
+        (["no_such,checkpoint_faults"], "", f"there is no no_such; choose some of {', '.join(ISSUE)}"),
+        ([","], "", "no name is given"),
+        ([], "many", "CHAOS_RUNS is 'many'"),
+        ([], "0", "CHAOS_RUNS is '0'"),
+    ],
+)
+def test_what_it_does_not_know_is_refused_and_nothing_is_run(arguments, runs, message, latest, monkeypatch, capsys):
+    monkeypatch.setenv("CHAOS_RUNS", runs)
+    with pytest.raises(SystemExit) as refused:
+        chaos.main(arguments, latest)
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not latest.exists()
+
+
+# Rows.
+
+
+def test_rows_of_one_name_are_summed():
+    found = [recorded("a", 10, 10, 0.5), recorded("b", 1, 0, 9.0), recorded("a", 20, 19, 2.5), recorded("a", 1, 1, 1.5)]
+    row = chaos.summed("a", found, 1)
+    assert asdict(row) == recorded("a", 31, 30, 2.5)
+    assert not row.holds
+
+
+def test_a_failure_that_was_not_counted_is_a_run_that_did_not_pass():
+    assert asdict(chaos.summed("a", [recorded("a", 5, 5)], 1)) == recorded("a", 6, 5)
+    assert asdict(chaos.summed("a", [], 1)) == recorded("a", 1, 0, unit="")
+
+
+def test_a_scenario_that_recorded_nothing_did_not_pass():
+    assert not chaos.summed("a", [], 0).holds
+
+
+def test_a_tally_is_recorded_however_the_test_ends(tmp_path, monkeypatch):
+    rows = tmp_path / "rows"
+    monkeypatch.setenv("CHAOS_ROWS", str(rows))
+
+    def two_of_three():
+        with forms.tally("a", 3, "s") as tally:
+            tally.passes(2.0)
+            tally.passes(1.0)
+            raise AssertionError
+
+    with pytest.raises(AssertionError):
+        two_of_three()
+    assert json.loads(rows.read_text()) == recorded("a", 3, 2, 2.0)
+
+
+# Runs.
+
+
+def test_a_scenario_that_fails_is_a_row_and_the_exit_status(scenarios, latest, capfd):
+    scenarios("good", "assert forms.long(); forms.record('good', forms.runs(1, 7), 7, 0.25, 's')")
+    scenarios("bad", "forms.record('bad', 3, 2, 1.0, 's'); raise AssertionError('the third')")
+    scenarios("silent", "raise AssertionError('at once')")
+    assert chaos.main([], latest) == 1
+    expected = [recorded("good", 7, 7, 0.25), recorded("bad", 3, 2, 1.0), recorded("silent", 1, 0, unit="")]
+    assert json.loads(latest.read_text()) == expected
+    assert [*latest.parent.iterdir()] == [latest]
+    shown = capfd.readouterr()
+    assert "the third" in shown.err
+    assert shown.out.endswith(chaos.table(chaos.Row(**row) for row in expected) + "\n")
+
+
+def test_some_are_picked_and_shortened_and_the_status_says_that_they_held(scenarios, latest, monkeypatch):
+    monkeypatch.setenv("CHAOS_RUNS", "2")
+    scenarios("one", "raise AssertionError('nobody asked')")
+    scenarios("two", "forms.record('two', forms.runs(1, 7), 2, 0.0, 's')")
+    assert chaos.main(["two"], latest) == 0
+    assert json.loads(latest.read_text()) == [recorded("two", 2, 2)]
+
+
+def test_what_is_left_behind_fails_a_scenario(scenarios, latest, monkeypatch):
+    guard = "import subprocess, sys; subprocess.run(sys.argv[1:], check=True); sys.exit(1)"
+    monkeypatch.setattr(chaos, "GUARD", (sys.executable, "-c", guard))
+    scenarios("leaks", "forms.record('leaks', 1, 1, 0.0, 's')")
+    assert chaos.main([], latest) == 1
+    assert json.loads(latest.read_text()) == [recorded("leaks", 2, 1)]

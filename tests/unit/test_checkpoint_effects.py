@@ -1,0 +1,230 @@
+"""What the coordinator does for checkpoints: cuts, manifests, the way back; with servers that answer as a test says."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from shoal import errors, optim
+from shoal._checkpoint.catalogue import Catalogue, path_of
+from shoal._checkpoint.files import write_tensors
+from shoal._checkpoint.folders import LocalFolder
+from shoal._cursor import Cursor
+from shoal._layout import Placement
+from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
+from shoal.job import Job
+from shoal.partitioners import FixedShards
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import state_pb2
+from shoal.variables import Variable
+from shoal_coordinator import checkpoint_effects
+from shoal_coordinator.events import CreateShards, CutMade, Held, JobRef, ServerRef, TakeCut, WriteCheckpoint
+from shoal_coordinator.ledger import Ledger
+from shoal_coordinator.placement import ServerLoad, assign_shards, plan_shards
+
+REF = JobRef("a", 1)
+VARIABLES = {"w": Variable((8,), partitioner=FixedShards(2))}
+SERVERS = (ServerRef("s0", "h:1"), ServerRef("s1", "h:2"))
+
+
+class Servers:
+    """`ServerCalls` of servers that have written their files, or say what a test wants."""
+
+    def __init__(self, folder):
+        self.folder, self.calls, self.answers, self.wanted, self.pauses = folder, [], {}, True, 0
+
+    def call(self, server, method, request, *, timeout_s=0.0):
+        self.calls.append((method, server.member))
+        answer = self.answers.get(method)
+        if callable(answer):
+            answer = answer(server, request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @contextmanager
+    def at_once(self, servers):
+        outer = self
+
+        class Together:
+            def call(self, method, request, *, timeout_s=0.0):
+                return [outer.call(server, method, request) for server in servers]
+
+        yield Together()
+
+    def pause(self, seconds):
+        self.pauses += 1
+
+    def check_wanted(self, server, why=""):
+        if not self.wanted:
+            raise errors.Cancelled(why)
+
+    def written(self, server, request):
+        """Writes a server's file, and says so."""
+        name = f"{server.member}.safetensors"
+        values = np.arange(4, dtype=np.float32)
+        tensors = [(f"value/{4 * SERVERS.index(server)}/w", values.dtype, values.shape)]
+        path = (*path_of(request.job, request.number), name)
+        entry = write_tensors(self.folder, path, tensors, [memoryview(values.view(np.uint8))], {})
+        return pb.CollectFilesReply(done=True, files=[pb.SavedFile(name=name, bytes=entry.nbytes, sums=entry.sums)])
+
+
+@pytest.fixture
+def catalogue(tmp_path):
+    return Catalogue(LocalFolder(tmp_path))
+
+
+@pytest.fixture
+def servers(catalogue):
+    servers = Servers(catalogue.folder)
+    servers.answers["CollectFiles"] = servers.written
+    return servers
+
+
+def spec(**options):
+    return Job("m:f", name="a", **{"optimizer": optim.Adam(0.1), **options})
+
+
+def placement():
+    loads = [ServerLoad(server.member, server.address, 0) for server in SERVERS]
+    return Placement("a", 5, VARIABLES, assign_shards(plan_shards(VARIABLES, 2), loads))
+
+
+def cut(number, **fields):
+    known = {"step": 7, "version": 7, "time": 100.0 + number, "data": None, "tally": state_pb2.TallyRecord()}
+    return CutMade(REF, number, **{**known, **fields})
+
+
+def write(servers, catalogue, number, policy=None, **fields):
+    effect = WriteCheckpoint(REF, placement(), spec(checkpoints=policy), cut(number, **fields), number=number)
+    return checkpoint_effects.write(effect, servers, catalogue)
+
+
+def restore(servers, catalogue, *sources, created=None, **options):
+    effect = CreateShards(REF, placement(), spec(**options), sources, number=9)
+    return checkpoint_effects.restore(effect, lambda: created is None or created.append(1), servers, catalogue)
+
+
+class TestTheCut:
+    def answers(self, servers):
+        progress = [
+            pb.WorkerProgress(worker="w0", incarnation=3, committed=4, finished=5),
+            pb.WorkerProgress(worker="w0", incarnation=3, committed=5, finished=4),
+        ]
+        servers.answers["Hold"] = lambda server, _: pb.HoldReply(workers=[progress[SERVERS.index(server)]])
+        seen = []
+
+        def save(server, request):
+            seen.append(request)
+            cursors = [pb.WorkerCursor(worker="w0", cursor=Cursor(1, 8 * (1 + SERVERS.index(server))).to_proto())]
+            return pb.SaveReply(shards=[pb.SavedShard(shard=0, version=5, step=4, cursors=cursors)])
+
+        servers.answers["Save"] = save
+        return seen
+
+    def test_is_of_what_is_committed_anywhere_and_of_the_data_that_goes_with_it(self, servers, catalogue):
+        seen = self.answers(servers)
+        ledger = Ledger(64, 1, 32)
+        ledger.lease("w0", 0, 1)
+
+        def held():
+            assert [method for method, _ in servers.calls] == ["Hold", "Hold"], "some server lets commits pass"
+            return Held(ledger.to_proto(), {"w0": 0}, state_pb2.TallyRecord(loss=0.5))
+
+        made = checkpoint_effects.take_cut(TakeCut(REF, 5, SERVERS, 3, number=17), servers, catalogue, held)
+        assert (made.number, made.step, made.version, made.tally.loss) == (4, 4, 5, 0.5)
+        assert {(request.cut, request.number, request.epoch) for request in seen} == {(17, 4, 5)}
+        [worker] = seen[0].workers
+        assert (worker.committed, worker.finished) == (5, 5)
+        data = Ledger.resumed(made.data, epochs=1, workers=1)
+        assert data.account().total.done == 16
+
+    def test_gets_a_number_that_no_other_has_torn_ones_included(self, servers, catalogue):
+        self.answers(servers)
+        catalogue.folder.write((*path_of("a", 8), "torn"), [b"x"])
+        held = Held(None, {}, state_pb2.TallyRecord())
+        made = checkpoint_effects.take_cut(TakeCut(REF, 5, SERVERS, 3, number=17), servers, catalogue, lambda: held)
+        assert made.number == 9
+        assert made.data is None
+
+
+def test_of_a_later_life_the_progress_counts_however_small():
+    old = pb.WorkerProgress(worker="w0", incarnation=3, committed=9, finished=9)
+    new = pb.WorkerProgress(worker="w0", incarnation=4, committed=1, finished=0)
+    for order in ([old, new], [new, old]):
+        assert checkpoint_effects.furthest(order) == [new]
+
+
+class TestTheManifest:
+    def test_is_there_when_all_files_are(self, servers, catalogue):
+        written = write(servers, catalogue, 1)
+        assert (written.saved.number, written.saved.step, written.removed) == (1, 7, ())
+        manifest = catalogue.manifest("a", 1)
+        catalogue.verify(manifest)
+        assert manifest.nbytes == written.saved.nbytes
+        assert [entry.name for entry in manifest.files] == ["s0.safetensors", "s1.safetensors"]
+
+    def test_is_not_written_of_files_that_the_coordinator_does_not_see(self, servers, catalogue):
+        there = servers.written(SERVERS[0], pb.CollectFilesRequest(job="elsewhere", number=1))
+        servers.answers["CollectFiles"] = there
+        with pytest.raises(errors.StorageFailed, match="must be given the same folder"):
+            write(servers, catalogue, 1)
+        assert catalogue.numbers("a") == []
+
+    def test_is_found_by_a_coordinator_that_comes_back_though_the_servers_are_gone(self, servers, catalogue):
+        first = write(servers, catalogue, 1)
+        servers.answers["CollectFiles"] = errors.UnknownCheckpoint("not begun here")
+        assert write(servers, catalogue, 1).saved == first.saved
+        assert catalogue.numbers("a") == [1]
+
+    def test_makes_older_ones_superfluous_and_sweeps_no_newer_ones(self, servers, catalogue):
+        policy = CheckpointPolicy(keep_last=2)
+        for number in (2, 6):
+            catalogue.folder.write((*path_of("a", number), "torn"), [b"x"])
+        for number in (1, 3, 4):
+            last = write(servers, catalogue, number, policy)
+        assert last.removed == (1,)
+        assert catalogue.folder.names(("a",)) == ["00000003", "00000004", "00000006"]
+
+    def test_is_not_waited_for_in_vain(self, servers, catalogue):
+        servers.answers["CollectFiles"] = lambda _server, _request: (
+            setattr(servers, "wanted", False) or (pb.CollectFilesReply())
+        )
+        with pytest.raises(errors.Cancelled):
+            write(servers, catalogue, 1)
+
+
+class TestTheWayBack:
+    def test_takes_the_newest_that_can_be_read_and_says_what_was_passed_by(self, servers, catalogue):
+        for number in (1, 2, 3):
+            write(servers, catalogue, number, step=10 * number)
+        damaged = {3: errors.CorruptCheckpoint("a bit is another")}
+        servers.answers["Restore"] = lambda _, request: damaged.get(request.number, pb.RestoreReply())
+        created = []
+        restored = restore(servers, catalogue, CheckpointChoice("a"), created=created)
+        assert (restored.source, restored.step, restored.variables) == (CheckpointChoice("a", 2), 20, {"w"})
+        assert restored.passed_by == ("a/3: a bit is another",)
+        assert len(created) == 2
+        assert ("DropShards", "s0") in servers.calls, "what was read in part stays"
+
+    def test_ends_where_nothing_can_be_read(self, servers, catalogue):
+        with pytest.raises(errors.CorruptCheckpoint, match="b: it has no whole checkpoint"):
+            restore(servers, catalogue, CheckpointChoice("b"))
+        with pytest.raises(errors.CorruptCheckpoint, match="a/7: there is no"):
+            restore(servers, catalogue, CheckpointChoice("a", 7))
+
+    def test_waits_for_a_storage_that_is_away(self, servers, catalogue):
+        write(servers, catalogue, 1)
+        away = [errors.StorageFailed("503"), errors.StorageFailed("503")]
+        servers.answers["Restore"] = lambda *_: away.pop() if away else pb.RestoreReply()
+        assert restore(servers, catalogue, CheckpointChoice("a", 1)).step == 7
+        assert servers.pauses == 2
+
+    def test_refuses_another_optimizer_unless_values_alone_are_asked_for(self, servers, catalogue):
+        write(servers, catalogue, 1)
+        servers.answers["Restore"] = pb.RestoreReply()
+        with pytest.raises(errors.IncompatibleCheckpoint, match="trained with adam, and a asks for sgd"):
+            restore(servers, catalogue, CheckpointChoice("a", 1), optimizer=optim.SGD(0.1))
+        partial = CheckpointChoice("a", 1, partial=True)
+        restored = restore(servers, catalogue, partial, optimizer=optim.SGD(0.1))
+        assert (restored.step, restored.data) == (0, None)

@@ -1,0 +1,187 @@
+"""When a job's checkpoints are due, which are whole, and what a policy may say."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal import errors
+from shoal.checkpoint_policy import NEVER, CheckpointChoice, CheckpointPolicy
+from shoal.job import Job
+from shoal.status import SavedCheckpoint
+from shoal.v1 import job_pb2
+from shoal_coordinator.checkpointing import Checkpointing
+
+START = 1_000.0
+
+
+def saved(number, step=0):
+    return SavedCheckpoint(number, step, 100, START)
+
+
+def by_time(every_s=60.0):
+    return Checkpointing(CheckpointPolicy(every_s=every_s), START)
+
+
+def by_steps(every_steps=100):
+    return Checkpointing(CheckpointPolicy(every_s=0, every_steps=every_steps), START)
+
+
+class TestWhenOneIsDue:
+    def test_by_time_since_the_last_began(self):
+        saves = by_time()
+        assert not saves.due(START + 59.9, 10**6)
+        assert saves.due(START + 60, 0)
+        saves.begin(START + 61, 0)
+        assert not saves.due(START + 300, 0), "one is under way"
+        saves.written(saved(1), ())
+        assert not saves.due(START + 120, 0)
+        assert saves.due(START + 121, 0)
+
+    def test_by_steps_on_their_marks_however_late_each_is_noticed(self):
+        saves = by_steps()
+        assert not saves.due(START + 10**6, 99)
+        for noticed, following in ((107, 200), (215, 300)):
+            assert saves.due(START, noticed)
+            saves.begin(START, noticed)
+            saves.written(saved(noticed), ())
+            assert not saves.due(START, following - 1)
+            assert saves.due(START, following)
+
+    def test_on_demand_alone(self):
+        saves = Checkpointing(NEVER, START)
+        assert not saves.due(START + 10**9, 10**9)
+        assert saves.request(START) == saves.request(START) == 1
+        assert saves.due(START, 0)
+        saves.begin(START, 0)
+        assert saves.request(START) == 2, "the one under way is of an earlier state"
+        assert not saves.due(START, 0)
+        saves.written(saved(1), ())
+        assert saves.due(START, 0)
+
+    def test_after_a_failure_soon_but_not_at_once(self):
+        saves = by_time(3600.0)
+        saves.begin(START + 3600, 0)
+        saves.failed("the disk is full")
+        assert (saves.failure, saves.failures) == ("the disk is full", 1)
+        assert not saves.due(START + 3601, 0)
+        assert saves.due(START + 3610, 0)
+        saves.begin(START + 3610, 0)
+        saves.written(saved(1), ())
+        assert (saves.failure, saves.failures) == ("", 0)
+
+    def test_nobody_tries_again_what_nobody_asked_for(self):
+        saves = Checkpointing(NEVER, START)
+        saves.request(START)
+        saves.begin(START, 0)
+        saves.failed("the disk is full")
+        assert not saves.due(START + 10**6, 0)
+
+    def test_going_back_forgets_what_was_under_way(self):
+        saves = by_steps()
+        saves.begin(START, 100)
+        saves.request(START)
+        saves.restart(START + 5, 40)
+        assert not saves.pending
+        assert not saves.due(START + 5, 139)
+        assert saves.due(START + 5, 140)
+
+
+def test_what_was_removed_is_not_listed():
+    saves = by_time()
+    for number in (1, 2, 3):
+        saves.begin(START, 0)
+        saves.written(saved(number), (1,) if number == 3 else ())
+    assert [it.number for it in saves.saved] == [2, 3]
+
+
+@given(st.lists(st.sampled_from(["request", "begin", "written", "failed", "restart"]), max_size=20))
+def test_a_record_is_all_that_there_is(calls):
+    saves, number = by_time(), 0
+    for call in calls:
+        match call:
+            case "request":
+                saves.request(START)
+            case "begin" if not saves.busy:
+                saves.begin(START + 5, 30)
+            case "written" if saves.busy:
+                number += 1
+                saves.written(saved(number), ())
+            case "failed" if saves.busy:
+                saves.failed("full")
+            case "restart":
+                saves.restart(START + 9, 20)
+        saves.validate()
+    other = by_time()
+    other.take_up(saves.to_proto())
+    assert other.to_proto() == saves.to_proto()
+    assert (other.saved, other.failure, other.busy, other.pending) == (
+        saves.saved,
+        saves.failure,
+        saves.busy,
+        saves.pending,
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every_s": -1},
+        {"every_s": 0.5},
+        {"every_s": float("nan")},
+        {"every_s": float("inf")},
+        {"every_s": "60"},
+        {"every_s": True},
+        {"every_steps": -1},
+        {"every_steps": 1.5},
+        {"keep_last": 0},
+        {"keep_every": -1},
+        {"at_end": "yes"},
+    ],
+    ids=str,
+)
+def test_a_policy_that_makes_no_sense(options):
+    with pytest.raises(errors.InvalidJob, match="checkpoints"):
+        CheckpointPolicy(**options)
+
+
+def test_a_policy_travels():
+    policy = CheckpointPolicy(every_s=1.5, every_steps=7, at_end=False, keep_last=9, keep_every=4)
+    assert CheckpointPolicy.from_proto(policy.to_proto()) == policy
+    assert CheckpointPolicy.from_proto(NEVER.to_proto()) == NEVER
+    assert not NEVER.takes_any
+    assert CheckpointPolicy(every_s=0, at_end=True).takes_any
+
+
+@pytest.mark.parametrize("text", ["digits", "digits/7", "d-9/123456"])
+def test_a_choice_is_read_as_it_is_written(text):
+    choice = CheckpointChoice.parse(text, partial=True)
+    assert str(choice) == text
+    assert CheckpointChoice.from_proto(choice.to_proto()) == choice
+
+
+@pytest.mark.parametrize("text", ["", "/", "digits/", "digits/x", "../digits", "a/1/2", "Digits", "a\0", "a" * 64])
+def test_no_choice(text):
+    with pytest.raises(errors.InvalidJob, match="names no checkpoint"):
+        CheckpointChoice.parse(text)
+    with pytest.raises(errors.InvalidJob, match="names no checkpoint"):
+        CheckpointChoice.from_proto(job_pb2.CheckpointChoice(job=text))
+
+
+def test_a_job_says_it_all():
+    policy = CheckpointPolicy(every_steps=10)
+    job = Job("m:f", name="a", checkpoints=policy, restore="b/3", partial_restore=True)
+    assert Job.from_proto(job.to_proto()) == job
+    assert job.source == CheckpointChoice("b", 3, True)
+    plain = Job("m:f", name="a")
+    assert Job.from_proto(plain.to_proto()).checkpoints is None
+    assert plain.source is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"checkpoints": 60}, {"restore": "../x"}, {"restore": None}, {"partial_restore": True}, {"partial_restore": 1}],
+    ids=str,
+)
+def test_a_job_that_makes_no_sense(options):
+    with pytest.raises(errors.InvalidJob):
+        Job("m:f", name="a", **options)
