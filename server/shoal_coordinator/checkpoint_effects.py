@@ -16,7 +16,6 @@ from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._cursor import Cursor
-from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.status import SavedCheckpoint
 from shoal.v1 import parameter_server_pb2 as pb
@@ -30,6 +29,7 @@ from shoal_coordinator.events import (
     ServerRef,
     TakeCut,
     WriteCheckpoint,
+    servers_of,
 )
 from shoal_coordinator.ledger import Ledger
 from shoal_coordinator.server_calls import ServerCalls
@@ -120,7 +120,7 @@ def write(effect: WriteCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> 
     manifest = _published(effect, catalogue)
     if manifest is None:
         try:
-            servers = _servers(effect.placement)
+            servers = servers_of(effect.placement)
             files = [file for server in servers for file in _collected(server, job, cut.number, calls)]
             manifest = _manifest(effect, files)
             _check_files(catalogue, manifest)
@@ -156,7 +156,7 @@ def restore(effect: CreateShards, create: Callable[[], None], calls: ServerCalls
             _log.warning("checkpoint passed by", job=effect.job.name, checkpoint=str(choice), reason=error.message)
             passed_by.append(f"{choice}: {error.message}")
             # What was read in part is neither one thing nor the other.
-            for server in _servers(effect.placement):
+            for server in servers_of(effect.placement):
                 calls.call(server, "DropShards", pb.DropShardsRequest(job=effect.job.name))
     why = "; ".join(passed_by) or "there is none"
     raise errors.CorruptCheckpoint(f"no checkpoint to go on from: {why}", job=effect.job.name)
@@ -197,7 +197,7 @@ def _restored(
         step=step,
         partial=choice.partial,
     )
-    with calls.at_once(_servers(effect.placement)) as servers:
+    with calls.at_once(servers_of(effect.placement)) as servers:
         servers.call("Restore", request, timeout_s=_RESTORE_TIMEOUT_S)
     goes_on = not choice.partial
     return Restored(
@@ -219,7 +219,7 @@ def _patiently(read: Callable[[], T], effect: CreateShards, calls: ServerCalls) 
         except errors.StorageFailed as error:
             _log.warning("checkpoints cannot be read; trying again", job=effect.job.name, reason=error.message)
             calls.pause(_STORAGE_PAUSE_S)
-            for server in _servers(effect.placement):
+            for server in servers_of(effect.placement):
                 calls.check_wanted(server, error.message)
     return read()
 
@@ -240,10 +240,6 @@ def _published(effect: WriteCheckpoint, catalogue: Catalogue) -> Manifest | None
     except (errors.UnknownCheckpoint, errors.CorruptCheckpoint):
         return None
     return manifest if manifest.created_at == effect.cut.time else None
-
-
-def _servers(placement: Placement) -> list[ServerRef]:
-    return sorted({ServerRef(shard.server, shard.address) for shard in placement.shards})
 
 
 def _collected(server: ServerRef, job: str, number: int, calls: ServerCalls) -> list[FileEntry]:

@@ -184,10 +184,11 @@ class Cluster:
 
     def _time_passed(self, _: events.TimePassed, now: float) -> tuple[str, ...]:
         self._expire(now)
-        for job in self._live():
+        live = self._live()
+        for job in live:
             self._emit(job.checkpoint_when_due(now))
-            if job.unplaced is not None:  # it may wait for time to pass
-                self._schedule(now)
+        if any(job.unplaced is not None for job in live):  # they may wait for time to pass
+            self._schedule(now)
         dead, self._dead = tuple(self._dead), []
         return dead
 

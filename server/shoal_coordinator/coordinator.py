@@ -202,8 +202,6 @@ class Coordinator:
 
     def report(self, outcome: Report) -> None:
         """Takes in what became of an effect."""
-        if isinstance(outcome, events.EffectFailed | events.CheckpointFailed):
-            _log.warning("effect failed", job=outcome.job.name, reason=outcome.reason)
         self.handle(outcome)
 
     def held(self, event: CutHeld) -> Held:

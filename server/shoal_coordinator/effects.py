@@ -29,6 +29,7 @@ from shoal_coordinator.events import (
     ServerRef,
     TakeCut,
     WriteCheckpoint,
+    servers_of,
 )
 from shoal_coordinator.server_calls import ServerCalls
 
@@ -181,7 +182,7 @@ class Performer:
 
     def _create_shards(self, effect: CreateShards, calls: ServerCalls) -> events.Outcome:
         def create() -> None:
-            for server in sorted({ServerRef(shard.server, shard.address) for shard in effect.placement.shards}):
+            for server in servers_of(effect.placement):
                 calls.call(server, "CreateShards", _creation(effect, server), timeout_s=_CREATE_TIMEOUT_S)
 
         if not effect.sources:
@@ -245,7 +246,7 @@ def _creation(effect: CreateShards, server: ServerRef) -> pb.CreateShardsRequest
     )
 
 
-def _doing(effect: Effect) -> str:
+def _doing(effect: CreateShards | AdmitWorker | RemoveWorker) -> str:
     match effect:
         case CreateShards():
             return "its shards could not be created"
@@ -253,7 +254,3 @@ def _doing(effect: Effect) -> str:
             return f"worker {effect.worker} could not be admitted"
         case RemoveWorker():
             return f"worker {effect.worker} could not be taken out"
-        case DropShards():
-            return "its shards could not be dropped"
-        case TakeCut() | WriteCheckpoint():
-            return "a checkpoint could not be taken"

@@ -31,6 +31,11 @@ class ServerRef(NamedTuple):
     address: str
 
 
+def servers_of(placement: Placement) -> tuple[ServerRef, ...]:
+    """Who holds the shards of a placement, each once, in order."""
+    return tuple(sorted({ServerRef(shard.server, shard.address) for shard in placement.shards}))
+
+
 # Answers.
 
 

@@ -41,6 +41,7 @@ from shoal_coordinator.events import (
     TakeCut,
     WorkerReported,
     WriteCheckpoint,
+    servers_of,
 )
 from shoal_coordinator.ledger import Lease, Ledger, NoRange, default_range_size
 from shoal_coordinator.parts import Description, Participant, Stage
@@ -134,9 +135,7 @@ class JobLife:
     @property
     def servers(self) -> tuple[ServerRef, ...]:
         """Who holds its shards, or is asked to."""
-        if self.placement is None:
-            return ()
-        return tuple(sorted({ServerRef(shard.server, shard.address) for shard in self.placement.shards}))
+        return servers_of(self.placement) if self.placement else ()
 
     @property
     def vacancies(self) -> list[int]:
@@ -402,7 +401,8 @@ class JobLife:
         self._finished.clear()
         self.placement, self._created, self._closing = None, False, False
         self._assigner, self._assigned = 0, False
-        self._begin_anew()
+        self._tally = Tally()
+        self._ledger = self._new_ledger(self._description.examples) if self._description else None
         if self.checkpoints:
             if self.checkpoints.pending:  # somebody may wait for it
                 self._tell_checkpoint(self.checkpoints.pending_attempt, None, reason, now)
@@ -412,10 +412,6 @@ class JobLife:
         last = f"checkpoint {self._saved[-1].number}" if self._saved else "its beginning"
         self._enter(JobState.PENDING, f"{reason}; it goes on from {last}", now)
         return [DropShards(self.ref, servers)]
-
-    def _begin_anew(self) -> None:
-        self._tally = Tally()
-        self._ledger = self._new_ledger(self._description.examples) if self._description else None
 
     def _go_on_from(self, restored: Restored, now: float) -> str:
         """Takes up where a checkpoint was; what is wrong with that, if anything is."""
