@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 
+# Bytecode is kept: the tests start hundreds of processes, and each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Empty: all benchmarks, all scenarios.
 BENCH ?=
 CHAOS ?=

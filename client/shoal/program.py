@@ -200,4 +200,36 @@ class Program(Protocol):
         ...
 
 
-__all__ = ["DEFAULT_PREFETCH", "Array", "BlockDataset", "Blocks", "Dataset", "Program", "Step"]
+@runtime_checkable
+class RandomProgram(Protocol):
+    """A program that draws random numbers: dropout, noise, negative samples.
+
+    It makes them from the seed that comes with each batch (`numpy.random.default_rng(seed)`, `jax.random.key(seed)`,
+    `torch.Generator().manual_seed(seed)`), and keeps no generator from one batch to the next. Then a job that goes on
+    from a checkpoint draws what it would have drawn without the interruption.
+    """
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """As of `Program`."""
+        ...
+
+    def variables(self) -> Mapping[str, Variable | np.ndarray]:
+        """As of `Program`."""
+        ...
+
+    def loss_and_gradients(
+        self, params: Mapping[str, Array], batch: Any, *, seed: int
+    ) -> tuple[Any, Mapping[str, Array] | Iterable[tuple[str, Array]]] | Step:
+        """As of `Program`.
+
+        Args:
+            params: all variables.
+            batch: what `dataset.batch` returned.
+            seed: from [0, 2**63), of this batch: the same whenever and on whichever worker it is trained on, another in
+                each epoch. Without a data set, of the step and the worker's rank. It follows from the job's seed.
+        """
+        ...
+
+
+__all__ = ["DEFAULT_PREFETCH", "Array", "BlockDataset", "Blocks", "Dataset", "Program", "RandomProgram", "Step"]

@@ -1,4 +1,4 @@
-"""A program whose result depends on every step that it took and on their order, and that counts what it has seen."""
+"""A program whose result depends on every step, their order and what it drew, and that counts what it has seen."""
 
 import threading
 from pathlib import Path
@@ -26,7 +26,7 @@ class Rows:
 
 
 class Plane:
-    """Least squares. A step takes `seconds`, until the file `hurry` is there.
+    """Least squares of inputs of which a tenth are dropped. A step takes `seconds`, until the file `hurry` is there.
 
     The variable `ballast` makes checkpoints as large as a test wants them.
     """
@@ -42,10 +42,11 @@ class Plane:
         }
         return known | ({"ballast": shoal.Variable(self.ballast)} if self.ballast else {})
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params, batch, *, seed):
         if self.seconds and not (self.hurry and self.hurry.exists()):
             self.pause.wait(self.seconds)
         numbers, x, y = batch
+        x = x * (np.random.default_rng(seed).random(x.shape) > 0.1)
         error = x @ params["w"] - y
         seen = np.zeros(len(self.dataset), np.int64)
         np.add.at(seen, numbers, 1)

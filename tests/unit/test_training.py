@@ -1,5 +1,6 @@
 """The training loop against a fake server and a fake coordinator, on a fake clock."""
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from shoal._participant import FINISHED, WAIT, DataRange
 from shoal.program import Step
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches, NoBatches
+from shoal_worker.draws import Draws, wants_seed
 from shoal_worker.messages import Figures
 from shoal_worker.training import Training
 
@@ -127,17 +129,27 @@ class Rig:
     made: ClassVar[list["Rig"]] = []
 
     def __init__(
-        self, leases=(), *, compute=None, answers=(), max_steps=0, batch_size=4, data=True, overlap=False
+        self,
+        leases=(),
+        *,
+        compute=None,
+        answers=(),
+        max_steps=0,
+        batch_size=4,
+        data=True,
+        overlap=False,
+        program=None,
+        draws=None,
     ) -> None:
         self.clock = FakeClock()
         self.stop = FakeStop(self.clock)
         self.parameters = FakeParameters(self.clock, list(answers), overlap=overlap)
-        self.program = FakeProgram(compute, Examples() if data else None)
+        self.program = program or FakeProgram(compute, Examples() if data else None)
         self.done: list[int] = []
         self.leases = list(leases)
         self.emitted: list[Figures] = []
         self.batches = NoBatches()
-        if data:
+        if self.program.dataset is not None:
             self.batches = LeasedBatches(self.program.dataset, batch_size, seed=7, lease=self.lease)
         Rig.made.append(self)
         self.training = Training(
@@ -148,6 +160,7 @@ class Rig:
             self.batches,
             max_steps=max_steps,
             emit=self.emitted.append,
+            draws=draws,
             clock=self.clock,
             stop=self.stop,
         )
@@ -192,6 +205,59 @@ def test_epochs_are_shuffled_differently_and_cover_everything():
 def test_the_lease_comes_after_the_barrier_and_before_the_pull():
     rig = Rig([DataRange(1, 0, 0, 4), FINISHED]).run()
     assert rig.parameters.calls == ["barrier", "lease", "pull", "push", "barrier", "lease"]
+
+
+class Noisy(FakeProgram):
+    """Writes down its seeds."""
+
+    def __init__(self, dataset=None) -> None:
+        super().__init__(dataset=dataset)
+        self.seeds: list[int] = []
+
+    def loss_and_gradients(self, params, batch, *, seed):
+        self.seeds.append(seed)
+        return super().loss_and_gradients(params, batch)
+
+
+def seeds(*leases, rank=0, start=0, seed=7, max_steps=0):
+    """What a program is given that trains on these leases; without any, that makes its own batches."""
+    rig = Rig(
+        [*leases, FINISHED], program=Noisy(Examples() if leases else None), draws=Draws(seed, rank), max_steps=max_steps
+    )
+    rig.parameters.step = start
+    return rig.run().program.seeds
+
+
+def test_a_batchs_seed_is_the_same_whoever_trains_on_it_and_when():
+    first, second = DataRange(1, 0, 0, 8), DataRange(2, 0, 8, 16)
+    drawn = seeds(first, second)
+    assert len(set(drawn)) == 4
+    assert all(0 <= seed < 2**63 for seed in drawn)
+    assert seeds(DataRange(5, 0, 8, 16), rank=3, start=9) == drawn[2:]
+    assert not set(seeds(DataRange(1, 1, 0, 8), DataRange(1, 1, 8, 16))) & set(drawn), "another epoch"
+    assert not set(seeds(first, second, seed=8)) & set(drawn), "another job"
+
+
+def test_seeds_without_data_follow_from_the_step_and_the_rank():
+    drawn = seeds(max_steps=4)
+    assert len(set(drawn)) == 4
+    assert seeds(start=2, max_steps=4) == drawn[2:], "a job that goes on draws what it would have drawn"
+    assert not set(seeds(rank=1, max_steps=4)) & set(drawn)
+
+
+def test_a_program_is_asked_whether_it_takes_a_seed():
+    assert wants_seed(Noisy())
+    assert not wants_seed(FakeProgram())
+
+    @functools.wraps(Noisy.loss_and_gradients)
+    def wrapped(*args, **kwargs):
+        return Noisy.loss_and_gradients(*args, **kwargs)
+
+    program = FakeProgram()
+    program.loss_and_gradients = functools.partial(wrapped, program)
+    assert wants_seed(program)
+    program.loss_and_gradients = lambda params, batch, seed, /: None
+    assert not wants_seed(program)
 
 
 def test_an_empty_range_is_given_back():

@@ -25,11 +25,13 @@ class Batch:
         data: what the data set gave; None where the program makes its own batches.
         samples: examples in it.
         cursor: where a worker is that has trained on it; None where no data is leased.
+        place: its epoch, and the place of its first example in that epoch's order; None where no data is leased.
     """
 
     data: Any
     samples: int
     cursor: Cursor | None = None
+    place: tuple[int, int] | None = None
 
 
 class Batches(ABC):
@@ -90,6 +92,7 @@ class LeasedBatches(Batches):
         self._ask = lease
         self._prepare = prepare
         self._held: int = 0  # lease of the range in hand; 0: none
+        self._start: tuple[int, int] = (0, 0)  # epoch, and where in its order that range begins
         self._taken: int = 0  # examples of it
         self._samples: deque[int] = deque()  # of the batches that are left of that range
         self._reading: Iterator[Any] = iter(())  # those batches
@@ -108,7 +111,7 @@ class LeasedBatches(Batches):
         self._held = 0
         if isinstance(answer, NoRange):
             return answer
-        self._held, self._taken = answer.lease, 0
+        self._held, self._start, self._taken = answer.lease, (answer.epoch, answer.start), 0
         size, examples = self._batch_size, answer.stop - answer.start
         self._samples.extend(min(size, examples - start) for start in range(0, examples, size))
         if examples:
@@ -124,8 +127,10 @@ class LeasedBatches(Batches):
             raise errors.ProgramError(
                 f"the data set's batches() ended with {left} still to come; it must give one for each item of its plan"
             ) from None
+        epoch, start = self._start
+        place = epoch, start + self._taken
         self._taken += samples
-        return Batch(data, samples, self.cursor)
+        return Batch(data, samples, self.cursor, place)
 
     def close(self) -> None:
         self._samples.clear()

@@ -21,6 +21,7 @@ from shoal.program import Program
 from shoal.variables import Variable
 from shoal_worker.arrays import Device, choose_device
 from shoal_worker.batches import Batches, LeasedBatches, NoBatches
+from shoal_worker.draws import Draws, wants_seed
 from shoal_worker.messages import Figures, Instructions, Outcome, encode
 from shoal_worker.programs import blamed, load_program
 from shoal_worker.training import Training
@@ -122,8 +123,17 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
             _log.info("not taking part", reason=error.message)
             return Outcome(left=leaving.is_set())
         with parameters, closing(batches):
-            limit = participant.spec.max_steps
-            training = Training(name, program, device, parameters, batches, max_steps=limit, emit=emit, stop=leaving)
+            training = Training(
+                name,
+                program,
+                device,
+                parameters,
+                batches,
+                max_steps=participant.spec.max_steps,
+                emit=emit,
+                draws=Draws(participant.spec.seed, participant.rank) if wants_seed(program) else None,
+                stop=leaving,
+            )
             return Outcome() if training.run() else Outcome(left=True, cursor=batches.cursor)
     finally:
         coordinator.close()

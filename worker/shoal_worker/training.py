@@ -17,6 +17,7 @@ from shoal._participant import NoRange
 from shoal.program import Array, Program, Step
 from shoal_worker.arrays import Device
 from shoal_worker.batches import Batch, Batches
+from shoal_worker.draws import Draws
 from shoal_worker.messages import Figures
 from shoal_worker.programs import blamed
 from shoal_worker.tally import Tally
@@ -101,6 +102,7 @@ class Training:
         batches: which examples come next.
         max_steps: the step to stop at; 0: none.
         emit: is given the figures about every half second, and once at the end, however it ends. Must not block long.
+        draws: gives the program a seed for each batch; None: it takes none.
         clock: seconds, from any start.
         stop: set to end after the step in progress.
 
@@ -119,6 +121,7 @@ class Training:
         *,
         max_steps: int,
         emit: Callable[[Figures], None],
+        draws: Draws | None = None,
         clock: Callable[[], float] = time.monotonic,
         stop: threading.Event | None = None,
     ) -> None:
@@ -129,6 +132,7 @@ class Training:
         self._batches = batches
         self._max_steps = max_steps
         self._emit = emit
+        self._draws = draws
         self._clock = clock
         self._stop = stop or threading.Event()
         self._tally = Tally(clock)
@@ -220,7 +224,7 @@ class Training:
         with self._blamed("dataset.batch"):
             batch = device.put(given.data)
         with self._blamed("loss_and_gradients"):
-            step = self._checked(program.loss_and_gradients(params, batch))
+            step = self._checked(program.loss_and_gradients(params, batch, **self._seeded(given)))
             metrics = {name: float(value) for name, value in step.metrics.items()}
             gradients = step.gradients
             return _Computed(
@@ -228,6 +232,9 @@ class Training:
                 updates=self._on_host(step.updates) or None,
                 values={**metrics, "loss": float(step.loss)},
             )
+
+    def _seeded(self, batch: Batch) -> dict[str, int]:
+        return {} if self._draws is None else {"seed": self._draws.seed(batch, self._parameters.step)}
 
     def _checked(self, result: object) -> Step:
         match result:
