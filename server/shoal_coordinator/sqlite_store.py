@@ -125,7 +125,10 @@ class SqliteStore:
         try:
             yield
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            code = getattr(error, "sqlite_errorcode", None)
+            if code is None:  # not SQLite's, but the module's: a key that is no text
+                raise self._unreadable(str(error)) from None
+            if code & 0xFF == sqlite3.SQLITE_BUSY:
                 raise errors.StoreLocked(
                     f"another program, which is no coordinator, has the store {self._path} open: close it, or give "
                     "another --store",

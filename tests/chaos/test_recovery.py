@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import forms
+import mortal_coordinator
 import shoal
 from clusters import local_cluster
 from scraping import sample
@@ -157,6 +158,38 @@ def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tm
         assert f"damaged/{third.number}: " in went_on
         assert f"damaged/{second.number}: " in went_on
         tally.passes(took)
+
+
+# One of each in the short form: where what is done and what is known of it are the furthest apart.
+SAVING = forms.size(["CheckpointWritten"], mortal_coordinator.SAVING)
+RESTORING = forms.size(["ShardsCreated"], mortal_coordinator.RESTORING)
+FAULTS = forms.runs(1, 10)
+
+
+@pytest.mark.timeout(60 + 20 * FAULTS)
+@pytest.mark.parametrize("step", [*SAVING, *RESTORING])
+def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder, unbroken, tmp_path, step):
+    """Before it is taken: the next one goes on, and what it says is whole can be read."""
+    with forms.tally("checkpoint_faults", FAULTS, "s to restore") as tally:
+        for run in range(FAULTS):
+            hurry, name = tmp_path / f"hurry-{run}", f"{step.lower()}-{run}"
+            with running(client, plane(name, seconds=0.01, hurry=hurry)) as job:
+                with mortal_coordinator.mortal(cluster, tmp_path / f"doom-{run}") as coordinator:
+                    wait_until(lambda: job.status().checkpoint, what="a checkpoint")
+                    coordinator.doom(step)
+                    if step in mortal_coordinator.RESTORING:
+                        cluster.restart("server", run % 2)
+                    coordinator.wait(timeout_s=20)
+                hurry.touch()
+                start = time.monotonic()
+                job.wait(timeout_s=60)
+                took = time.monotonic() - start
+                assert same(job.pull(), unbroken), f"it ended otherwise: {reasons(job)}"
+                assert job.status().restarts == (step in mortal_coordinator.RESTORING)
+                checkpoints = shoal.Checkpoints(str(folder))
+                for checkpoint in checkpoints.list(name):
+                    checkpoints.verify(str(checkpoint))
+                tally.passes(took)
 
 
 @forms.in_full

@@ -25,7 +25,10 @@ _RECOVERY, _CHECKPOINTS = "tests/chaos/test_recovery.py", "tests/contract/test_c
 _COORDINATOR, _LEDGER = "tests/chaos/test_coordinator.py", "tests/chaos/test_ledger.py"
 SCENARIOS: Mapping[str, Sequence[str]] = {
     "whole_cluster_kill": [f"{_RECOVERY}::test_the_whole_cluster_is_killed_and_the_job_ends_as_if_nothing_had_been"],
-    "checkpoint_faults": ["tests/chaos/test_checkpoint_faults.py"],
+    "checkpoint_faults": [
+        "tests/chaos/test_checkpoint_faults.py",
+        f"{_RECOVERY}::test_the_coordinator_dies_at_a_step_of_a_checkpoint",
+    ],
     "reshard_restore": [
         f"{_CHECKPOINTS}::test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_same"
     ],

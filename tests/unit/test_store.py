@@ -224,6 +224,12 @@ def test_damage_is_found_or_does_no_harm(tmp_path, data):
         assert str(path) in said
 
 
+def test_a_key_that_is_no_text_any_more(path):
+    path.write_bytes(filled(path).replace(b"passing/", b"\xf0assing/"))
+    with pytest.raises(errors.StoreUnreadable, match="copy of it"), contextlib.closing(SqliteStore(path)) as store:
+        store.load()
+
+
 def test_a_file_that_was_cut_short(path):
     whole = filled(path)
     path.write_bytes(whole[: len(whole) // 2])

@@ -1,0 +1,92 @@
+"""A coordinator that dies at a step of making a checkpoint, or of going back to one: mortal_coordinator.py DOOM FLAGS.
+
+It is `shoal coordinator FLAGS`, which knows nothing of this: what a step begins with is wrapped, in this process. Once
+the file DOOM is there, the step that it names is not taken: the process is gone, as by kill -9.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import shoal
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._cli import main as shoal_main
+from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.server_calls import ServerCalls, Together
+
+# Of a checkpoint: calls to servers (`Hold`, `Save`, `CollectFiles`), the manifest, and what is written down of both
+# halves. Of the way back: calls (`CreateShards`, `Restore`), and what is written down of that.
+SAVING = ("Hold", "Save", "CutMade", "CollectFiles", "manifest", "CheckpointWritten")
+RESTORING = ("CreateShards", "Restore", "ShardsCreated")
+
+
+class Mortal:
+    """The running process, in the place of a cluster's own coordinator.
+
+    Args:
+        cluster: its coordinator is killed.
+        doom: a file that is not there yet.
+    """
+
+    def __init__(self, cluster: shoal.LocalCluster, doom: Path) -> None:
+        self._doom = doom
+        role = cluster.process("coordinator")
+        flags = list(role._process.args)
+        flags = flags[flags.index("coordinator") :]
+        flags[flags.index("--listen") + 1] = role.address
+        role.kill()
+        command = [sys.executable, __file__, str(doom), *flags]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdout
+        assert self.process.stdout.readline(), "it did not start"
+
+    def doom(self, step: str) -> None:
+        """From now on it dies where it would begin this step."""
+        written = self._doom.with_suffix(".tmp")
+        written.write_text(step)
+        written.rename(self._doom)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it has died of its doom."""
+        assert self.process.wait(timeout_s) == -signal.SIGKILL
+
+
+@contextmanager
+def mortal(cluster: shoal.LocalCluster, doom: Path) -> Iterator[Mortal]:
+    """A mortal coordinator, in whose place the cluster's own comes again when the block is left."""
+    there = Mortal(cluster, doom)
+    try:
+        yield there
+    finally:
+        there.process.kill()
+        there.process.communicate()
+        cluster.restart("coordinator")
+
+
+def _wrap(owner: type, name: str, step_of: Callable[..., str], doom: Path) -> None:
+    real = getattr(owner, name)
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        if doom.exists() and doom.read_text() == step_of(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *arguments, **options)
+
+    setattr(owner, name, call)
+
+
+def main(doom: Path) -> None:
+    _wrap(Together, "call", lambda method, *_: method, doom)
+    _wrap(ServerCalls, "call", lambda _server, method, *_: method, doom)
+    _wrap(Catalogue, "publish", lambda *_: "manifest", doom)
+    _wrap(Coordinator, "report", lambda outcome: type(outcome).__name__, doom)
+    shoal_main()
+
+
+if __name__ == "__main__":
+    named = Path(sys.argv.pop(1))
+    main(named)
