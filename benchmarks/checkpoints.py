@@ -3,7 +3,7 @@
 speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files, manifest, each on the disk
        when it says so; then it restores them. Beside it the same bytes are written to one file, with fsync, and read
        into memory that is there already, as the server's is. In rounds, by turns; there is memory for the page cache
-       when files are written, and they are in it when they are read.
+       when files are written, and neither's are in it when they are read.
 slowdown: Two servers with the same state, and a session that takes step after step, in stretches of 3 s or more. Every
        other one begins with a checkpoint, and lasts until it is whole. The gradients are there already, so that all
        that is slowed down is the servers' work and the way to them; a second worker would take the two cores of a
@@ -126,6 +126,15 @@ class PlainFile:
         self._path.unlink()
 
 
+def leave_cache(folder: Path) -> None:
+    """What is in a folder is on the disk alone, as for a machine that has been started again."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
 def timed(action: Callable[[], None]) -> float:
     """Seconds that it took."""
     began = time.perf_counter()
@@ -148,6 +157,7 @@ def measured(folder: Path, size: int, rounds: int) -> dict[str, float]:
             # and whose turn that falls into is chance.
             np.ones(server.nbytes + SPARE_BYTES, np.uint8)
             for name, action in actions.items():
+                leave_cache(folder)
                 seconds[name].append(timed(action))
             forget()
         turns.reverse()

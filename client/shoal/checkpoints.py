@@ -121,11 +121,8 @@ class Checkpoints:
             UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: as for `show`.
         """
         with SavedVariables(self._catalogue.folder, self._manifest(name)) as saved:
-            arrays = {}
-            for variable, (shape, dtype) in saved.variables.items():
-                flat = np.empty(math.prod(shape), dtype)
-                saved.read(VALUE, variable, 0, flat)
-                arrays[variable] = flat.reshape(shape)
+            arrays = {variable: np.empty(shape, dtype) for variable, (shape, dtype) in saved.variables.items()}
+            saved.read(*((VALUE, variable, 0, array.reshape(-1)) for variable, array in arrays.items()))
             return arrays
 
     def export(self, name: str, file: str | os.PathLike[str]) -> Checkpoint:
@@ -264,7 +261,7 @@ def _rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[in
     step = max(1, _PIECE_BYTES // (width * dtype.itemsize))
     for start in range(0, rows, step):
         piece = np.empty(min(step, rows - start) * width, dtype)
-        saved.read(VALUE, variable, start, piece)
+        saved.read((VALUE, variable, start, piece))
         yield piece.view(np.uint8).data
 
 

@@ -12,7 +12,7 @@ from shoal._checkpoint.catalogue import path_of
 from shoal._checkpoint.files import Named, write_tensors
 from shoal._checkpoint.folders import Folder
 from shoal._checkpoint.manifest import FileEntry
-from shoal._checkpoint.slices import VALUE, SavedVariables, tensor_name
+from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, tensor_name
 from shoal._layout import ArenaLayout, Slice, row_elements
 from shoal.variables import Variable
 from shoal_server.arena import Arena
@@ -111,14 +111,15 @@ class Saver:
 
 def load(saved: SavedVariables, arena: Arena, variables: Mapping[str, Variable], *, slots: bool = True) -> None:
     """Fills an arena with what was saved of its slices and, unless they are to begin anew, of their slots."""
+    arrays = {VALUE: arena.values, **(arena.slots if slots else {})}
+    wanted: list[Rows] = []
     for part in arena.layout.slices:
         start, stop = _extent(part, variables[part.variable])
         kinds = saved.kinds(part.variable)
-        if VALUE in kinds:
-            saved.read(VALUE, part.variable, part.row_start, arena.values[start:stop])
-        for name, slot in arena.slots.items():
-            if slots and name in kinds:
-                saved.read(name, part.variable, part.row_start, slot[start:stop])
+        wanted += [
+            (kind, part.variable, part.row_start, array[start:stop]) for kind, array in arrays.items() if kind in kinds
+        ]
+    saved.read(*wanted)
 
 
 def _tensors(snapshot: Snapshot, variables: Mapping[str, Variable]) -> Iterator[Named]:

@@ -33,7 +33,7 @@ def restored(catalogue):
     with SavedVariables(catalogue.folder, manifest) as saved:
         ((shape, dtype),) = saved.variables.values()
         target = np.empty(np.prod(shape), dtype)
-        saved.read("value", "kernel", 0, target)
+        saved.read(("value", "kernel", 0, target))
     assert target.tobytes() == values(manifest.number).tobytes()
     return manifest.number
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from shoal._checkpoint import direct
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import write_tensors
 from shoal._checkpoint.folders import LocalFolder
@@ -63,7 +64,7 @@ class _Steps:
         self._step, self._file, self._after_writes = step, file, after_writes
         self._files = -1
         self._renamed = True
-        for name in ("open", "write", "fsync", "rename"):
+        for name in ("open", "pwrite", "fsync", "rename"):
             setattr(os, name, self._watched(getattr(self, f"_{name}"), getattr(os, name)))
 
     def _watched(self, note: Callable[..., None], real: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,9 +80,9 @@ class _Steps:
             self._renamed, self._writes = False, 0
             self._reached("open")
 
-    def _write(self, real: Callable[[int, Any], int], descriptor: int, data: memoryview) -> None:
+    def _pwrite(self, real: Callable[[int, Any, int], int], descriptor: int, data: np.ndarray, start: int) -> None:
         if self._here("write") and self._writes == self._after_writes:
-            real(descriptor, data[: len(data) // 2])  # torn in a piece, not between two
+            real(descriptor, data[: len(data) // 2], start)  # torn in a block, not between two
             die()
         self._writes += 1
 
@@ -109,10 +110,11 @@ def die() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> None:
     root, number, point, seed = arguments
+    direct.BLOCK_BYTES = 4096  # a shard's file is some
     if point != "none":
         chance = random.Random(f"{point} {seed}")
         step, manifest = POINTS[point]
-        _Steps(step, SHARDS if manifest else chance.randrange(SHARDS), 0 if manifest else chance.randrange(7))
+        _Steps(step, SHARDS if manifest else chance.randrange(SHARDS), 0 if manifest else chance.randrange(4))
     write(Path(root), int(number))
 
 

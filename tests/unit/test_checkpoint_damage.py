@@ -56,7 +56,7 @@ def restore(catalogue: Catalogue, manifest: Manifest) -> None:
     with SavedVariables(catalogue.folder, manifest) as saved:
         target = np.empty(ROWS * COLUMNS, np.float32)
         for kind in saved.kinds("dense/kernel"):
-            saved.read(kind, "dense/kernel", 0, target)
+            saved.read((kind, "dense/kernel", 0, target))
 
 
 def used(catalogue: Catalogue, use: Callable[[Catalogue, Manifest], None]) -> int:

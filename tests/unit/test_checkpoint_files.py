@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import random
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from shoal import errors
-from shoal._checkpoint import files, manifest
+from shoal._checkpoint import files, folders, manifest
 from shoal._checkpoint.files import TensorReader, open_tensors, write_tensors
 from shoal._checkpoint.folders import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, sum_of
@@ -48,7 +50,7 @@ def read(root: Path, entry: FileEntry) -> dict[str, np.ndarray]:
         found = {}
         for name, tensor in reader.contents.tensors.items():
             target = np.empty(math.prod(tensor.shape), tensor.dtype)
-            reader.read(name, target)
+            reader.fill([reader.place(name, target)])
             found[name] = target.reshape(tensor.shape)
         return found
 
@@ -91,6 +93,30 @@ def test_bfloat16_is_read_by_the_library(tmp_path: Path) -> None:
     assert np.frombuffer(torch_view[-12:], ml_dtypes.bfloat16).tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@given(cuts=st.lists(st.integers(0, 4_000), max_size=30), wanted=st.randoms(), order=st.randoms())
+def test_any_pieces_are_filled_with_what_is_there(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], wanted: random.Random, order: random.Random
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "BLOCK_BYTES", 512)
+        patch.setattr(manifest, "BLOCK_BYTES", 512)
+        patch.setattr(folders, "_MAX_TARGETS", 3)
+        root = tmp_path_factory.mktemp("pieces")
+        entry = write(root, {"x": np.random.default_rng(1).integers(0, 256, 4_000).astype(np.int64)})
+        data = (root / "f.safetensors").read_bytes()
+        ends = [*sorted(cuts), len(data)]
+        pieces = [
+            (start, memoryview(bytearray(stop - start)))
+            for start, stop in pairwise([0, *ends])
+            if wanted.random() < 0.7
+        ]
+        order.shuffle(pieces)
+        with open_tensors(LocalFolder(root), ["f.safetensors"], entry) as reader:
+            reader.fill(pieces)
+    for start, filled in pieces:
+        assert filled == data[start : start + len(filled)]
+
+
 def test_a_part_of_a_tensor_reads_no_more_than_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 10)
     monkeypatch.setattr(manifest, "BLOCK_BYTES", 1 << 10)
@@ -100,17 +126,19 @@ def test_a_part_of_a_tensor_reads_no_more_than_its_blocks(tmp_path: Path, monkey
         counted: list[int] = []
         real = reader._file.read_into
         monkeypatch.setattr(
-            reader._file, "read_into", lambda start, target: (counted.append(len(target)), real(start, target))
+            reader._file,
+            "read_into",
+            lambda start, targets: (counted.append(sum(map(len, targets))), real(start, targets)),
         )
         part = np.empty(700, np.float32)
-        reader.read("x", part, 5_001)
+        reader.fill([reader.place("x", part, 5_001)])
         assert np.array_equal(part, x[5_001:5_701])
         assert sum(counted) <= 4 << 10
         for target, first in ((np.empty(2, np.float32), 9_999), (np.empty(2, np.float64), 0)):
             with pytest.raises(ValueError, match="are not in"):
-                reader.read("x", target, first)
+                reader.fill([reader.place("x", target, first)])
         with pytest.raises(KeyError):
-            reader.read("y", part)
+            reader.fill([reader.place("y", part)])
 
 
 def verified(root: Path, entry: FileEntry) -> None:

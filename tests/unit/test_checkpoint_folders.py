@@ -15,7 +15,7 @@ from shoal._checkpoint.folders import LocalFolder
 def read(folder: LocalFolder, *path: str) -> bytes:
     with folder.open(path) as file:
         text = bytearray(file.nbytes)
-        file.read_into(0, memoryview(text))
+        file.read_into(0, [memoryview(text)])
         return bytes(text)
 
 
@@ -33,7 +33,7 @@ def test_a_file_is_there_once_it_is_written(tmp_path: Path) -> None:
     assert folder.names(["job", "00000001"]) == ["a.bin"]
 
 
-@pytest.mark.parametrize("at", ["pieces", "write", "fsync", "rename"])
+@pytest.mark.parametrize("at", ["pieces", "pwrite", "fsync", "rename"])
 def test_a_file_that_could_not_be_written_leaves_nothing_and_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:

@@ -53,7 +53,7 @@ def bucket(whole_bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Object
 def read(folder: Folder, *path: str) -> bytes:
     with folder.open(path) as file:
         text = bytearray(file.nbytes)
-        file.read_into(0, memoryview(text))
+        file.read_into(0, [memoryview(text)])
         return bytes(text)
 
 
@@ -91,11 +91,11 @@ def test_any_range_is_read(folder: Folder) -> None:
         assert file.nbytes == 1024
         for start, size in ((0, 1024), (0, 1), (1023, 1), (300, 500), (5, 0), (1024, 0)):
             target = bytearray(size)
-            file.read_into(start, memoryview(target))
+            file.read_into(start, [memoryview(target)])
             assert target == text[start : start + size]
         for start, size in ((1000, 25), (1024, 1), (5000, 5)):
             with pytest.raises(errors.CorruptCheckpoint, match="cut short"):
-                file.read_into(start, memoryview(bytearray(size)))
+                file.read_into(start, [memoryview(bytearray(size))])
 
 
 def test_folders_that_hold_a_name_are_found(folder: Folder) -> None:
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_written_found_read_and_removed(folder: Folder) -> None:
         catalogue.verify(manifest)
         with SavedVariables(folder, manifest) as saved:
             target = np.empty(30, np.float32)
-            saved.read("value", "dense/kernel", 2, target)
+            saved.read(("value", "dense/kernel", 2, target))
             assert np.array_equal(target.reshape(5, 6), kernel[2:7] + manifest.number)
     assert [str(it) for it in Checkpoints(folder.url).list()] == ["digits/2", "digits/1", "other/1"]
     assert catalogue.sweep("digits") == [3]
@@ -277,7 +277,7 @@ def test_blocks_of_an_object_are_read_side_by_side(bucket: ObjectStore, monkeypa
         monkeypatch.setattr(bucket._system, "cat_file", side_by_side)
         reader.verify()
         target = np.empty_like(x)
-        reader.read("x", target)
+        reader.fill([reader.place("x", target)])
         assert np.array_equal(target, x)
     text = bytearray(read(bucket, "f.safetensors"))
     text[9000] ^= 1

@@ -64,7 +64,7 @@ def test_any_rows_are_found_in_whatever_slices_they_lie(tmp_path: Path, start: i
     with SavedVariables(LocalFolder(tmp_path), save(tmp_path)) as saved:
         for kind, sign in (("value", 1), ("exp_avg", -1)):
             target = np.empty(rows * 6, np.float32)
-            saved.read(kind, "dense/kernel", start, target)
+            saved.read((kind, "dense/kernel", start, target))
             assert np.array_equal(target.reshape(rows, 6), sign * KERNEL[start : start + rows])
         assert saved.kinds("dense/kernel") == ["value", "exp_avg"]
         assert saved.kinds("bias") == ["value"]

@@ -54,7 +54,7 @@ class Catalogue:
             if file.nbytes > MAX_BYTES:
                 raise errors.CorruptCheckpoint(f"{where} has {file.nbytes} bytes, more than any manifest", file=where)
             text = bytearray(file.nbytes)
-            file.read_into(0, memoryview(text))
+            file.read_into(0, [memoryview(text)])
         manifest = Manifest.from_bytes(bytes(text), where)
         if (manifest.job, manifest.number) != (job, number):
             raise errors.CorruptCheckpoint(

@@ -13,6 +13,8 @@ from shoal._checkpoint.manifest import BLOCK_BYTES, FileEntry, sum_of, sums_of
 from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, header_bytes
 
 Named = tuple[str, np.dtype, tuple[int, ...]]
+# A place in a file, and the memory that takes what is there.
+Piece = tuple[int, memoryview]
 
 
 class _Sums:
@@ -104,49 +106,34 @@ class TensorReader:
         size = header_bytes(beginning, entry.nbytes, where)
         self.contents: Contents = decode_header(self._bytes(0, size), entry.nbytes, where)
 
-    def read(self, name: str, target: np.ndarray, first: int = 0) -> None:
-        """Reads elements of a tensor.
+    def place(self, name: str, target: np.ndarray, first: int = 0) -> Piece:
+        """Where in the file elements of a tensor are, and the memory that they belong to: for `fill`.
 
         Args:
             name: of the tensor; KeyError if there is none.
-            target: flat and contiguous, of the tensor's dtype; filled.
+            target: flat and contiguous, of the tensor's dtype.
             first: the tensor's element with which it begins.
         """
         tensor = self.contents.tensors[name]
         start = tensor.start + first * tensor.dtype.itemsize
         if target.dtype != tensor.dtype or not tensor.start <= start <= start + target.nbytes <= tensor.stop:
             raise ValueError(f"{target.size} of {target.dtype} from {first} on are not in {name!r}, {tensor}")
-        self.read_into(start, target.view(np.uint8).data)
+        return start, target.view(np.uint8).data
 
-    def verify(self) -> None:
-        """Reads everything; CorruptCheckpoint if any of it is not what was written."""
-        window = BLOCK_BYTES * self._file.at_a_time
-        scratch = memoryview(bytearray(min(window, self._entry.nbytes)))
-        for start in range(0, self._entry.nbytes, window):
-            self.read_into(start, scratch[: self._entry.nbytes - start])
+    def fill(self, pieces: Iterable[Piece]) -> None:
+        """Fills pieces of memory, none of which wants what another does, each from its place in the file on.
 
-    def read_into(self, start: int, target: memoryview) -> None:
-        """Fills `target` with the file's bytes from `start` on."""
-        whole = []
-        while len(target):
-            number, within = divmod(start, BLOCK_BYTES)
-            size = self._block_bytes(number)
-            count = min(size - within, len(target))
-            if count == size:
-                whole.append((number, target[:count]))
-            else:
-                target[:count] = self._block(number)[within : within + count]
-            start, target = start + count, target[count:]
-        self._fill_blocks(whole)
-
-    def _fill_blocks(self, blocks: Sequence[tuple[int, memoryview]]) -> None:
+        A block that is wanted as a whole is read where it belongs, in however many pieces. The more are asked for at
+        once, the more are.
+        """
+        blocks = _by_block(pieces)
         threads = min(self._file.at_a_time, len(blocks))
         if threads < 2:
-            for number, target in blocks:
-                self._fill_block(number, target)
+            for number, parts in blocks.items():
+                self._fill_from(number, parts)
             return
         with ThreadPoolExecutor(threads, thread_name_prefix="blocks") as pool:
-            filled = [pool.submit(self._fill_block, number, target) for number, target in blocks]
+            filled = [pool.submit(self._fill_from, number, parts) for number, parts in blocks.items()]
             try:
                 for block in filled:
                     block.result()
@@ -154,29 +141,61 @@ class TensorReader:
                 pool.shutdown(cancel_futures=True)
                 raise
 
+    def verify(self) -> None:
+        """Reads everything; CorruptCheckpoint if any of it is not what was written."""
+        window = BLOCK_BYTES * self._file.at_a_time
+        scratch = memoryview(bytearray(min(window, self._entry.nbytes)))
+        for start in range(0, self._entry.nbytes, window):
+            self.fill([(start, scratch[: self._entry.nbytes - start])])
+
     def _bytes(self, start: int, size: int) -> bytes:
         target = bytearray(size)
-        self.read_into(start, memoryview(target))
+        self.fill([(start, memoryview(target))])
         return bytes(target)
 
+    def _fill_from(self, number: int, parts: Sequence[Piece]) -> None:
+        """Fills what wants bytes of a block, each from its place in the block on."""
+        targets = [target for _, target in parts]
+        if sum(map(len, targets)) == self._block_bytes(number):
+            self._read(number, targets)
+            return
+        block = self._block(number)
+        for within, target in parts:
+            target[:] = block[within : within + len(target)]
+
     def _block(self, number: int) -> memoryview:
-        if self._kept[0] != number:
-            block = memoryview(bytearray(self._block_bytes(number)))
-            self._fill_block(number, block)
+        kept, block = self._kept
+        if kept != number:
+            block = np.empty(self._block_bytes(number), np.uint8).data
+            self._read(number, [block])
             self._kept = number, block
-        return self._kept[1]
+        return block
 
     def _block_bytes(self, number: int) -> int:
         return min(BLOCK_BYTES, self._entry.nbytes - number * BLOCK_BYTES)
 
-    def _fill_block(self, number: int, target: memoryview) -> None:
-        self._file.read_into(number * BLOCK_BYTES, target)
-        if sum_of(target) != self._entry.sums[number]:
+    def _read(self, number: int, targets: Sequence[memoryview]) -> None:
+        start = number * BLOCK_BYTES
+        self._file.read_into(start, targets)
+        if sum_of(*targets) != self._entry.sums[number]:
             raise errors.CorruptCheckpoint(
-                f"{self._where} is damaged: bytes {number * BLOCK_BYTES} to {number * BLOCK_BYTES + len(target)} are "
-                "not those that were written",
+                f"{self._where} is damaged: bytes {start} to {start + self._block_bytes(number)} are not those that "
+                "were written",
                 file=self._where,
             )
+
+
+def _by_block(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
+    """By number of the block, what wants bytes of it: place within it, and memory, in their order there."""
+    blocks: dict[int, list[Piece]] = {}
+    for place, whole in sorted(pieces, key=lambda piece: piece[0]):
+        start, rest = place, whole
+        while len(rest):
+            number, within = divmod(start, BLOCK_BYTES)
+            part, rest = rest[: BLOCK_BYTES - within], rest[BLOCK_BYTES - within :]
+            blocks.setdefault(number, []).append((within, part))
+            start += len(part)
+    return blocks
 
 
 @contextmanager
@@ -195,4 +214,4 @@ def open_tensors(folder: Folder, path: Sequence[str], entry: FileEntry) -> Itera
         raise errors.CorruptCheckpoint(f"{where} is missing", file=where) from None
 
 
-__all__ = ["Named", "TensorReader", "open_tensors", "write_tensors"]
+__all__ = ["Named", "Piece", "TensorReader", "open_tensors", "write_tensors"]

@@ -8,18 +8,21 @@ import os
 import re
 import secrets
 import stat
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from shoal import errors
+from shoal._checkpoint import direct
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_MAX_TARGETS = os.sysconf("SC_IOV_MAX")  # of one call to the system
 TEMPORARY = ".tmp-"  # begins the name of a file that is being written: no name may
-_WRITE_BEHIND_BYTES = 16 << 20  # of a file that is being written, until the disk is told to begin with them
 
 
 class File(Protocol):
@@ -33,8 +36,12 @@ class File(Protocol):
     nbytes: int
     at_a_time: int
 
-    def read_into(self, start: int, target: memoryview) -> None:
-        """Fills `target` with the bytes from `start` on; CorruptCheckpoint if the file ends before."""
+    def read_into(self, start: int, targets: Sequence[memoryview]) -> None:
+        """Fills the targets one after the other with the bytes from `start` on.
+
+        Raises:
+            CorruptCheckpoint: the file ends before.
+        """
         ...
 
 
@@ -126,7 +133,7 @@ class LocalFolder:
             descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
             try:
                 try:
-                    _write_all(descriptor, pieces)
+                    direct.write_file(descriptor, pieces)
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
@@ -222,30 +229,22 @@ class LocalFolder:
 
 
 class _LocalFile:
-    at_a_time = 1  # there is one disk, or memory
+    at_a_time = 2  # one is looked through while the next is read
 
     def __init__(self, descriptor: int, nbytes: int, where: str) -> None:
         self._descriptor, self.nbytes, self._where = descriptor, nbytes, where
 
-    def read_into(self, start: int, target: memoryview) -> None:
-        while len(target):
-            count = os.preadv(self._descriptor, [target], start)
+    def read_into(self, start: int, targets: Sequence[memoryview]) -> None:
+        waiting = deque(filter(len, targets))
+        while waiting:
+            count = os.preadv(self._descriptor, [*islice(waiting, _MAX_TARGETS)], start)
             if not count:
                 raise errors.CorruptCheckpoint(f"{self._where} is cut short: it ends at byte {start}", file=self._where)
-            start, target = start + count, target[count:]
-
-
-def _write_all(descriptor: int, pieces: Iterable[Buffer]) -> None:
-    begun = end = 0
-    for piece in pieces:
-        rest = memoryview(piece).cast("B")
-        while len(rest):
-            count = os.write(descriptor, rest)
-            rest, end = rest[count:], end + count
-        if end - begun >= _WRITE_BEHIND_BYTES:
-            # Begins to write these to the disk, so that it works meanwhile and fsync has little left to wait for.
-            os.posix_fadvise(descriptor, begun, end - begun, os.POSIX_FADV_DONTNEED)
-            begun = end
+            start += count
+            while waiting and count >= len(waiting[0]):
+                count -= len(waiting.popleft())
+            if count:
+                waiting[0] = waiting[0][count:]
 
 
 def _remove(folder: int, name: str) -> None:

@@ -144,18 +144,21 @@ class _Object:
     def __init__(self, store: ObjectStore, path: Sequence[str], where: str, nbytes: int) -> None:
         self._store, self._path, self._where, self.nbytes = store, path, where, nbytes
 
-    def read_into(self, start: int, target: memoryview) -> None:
-        if not len(target):
+    def read_into(self, start: int, targets: Sequence[memoryview]) -> None:
+        wanted = sum(map(len, targets))
+        if not wanted:
             return
-        stop = min(start + len(target), self.nbytes)  # a store may refuse a range that begins behind the end
+        stop = min(start + wanted, self.nbytes)  # a store may refuse a range that begins behind the end
         found = b""
         if start < stop:
             with self._store._failing("read", self._path):
                 found = self._store._system.cat_file(self._where, start=start, end=stop)
-        if len(found) != len(target):
+        if len(found) != wanted:
             name = self._store._name(self._path)
             raise errors.CorruptCheckpoint(f"{name} is cut short: it ends at byte {start + len(found)}", file=name)
-        target[:] = found
+        rest = memoryview(found)
+        for target in targets:
+            target[:], rest = rest[: len(target)], rest[len(target) :]
 
 
 class _Upload:

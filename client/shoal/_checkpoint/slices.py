@@ -14,11 +14,14 @@ import numpy as np
 
 from shoal import errors
 from shoal._checkpoint.catalogue import path_of
-from shoal._checkpoint.files import TensorReader, open_tensors
+from shoal._checkpoint.files import Piece, TensorReader, open_tensors
 from shoal._checkpoint.folders import Folder
 from shoal._checkpoint.manifest import Manifest
 
 VALUE = "value"
+# Rows of a variable: its kind (VALUE, or a slot's name), the variable (KeyError if it has none of that kind), the first
+# row, and the memory to fill: flat, of the saved dtype; a whole number of rows, all of which there are.
+Rows = tuple[str, str, int, np.ndarray]
 
 
 def tensor_name(kind: str, row_start: int, variable: str) -> str:
@@ -89,18 +92,22 @@ class SavedVariables:
                 found[variable] = ((rows, *first.shape[1:]) if first.shape else (), first.dtype)
         return found
 
-    def read(self, kind: str, variable: str, row_start: int, target: np.ndarray) -> None:
-        """Reads rows of a variable, from however many slices.
-
-        Args:
-            kind: VALUE, or a slot's name.
-            variable: KeyError if it has none of that kind.
-            row_start: the first row.
-            target: flat, of the saved dtype; a whole number of rows, all of which there are.
+    def read(self, *wanted: Rows) -> None:
+        """Reads rows of variables, from however many slices: those of all at once, file by file.
 
         Raises:
             CorruptCheckpoint: what was read is not what was written.
         """
+        pieces: dict[TensorReader, list[Piece]] = {}
+        for rows in wanted:
+            for reader, piece in self._places(*rows):
+                pieces.setdefault(reader, []).append(piece)
+        for reader, those in pieces.items():
+            reader.fill(those)
+
+    def _places(
+        self, kind: str, variable: str, row_start: int, target: np.ndarray
+    ) -> Iterator[tuple[TensorReader, Piece]]:
         saved = self._slices[kind, variable]
         width = math.prod(saved[0].shape[1:])
         rows = target.size // width if width else 0
@@ -110,7 +117,7 @@ class SavedVariables:
             it = saved[index]
             first = row_start + done - it.row_start
             count = min(rows - done, it.rows - first)
-            it.reader.read(it.name, target[done * width : (done + count) * width], first * width)
+            yield it.reader, it.reader.place(it.name, target[done * width : (done + count) * width], first * width)
             done, index = done + count, index + 1
 
     def _index(self, reader: TensorReader) -> None:
@@ -159,4 +166,4 @@ def mismatches(
         yield f"{name!r} was saved, and there is no such variable"
 
 
-__all__ = ["VALUE", "SavedVariables", "mismatches", "tensor_name"]
+__all__ = ["VALUE", "Rows", "SavedVariables", "mismatches", "tensor_name"]
