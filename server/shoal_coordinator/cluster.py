@@ -20,6 +20,7 @@ from shoal._layout import Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
 from shoal_coordinator import events
+from shoal_coordinator.checkpointing import NO_FOLDER
 from shoal_coordinator.durable_job import DurableJob
 from shoal_coordinator.events import (
     Assignment,
@@ -226,7 +227,7 @@ class Cluster:
         if member.role is Role.SERVER:
             for job in self._live():
                 if job.placement and any(server.member == member.id for server in job.servers):
-                    self._lose_shards(job, _lost_shards(member.id, job.placement, again=not job.resumable), now)
+                    self._lose_shards(job, _lost_shards(member.id, job.placement, again=not job.recovery.possible), now)
 
     # Jobs, as users see them.
 
@@ -270,11 +271,7 @@ class Cluster:
     def _check_folder(self, spec: Job) -> None:
         asked = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
         if asked and not self._policy.checkpoints:
-            raise errors.InvalidJob(
-                f"job {spec.name} asks for checkpoints, and this cluster has no folder of them: start its "
-                "coordinator and its servers with --checkpoints",
-                job=spec.name,
-            )
+            raise errors.InvalidJob(f"job {spec.name} asks for checkpoints, and {NO_FOLDER}", job=spec.name)
 
     # Jobs, as their workers see them.
 
@@ -316,11 +313,10 @@ class Cluster:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
         if job.has_part(event.worker, event.assignment):
-            if event.lost and job.resumable and job.placement:
+            if event.lost and job.recovery.possible and job.placement:
                 self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
-            elif (
-                event.lost and job.resumable
-            ):  # it went back meanwhile; this worker's part is another one now, or will be
+            elif event.lost and job.recovery.possible:
+                # It went back meanwhile; this worker's part is another one now, or will be.
                 self._emit(job.lose(event.worker, now))
             else:
                 self._emit(job.finish(event.worker, event.error, now))
@@ -392,7 +388,7 @@ class Cluster:
 
     def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
         if job := self._job_of_outcome(event):
-            if event.lost and job.resumable:
+            if event.lost and job.recovery.possible:
                 self._lose_shards(job, event.reason, now)
             else:
                 self._emit(job.checkpoint_failed(event.reason, now))
@@ -461,7 +457,7 @@ class Cluster:
     def _place(self, job: DurableJob, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
         servers = self._members.alive(Role.SERVER)
-        if not servers or job.waits_for_servers(len(servers), now):
+        if not servers or job.recovery.waits_for_servers(len(servers), now):
             return "waiting for servers" if servers else "waiting for a server"
         variables = dict(job.unplaced or {})
         held = self._placed_bytes()

@@ -65,7 +65,7 @@ class DurableJob(JobLife):
                 parts = self.active.values()
                 return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
             case Part.CHECKPOINTS:
-                return self.checkpoints.to_proto() if self.checkpoints else None
+                return self.checkpoints.to_proto() if self.checkpoints.possible else None
         event = self.log.find(int(number))
         return codecs.event_message(event) if event else None
 
@@ -82,7 +82,7 @@ class DurableJob(JobLife):
         return record
 
     def _state_record(self) -> state_pb2.JobRecord:
-        return state_pb2.JobRecord(
+        record = state_pb2.JobRecord(
             state=codecs.state_code(self.state),
             reason=self._reason,
             lack=self._lack,
@@ -97,11 +97,9 @@ class DurableJob(JobLife):
             created=self._created,
             numbered=self.log.numbered,
             closing=self._closing,
-            restarts=self._restarts,
-            fruitless=self._fruitless,
-            patience=self._patience,
-            servers=self._servers,
         )
+        self.recovery.write_to(record)
+        return record
 
     def _restore(self, saved: SavedJob) -> None:
         state = saved.state
@@ -115,11 +113,11 @@ class DurableJob(JobLife):
         self.active = {part.worker: Participant.from_proto(part) for part in state.parts}
         self._crew, self._finished = dict(state.crew), set(state.finished)
         self._assigner, self._assigned, self._created = state.assigner, state.assigned, state.created
-        self._closing, self._restarts, self._fruitless = state.closing, state.restarts, state.fruitless
-        self._patience, self._servers = state.patience, state.servers
-        if self.checkpoints and saved.checkpoints:
+        self._closing = state.closing
+        self.recovery.take_up(state)
+        if self.checkpoints.possible and saved.checkpoints:
             self.checkpoints.take_up(saved.checkpoints)
-        elif self.checkpoints or saved.checkpoints:  # the cluster has a folder now, or has none any more
+        elif self.checkpoints.possible or saved.checkpoints:  # the cluster has a folder now, or has none any more
             self._changed(Part.CHECKPOINTS)
         if plan := saved.plan:
             self._restore_plan(plan)

@@ -8,7 +8,7 @@ The workers of a session job come and go as their users please; it succeeds when
 the death of the last one leaves it running, for its user to come back to.
 
 A job whose shards are lost goes back: to its newest whole checkpoint, or to its beginning if it has none yet; its
-workers start anew. A session job fails instead, for its users' programs would not know.
+workers start anew. A session job fails instead, for its users' programs would not know. `recovery` decides it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal._layout import Placement
-from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
+from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint
 from shoal.variables import Variable
-from shoal_coordinator.checkpointing import Checkpointing
+from shoal_coordinator.checkpointing import NO_FOLDER, Checkpointing
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
     AdmitWorker,
@@ -47,9 +47,7 @@ from shoal_coordinator.ledger import Lease, Ledger, NoRange, default_range_size
 from shoal_coordinator.parts import Description, Participant, Stage
 from shoal_coordinator.progress import Tally
 from shoal_coordinator.records import Part
-
-# A job that loses its shards so often without a new checkpoint in between would do so for ever.
-MAX_FRUITLESS = 10
+from shoal_coordinator.recovery import Recovery
 
 
 class JobLife:
@@ -93,14 +91,10 @@ class JobLife:
         self._created = False  # the shards are on the servers
         self._ledger: Ledger | None = None  # None until the job is described
         self._tally = Tally()
-        policy = spec.checkpoints or CheckpointPolicy()
-        self.checkpoints = (
-            Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS)) if checkpoints else None
-        )  # None: the cluster has no folder of them
-        self._at_end = checkpoints and policy.at_end
         self._closing = False  # all workers are through, and the last checkpoint is being taken, or was
-        self._restarts = self._fruitless = 0  # times that shards were lost: altogether, since a new checkpoint
-        self._patience, self._servers = 0.0, 0  # until when to wait for how many servers, which it had before
+        policy = spec.checkpoints or CheckpointPolicy()
+        self.checkpoints = Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS), possible=checkpoints)
+        self.recovery = Recovery(spec, self.checkpoints)
         if begins:
             changed(Part.SPEC)
             changed(Part.CHECKPOINTS)
@@ -179,9 +173,9 @@ class JobLife:
             finished_at=self._finished_at,
             workers=tuple(self._crew[rank] for rank in sorted(self._crew)),
             progress=self._progress(now),
-            checkpoint=self.checkpoints.saved[-1] if self.checkpoints and self.checkpoints.saved else None,
-            checkpoint_failure=self.checkpoints.failure if self.checkpoints else "",
-            restarts=self._restarts,
+            checkpoint=self.checkpoints.newest,
+            checkpoint_failure=self.checkpoints.failure,
+            restarts=self.recovery.restarts,
         )
 
     def joined(self, worker: str) -> Joined:
@@ -238,13 +232,7 @@ class JobLife:
         self.placement = placement
         self._changed(Part.PLAN)
         self._enter(JobState.PLACING, "", now)
-        own = [CheckpointChoice(self.ref.name, it.number) for it in self._saved[::-1]]
-        named = [self.spec.source] if self.spec.source and not own else []
-        return [CreateShards(self.ref, placement, self.spec, tuple(own or named))]
-
-    def waits_for_servers(self, alive: int, now: float) -> bool:
-        """Whether more servers may come back, with which its shards were, so that it is too early to place them."""
-        return alive < self._servers and now < self._patience
+        return [CreateShards(self.ref, placement, self.spec, self.recovery.sources)]
 
     def shards_created(self, now: float, restored: Restored | None = None) -> list[Effect]:
         """All servers hold the shards."""
@@ -310,8 +298,8 @@ class JobLife:
 
     def request_checkpoint(self, now: float) -> tuple[Attempt, list[Effect]]:
         """Takes one more, now or when the one under way is over."""
-        if self.checkpoints is None:
-            raise errors.StorageFailed(_NO_FOLDER)
+        if not self.checkpoints.possible:
+            raise errors.StorageFailed(NO_FOLDER)
         if self.state is not JobState.RUNNING:
             self.placed  # noqa: B018 - says what is wrong
             raise errors.NotPlaced(f"job {self.ref.name} is {self.state.value}; only a running one is saved")
@@ -320,7 +308,7 @@ class JobLife:
 
     def checkpoint_when_due(self, now: float) -> list[Effect]:
         """Begins a checkpoint, if it is time."""
-        if self.checkpoints is None or self.state is not JobState.RUNNING or self.placement is None:
+        if self.state is not JobState.RUNNING or self.placement is None:
             return []
         step = max((it.told.step for it in self.active.values() if it.told), default=0)
         if not self.checkpoints.due(now, step):
@@ -340,44 +328,37 @@ class JobLife:
         """All servers write their part."""
         if self.placement is None:
             return []
-        if self.checkpoints:
-            self.checkpoints.numbered(cut.number)
+        self.checkpoints.numbered(cut.number)
         return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)]
 
     def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:
         """A checkpoint is whole."""
-        if self.checkpoints is None or not self.checkpoints.busy:
-            return self._succeed_when_done(now) if self._closing else []
+        if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
+            return self._end_when_saved(now)
         self.checkpoints.written(saved, removed)
-        self._fruitless = 0
+        self.recovery.checkpointed()
         self._changed(Part.STATE)
         return self._checkpoint_ended(saved, "", now)
 
     def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
         """A checkpoint was given up."""
-        if self.checkpoints is None or not self.checkpoints.busy:  # the cluster has no folder of them any more
-            return self._succeed_when_done(now) if self._closing else []
+        if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
+            return self._end_when_saved(now)
         self.checkpoints.failed(reason)
         if self._closing and not self.checkpoints.pending:
             self.checkpoints.request_again(now)
         return self._checkpoint_ended(None, reason, now)
 
     def _checkpoint_ended(self, saved: SavedCheckpoint | None, failure: str, now: float) -> list[Effect]:
-        assert self.checkpoints is not None
         self._tell_checkpoint(self.checkpoints.attempt, saved, failure, now)
         effects = self.checkpoint_when_due(now)  # another one was asked for meanwhile
-        return effects + (self._succeed_when_done(now) if self._closing else [])
+        return effects + self._end_when_saved(now)
 
     def _tell_checkpoint(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
-        seconds = max(0.0, now - self.checkpoints.began_at) if self.checkpoints else 0.0
+        seconds = max(0.0, now - self.checkpoints.began_at)
         self.log.append(CheckpointEnded(self.log.next, now, attempt, saved, seconds, failure))
 
     # Its shards are lost, and it goes on.
-
-    @property
-    def resumable(self) -> bool:
-        """Whether it goes back to a checkpoint, or to its beginning, when its shards are lost."""
-        return self.checkpoints is not None and not self.spec.is_session
 
     def lose_shards(self, reason: str, patience_s: float, now: float) -> list[Effect]:
         """Goes back, or fails if it cannot.
@@ -389,12 +370,10 @@ class JobLife:
         """
         if self.ended or self.placement is None:
             return []
-        if not self.resumable or self._fruitless >= MAX_FRUITLESS:
-            often = f" (for the {self._fruitless + 1}th time without a new checkpoint)" if self._fruitless else ""
-            return self.fail(f"{reason}{often}", now)
         servers = self.servers
-        self._restarts, self._fruitless = self._restarts + 1, self._fruitless + 1
-        self._patience, self._servers = now + patience_s, len(servers)
+        goes_back, told = self.recovery.lose(reason, len(servers), now + patience_s)
+        if not goes_back:
+            return self.fail(told, now)
         for worker in list(self.active):
             self._release(worker)  # what servers know of it goes with the shards
         self._crew.clear()
@@ -403,53 +382,31 @@ class JobLife:
         self._assigner, self._assigned = 0, False
         self._tally = Tally()
         self._ledger = self._new_ledger(self._description.examples) if self._description else None
-        if self.checkpoints:
-            if self.checkpoints.pending:  # somebody may wait for it
-                self._tell_checkpoint(self.checkpoints.pending_attempt, None, reason, now)
-            self.checkpoints.restart(now, 0)
+        if self.checkpoints.pending:  # somebody may wait for it
+            self._tell_checkpoint(self.checkpoints.pending_attempt, None, reason, now)
+        self.checkpoints.restart(now, 0)
         for part in (Part.PLAN, Part.LEDGER, Part.TALLY):
             self._changed(part)
-        last = f"checkpoint {self._saved[-1].number}" if self._saved else "its beginning"
-        self._enter(JobState.PENDING, f"{reason}; it goes on from {last}", now)
+        self._enter(JobState.PENDING, told, now)
         return [DropShards(self.ref, servers)]
 
     def _go_on_from(self, restored: Restored, now: float) -> str:
         """Takes up where a checkpoint was; what is wrong with that, if anything is."""
         assert self._description is not None
-        given = self._description.given
-        missing = given - restored.variables
-        if missing and missing != given:
-            return (
-                f"{restored.source} has no {', '.join(sorted(missing))}, whose initial values the program gives with "
-                f"those of {', '.join(sorted(given - missing))}, which were restored: give them an initializer"
-            )
-        self._assigned, begins = self._assigned or not missing, ""
-        examples, data = self._description.examples, restored.data
-        if data is not None and data.examples == examples and restored.seed == self.spec.seed:
-            self._ledger = Ledger.resumed(
-                data,
-                epochs=self.spec.epochs,
-                workers=self.spec.workers,
-                changed=lambda: self._changed(Part.LEDGER),
-            )
+        resumption = self.recovery.resume(restored, self._description, lambda: self._changed(Part.LEDGER))
+        self._assigned = self._assigned or resumption.assigned
+        if resumption.ledger:
+            self._ledger = resumption.ledger
             self._changed(Part.LEDGER)
-            own = [CheckpointChoice(self.ref.name, it.number) for it in self._saved]
-            if self._ledger.finished and restored.source not in own:
-                return f"nothing is left to do: {restored.source} has done {self.spec.epochs} epochs; ask for more"
-        elif data is not None:
-            begins = " (its data begins anew: another seed, or another number of examples)"
+        if resumption.problem:
+            return resumption.problem
         self._tally = Tally.from_proto(restored.tally)
         if not self._started_at:
             self._tally.begin()  # what another job did is not this one's speed
         self._changed(Part.TALLY)
-        if self.checkpoints:
-            self.checkpoints.restart(now, restored.step)
-        self._enter(self.state, _where_from(restored, frozenset(self._description.variables)) + begins, now)
+        self.checkpoints.restart(now, restored.step)
+        self._enter(self.state, resumption.note, now)
         return ""
-
-    @property
-    def _saved(self) -> list[SavedCheckpoint]:
-        return list(self.checkpoints.saved) if self.checkpoints else []
 
     # They go, and the job ends.
 
@@ -513,8 +470,8 @@ class JobLife:
         assert self._created or not admitted, "servers were told of a worker before they had the shards"
         if self._ledger:
             self._ledger.validate()
-        if self.checkpoints:
-            self.checkpoints.validate()
+        self.checkpoints.validate()
+        self.recovery.validate()
         assert not (self._closing and self.active), "it closes while workers work"
         self.log.validate()
 
@@ -567,14 +524,18 @@ class JobLife:
         through = enough or (self._ledger is not None and self._ledger.finished)
         if not self._finished or self.active or not through:
             return []
-        if self._at_end and self.checkpoints and not self._closing:
-            self._closing = True
-            self.checkpoints.request(now)
-            self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
-            return self.checkpoint_when_due(now)
-        if self._closing and self.checkpoints and self.checkpoints.pending:
+        if not self.checkpoints.at_end:
+            return self._end(JobState.SUCCEEDED, "", now)
+        self._closing = True
+        self.checkpoints.request(now)
+        self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
+        return self.checkpoint_when_due(now)
+
+    def _end_when_saved(self, now: float) -> list[Effect]:
+        """Ends a job that is closing, once its last checkpoint is whole, or was tried often enough."""
+        if not self._closing or self.checkpoints.pending:
             return []
-        failure = self.checkpoints.failure if self._closing and self.checkpoints else ""
+        failure = self.checkpoints.failure
         return self._end(JobState.SUCCEEDED, f"its last checkpoint failed: {failure}" if failure else "", now)
 
     def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
@@ -594,18 +555,3 @@ class JobLife:
             epoch=ledger.epoch if ledger else 0,
             seconds=(self._finished_at or now) - self._started_at if self._started_at else 0.0,
         )
-
-
-def _where_from(restored: Restored, variables: frozenset[str]) -> str:
-    """What a job goes on from, and what was not as one might expect."""
-    lists = {
-        "not restored": sorted(variables - restored.variables),
-        "left out": sorted(restored.variables - variables),
-        "passed by": restored.passed_by,
-    }
-    notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
-    return f"goes on from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")
-
-
-_MAX_NAMED = 50
-_NO_FOLDER = "this cluster has no folder of checkpoints: start its coordinator and its servers with --checkpoints"
