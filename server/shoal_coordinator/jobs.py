@@ -334,7 +334,7 @@ class JobLife:
     def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:
         """A checkpoint is whole."""
         if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
-            return self._end_when_saved(now)
+            return []
         self.checkpoints.written(saved, removed)
         self.recovery.checkpointed()
         self._changed(Part.STATE)
@@ -343,7 +343,7 @@ class JobLife:
     def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
         """A checkpoint was given up."""
         if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
-            return self._end_when_saved(now)
+            return []
         self.checkpoints.failed(reason)
         if self._closing and not self.checkpoints.pending:
             self.checkpoints.request_again(now)
@@ -352,7 +352,7 @@ class JobLife:
     def _checkpoint_ended(self, saved: SavedCheckpoint | None, failure: str, now: float) -> list[Effect]:
         self._tell_checkpoint(self.checkpoints.attempt, saved, failure, now)
         effects = self.checkpoint_when_due(now)  # another one was asked for meanwhile
-        return effects + self._end_when_saved(now)
+        return effects + self.end_when_saved(now)
 
     def _tell_checkpoint(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
         seconds = max(0.0, now - self.checkpoints.began_at)
@@ -438,6 +438,13 @@ class JobLife:
         self._elect_assigner()
         self._enter(self.state, f"worker {worker} (rank {participant.rank}) is gone", now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
+
+    def end_when_saved(self, now: float) -> list[Effect]:
+        """Ends a job that is closing, once its last checkpoint is whole or given up, or there is no folder for it."""
+        if not self._closing or self.checkpoints.pending:
+            return []
+        failure = self.checkpoints.failure
+        return self._end(JobState.SUCCEEDED, f"its last checkpoint failed: {failure}" if failure else "", now)
 
     def fail(self, reason: str, now: float) -> list[Effect]:
         """Ends the job for a reason that its user is told."""
@@ -530,13 +537,6 @@ class JobLife:
         self.checkpoints.request(now)
         self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
         return self.checkpoint_when_due(now)
-
-    def _end_when_saved(self, now: float) -> list[Effect]:
-        """Ends a job that is closing, once its last checkpoint is whole, or was tried often enough."""
-        if not self._closing or self.checkpoints.pending:
-            return []
-        failure = self.checkpoints.failure
-        return self._end(JobState.SUCCEEDED, f"its last checkpoint failed: {failure}" if failure else "", now)
 
     def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
         if self.ended:

@@ -348,7 +348,15 @@ class TestWithoutItsFolder:
     def test_a_job_that_was_closing_ends(self, rig):
         cut = self.finish(rig)
         self.lose_folder(rig)
+        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
         rig.handle(events.CheckpointFailed(cut.job, self.GONE, effect=cut.number))
+        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
+
+    def test_a_job_that_would_have_tried_its_last_checkpoint_again_ends(self, rig):
+        cut = self.finish(rig)
+        rig.handle(events.CheckpointFailed(cut.job, "the disk is full", effect=cut.number))
+        assert rig.state("a") is JobState.RUNNING
+        self.lose_folder(rig)
         assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
 
     def test_with_a_folder_again_checkpoints_begin_anew(self, rig):
