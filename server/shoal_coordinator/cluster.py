@@ -166,12 +166,12 @@ class Cluster:
         placements = [job.placement.epoch for job in self._jobs.values() if job.placement]
         assert len(set(placements)) == len(placements), "two jobs share a placement"
         assert max(placements, default=0) <= self._epoch
-        busy = Counter(worker for job in self._jobs.values() for worker in job.active)
+        busy = Counter(worker for job in self._jobs.values() for worker in job.crew.active)
         assert all(count == 1 for count in busy.values()), "a worker has a part in two jobs"
         for name, job in self._jobs.items():
             assert name == job.ref.name == job.spec.name
             job.validate()
-            for worker, participant in job.active.items():
+            for worker, participant in job.crew.active.items():
                 self._members.check(worker, participant.incarnation)
             lost = [server.member for server in job.servers if not self._members.is_alive(server.member)]
             assert job.ended or not lost, "a job goes on without its shards"
@@ -202,7 +202,7 @@ class Cluster:
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
         self._members.beat(event.member, event.incarnation, event.shards, event.bytes, now)
         job = self._job_of(event.member)
-        return Assignment(job.ref.name, job.active[event.member].assignment) if job else None
+        return Assignment(job.ref.name, job.crew.active[event.member].assignment) if job else None
 
     def _member_left(self, event: events.MemberLeft, now: float) -> None:
         if member := self._members.leave(event.member, event.incarnation, now):
@@ -297,13 +297,13 @@ class Cluster:
     def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        has_part = job.has_part(event.worker, event.assignment)
+        has_part = job.crew.has_part(event.worker, event.assignment)
         return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
 
     def _worker_reported(self, event: events.WorkerReported, now: float) -> bool:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        if not job.has_part(event.worker, event.assignment):
+        if not job.crew.has_part(event.worker, event.assignment):
             return True
         job.report(event, now)
         self._emit(job.checkpoint_when_due(now))
@@ -312,7 +312,7 @@ class Cluster:
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        if job.has_part(event.worker, event.assignment):
+        if job.crew.has_part(event.worker, event.assignment):
             if event.lost and job.recovery.possible and job.placement:
                 self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
             elif event.lost and job.recovery.possible:
@@ -325,7 +325,7 @@ class Cluster:
     def _seat(self, member: Member, job: DurableJob, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
         name = job.spec.name
-        if job.has_part(member.id, assignment):
+        if job.crew.has_part(member.id, assignment):
             return
         if not job.spec.is_session or member.role is not Role.SESSION:
             raise errors.Cancelled(f"{member.id} has no part in job {name} (any more)", job=name, worker=member.id)
@@ -442,7 +442,7 @@ class Cluster:
 
     def _send(self, idle: list[Member], job: DurableJob, now: float) -> bool:
         """Sends an idle worker to a job, if there is one that is not through with it."""
-        member = next((member for member in idle if not job.is_through(member.id)), None)
+        member = next((member for member in idle if not job.crew.is_through(member.id)), None)
         if member is None:
             return False
         idle.remove(member)
@@ -498,7 +498,7 @@ class Cluster:
         return job if job and job.ref == ref and not job.ended else None
 
     def _job_of(self, worker: str) -> DurableJob | None:
-        return next((job for job in self._jobs.values() if worker in job.active), None)
+        return next((job for job in self._jobs.values() if worker in job.crew.active), None)
 
     def _forget(self, job: DurableJob) -> None:
         self._emit(job.drop())
@@ -540,7 +540,7 @@ def _last_line(text: str) -> str:
 
 def _lack(job: DurableJob, idle: int) -> str:
     """Whom a job waits for, where so many workers are idle."""
-    needed, there = job.spec.fewest_workers, len(job.active)
+    needed, there = job.spec.fewest_workers, len(job.crew.active)
     if job.spec.is_session:
         lacking = there < needed and job.state is not JobState.RUNNING
         return f"waiting for sessions: {there} of {needed}" if lacking else ""

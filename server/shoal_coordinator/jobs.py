@@ -11,7 +11,7 @@ A job whose shards are lost goes back: to its newest whole checkpoint, or to its
 workers start anew. A session job fails instead, for its users' programs would not know. `recovery` decides it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from shoal import errors
 from shoal._cursor import Cursor
@@ -22,6 +22,7 @@ from shoal.job import Job
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint
 from shoal.variables import Variable
 from shoal_coordinator.checkpointing import NO_FOLDER, Checkpointing
+from shoal_coordinator.crew import Crew
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
     AdmitWorker,
@@ -43,7 +44,7 @@ from shoal_coordinator.events import (
     WriteCheckpoint,
     servers_of,
 )
-from shoal_coordinator.ledger import Lease, Ledger, NoRange, default_range_size
+from shoal_coordinator.ledger import Lease, Ledger, NoRange
 from shoal_coordinator.parts import Description, Participant, Stage
 from shoal_coordinator.progress import Tally
 from shoal_coordinator.records import Part
@@ -79,14 +80,11 @@ class JobLife:
         self.log = EventLog(lambda number: changed(f"{Part.EVENT}/{number}"), lambda: changed(Part.STATE))
         self.state = JobState.PENDING
         self.placement: Placement | None = None  # set when the shards are planned; None again when they are dropped
-        self.active: dict[str, Participant] = {}  # by worker; empty once the job has ended
+        self.crew = Crew(spec)  # nobody works there once the job has ended
         self._reason = ""  # why it failed
         self._lack = ""  # what it waits for
         self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
-        self._crew: dict[int, str] = {}  # by rank: who works there, or did until it finished or the job ended
-        self._finished: set[int] = set()  # ranks of those that were through; a session's may be taken again
         self._description: Description | None = None
-        self._assigner = 0  # assignment of who sends the given values; 0: nobody
         self._assigned = False  # the given values are in place
         self._created = False  # the shards are on the servers
         self._ledger: Ledger | None = None  # None until the job is described
@@ -135,30 +133,18 @@ class JobLife:
     def vacancies(self) -> list[int]:
         """The ranks that wait for a worker."""
         over = self.ended or (self._closing and not self.spec.is_session)
-        return [] if over else self._free(range(self.spec.workers))
+        return [] if over else self.crew.free(range(self.spec.workers))
 
     @property
     def openings(self) -> list[int]:
         """The ranks of extra workers, which may join it while it runs, and as long as nobody is through with it."""
-        joinable = self.state is JobState.RUNNING and not self._finished and not self._closing
-        return self._free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
-
-    def is_through(self, worker: str) -> bool:
-        """Whether a worker has done its part in it. Servers have let go of it, and would not let it in again."""
-        return any(self._crew.get(rank) == worker for rank in self._finished)
-
-    def has_part(self, worker: str, assignment: int) -> bool:
-        """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name.
-
-        A session has one part in its life, and no number for it.
-        """
-        participant = self.active.get(worker)
-        return participant is not None and (self.spec.is_session or participant.assignment == assignment)
+        joinable = self.state is JobState.RUNNING and not self.crew.finished and not self._closing
+        return self.crew.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
 
     @property
     def unplaced(self) -> Mapping[str, Variable] | None:
         """The variables that wait for a place on servers; None: none do."""
-        if self._description is None or self.placement is not None or self.ended or not self.active:
+        if self._description is None or self.placement is not None or self.ended or not self.crew.active:
             return None
         return self._description.variables
 
@@ -171,7 +157,7 @@ class JobLife:
             submitted_at=self._submitted_at,
             started_at=self._started_at,
             finished_at=self._finished_at,
-            workers=tuple(self._crew[rank] for rank in sorted(self._crew)),
+            workers=self.crew.names,
             progress=self._progress(now),
             checkpoint=self.checkpoints.newest,
             checkpoint_failure=self.checkpoints.failure,
@@ -180,12 +166,12 @@ class JobLife:
 
     def joined(self, worker: str) -> Joined:
         """How far a worker's entry is; of one that has no part in the job, only what became of the job."""
-        participant = self.active.get(worker)
+        participant = self.crew.active.get(worker)
         if participant is None:
             return Joined(self.state, self.spec)
         ready = self.state is JobState.RUNNING and participant.stage is Stage.ADMITTED
         placement = self.placement if self._created else None
-        assigns = participant.assignment == self._assigner and not self._assigned
+        assigns = participant.assignment == self.crew.assigner and not self._assigned
         return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step, assigns)
 
     # Workers come.
@@ -201,8 +187,7 @@ class JobLife:
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> Participant:
         """Gives a worker the first vacant rank, or else the first that is open to it."""
         participant = Participant(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
-        self.active[worker] = participant
-        self._crew[participant.rank] = worker
+        self.crew.enrol(participant)
         self._closing = False
         state = JobState.STARTING if self.state is JobState.PENDING else self.state
         self._enter(state, f"worker {worker} enters as rank {participant.rank}", now)
@@ -210,7 +195,7 @@ class JobLife:
 
     def describe(self, event: JobDescribed, now: float) -> tuple[Described, list[Effect]]:
         """Takes what a worker says of its program; a second, different description ends the job."""
-        participant = self.active[event.worker]
+        participant = self.crew.active[event.worker]
         description = Description(dict(event.variables), event.examples)
         if not description.variables:
             raise errors.InvalidJob(f"the program of job {self.spec.name} has no variables; there is nothing to train")
@@ -223,7 +208,8 @@ class JobLife:
             reason = f"{event.worker} describes the job in another way than its first worker: {conflict}"
             return Described(conflict=reason), self.fail(reason, now)
         participant.described = True
-        self._elect_assigner()
+        if self._lacks_values:
+            self.crew.elect_assigner()
         self._changed(Part.STATE)
         return Described(), []
 
@@ -245,27 +231,21 @@ class JobLife:
 
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
         """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
-        participant = self.active[worker]
-        if assigned and participant.assignment == self._assigner and not self._assigned:
+        part = self.crew.active[worker]
+        if assigned and part.assignment == self.crew.assigner and not self._assigned:
             self._assigned = True
             self._changed(Part.STATE)
-        if self._created and participant.stage is Stage.ASSIGNED:
-            participant.stage = Stage.ENTERING
+        if self._created and part.stage is Stage.ASSIGNED:
+            part.stage = Stage.ENTERING
             self._changed(Part.STATE)
-            return [
-                AdmitWorker(
-                    self.ref, worker, participant.incarnation, participant.rank, participant.assignment, self.servers
-                )
-            ]
+            return [AdmitWorker(self.ref, worker, part.incarnation, part.rank, part.assignment, self.servers)]
         self._run_when_ready(now)
         return []
 
     def admitted(self, assignment: int, step: int, now: float) -> None:
         """All servers let a worker in."""
-        for participant in self.active.values():
-            if participant.assignment == assignment:
-                participant.stage, participant.step = Stage.ADMITTED, step
-                self._changed(Part.STATE)
+        self.crew.admit(assignment, step)
+        self._changed(Part.STATE)
         self._run_when_ready(now)
 
     # They work.
@@ -276,7 +256,7 @@ class JobLife:
             return NoRange.WAIT
         if done:
             self._ledger.complete(worker, done)
-        return self._ledger.lease(worker, self.active[worker].rank, len(self.active))
+        return self._ledger.lease(worker, self.crew.active[worker].rank, len(self.crew.active))
 
     def data(self) -> DataAccount:
         """What became of its data; of a job that was not described yet, nothing is known."""
@@ -284,7 +264,7 @@ class JobLife:
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts in what a worker did, and shows it to those who watch."""
-        participant = self.active[report.worker]
+        participant = self.crew.active[report.worker]
         fresh = report.since(participant.told)
         participant.told = report
         self._tally.add(fresh)
@@ -310,17 +290,16 @@ class JobLife:
         """Begins a checkpoint, if it is time."""
         if self.state is not JobState.RUNNING or self.placement is None:
             return []
-        step = max((it.told.step for it in self.active.values() if it.told), default=0)
-        if not self.checkpoints.due(now, step):
+        if not self.checkpoints.due(now, self.crew.step):
             return []
-        self.checkpoints.begin(now, step)
+        self.checkpoints.begin(now, self.crew.step)
         return [TakeCut(self.ref, self.placement.epoch, self.servers, self.checkpoints.number)]
 
     def held(self) -> Held:
         """The coordinator's part of a cut: to be asked for while all servers hold back commits."""
         return Held(
             self._ledger.to_proto() if self._ledger and self._ledger.examples else None,
-            {worker: participant.rank for worker, participant in self.active.items()},
+            self.crew.ranks,
             self._tally.to_proto({}),
         )
 
@@ -374,12 +353,10 @@ class JobLife:
         goes_back, told = self.recovery.lose(reason, len(servers), now + patience_s)
         if not goes_back:
             return self.fail(told, now)
-        for worker in list(self.active):
+        for worker in list(self.crew.active):
             self._release(worker)  # what servers know of it goes with the shards
-        self._crew.clear()
-        self._finished.clear()
-        self.placement, self._created, self._closing = None, False, False
-        self._assigner, self._assigned = 0, False
+        self.crew.clear()
+        self.placement, self._created, self._assigned, self._closing = None, False, False, False
         self._tally = Tally()
         self._ledger = self._new_ledger(self._description.examples) if self._description else None
         if self.checkpoints.pending:  # somebody may wait for it
@@ -418,9 +395,9 @@ class JobLife:
             return self.lose(worker, now)
         if self.state is not JobState.RUNNING:
             return self.fail(f"worker {worker} was through before the job ran; its daemon's log may say why", now)
-        rank = self.active[worker].rank
+        rank = self.crew.active[worker].rank
         effects = self._release(worker)
-        self._finished.add(rank)
+        self.crew.finish(rank)
         self._changed(Part.STATE)
         return effects + self._succeed_when_done(now)
 
@@ -432,10 +409,11 @@ class JobLife:
             now: as ever.
             cursor: how far it was in its data, if it could say so.
         """
-        participant = self.active[worker]
+        participant = self.crew.active[worker]
         effects = self._release(worker, cursor)
-        del self._crew[participant.rank]
-        self._elect_assigner()
+        self.crew.vacate(participant.rank)
+        if self._lacks_values:
+            self.crew.elect_assigner()
         self._enter(self.state, f"worker {worker} (rank {participant.rank}) is gone", now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
 
@@ -463,23 +441,19 @@ class JobLife:
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        ranks = [participant.rank for participant in self.active.values()]
-        assert len(set(ranks)) == len(ranks), "two workers share a rank"
-        assert all(0 <= rank < self.spec.most_workers for rank in ranks)
-        assert all(self._crew[participant.rank] == worker for worker, participant in self.active.items())
-        assert not (self.ended and self.active), "a job that ended has workers"
+        self.crew.validate()
+        assert not (self.ended and self.crew.active), "a job that ended has workers"
         assert self.ended == bool(self._finished_at) == self.log.ended
         assert not self._created or self.placement is not None
         assert self._started_at or self.state is not JobState.RUNNING
-        assert self.state is not JobState.PENDING or not self.active
-        admitted = any(participant.stage is not Stage.ASSIGNED for participant in self.active.values())
+        assert self.state is not JobState.PENDING or not self.crew.active
         assert self._description is None or self._description.variables, "there is nothing to train"
-        assert self._created or not admitted, "servers were told of a worker before they had the shards"
+        assert self._created or not self.crew.entering, "servers were told of a worker before they had the shards"
         if self._ledger:
             self._ledger.validate()
         self.checkpoints.validate()
         self.recovery.validate()
-        assert not (self._closing and self.active), "it closes while workers work"
+        assert not (self._closing and self.crew.active), "it closes while workers work"
         self.log.validate()
 
     def _enter(self, state: JobState, reason: str, now: float) -> None:
@@ -488,27 +462,20 @@ class JobLife:
         self.log.append(StateChanged(self.log.next, now, state, reason))
 
     def _new_ledger(self, examples: int) -> Ledger:
-        spec = self.spec
-        size = spec.range_size or default_range_size(examples, spec.workers, spec.batch_size)
-        return Ledger(examples, spec.epochs, size, lambda: self._changed(Part.LEDGER))
+        return Ledger.of(self.spec, examples, lambda: self._changed(Part.LEDGER))
 
-    def _free(self, ranks: Iterable[int]) -> list[int]:
-        taken = {participant.rank for participant in self.active.values()}
-        if not self.spec.is_session:
-            taken |= self._finished
-        return [rank for rank in ranks if rank not in taken]
+    @property
+    def _lacks_values(self) -> bool:
+        """Whether the program gives initial values, which are not in place yet."""
+        return bool(self._description and self._description.given) and not self._assigned
 
     def _run_when_ready(self, now: float) -> None:
-        everyone = len(self.active) >= self.spec.fewest_workers and all(
-            participant.stage is Stage.ADMITTED for participant in self.active.values()
-        )
-        given = bool(self._description and self._description.given)
-        if self.state is JobState.PLACING and self._created and everyone and (self._assigned or not given):
+        if self.state is JobState.PLACING and self._created and self.crew.admitted and not self._lacks_values:
             self._started_at = self._started_at or now
             self._enter(JobState.RUNNING, "", now)
 
     def _release(self, worker: str, cursor: Cursor | None = None) -> list[Effect]:
-        participant = self.active.pop(worker)
+        participant = self.crew.active.pop(worker)
         self._changed(Part.TALLY)  # nobody will report again what this one did
         if self._ledger:
             held = self._ledger.held_by(worker)
@@ -518,18 +485,11 @@ class JobLife:
             return []
         return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
 
-    def _elect_assigner(self) -> None:
-        """Sees to it that one of those that know the given values is to send them, as long as they are not in place."""
-        knowing = [participant.assignment for participant in self.active.values() if participant.described]
-        given = bool(self._description and self._description.given)
-        if given and not self._assigned and self._assigner not in knowing:
-            self._assigner = min(knowing, default=0)
-
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
-        enough = self.spec.is_session or len(self._finished) >= self.spec.fewest_workers
+        enough = self.spec.is_session or self.crew.finished >= self.spec.fewest_workers
         through = enough or (self._ledger is not None and self._ledger.finished)
-        if not self._finished or self.active or not through:
+        if not self.crew.finished or self.crew.active or not through:
             return []
         if not self.checkpoints.at_end:
             return self._end(JobState.SUCCEEDED, "", now)
@@ -542,7 +502,7 @@ class JobLife:
         if self.ended:
             return []
         # Fenced, so that nothing changes the variables any more and nobody goes on waiting at a barrier.
-        effects = [effect for worker in list(self.active) for effect in self._release(worker)]
+        effects = [effect for worker in list(self.crew.active) for effect in self._release(worker)]
         self._finished_at, self._reason, self._lack = now, reason, ""
         self._enter(state, reason, now)
         # What never ran has nothing worth keeping.
