@@ -131,6 +131,10 @@ class Fenced(ShoalError, code="FENCED", status="ABORTED"):
     """This incarnation was declared dead or replaced; its calls are refused for ever."""
 
 
+# What a server answers that does not have the shards that it should have; a job that goes back takes it for their loss.
+SHARDS_LOST = (UnknownJob, UnknownShard, StaleEpoch)
+
+
 # Checkpoints.
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from shoal.checkpoint_policy import CheckpointPolicy
+from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.status import SavedCheckpoint
 from shoal.v1 import state_pb2
 
@@ -13,6 +13,7 @@ _RETRY_S = 10.0
 _TRIES = 3
 # So many whole ones are remembered; the folder may have more.
 _MAX_SAVED = 1_000
+NO_FOLDER = "this cluster has no folder of checkpoints: start its coordinator and its servers with --checkpoints"
 
 
 class Checkpointing:
@@ -22,10 +23,19 @@ class Checkpointing:
         policy: when they are due.
         now: seconds of Unix time, as in every method: when the job began to run.
         changed: told that the record is another one now.
+        possible: whether the cluster has a folder of them; where it has none, none is due.
     """
 
-    def __init__(self, policy: CheckpointPolicy, now: float, changed: Callable[[], None] = lambda: None) -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        policy: CheckpointPolicy,
+        now: float,
+        changed: Callable[[], None] = lambda: None,
+        *,
+        possible: bool = True,
+    ) -> None:
+        self._policy = policy if possible else NEVER
+        self._possible = possible
         self._changed = changed
         self._saved: list[SavedCheckpoint] = []  # oldest first
         self._attempts, self._busy = 0, False
@@ -35,19 +45,29 @@ class Checkpointing:
         self._failure, self._failures = "", 0
 
     @property
+    def possible(self) -> bool:
+        """Whether any can be taken: the cluster has a folder of them."""
+        return self._possible
+
+    @property
+    def at_end(self) -> bool:
+        """Whether one is to be taken when all workers are through."""
+        return self._policy.at_end
+
+    @property
     def saved(self) -> Sequence[SavedCheckpoint]:
         """Those of this job that are whole, oldest first."""
         return self._saved
 
     @property
+    def newest(self) -> SavedCheckpoint | None:
+        """The newest of this job that is whole; None: there is none."""
+        return self._saved[-1] if self._saved else None
+
+    @property
     def failure(self) -> str:
         """Why the latest attempt failed; empty: it did not."""
         return self._failure
-
-    @property
-    def failures(self) -> int:
-        """How many attempts failed in a row."""
-        return self._failures
 
     @property
     def began_at(self) -> float:
@@ -168,3 +188,4 @@ class Checkpointing:
         assert numbers == sorted(set(numbers)), "checkpoints are out of order"
         assert self._attempts or not self._busy
         assert bool(self._failures) == bool(self._failure)
+        assert self._possible or not (self.pending or self._saved), "there are checkpoints, and no folder of them"

@@ -20,6 +20,7 @@ from shoal._layout import Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
 from shoal_coordinator import events
+from shoal_coordinator.checkpointing import NO_FOLDER
 from shoal_coordinator.durable_job import DurableJob
 from shoal_coordinator.events import (
     Assignment,
@@ -165,12 +166,12 @@ class Cluster:
         placements = [job.placement.epoch for job in self._jobs.values() if job.placement]
         assert len(set(placements)) == len(placements), "two jobs share a placement"
         assert max(placements, default=0) <= self._epoch
-        busy = Counter(worker for job in self._jobs.values() for worker in job.active)
+        busy = Counter(worker for job in self._jobs.values() for worker in job.crew.active)
         assert all(count == 1 for count in busy.values()), "a worker has a part in two jobs"
         for name, job in self._jobs.items():
             assert name == job.ref.name == job.spec.name
             job.validate()
-            for worker, participant in job.active.items():
+            for worker, participant in job.crew.active.items():
                 self._members.check(worker, participant.incarnation)
             lost = [server.member for server in job.servers if not self._members.is_alive(server.member)]
             assert job.ended or not lost, "a job goes on without its shards"
@@ -201,7 +202,7 @@ class Cluster:
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
         self._members.beat(event.member, event.incarnation, event.shards, event.bytes, now)
         job = self._job_of(event.member)
-        return Assignment(job.ref.name, job.active[event.member].assignment) if job else None
+        return Assignment(job.ref.name, job.crew.active[event.member].assignment) if job else None
 
     def _member_left(self, event: events.MemberLeft, now: float) -> None:
         if member := self._members.leave(event.member, event.incarnation, now):
@@ -226,7 +227,7 @@ class Cluster:
         if member.role is Role.SERVER:
             for job in self._live():
                 if job.placement and any(server.member == member.id for server in job.servers):
-                    self._lose_shards(job, _lost_shards(member.id, job.placement, again=not job.resumable), now)
+                    self._lose_shards(job, _lost_shards(member.id, job.placement, again=not job.recovery.possible), now)
 
     # Jobs, as users see them.
 
@@ -270,11 +271,7 @@ class Cluster:
     def _check_folder(self, spec: Job) -> None:
         asked = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
         if asked and not self._policy.checkpoints:
-            raise errors.InvalidJob(
-                f"job {spec.name} asks for checkpoints, and this cluster has no folder of them: start its "
-                "coordinator and its servers with --checkpoints",
-                job=spec.name,
-            )
+            raise errors.InvalidJob(f"job {spec.name} asks for checkpoints, and {NO_FOLDER}", job=spec.name)
 
     # Jobs, as their workers see them.
 
@@ -300,13 +297,13 @@ class Cluster:
     def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        has_part = job.has_part(event.worker, event.assignment)
+        has_part = job.crew.has_part(event.worker, event.assignment)
         return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
 
     def _worker_reported(self, event: events.WorkerReported, now: float) -> bool:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        if not job.has_part(event.worker, event.assignment):
+        if not job.crew.has_part(event.worker, event.assignment):
             return True
         job.report(event, now)
         self._emit(job.checkpoint_when_due(now))
@@ -315,12 +312,11 @@ class Cluster:
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        if job.has_part(event.worker, event.assignment):
-            if event.lost and job.resumable and job.placement:
+        if job.crew.has_part(event.worker, event.assignment):
+            if event.lost and job.recovery.possible and job.placement:
                 self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
-            elif (
-                event.lost and job.resumable
-            ):  # it went back meanwhile; this worker's part is another one now, or will be
+            elif event.lost and job.recovery.possible:
+                # It went back meanwhile; this worker's part is another one now, or will be.
                 self._emit(job.lose(event.worker, now))
             else:
                 self._emit(job.finish(event.worker, event.error, now))
@@ -329,7 +325,7 @@ class Cluster:
     def _seat(self, member: Member, job: DurableJob, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
         name = job.spec.name
-        if job.has_part(member.id, assignment):
+        if job.crew.has_part(member.id, assignment):
             return
         if not job.spec.is_session or member.role is not Role.SESSION:
             raise errors.Cancelled(f"{member.id} has no part in job {name} (any more)", job=name, worker=member.id)
@@ -392,7 +388,7 @@ class Cluster:
 
     def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
         if job := self._job_of_outcome(event):
-            if event.lost and job.resumable:
+            if event.lost and job.recovery.possible:
                 self._lose_shards(job, event.reason, now)
             else:
                 self._emit(job.checkpoint_failed(event.reason, now))
@@ -446,7 +442,7 @@ class Cluster:
 
     def _send(self, idle: list[Member], job: DurableJob, now: float) -> bool:
         """Sends an idle worker to a job, if there is one that is not through with it."""
-        member = next((member for member in idle if not job.is_through(member.id)), None)
+        member = next((member for member in idle if not job.crew.is_through(member.id)), None)
         if member is None:
             return False
         idle.remove(member)
@@ -461,7 +457,7 @@ class Cluster:
     def _place(self, job: DurableJob, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
         servers = self._members.alive(Role.SERVER)
-        if not servers or job.waits_for_servers(len(servers), now):
+        if not servers or job.recovery.waits_for_servers(len(servers), now):
             return "waiting for servers" if servers else "waiting for a server"
         variables = dict(job.unplaced or {})
         held = self._placed_bytes()
@@ -502,7 +498,7 @@ class Cluster:
         return job if job and job.ref == ref and not job.ended else None
 
     def _job_of(self, worker: str) -> DurableJob | None:
-        return next((job for job in self._jobs.values() if worker in job.active), None)
+        return next((job for job in self._jobs.values() if worker in job.crew.active), None)
 
     def _forget(self, job: DurableJob) -> None:
         self._emit(job.drop())
@@ -544,7 +540,7 @@ def _last_line(text: str) -> str:
 
 def _lack(job: DurableJob, idle: int) -> str:
     """Whom a job waits for, where so many workers are idle."""
-    needed, there = job.spec.fewest_workers, len(job.active)
+    needed, there = job.spec.fewest_workers, len(job.crew.active)
     if job.spec.is_session:
         lacking = there < needed and job.state is not JobState.RUNNING
         return f"waiting for sessions: {there} of {needed}" if lacking else ""

@@ -80,7 +80,10 @@ class DurableCluster(Cluster):
         self._outstanding.restore(saved.effects, counts.effects)
         for life in self._jobs.values():
             life.validate()  # before anything is made of it
-        self._schedule(now)  # by this coordinator's policy, which may be another one
+        # By this coordinator's policy, which may be another one: without a folder, no last checkpoint is waited for.
+        for life in self._live():
+            self._emit(life.end_when_saved(now))
+        self._schedule(now)
         self._effects.clear()  # they are outstanding, as all others are
 
     def _by_submission(self) -> dict[int, DurableJob]:

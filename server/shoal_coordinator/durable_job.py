@@ -15,7 +15,7 @@ from shoal_coordinator import codecs
 from shoal_coordinator.events import JobRef
 from shoal_coordinator.jobs import JobLife
 from shoal_coordinator.ledger import Ledger
-from shoal_coordinator.parts import Description, Participant
+from shoal_coordinator.parts import Description
 from shoal_coordinator.progress import Tally, told_from_proto
 from shoal_coordinator.records import Part, SavedJob
 
@@ -62,10 +62,10 @@ class DurableJob(JobLife):
             case Part.LEDGER:
                 return self._ledger.to_proto() if self._ledger else None
             case Part.TALLY:
-                parts = self.active.values()
+                parts = self.crew.active.values()
                 return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
             case Part.CHECKPOINTS:
-                return self.checkpoints.to_proto() if self.checkpoints else None
+                return self.checkpoints.to_proto() if self.checkpoints.possible else None
         event = self.log.find(int(number))
         return codecs.event_message(event) if event else None
 
@@ -82,26 +82,21 @@ class DurableJob(JobLife):
         return record
 
     def _state_record(self) -> state_pb2.JobRecord:
-        return state_pb2.JobRecord(
+        record = state_pb2.JobRecord(
             state=codecs.state_code(self.state),
             reason=self._reason,
             lack=self._lack,
             submitted_at=self._submitted_at,
             started_at=self._started_at,
             finished_at=self._finished_at,
-            parts=[participant.to_proto() for participant in self.active.values()],
-            crew=self._crew,
-            finished=sorted(self._finished),
-            assigner=self._assigner,
             assigned=self._assigned,
             created=self._created,
             numbered=self.log.numbered,
             closing=self._closing,
-            restarts=self._restarts,
-            fruitless=self._fruitless,
-            patience=self._patience,
-            servers=self._servers,
         )
+        self.crew.write_to(record)
+        self.recovery.write_to(record)
+        return record
 
     def _restore(self, saved: SavedJob) -> None:
         state = saved.state
@@ -112,21 +107,20 @@ class DurableJob(JobLife):
             state.started_at,
             state.finished_at,
         )
-        self.active = {part.worker: Participant.from_proto(part) for part in state.parts}
-        self._crew, self._finished = dict(state.crew), set(state.finished)
-        self._assigner, self._assigned, self._created = state.assigner, state.assigned, state.created
-        self._closing, self._restarts, self._fruitless = state.closing, state.restarts, state.fruitless
-        self._patience, self._servers = state.patience, state.servers
-        if self.checkpoints and saved.checkpoints:
+        self._assigned, self._created = state.assigned, state.created
+        self._closing = state.closing
+        self.crew.take_up(state)
+        self.recovery.take_up(state)
+        if self.checkpoints.possible and saved.checkpoints:
             self.checkpoints.take_up(saved.checkpoints)
-        elif self.checkpoints or saved.checkpoints:  # the cluster has a folder now, or has none any more
+        elif self.checkpoints.possible or saved.checkpoints:  # the cluster has a folder now, or has none any more
             self._changed(Part.CHECKPOINTS)
         if plan := saved.plan:
             self._restore_plan(plan)
         if saved.ledger:
             self._ledger = Ledger.from_proto(saved.ledger, lambda: self._changed(Part.LEDGER))
         self._tally = Tally.from_proto(saved.tally)
-        for participant in self.active.values():
+        for participant in self.crew.active.values():
             if participant.assignment in saved.tally.told:
                 participant.told = told_from_proto(saved.tally.told[participant.assignment])
         events = [event_from_proto(event) for event in saved.events]

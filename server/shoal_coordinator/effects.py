@@ -15,7 +15,7 @@ import structlog
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import Folder
+from shoal._checkpoint.folders import Folder, no_folder
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator import checkpoint_effects, events
 from shoal_coordinator.events import (
@@ -44,7 +44,7 @@ _CREATE_TIMEOUT_S = 120.0
 
 # What a server answers that does not have the shards, or the half of a checkpoint, that it should have; and what is
 # said for one that is not there. Checkpoints can wait for the latter.
-_LOST = (errors.UnknownJob, errors.UnknownShard, errors.StaleEpoch, errors.UnknownCheckpoint)
+_LOST = (*errors.SHARDS_LOST, errors.UnknownCheckpoint)
 _AWAY = (*_LOST, errors.Unreachable, errors.Cancelled)
 
 Report = events.Outcome | events.WorkerFenced
@@ -177,7 +177,7 @@ class Performer:
     @property
     def _checkpoints(self) -> Catalogue:
         if self._catalogue is None:
-            raise errors.StorageFailed("the coordinator has no folder of checkpoints: start it with --checkpoints")
+            raise no_folder("this coordinator")
         return self._catalogue
 
     def _create_shards(self, effect: CreateShards, calls: ServerCalls) -> events.Outcome:

@@ -8,20 +8,21 @@ The workers of a session job come and go as their users please; it succeeds when
 the death of the last one leaves it running, for its user to come back to.
 
 A job whose shards are lost goes back: to its newest whole checkpoint, or to its beginning if it has none yet; its
-workers start anew. A session job fails instead, for its users' programs would not know.
+workers start anew. A session job fails instead, for its users' programs would not know. `recovery` decides it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal._layout import Placement
-from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
+from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint
 from shoal.variables import Variable
-from shoal_coordinator.checkpointing import Checkpointing
+from shoal_coordinator.checkpointing import NO_FOLDER, Checkpointing
+from shoal_coordinator.crew import Crew
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
     AdmitWorker,
@@ -43,13 +44,11 @@ from shoal_coordinator.events import (
     WriteCheckpoint,
     servers_of,
 )
-from shoal_coordinator.ledger import Lease, Ledger, NoRange, default_range_size
+from shoal_coordinator.ledger import Lease, Ledger, NoRange
 from shoal_coordinator.parts import Description, Participant, Stage
 from shoal_coordinator.progress import Tally
 from shoal_coordinator.records import Part
-
-# A job that loses its shards so often without a new checkpoint in between would do so for ever.
-MAX_FRUITLESS = 10
+from shoal_coordinator.recovery import Recovery
 
 
 class JobLife:
@@ -81,26 +80,19 @@ class JobLife:
         self.log = EventLog(lambda number: changed(f"{Part.EVENT}/{number}"), lambda: changed(Part.STATE))
         self.state = JobState.PENDING
         self.placement: Placement | None = None  # set when the shards are planned; None again when they are dropped
-        self.active: dict[str, Participant] = {}  # by worker; empty once the job has ended
+        self.crew = Crew(spec)  # nobody works there once the job has ended
         self._reason = ""  # why it failed
         self._lack = ""  # what it waits for
         self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
-        self._crew: dict[int, str] = {}  # by rank: who works there, or did until it finished or the job ended
-        self._finished: set[int] = set()  # ranks of those that were through; a session's may be taken again
         self._description: Description | None = None
-        self._assigner = 0  # assignment of who sends the given values; 0: nobody
         self._assigned = False  # the given values are in place
         self._created = False  # the shards are on the servers
         self._ledger: Ledger | None = None  # None until the job is described
         self._tally = Tally()
-        policy = spec.checkpoints or CheckpointPolicy()
-        self.checkpoints = (
-            Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS)) if checkpoints else None
-        )  # None: the cluster has no folder of them
-        self._at_end = checkpoints and policy.at_end
         self._closing = False  # all workers are through, and the last checkpoint is being taken, or was
-        self._restarts = self._fruitless = 0  # times that shards were lost: altogether, since a new checkpoint
-        self._patience, self._servers = 0.0, 0  # until when to wait for how many servers, which it had before
+        policy = spec.checkpoints or CheckpointPolicy()
+        self.checkpoints = Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS), possible=checkpoints)
+        self.recovery = Recovery(spec, self.checkpoints)
         if begins:
             changed(Part.SPEC)
             changed(Part.CHECKPOINTS)
@@ -141,30 +133,18 @@ class JobLife:
     def vacancies(self) -> list[int]:
         """The ranks that wait for a worker."""
         over = self.ended or (self._closing and not self.spec.is_session)
-        return [] if over else self._free(range(self.spec.workers))
+        return [] if over else self.crew.free(range(self.spec.workers))
 
     @property
     def openings(self) -> list[int]:
         """The ranks of extra workers, which may join it while it runs, and as long as nobody is through with it."""
-        joinable = self.state is JobState.RUNNING and not self._finished and not self._closing
-        return self._free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
-
-    def is_through(self, worker: str) -> bool:
-        """Whether a worker has done its part in it. Servers have let go of it, and would not let it in again."""
-        return any(self._crew.get(rank) == worker for rank in self._finished)
-
-    def has_part(self, worker: str, assignment: int) -> bool:
-        """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name.
-
-        A session has one part in its life, and no number for it.
-        """
-        participant = self.active.get(worker)
-        return participant is not None and (self.spec.is_session or participant.assignment == assignment)
+        joinable = self.state is JobState.RUNNING and not self.crew.finished and not self._closing
+        return self.crew.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
 
     @property
     def unplaced(self) -> Mapping[str, Variable] | None:
         """The variables that wait for a place on servers; None: none do."""
-        if self._description is None or self.placement is not None or self.ended or not self.active:
+        if self._description is None or self.placement is not None or self.ended or not self.crew.active:
             return None
         return self._description.variables
 
@@ -177,21 +157,21 @@ class JobLife:
             submitted_at=self._submitted_at,
             started_at=self._started_at,
             finished_at=self._finished_at,
-            workers=tuple(self._crew[rank] for rank in sorted(self._crew)),
+            workers=self.crew.names,
             progress=self._progress(now),
-            checkpoint=self.checkpoints.saved[-1] if self.checkpoints and self.checkpoints.saved else None,
-            checkpoint_failure=self.checkpoints.failure if self.checkpoints else "",
-            restarts=self._restarts,
+            checkpoint=self.checkpoints.newest,
+            checkpoint_failure=self.checkpoints.failure,
+            restarts=self.recovery.restarts,
         )
 
     def joined(self, worker: str) -> Joined:
         """How far a worker's entry is; of one that has no part in the job, only what became of the job."""
-        participant = self.active.get(worker)
+        participant = self.crew.active.get(worker)
         if participant is None:
             return Joined(self.state, self.spec)
         ready = self.state is JobState.RUNNING and participant.stage is Stage.ADMITTED
         placement = self.placement if self._created else None
-        assigns = participant.assignment == self._assigner and not self._assigned
+        assigns = participant.assignment == self.crew.assigner and not self._assigned
         return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step, assigns)
 
     # Workers come.
@@ -207,8 +187,7 @@ class JobLife:
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> Participant:
         """Gives a worker the first vacant rank, or else the first that is open to it."""
         participant = Participant(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
-        self.active[worker] = participant
-        self._crew[participant.rank] = worker
+        self.crew.enrol(participant)
         self._closing = False
         state = JobState.STARTING if self.state is JobState.PENDING else self.state
         self._enter(state, f"worker {worker} enters as rank {participant.rank}", now)
@@ -216,7 +195,7 @@ class JobLife:
 
     def describe(self, event: JobDescribed, now: float) -> tuple[Described, list[Effect]]:
         """Takes what a worker says of its program; a second, different description ends the job."""
-        participant = self.active[event.worker]
+        participant = self.crew.active[event.worker]
         description = Description(dict(event.variables), event.examples)
         if not description.variables:
             raise errors.InvalidJob(f"the program of job {self.spec.name} has no variables; there is nothing to train")
@@ -229,7 +208,8 @@ class JobLife:
             reason = f"{event.worker} describes the job in another way than its first worker: {conflict}"
             return Described(conflict=reason), self.fail(reason, now)
         participant.described = True
-        self._elect_assigner()
+        if self._lacks_values:
+            self.crew.elect_assigner()
         self._changed(Part.STATE)
         return Described(), []
 
@@ -238,13 +218,7 @@ class JobLife:
         self.placement = placement
         self._changed(Part.PLAN)
         self._enter(JobState.PLACING, "", now)
-        own = [CheckpointChoice(self.ref.name, it.number) for it in self._saved[::-1]]
-        named = [self.spec.source] if self.spec.source and not own else []
-        return [CreateShards(self.ref, placement, self.spec, tuple(own or named))]
-
-    def waits_for_servers(self, alive: int, now: float) -> bool:
-        """Whether more servers may come back, with which its shards were, so that it is too early to place them."""
-        return alive < self._servers and now < self._patience
+        return [CreateShards(self.ref, placement, self.spec, self.recovery.sources)]
 
     def shards_created(self, now: float, restored: Restored | None = None) -> list[Effect]:
         """All servers hold the shards."""
@@ -257,27 +231,21 @@ class JobLife:
 
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
         """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
-        participant = self.active[worker]
-        if assigned and participant.assignment == self._assigner and not self._assigned:
+        part = self.crew.active[worker]
+        if assigned and part.assignment == self.crew.assigner and not self._assigned:
             self._assigned = True
             self._changed(Part.STATE)
-        if self._created and participant.stage is Stage.ASSIGNED:
-            participant.stage = Stage.ENTERING
+        if self._created and part.stage is Stage.ASSIGNED:
+            part.stage = Stage.ENTERING
             self._changed(Part.STATE)
-            return [
-                AdmitWorker(
-                    self.ref, worker, participant.incarnation, participant.rank, participant.assignment, self.servers
-                )
-            ]
+            return [AdmitWorker(self.ref, worker, part.incarnation, part.rank, part.assignment, self.servers)]
         self._run_when_ready(now)
         return []
 
     def admitted(self, assignment: int, step: int, now: float) -> None:
         """All servers let a worker in."""
-        for participant in self.active.values():
-            if participant.assignment == assignment:
-                participant.stage, participant.step = Stage.ADMITTED, step
-                self._changed(Part.STATE)
+        self.crew.admit(assignment, step)
+        self._changed(Part.STATE)
         self._run_when_ready(now)
 
     # They work.
@@ -288,7 +256,7 @@ class JobLife:
             return NoRange.WAIT
         if done:
             self._ledger.complete(worker, done)
-        return self._ledger.lease(worker, self.active[worker].rank, len(self.active))
+        return self._ledger.lease(worker, self.crew.active[worker].rank, len(self.crew.active))
 
     def data(self) -> DataAccount:
         """What became of its data; of a job that was not described yet, nothing is known."""
@@ -296,7 +264,7 @@ class JobLife:
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts in what a worker did, and shows it to those who watch."""
-        participant = self.active[report.worker]
+        participant = self.crew.active[report.worker]
         fresh = report.since(participant.told)
         participant.told = report
         self._tally.add(fresh)
@@ -310,8 +278,8 @@ class JobLife:
 
     def request_checkpoint(self, now: float) -> tuple[Attempt, list[Effect]]:
         """Takes one more, now or when the one under way is over."""
-        if self.checkpoints is None:
-            raise errors.StorageFailed(_NO_FOLDER)
+        if not self.checkpoints.possible:
+            raise errors.StorageFailed(NO_FOLDER)
         if self.state is not JobState.RUNNING:
             self.placed  # noqa: B018 - says what is wrong
             raise errors.NotPlaced(f"job {self.ref.name} is {self.state.value}; only a running one is saved")
@@ -320,19 +288,18 @@ class JobLife:
 
     def checkpoint_when_due(self, now: float) -> list[Effect]:
         """Begins a checkpoint, if it is time."""
-        if self.checkpoints is None or self.state is not JobState.RUNNING or self.placement is None:
+        if self.state is not JobState.RUNNING or self.placement is None:
             return []
-        step = max((it.told.step for it in self.active.values() if it.told), default=0)
-        if not self.checkpoints.due(now, step):
+        if not self.checkpoints.due(now, self.crew.step):
             return []
-        self.checkpoints.begin(now, step)
+        self.checkpoints.begin(now, self.crew.step)
         return [TakeCut(self.ref, self.placement.epoch, self.servers, self.checkpoints.number)]
 
     def held(self) -> Held:
         """The coordinator's part of a cut: to be asked for while all servers hold back commits."""
         return Held(
             self._ledger.to_proto() if self._ledger and self._ledger.examples else None,
-            {worker: participant.rank for worker, participant in self.active.items()},
+            self.crew.ranks,
             self._tally.to_proto({}),
         )
 
@@ -340,44 +307,37 @@ class JobLife:
         """All servers write their part."""
         if self.placement is None:
             return []
-        if self.checkpoints:
-            self.checkpoints.numbered(cut.number)
+        self.checkpoints.numbered(cut.number)
         return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)]
 
     def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:
         """A checkpoint is whole."""
-        if self.checkpoints is None or not self.checkpoints.busy:
-            return self._succeed_when_done(now) if self._closing else []
+        if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
+            return []
         self.checkpoints.written(saved, removed)
-        self._fruitless = 0
+        self.recovery.checkpointed()
         self._changed(Part.STATE)
         return self._checkpoint_ended(saved, "", now)
 
     def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
         """A checkpoint was given up."""
-        if self.checkpoints is None or not self.checkpoints.busy:  # the cluster has no folder of them any more
-            return self._succeed_when_done(now) if self._closing else []
+        if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
+            return []
         self.checkpoints.failed(reason)
         if self._closing and not self.checkpoints.pending:
             self.checkpoints.request_again(now)
         return self._checkpoint_ended(None, reason, now)
 
     def _checkpoint_ended(self, saved: SavedCheckpoint | None, failure: str, now: float) -> list[Effect]:
-        assert self.checkpoints is not None
         self._tell_checkpoint(self.checkpoints.attempt, saved, failure, now)
         effects = self.checkpoint_when_due(now)  # another one was asked for meanwhile
-        return effects + (self._succeed_when_done(now) if self._closing else [])
+        return effects + self.end_when_saved(now)
 
     def _tell_checkpoint(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
-        seconds = max(0.0, now - self.checkpoints.began_at) if self.checkpoints else 0.0
+        seconds = max(0.0, now - self.checkpoints.began_at)
         self.log.append(CheckpointEnded(self.log.next, now, attempt, saved, seconds, failure))
 
     # Its shards are lost, and it goes on.
-
-    @property
-    def resumable(self) -> bool:
-        """Whether it goes back to a checkpoint, or to its beginning, when its shards are lost."""
-        return self.checkpoints is not None and not self.spec.is_session
 
     def lose_shards(self, reason: str, patience_s: float, now: float) -> list[Effect]:
         """Goes back, or fails if it cannot.
@@ -389,67 +349,41 @@ class JobLife:
         """
         if self.ended or self.placement is None:
             return []
-        if not self.resumable or self._fruitless >= MAX_FRUITLESS:
-            often = f" (for the {self._fruitless + 1}th time without a new checkpoint)" if self._fruitless else ""
-            return self.fail(f"{reason}{often}", now)
         servers = self.servers
-        self._restarts, self._fruitless = self._restarts + 1, self._fruitless + 1
-        self._patience, self._servers = now + patience_s, len(servers)
-        for worker in list(self.active):
+        goes_back, told = self.recovery.lose(reason, len(servers), now + patience_s)
+        if not goes_back:
+            return self.fail(told, now)
+        for worker in list(self.crew.active):
             self._release(worker)  # what servers know of it goes with the shards
-        self._crew.clear()
-        self._finished.clear()
-        self.placement, self._created, self._closing = None, False, False
-        self._assigner, self._assigned = 0, False
+        self.crew.clear()
+        self.placement, self._created, self._assigned, self._closing = None, False, False, False
         self._tally = Tally()
         self._ledger = self._new_ledger(self._description.examples) if self._description else None
-        if self.checkpoints:
-            if self.checkpoints.pending:  # somebody may wait for it
-                self._tell_checkpoint(self.checkpoints.pending_attempt, None, reason, now)
-            self.checkpoints.restart(now, 0)
+        if self.checkpoints.pending:  # somebody may wait for it
+            self._tell_checkpoint(self.checkpoints.pending_attempt, None, reason, now)
+        self.checkpoints.restart(now, 0)
         for part in (Part.PLAN, Part.LEDGER, Part.TALLY):
             self._changed(part)
-        last = f"checkpoint {self._saved[-1].number}" if self._saved else "its beginning"
-        self._enter(JobState.PENDING, f"{reason}; it goes on from {last}", now)
+        self._enter(JobState.PENDING, told, now)
         return [DropShards(self.ref, servers)]
 
     def _go_on_from(self, restored: Restored, now: float) -> str:
         """Takes up where a checkpoint was; what is wrong with that, if anything is."""
         assert self._description is not None
-        given = self._description.given
-        missing = given - restored.variables
-        if missing and missing != given:
-            return (
-                f"{restored.source} has no {', '.join(sorted(missing))}, whose initial values the program gives with "
-                f"those of {', '.join(sorted(given - missing))}, which were restored: give them an initializer"
-            )
-        self._assigned, begins = self._assigned or not missing, ""
-        examples, data = self._description.examples, restored.data
-        if data is not None and data.examples == examples and restored.seed == self.spec.seed:
-            self._ledger = Ledger.resumed(
-                data,
-                epochs=self.spec.epochs,
-                workers=self.spec.workers,
-                changed=lambda: self._changed(Part.LEDGER),
-            )
+        resumption = self.recovery.resume(restored, self._description, lambda: self._changed(Part.LEDGER))
+        self._assigned = self._assigned or resumption.assigned
+        if resumption.ledger:
+            self._ledger = resumption.ledger
             self._changed(Part.LEDGER)
-            own = [CheckpointChoice(self.ref.name, it.number) for it in self._saved]
-            if self._ledger.finished and restored.source not in own:
-                return f"nothing is left to do: {restored.source} has done {self.spec.epochs} epochs; ask for more"
-        elif data is not None:
-            begins = " (its data begins anew: another seed, or another number of examples)"
+        if resumption.problem:
+            return resumption.problem
         self._tally = Tally.from_proto(restored.tally)
         if not self._started_at:
             self._tally.begin()  # what another job did is not this one's speed
         self._changed(Part.TALLY)
-        if self.checkpoints:
-            self.checkpoints.restart(now, restored.step)
-        self._enter(self.state, _where_from(restored, frozenset(self._description.variables)) + begins, now)
+        self.checkpoints.restart(now, restored.step)
+        self._enter(self.state, resumption.note, now)
         return ""
-
-    @property
-    def _saved(self) -> list[SavedCheckpoint]:
-        return list(self.checkpoints.saved) if self.checkpoints else []
 
     # They go, and the job ends.
 
@@ -461,9 +395,9 @@ class JobLife:
             return self.lose(worker, now)
         if self.state is not JobState.RUNNING:
             return self.fail(f"worker {worker} was through before the job ran; its daemon's log may say why", now)
-        rank = self.active[worker].rank
+        rank = self.crew.active[worker].rank
         effects = self._release(worker)
-        self._finished.add(rank)
+        self.crew.finish(rank)
         self._changed(Part.STATE)
         return effects + self._succeed_when_done(now)
 
@@ -475,12 +409,20 @@ class JobLife:
             now: as ever.
             cursor: how far it was in its data, if it could say so.
         """
-        participant = self.active[worker]
+        participant = self.crew.active[worker]
         effects = self._release(worker, cursor)
-        del self._crew[participant.rank]
-        self._elect_assigner()
+        self.crew.vacate(participant.rank)
+        if self._lacks_values:
+            self.crew.elect_assigner()
         self._enter(self.state, f"worker {worker} (rank {participant.rank}) is gone", now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
+
+    def end_when_saved(self, now: float) -> list[Effect]:
+        """Ends a job that is closing, once its last checkpoint is whole or given up, or there is no folder for it."""
+        if not self._closing or self.checkpoints.pending:
+            return []
+        failure = self.checkpoints.failure
+        return self._end(JobState.SUCCEEDED, f"its last checkpoint failed: {failure}" if failure else "", now)
 
     def fail(self, reason: str, now: float) -> list[Effect]:
         """Ends the job for a reason that its user is told."""
@@ -499,23 +441,19 @@ class JobLife:
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        ranks = [participant.rank for participant in self.active.values()]
-        assert len(set(ranks)) == len(ranks), "two workers share a rank"
-        assert all(0 <= rank < self.spec.most_workers for rank in ranks)
-        assert all(self._crew[participant.rank] == worker for worker, participant in self.active.items())
-        assert not (self.ended and self.active), "a job that ended has workers"
+        self.crew.validate()
+        assert not (self.ended and self.crew.active), "a job that ended has workers"
         assert self.ended == bool(self._finished_at) == self.log.ended
         assert not self._created or self.placement is not None
         assert self._started_at or self.state is not JobState.RUNNING
-        assert self.state is not JobState.PENDING or not self.active
-        admitted = any(participant.stage is not Stage.ASSIGNED for participant in self.active.values())
+        assert self.state is not JobState.PENDING or not self.crew.active
         assert self._description is None or self._description.variables, "there is nothing to train"
-        assert self._created or not admitted, "servers were told of a worker before they had the shards"
+        assert self._created or not self.crew.entering, "servers were told of a worker before they had the shards"
         if self._ledger:
             self._ledger.validate()
-        if self.checkpoints:
-            self.checkpoints.validate()
-        assert not (self._closing and self.active), "it closes while workers work"
+        self.checkpoints.validate()
+        self.recovery.validate()
+        assert not (self._closing and self.crew.active), "it closes while workers work"
         self.log.validate()
 
     def _enter(self, state: JobState, reason: str, now: float) -> None:
@@ -524,27 +462,20 @@ class JobLife:
         self.log.append(StateChanged(self.log.next, now, state, reason))
 
     def _new_ledger(self, examples: int) -> Ledger:
-        spec = self.spec
-        size = spec.range_size or default_range_size(examples, spec.workers, spec.batch_size)
-        return Ledger(examples, spec.epochs, size, lambda: self._changed(Part.LEDGER))
+        return Ledger.of(self.spec, examples, lambda: self._changed(Part.LEDGER))
 
-    def _free(self, ranks: Iterable[int]) -> list[int]:
-        taken = {participant.rank for participant in self.active.values()}
-        if not self.spec.is_session:
-            taken |= self._finished
-        return [rank for rank in ranks if rank not in taken]
+    @property
+    def _lacks_values(self) -> bool:
+        """Whether the program gives initial values, which are not in place yet."""
+        return bool(self._description and self._description.given) and not self._assigned
 
     def _run_when_ready(self, now: float) -> None:
-        everyone = len(self.active) >= self.spec.fewest_workers and all(
-            participant.stage is Stage.ADMITTED for participant in self.active.values()
-        )
-        given = bool(self._description and self._description.given)
-        if self.state is JobState.PLACING and self._created and everyone and (self._assigned or not given):
+        if self.state is JobState.PLACING and self._created and self.crew.admitted and not self._lacks_values:
             self._started_at = self._started_at or now
             self._enter(JobState.RUNNING, "", now)
 
     def _release(self, worker: str, cursor: Cursor | None = None) -> list[Effect]:
-        participant = self.active.pop(worker)
+        participant = self.crew.active.pop(worker)
         self._changed(Part.TALLY)  # nobody will report again what this one did
         if self._ledger:
             held = self._ledger.held_by(worker)
@@ -554,34 +485,24 @@ class JobLife:
             return []
         return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
 
-    def _elect_assigner(self) -> None:
-        """Sees to it that one of those that know the given values is to send them, as long as they are not in place."""
-        knowing = [participant.assignment for participant in self.active.values() if participant.described]
-        given = bool(self._description and self._description.given)
-        if given and not self._assigned and self._assigner not in knowing:
-            self._assigner = min(knowing, default=0)
-
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
-        enough = self.spec.is_session or len(self._finished) >= self.spec.fewest_workers
+        enough = self.spec.is_session or self.crew.finished >= self.spec.fewest_workers
         through = enough or (self._ledger is not None and self._ledger.finished)
-        if not self._finished or self.active or not through:
+        if not self.crew.finished or self.crew.active or not through:
             return []
-        if self._at_end and self.checkpoints and not self._closing:
-            self._closing = True
-            self.checkpoints.request(now)
-            self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
-            return self.checkpoint_when_due(now)
-        if self._closing and self.checkpoints and self.checkpoints.pending:
-            return []
-        failure = self.checkpoints.failure if self._closing and self.checkpoints else ""
-        return self._end(JobState.SUCCEEDED, f"its last checkpoint failed: {failure}" if failure else "", now)
+        if not self.checkpoints.at_end:
+            return self._end(JobState.SUCCEEDED, "", now)
+        self._closing = True
+        self.checkpoints.request(now)
+        self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
+        return self.checkpoint_when_due(now)
 
     def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
         if self.ended:
             return []
         # Fenced, so that nothing changes the variables any more and nobody goes on waiting at a barrier.
-        effects = [effect for worker in list(self.active) for effect in self._release(worker)]
+        effects = [effect for worker in list(self.crew.active) for effect in self._release(worker)]
         self._finished_at, self._reason, self._lack = now, reason, ""
         self._enter(state, reason, now)
         # What never ran has nothing worth keeping.
@@ -594,18 +515,3 @@ class JobLife:
             epoch=ledger.epoch if ledger else 0,
             seconds=(self._finished_at or now) - self._started_at if self._started_at else 0.0,
         )
-
-
-def _where_from(restored: Restored, variables: frozenset[str]) -> str:
-    """What a job goes on from, and what was not as one might expect."""
-    lists = {
-        "not restored": sorted(variables - restored.variables),
-        "left out": sorted(restored.variables - variables),
-        "passed by": restored.passed_by,
-    }
-    notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
-    return f"goes on from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")
-
-
-_MAX_NAMED = 50
-_NO_FOLDER = "this cluster has no folder of checkpoints: start its coordinator and its servers with --checkpoints"

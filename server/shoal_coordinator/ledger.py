@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from shoal._cursor import Cursor
+from shoal.job import Job
 from shoal.status import DataAccount, DataCount, HeldRange
 from shoal.v1 import job_pb2, state_pb2
 
@@ -250,6 +251,12 @@ class Ledger:
         ledger._leases, ledger._epoch = record.leases, record.epoch
         ledger._done = dict(record.done)
         return ledger
+
+    @classmethod
+    def of(cls, spec: Job, examples: int, changed: Callable[[], None] = lambda: None) -> "Ledger":
+        """The ledger of a job of which nothing is done, and whose data set has so many examples."""
+        size = spec.range_size or default_range_size(examples, spec.workers, spec.batch_size)
+        return cls(examples, spec.epochs, size, changed)
 
     @classmethod
     def resumed(

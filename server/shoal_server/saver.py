@@ -10,7 +10,7 @@ import structlog
 from shoal import errors
 from shoal._checkpoint.catalogue import path_of
 from shoal._checkpoint.files import Named, write_tensors
-from shoal._checkpoint.folders import Folder
+from shoal._checkpoint.folders import Folder, no_folder
 from shoal._checkpoint.manifest import FileEntry
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, tensor_name
 from shoal._layout import ArenaLayout, Slice, row_elements
@@ -46,7 +46,7 @@ class Saver:
             StorageFailed: this server has no such folder.
         """
         if self._folder is None:
-            raise errors.StorageFailed("this server has no folder of checkpoints: start it with --checkpoints")
+            raise no_folder("this server")
         return self._folder
 
     def begin(self, job: str, number: int, variables: Mapping[str, Variable], snapshots: Sequence[Snapshot]) -> None:

@@ -122,7 +122,7 @@ class Rig:
     def part(self, name, worker):
         """Which part in a job a worker has, as its heartbeat tells it."""
         job = self.machine._jobs.get(name)
-        return job.active[worker].assignment if job and worker in job.active else 0
+        return job.crew.active[worker].assignment if job and worker in job.crew.active else 0
 
     def describe(self, name, worker, variables=VARIABLES, examples=100):
         part = self.part(name, worker)

@@ -62,12 +62,12 @@ class TestWhenOneIsDue:
         saves = by_time(3600.0)
         saves.begin(START + 3600, 0)
         saves.failed("the disk is full")
-        assert (saves.failure, saves.failures) == ("the disk is full", 1)
+        assert saves.failure == "the disk is full"
         assert not saves.due(START + 3601, 0)
         assert saves.due(START + 3610, 0)
         saves.begin(START + 3610, 0)
         saves.written(saved(1), ())
-        assert (saves.failure, saves.failures) == ("", 0)
+        assert saves.failure == ""
 
     def test_nobody_tries_again_what_nobody_asked_for(self):
         saves = Checkpointing(NEVER, START)
@@ -86,12 +86,23 @@ class TestWhenOneIsDue:
         assert saves.due(START + 5, 140)
 
 
+class TestWithoutAFolder:
+    def test_none_is_due_whatever_the_job_asks_for(self):
+        saves = Checkpointing(CheckpointPolicy(every_steps=1), START, possible=False)
+        assert not saves.possible
+        assert not saves.at_end
+        assert not saves.due(START + 10**9, 10**9)
+        assert (saves.newest, saves.failure) == (None, "")
+        saves.validate()
+
+
 def test_what_was_removed_is_not_listed():
     saves = by_time()
     for number in (1, 2, 3):
         saves.begin(START, 0)
         saves.written(saved(number), (1,) if number == 3 else ())
     assert [it.number for it in saves.saved] == [2, 3]
+    assert saves.newest == saves.saved[-1]
 
 
 @given(st.lists(st.sampled_from(["request", "begin", "written", "failed", "restart"]), max_size=20))

@@ -11,8 +11,8 @@ from shoal.variables import Variable
 from shoal_coordinator import cluster as cluster_module
 from shoal_coordinator import events
 from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker, TakeCut
-from shoal_coordinator.jobs import MAX_FRUITLESS
 from shoal_coordinator.ledger import Lease, NoRange
+from shoal_coordinator.recovery import MAX_FRUITLESS
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ from hypothesis.stateful import rule
 
 from cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 from shoal import errors
+from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import LogLine
 from shoal.status import JobState, JobStatus, Progress, Role
 from shoal.v1 import job_pb2, state_pb2
 from shoal_coordinator import event_log, events
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.durable import DurableCluster
-from shoal_coordinator.events import AdmitWorker, DropShards, RemoveWorker
+from shoal_coordinator.events import AdmitWorker, DropShards, RemoveWorker, TakeCut
 
 
 @pytest.fixture
@@ -295,6 +296,79 @@ def test_records_without_their_cluster(rig):
     del records["cluster"]
     with pytest.raises(errors.StoreUnreadable, match="of which cluster"):
         DurableCluster.restored(records, POLICY, START)
+
+
+class TestWithoutItsFolder:
+    """A coordinator that is started again without the folder of checkpoints that it had."""
+
+    GONE = "this coordinator has no folder of checkpoints"
+
+    @pytest.fixture
+    def rig(self):
+        rig = Rig(KEEPING).servers("s0", "s1").workers("w0", "w1")
+        rig.submit(job(checkpoints=CheckpointPolicy(every_s=0)))
+        return rig.start("a", "w0", "w1")
+
+    def finish(self, rig):
+        """Has the workers come through; what is left to perform is the last checkpoint's cut."""
+        for worker in ("w0", "w1"):
+            rig.finish("a", worker)
+        while not isinstance(rig.pending[0], TakeCut):
+            rig.handle(events.EffectDone(effect=rig.pending.pop(0).number))
+        [cut] = rig.pending
+        return cut
+
+    def lose_folder(self, rig):
+        rig.policy = POLICY
+        rig.crash()
+
+    def test_a_job_goes_on_and_has_no_checkpoints(self, rig):
+        rig.handle(events.CheckpointRequested("a"))
+        rig.perform()
+        assert rig.status("a").checkpoint.number == 1
+        self.lose_folder(rig)
+        assert rig.state("a") is JobState.RUNNING
+        assert rig.status("a").checkpoint is None
+        assert not any(key.endswith("/checkpoints") for key in rig.disk.load())
+        with pytest.raises(errors.StorageFailed, match=r"^this cluster has no folder of checkpoints: start its coord"):
+            rig.handle(events.CheckpointRequested("a"))
+        rig.kill("s1")
+        assert rig.state("a") is JobState.FAILED, "it cannot go back"
+        assert "submit the job again" in rig.status("a").reason
+
+    def test_what_was_under_way_is_given_up(self, rig):
+        rig.handle(events.CheckpointRequested("a"))
+        [cut] = rig.pending
+        self.lose_folder(rig)
+        assert rig.pending == [cut], "it is tried, and fails"
+        rig.pending.clear()
+        rig.handle(events.CheckpointFailed(cut.job, self.GONE, effect=cut.number))
+        assert (rig.state("a"), rig.status("a").checkpoint_failure) == (JobState.RUNNING, "")
+
+    def test_a_job_that_was_closing_ends(self, rig):
+        cut = self.finish(rig)
+        self.lose_folder(rig)
+        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
+        rig.handle(events.CheckpointFailed(cut.job, self.GONE, effect=cut.number))
+        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
+
+    def test_a_job_that_would_have_tried_its_last_checkpoint_again_ends(self, rig):
+        cut = self.finish(rig)
+        rig.handle(events.CheckpointFailed(cut.job, "the disk is full", effect=cut.number))
+        assert rig.state("a") is JobState.RUNNING
+        self.lose_folder(rig)
+        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
+
+    def test_with_a_folder_again_checkpoints_begin_anew(self, rig):
+        rig.handle(events.CheckpointRequested("a"))
+        rig.perform()
+        self.lose_folder(rig)
+        rig.policy = KEEPING
+        rig.crash()
+        assert rig.status("a").checkpoint is None
+        rig.handle(events.CheckpointRequested("a"))
+        rig.perform()
+        assert rig.status("a").checkpoint.number == 2
 
 
 class Twins(Voyage):

@@ -34,8 +34,8 @@ _ORPHAN_GRACE_S = 1.0
 _EXIT_GRACE_S = 5.0
 
 Emit = Callable[[Figures], None]
-# What is said where the job's shards are not (any more).
-_LOST = (errors.UnknownJob, errors.UnknownShard, errors.StaleEpoch, errors.NotPlaced)
+# What servers say, and the coordinator, where the job's shards are not (any more).
+_LOST = (*errors.SHARDS_LOST, errors.NotPlaced)
 
 
 def main() -> None:

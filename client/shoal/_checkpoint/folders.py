@@ -283,6 +283,11 @@ def missing(url: str, path: Sequence[str]) -> errors.UnknownCheckpoint:
     return errors.UnknownCheckpoint(f"there is no {'/'.join((url, *path))}", path="/".join(path))
 
 
+def no_folder(who: str) -> errors.StorageFailed:
+    """What is said of a process that was started without a folder."""
+    return errors.StorageFailed(f"{who} has no folder of checkpoints: start it with --checkpoints")
+
+
 def _advice(error: OSError) -> str:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
@@ -298,4 +303,15 @@ def _advice(error: OSError) -> str:
     return ""
 
 
-__all__ = ["TEMPORARY", "Buffer", "File", "Folder", "LocalFolder", "checked", "is_name", "missing", "open_folder"]
+__all__ = [
+    "TEMPORARY",
+    "Buffer",
+    "File",
+    "Folder",
+    "LocalFolder",
+    "checked",
+    "is_name",
+    "missing",
+    "no_folder",
+    "open_folder",
+]

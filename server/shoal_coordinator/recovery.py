@@ -1,0 +1,149 @@
+"""A job that loses its shards: whether it goes back, to what, which servers it waits for, and how it goes on. Pure.
+
+What is decided here `JobLife` carries out. Which checkpoints there are is for `Checkpointing` to know.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.checkpoint_policy import CheckpointChoice
+from shoal.job import Job
+from shoal.v1 import state_pb2
+from shoal_coordinator.checkpointing import Checkpointing
+from shoal_coordinator.events import Restored
+from shoal_coordinator.ledger import Ledger
+from shoal_coordinator.parts import Description
+
+# A job that loses its shards so often without a new checkpoint in between would do so for ever.
+MAX_FRUITLESS = 10
+# Variables, or checkpoints that could not be read, that an event lists.
+_MAX_NAMED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """How a job goes on once its shards were filled with a checkpoint.
+
+    Attributes:
+        problem: why it cannot; empty: it can.
+        note: what its user is told.
+        assigned: the values that the program gives are in place.
+        ledger: where its data had come; None: as it is.
+    """
+
+    problem: str = ""
+    note: str = ""
+    assigned: bool = False
+    ledger: Ledger | None = None
+
+
+class Recovery:
+    """The state machine of one job's losses.
+
+    Args:
+        spec: the job, as its user asked for it.
+        checkpoints: the job's, to which it can go back.
+    """
+
+    def __init__(self, spec: Job, checkpoints: Checkpointing) -> None:
+        self._spec, self._checkpoints = spec, checkpoints
+        self._restarts = self._fruitless = 0  # times that shards were lost: altogether, since a new checkpoint
+        self._patience, self._servers = 0.0, 0  # until when to wait for how many servers, which it had before
+
+    @property
+    def possible(self) -> bool:
+        """Whether the job goes back when its shards are lost; else it fails, as a session's users would not know."""
+        return self._checkpoints.possible and not self._spec.is_session
+
+    @property
+    def restarts(self) -> int:
+        """How often it went back."""
+        return self._restarts
+
+    @property
+    def sources(self) -> tuple[CheckpointChoice, ...]:
+        """The checkpoints to fill new shards with, best first: its own, or, before there are any, the one asked for."""
+        own = self._own
+        if own or self._spec.source is None:
+            return own
+        return (self._spec.source,)
+
+    @property
+    def _own(self) -> tuple[CheckpointChoice, ...]:
+        return tuple(CheckpointChoice(self._spec.name, it.number) for it in reversed(self._checkpoints.saved))
+
+    def lose(self, reason: str, servers: int, patience: float) -> tuple[bool, str]:
+        """The shards are lost.
+
+        Args:
+            reason: why.
+            servers: how many had them.
+            patience: seconds of Unix time until when to wait for as many.
+
+        Returns:
+            Whether the job goes back, and what its user is told.
+        """
+        if not self.possible or self._fruitless >= MAX_FRUITLESS:
+            often = f" (for the {self._fruitless + 1}th time without a new checkpoint)" if self._fruitless else ""
+            return False, f"{reason}{often}"
+        self._restarts, self._fruitless = self._restarts + 1, self._fruitless + 1
+        self._patience, self._servers = patience, servers
+        newest = self._checkpoints.newest
+        return True, f"{reason}; it goes on from {f'checkpoint {newest.number}' if newest else 'its beginning'}"
+
+    def waits_for_servers(self, alive: int, now: float) -> bool:
+        """Whether more servers may come back, with which its shards were, so that it is too early to place them."""
+        return alive < self._servers and now < self._patience
+
+    def checkpointed(self) -> None:
+        """There is a new checkpoint, so the losses from now on count anew."""
+        self._fruitless = 0
+
+    def resume(self, restored: Restored, program: Description, changed: Callable[[], None]) -> Resumption:
+        """How the job goes on from a checkpoint.
+
+        Args:
+            restored: the checkpoint, which is on the servers now.
+            program: what the job's program trains.
+            changed: told that the ledger's record is another one, later.
+        """
+        spec, given = self._spec, program.given
+        missing = given - restored.variables
+        if missing and missing != given:
+            return Resumption(
+                f"{restored.source} has no {', '.join(sorted(missing))}, whose initial values the program gives with "
+                f"those of {', '.join(sorted(given - missing))}, which were restored: give them an initializer"
+            )
+        data, ledger, problem = restored.data, None, ""
+        if data is not None and data.examples == program.examples and restored.seed == spec.seed:
+            ledger = Ledger.resumed(data, epochs=spec.epochs, workers=spec.workers, changed=changed)
+            if ledger.finished and restored.source not in self._own:
+                problem = f"nothing is left to do: {restored.source} has done {spec.epochs} epochs; ask for more"
+        note = _note(restored, frozenset(program.variables), data_anew=data is not None and ledger is None)
+        return Resumption(problem, note, not missing, ledger)
+
+    def write_to(self, record: state_pb2.JobRecord) -> None:
+        """Writes it down, as part of the job's record."""
+        record.restarts, record.fruitless = self._restarts, self._fruitless
+        record.patience, record.servers = self._patience, self._servers
+
+    def take_up(self, record: state_pb2.JobRecord) -> None:
+        """Goes on from a record."""
+        self._restarts, self._fruitless = record.restarts, record.fruitless
+        self._patience, self._servers = record.patience, record.servers
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert 0 <= self._fruitless <= self._restarts
+
+
+def _note(restored: Restored, variables: frozenset[str], *, data_anew: bool) -> str:
+    """What a job goes on from, and what was not as one might expect."""
+    lists = {
+        "not restored": sorted(variables - restored.variables),
+        "left out": sorted(restored.variables - variables),
+        "passed by": restored.passed_by,
+        "its data begins anew": ["another seed, or another number of examples"] if data_anew else [],
+    }
+    notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
+    return f"goes on from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")

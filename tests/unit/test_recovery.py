@@ -1,0 +1,174 @@
+"""A job's losses: whether it goes back, to what, for whom it waits, and what it goes on with."""
+
+import pytest
+
+from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
+from shoal.initializers import Given
+from shoal.job import Job
+from shoal.status import SavedCheckpoint
+from shoal.v1 import state_pb2
+from shoal.variables import Variable
+from shoal_coordinator.checkpointing import Checkpointing
+from shoal_coordinator.events import Restored
+from shoal_coordinator.ledger import Ledger
+from shoal_coordinator.parts import Description
+from shoal_coordinator.recovery import MAX_FRUITLESS, Recovery
+
+START = 1_000.0
+GONE = "server s0 is gone"
+EXAMPLES, RANGE = 100, 10
+PROGRAM = Description({"w": Variable((8, 4)), "b": Variable(4)}, EXAMPLES)
+
+
+def checkpoints(*numbers, possible=True):
+    saves = Checkpointing(CheckpointPolicy(), START, possible=possible)
+    for number in numbers:
+        saves.begin(START, 0)
+        saves.written(SavedCheckpoint(number, 0, 100, START), ())
+    return saves
+
+
+def recovery(*numbers, possible=True, **options):
+    """Of a job that has taken checkpoints of those numbers."""
+    return Recovery(Job("m:f", name="a", **options), checkpoints(*numbers, possible=possible))
+
+
+def lose(machine, servers=2):
+    answer = machine.lose(GONE, servers, START + 10)
+    machine.validate()
+    return answer
+
+
+def data(done=0, examples=EXAMPLES):
+    """Where the data of a job with one epoch had come."""
+    ledger = Ledger(examples, 1, RANGE)
+    for _ in range(done // RANGE):
+        lease = ledger.lease("w0", 0, 1)
+        ledger.complete("w0", lease.number)
+    return ledger.settled({}, {})
+
+
+def restored(source="a/2", variables=("b", "w"), **options):
+    tally = state_pb2.TallyRecord()
+    return Restored(CheckpointChoice.parse(source), 7, frozenset(variables), **{"data": None, "tally": tally} | options)
+
+
+def resume(machine, checkpoint, program=PROGRAM):
+    return machine.resume(checkpoint, program, lambda: None)
+
+
+class TestLosing:
+    def test_it_goes_back_to_the_newest_checkpoint(self):
+        machine = recovery(1, 2)
+        assert lose(machine) == (True, f"{GONE}; it goes on from checkpoint 2")
+        assert machine.restarts == 1
+
+    def test_or_to_its_beginning(self):
+        assert lose(recovery()) == (True, f"{GONE}; it goes on from its beginning")
+
+    @pytest.mark.parametrize(
+        "machine", [recovery(possible=False), Recovery(Job(name="s"), checkpoints(1))], ids=["no folder", "session"]
+    )
+    def test_not_without_a_folder_nor_a_session(self, machine):
+        assert not machine.possible
+        assert lose(machine) == (False, GONE)
+        assert machine.restarts == 0
+
+    def test_not_without_end(self):
+        machine = recovery(1)
+        for _ in range(MAX_FRUITLESS):
+            assert lose(machine)[0]
+        assert lose(machine) == (False, f"{GONE} (for the 11th time without a new checkpoint)")
+
+    def test_but_as_often_as_there_are_new_checkpoints(self):
+        machine = recovery(1)
+        for _ in range(2 * MAX_FRUITLESS):
+            assert lose(machine)[0]
+            machine.checkpointed()
+        assert machine.restarts == 2 * MAX_FRUITLESS
+
+
+class TestWaiting:
+    def test_for_as_many_servers_as_there_were_and_for_so_long(self):
+        machine = recovery()
+        lose(machine, servers=2)
+        assert machine.waits_for_servers(1, START + 9.9)
+        assert not machine.waits_for_servers(2, START)
+        assert not machine.waits_for_servers(1, START + 10), "who is there must do"
+
+    def test_for_nobody_before_anything_was_lost(self):
+        assert not recovery().waits_for_servers(0, START)
+
+
+class TestSources:
+    def test_its_own_newest_first(self):
+        assert [str(it) for it in recovery(1, 2, restore="b/9").sources] == ["a/2", "a/1"]
+
+    def test_what_its_user_named_before_it_has_any(self):
+        machine = recovery(restore="b/9", partial_restore=True)
+        assert machine.sources == (CheckpointChoice("b", 9, partial=True),)
+
+    def test_none(self):
+        assert recovery().sources == ()
+
+
+class TestGoingOn:
+    def test_where_the_data_had_come(self):
+        resumption = resume(recovery(1, 2, seed=5), restored(data=data(done=30), seed=5))
+        assert resumption.ledger.account().total.done == 30
+        assert (resumption.problem, resumption.note) == ("", "goes on from a/2, step 7")
+        assert resumption.assigned
+
+    def test_anew_in_the_data_where_its_order_is_another(self):
+        for checkpoint in (restored(data=data(), seed=6), restored(data=data(examples=99), seed=5)):
+            resumption = resume(recovery(2, seed=5), checkpoint)
+            assert resumption.ledger is None
+            assert resumption.note == (
+                "goes on from a/2, step 7 (its data begins anew: another seed, or another number of examples)"
+            )
+
+    def test_without_data_where_there_was_none(self):
+        resumption = resume(recovery(2), restored())
+        assert (resumption.ledger, resumption.note) == (None, "goes on from a/2, step 7")
+
+    def test_the_note_says_all_that_one_might_not_expect(self):
+        checkpoint = restored(variables=("old", "w"), data=data(), seed=1, passed_by=("a/3: it is damaged",))
+        assert resume(recovery(2), checkpoint).note == (
+            "goes on from a/2, step 7 (not restored: b; left out: old; passed by: a/3: it is damaged; "
+            "its data begins anew: another seed, or another number of examples)"
+        )
+
+    def test_the_note_is_bounded(self):
+        names = [f"v{number:03}" for number in range(200)]
+        note = resume(recovery(2), restored(variables=("b", "w", *names))).note
+        assert "v049" in note
+        assert "v050" not in note
+
+    def test_what_another_job_has_done_is_refused_but_not_what_it_has_done_itself(self):
+        done = data(done=EXAMPLES)
+        assert resume(recovery(2), restored("a/2", data=done, seed=0)).problem == ""
+        problem = resume(recovery(restore="b/2"), restored("b/2", data=done, seed=0)).problem
+        assert problem == "nothing is left to do: b/2 has done 1 epochs; ask for more"
+        assert resume(recovery(restore="b/2", epochs=2), restored("b/2", data=done, seed=0)).problem == ""
+
+    def test_given_values_are_restored_together_or_sent_together(self):
+        given = Variable((8, 4), initializer=Given())
+        program = Description({"w": given, "v": given, "b": Variable(4)}, EXAMPLES)
+        assert resume(recovery(2), restored(variables="wvb"), program).assigned
+        neither = resume(recovery(2), restored(variables="b"), program)
+        assert (neither.problem, neither.assigned) == ("", False)
+        one = resume(recovery(2), restored(variables="wb"), program)
+        assert one.problem.startswith("a/2 has no v, whose initial values the program gives with those of w")
+        assert not one.assigned
+
+
+def test_a_record_is_all_that_there_is():
+    machine, other = recovery(1), recovery(1)
+    lose(machine)
+    lose(machine)
+    record, again = state_pb2.JobRecord(), state_pb2.JobRecord()
+    machine.write_to(record)
+    other.take_up(record)
+    other.write_to(again)
+    assert (again, other.restarts) == (record, 2)
+    assert other.waits_for_servers(1, START)
