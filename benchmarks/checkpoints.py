@@ -249,6 +249,7 @@ def main() -> None:
     parser.add_argument("--folder", help="on the disk to measure; a temporary one by default")
     parser.add_argument("--short", action="store_true", help="to see that it runs; the figures mean nothing")
     options = parser.parse_args()
+    shoal.tune_allocator()  # as in a server's process
     size = 8 * MB if options.short else options.megabytes * MB
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the files go, too
     with tempfile.TemporaryDirectory(prefix="shoal-bench-", dir=options.folder) as folder:

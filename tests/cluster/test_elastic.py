@@ -52,7 +52,7 @@ def pushed(job, worker):
 
 
 def test_a_worker_joins_a_running_job_within_seconds(cluster, client, tmp_path):
-    """On a quiet machine within 3 s; here others may be at work beside it."""
+    """Within 3 s; in the suite others are at work beside it."""
     settings = {"marks": str(tmp_path), "gate": str(tmp_path / "gate"), "seconds": 0.02, "size": SIZE}
     spec = paced(tmp_path / "gate", max_workers=2, epochs=100, overlap=False)
     job = client.submit(dataclasses.replace(spec, program="broken_programs:Marked", settings=settings))
@@ -68,7 +68,7 @@ def test_a_worker_joins_a_running_job_within_seconds(cluster, client, tmp_path):
         f"a worker was ready {ready_s:.2f} s after its process was started, its first push answered at {seconds:.2f} s"
     )
     job.cancel()
-    assert seconds < 10
+    assert seconds < forms.size(10, 3)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
