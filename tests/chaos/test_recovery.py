@@ -214,6 +214,22 @@ def test_a_job_that_was_cancelled_goes_on_in_another(client, unbroken, tmp_path)
     assert second.pull()["seen"].sum() == SIZE * EPOCHS
 
 
+def test_a_session_begins_with_what_another_had(client):
+    variables = {"w": shoal.Variable((4,)), "head": shoal.Variable((2,))}
+    ones = {"w": np.ones(4, np.float32), "head": np.ones(2, np.float32)}
+    options = {"optimizer": optim.SGD(1.0), "checkpoints": NEVER}
+    with client.session("loop", variables=variables, **options) as session:
+        began = session.pull()
+        session.push(ones)
+        client.job("loop").checkpoint(timeout_s=20)
+        session.push(ones)
+    with client.session("again", variables=variables, restore="loop", **options) as session:
+        found = session.pull()
+        assert session.step == 1
+    for name in variables:
+        np.testing.assert_array_equal(found[name], began[name] - 1)
+
+
 @forms.in_full
 def test_what_cannot_be_restored_is_refused_and_says_why(client, unbroken):
     with running(client, plane("whole", checkpoints=shoal.CheckpointPolicy(every_s=0))) as job:
