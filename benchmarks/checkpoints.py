@@ -80,7 +80,7 @@ class Server:
         reply = pb.CollectFilesReply()
         while not reply.done:
             collected = pb.CollectFilesRequest(job=JOB, number=self._number, within_s=10)
-            reply = saving.collect(self._saver, collected)
+            reply = saving.collect(self._store, self._saver, collected)
         entries = tuple(FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files)
         self._catalogue.publish(Manifest(JOB, self._number, 0.0, 0, 0, {}, (), entries))
 

@@ -131,7 +131,8 @@ class Fenced(ShoalError, code="FENCED", status="ABORTED"):
     """This incarnation was declared dead or replaced; its calls are refused for ever."""
 
 
-# What a server answers that does not have the shards that it should have; a job that goes back takes it for their loss.
+# What a server answers that does not have the shards that its caller was told it has: it has been started again since,
+# or they were dropped or placed anew. Whoever is told so of a running job takes them for lost, and the job goes back.
 SHARDS_LOST = (UnknownJob, UnknownShard, StaleEpoch)
 
 

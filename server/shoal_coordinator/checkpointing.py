@@ -6,9 +6,10 @@ from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.status import SavedCheckpoint
 from shoal.v1 import state_pb2
 
-# After a failure the next attempt waits this long at least, so that a full disk is not written to all the time; and no
-# longer, so that a short trouble does not cost a whole interval.
-_RETRY_S = 10.0
+# From the beginning of an attempt that fails to that of the next: at first no longer than this, so that a short trouble
+# does not cost a whole interval; then twice as long each time, so that a lasting one does not cost much.
+_RETRY_S, _MAX_RETRY_S = 10.0, 600.0
+_DOUBLED = 6  # times until that is the most
 # How often the last one of a job is tried.
 _TRIES = 3
 # So many whole ones are remembered; the folder may have more.
@@ -40,7 +41,7 @@ class Checkpointing:
         self._saved: list[SavedCheckpoint] = []  # oldest first
         self._attempts, self._busy = 0, False
         self._wanted_from = 0.0  # one more was asked for, to begin then at the earliest; 0: none
-        self._number = 0  # the largest that any had, whole or not
+        self._number = 0  # the largest that any was given, whole or not
         self._began_at, self._began_step = now, 0
         self._failure, self._failures = "", 0
 
@@ -94,11 +95,6 @@ class Checkpointing:
         """The number of the last one that is under way or asked for."""
         return self._attempts + bool(self._wanted_from)
 
-    @property
-    def number(self) -> int:
-        """The largest number that any checkpoint had, whole or not; 0: there was none."""
-        return self._number
-
     def restart(self, now: float, step: int) -> None:
         """The job goes on from a step, or from its beginning: what was under way is lost with the shards."""
         self._busy, self._wanted_from = False, 0.0
@@ -116,7 +112,7 @@ class Checkpointing:
         """Asks for one more in a while, after a failure; False: it was tried often enough."""
         if self._failures >= _TRIES:
             return False
-        self.request(now + _RETRY_S)
+        self.request(now + self._retry_s)
         return True
 
     def due(self, now: float, step: int) -> bool:
@@ -129,7 +125,7 @@ class Checkpointing:
         by_time = 0 < policy.every_s <= since
         by_steps = 0 < policy.every_steps <= step - self._began_step
         if self._failures:
-            return bool(policy.every_s or policy.every_steps) and since >= _RETRY_S
+            return bool(policy.every_s or policy.every_steps) and since >= self._retry_s
         return by_time or by_steps
 
     def begin(self, now: float, step: int) -> None:
@@ -142,10 +138,16 @@ class Checkpointing:
         self._began_step = step - step % every if every else step
         self._changed()
 
-    def numbered(self, number: int) -> None:
-        """The one that is under way has a number, which no other will have."""
-        self._number = max(self._number, number)
+    def take_number(self, *, above: int) -> int:
+        """A number for the one that is under way, which no other of this job has or will have, even if it fails.
+
+        Args:
+            above: the largest in the folder, which earlier jobs of the name may have left, or imports. Those of this
+                job are in its record: what a cut that failed has left may be seen later than the next one is counted.
+        """
+        self._number = max(self._number, above) + 1
         self._changed()
+        return self._number
 
     def written(self, checkpoint: SavedCheckpoint, removed: Sequence[int]) -> None:
         """The one that was under way is whole; older ones were removed."""
@@ -159,6 +161,10 @@ class Checkpointing:
         self._busy, self._failure = False, reason
         self._failures += 1
         self._changed()
+
+    @property
+    def _retry_s(self) -> float:
+        return min(_RETRY_S * 2.0 ** min(self._failures - 1, _DOUBLED), _MAX_RETRY_S)
 
     def to_proto(self) -> state_pb2.CheckpointsRecord:
         """The record of these checkpoints."""

@@ -48,6 +48,7 @@ AnyOutcome = (
     events.ShardsCreated
     | events.WorkerAdmitted
     | events.EffectFailed
+    | events.CheckpointsCounted
     | events.CutMade
     | events.CheckpointWritten
     | events.CheckpointFailed
@@ -110,6 +111,7 @@ class Cluster:
             events.WorkerFenced: self._worker_fenced,
             events.EffectFailed: self._effect_failed,
             events.EffectDone: self._effect_done,
+            events.CheckpointsCounted: self._checkpoints_counted,
             events.CutMade: self._cut_made,
             events.CheckpointWritten: self._checkpoint_written,
             events.CheckpointFailed: self._checkpoint_failed,
@@ -376,6 +378,10 @@ class Cluster:
         if job is None:
             raise errors.Cancelled(f"job {event.job.name} is over")
         return job.held()
+
+    def _checkpoints_counted(self, event: events.CheckpointsCounted, _: float) -> None:
+        if job := self._job_of_outcome(event):
+            self._emit(job.checkpoints_counted(event.largest))
 
     def _cut_made(self, event: events.CutMade, _: float) -> None:
         if job := self._job_of_outcome(event):

@@ -17,9 +17,10 @@ from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import Folder, no_folder
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_coordinator import checkpoint_effects, events
+from shoal_coordinator import checkpoint_effects, cutting, events, publishing
 from shoal_coordinator.events import (
     AdmitWorker,
+    CountCheckpoints,
     CreateShards,
     CutHeld,
     DropShards,
@@ -35,17 +36,20 @@ from shoal_coordinator.server_calls import ServerCalls
 
 _log = structlog.get_logger(__name__)
 
-# Jobs whose effects are performed at the same time; and whose checkpoints are waited for, which takes longer.
+# Jobs whose effects are performed at the same time; and whose checkpoints are waited for, which takes as long as the
+# storage does. That of one job may hang: whatever waits for it is slow, so that no job's training does.
 _THREADS, _SLOW_THREADS = 8, 8
+_SLOW = (CountCheckpoints, WriteCheckpoint)
 # Effects of one job name that may wait.
 _MAX_QUEUED = 100_000
 # Allocating and filling shards of many GB takes a while.
 _CREATE_TIMEOUT_S = 120.0
 
-# What a server answers that does not have the shards, or the half of a checkpoint, that it should have; and what is
-# said for one that is not there. Checkpoints can wait for the latter.
-_LOST = (*errors.SHARDS_LOST, errors.UnknownCheckpoint)
-_AWAY = (*_LOST, errors.Unreachable, errors.Cancelled)
+# After which errors of an effect its job goes back. A server that answers one of `SHARDS_LOST` is there, without the
+# job's shards: so after any effect. One that nobody can reach, or that is not called any more since its lease ran out
+# (`Cancelled`), is as bad where the job cannot go on without the effect. A checkpoint it can do without: that one
+# fails, the next may not, and whether the server is dead is for its lease to say.
+_AWAY = (*errors.SHARDS_LOST, errors.Unreachable, errors.Cancelled)
 
 Report = events.Outcome | events.WorkerFenced
 
@@ -97,7 +101,7 @@ class Performer:
             for effect in effects:
                 if self._stopped.is_set():
                     return
-                slow = isinstance(effect, WriteCheckpoint)
+                slow = isinstance(effect, _SLOW)
                 line = effect.job.name, slow
                 if line not in self._queues:
                     self._queues[line] = deque()
@@ -147,8 +151,8 @@ class Performer:
             match effect:
                 case DropShards():
                     outcome = events.EffectDone(effect=effect.number)
-                case TakeCut() | WriteCheckpoint():
-                    lost = isinstance(error, _LOST)
+                case CountCheckpoints() | TakeCut() | WriteCheckpoint():
+                    lost = isinstance(error, errors.SHARDS_LOST)
                     outcome = events.CheckpointFailed(effect.job, text, lost, effect=effect.number)
                 case _:
                     lost = isinstance(error, _AWAY)
@@ -167,11 +171,13 @@ class Performer:
                 self._remove_worker(effect, calls)
             case DropShards():
                 self._drop_shards(effect, calls)
+            case CountCheckpoints():
+                return publishing.count(effect, self._checkpoints)
             case TakeCut():
                 held = CutHeld(effect.job)
-                return checkpoint_effects.take_cut(effect, calls, self._checkpoints, lambda: self._machine.held(held))
+                return cutting.take_cut(effect, calls, lambda: self._machine.held(held))
             case WriteCheckpoint():
-                return checkpoint_effects.write(effect, calls, self._checkpoints)
+                return publishing.write(effect, calls, self._checkpoints)
         return events.EffectDone(effect=effect.number)
 
     @property

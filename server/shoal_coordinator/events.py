@@ -319,6 +319,14 @@ class EffectFailed(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointsCounted(Outcome):
+    """The folder of checkpoints was looked at: what is there under the job's name has numbers up to `largest`."""
+
+    job: JobRef
+    largest: int  # 0: nothing is
+
+
+@dataclass(frozen=True, slots=True)
 class CutMade(Outcome):
     """All servers write their shards as they were at one moment; the rest of the checkpoint is here."""
 
@@ -420,13 +428,27 @@ class DropShards:
 
 
 @dataclass(frozen=True, slots=True)
+class CountCheckpoints:
+    """Look which numbers the folder has under a job's name; then `CheckpointsCounted`.
+
+    In the line of `WriteCheckpoint`: the folder may not answer for minutes, and nobody who trains waits there.
+    """
+
+    job: JobRef
+    number: int = field(default=0, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class TakeCut:
-    """Have all servers begin to save a job's shards as they are at one moment; then `CutMade`."""
+    """Have all servers begin to save a job's shards as they are at one moment; then `CutMade`.
+
+    Its own number, which no other cut has, tells its files from those of another cut that failed under way.
+    """
 
     job: JobRef
     epoch: int
     servers: tuple[ServerRef, ...]
-    above: int = 0  # the checkpoint's number is larger, whatever the folder has
+    checkpoint: int  # its number
     number: int = field(default=0, kw_only=True)
 
 
@@ -441,4 +463,4 @@ class WriteCheckpoint:
     number: int = field(default=0, kw_only=True)
 
 
-Effect = CreateShards | AdmitWorker | RemoveWorker | DropShards | TakeCut | WriteCheckpoint
+Effect = CreateShards | AdmitWorker | RemoveWorker | DropShards | CountCheckpoints | TakeCut | WriteCheckpoint

@@ -27,6 +27,7 @@ from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
     AdmitWorker,
     Attempt,
+    CountCheckpoints,
     CreateShards,
     CutMade,
     Described,
@@ -293,7 +294,14 @@ class JobLife:
         if not self.checkpoints.due(now, self.crew.step):
             return []
         self.checkpoints.begin(now, self.crew.step)
-        return [TakeCut(self.ref, self.placement.epoch, self.servers, self.checkpoints.number)]
+        return [CountCheckpoints(self.ref)]
+
+    def checkpoints_counted(self, largest: int) -> list[Effect]:
+        """What the folder has under this name is known, so that the checkpoint under way can have a number."""
+        if self.placement is None or not self.checkpoints.busy:
+            return []
+        number = self.checkpoints.take_number(above=largest)
+        return [TakeCut(self.ref, self.placement.epoch, self.servers, number)]
 
     def held(self) -> Held:
         """The coordinator's part of a cut: to be asked for while all servers hold back commits."""
@@ -305,9 +313,8 @@ class JobLife:
 
     def cut_made(self, cut: CutMade) -> list[Effect]:
         """All servers write their part."""
-        if self.placement is None:
+        if self.placement is None or not self.checkpoints.busy:  # it was begun before the cluster lost its folder
             return []
-        self.checkpoints.numbered(cut.number)
         return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)]
 
     def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:

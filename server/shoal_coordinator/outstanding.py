@@ -9,6 +9,7 @@ from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.events import (
     AdmitWorker,
+    CountCheckpoints,
     CreateShards,
     CutMade,
     DropShards,
@@ -110,10 +111,13 @@ def effect_to_proto(effect: Effect) -> state_pb2.EffectRecord:
             record.remove_worker.CopyFrom(removed)
         case DropShards():
             record.drop_shards.CopyFrom(state_pb2.DropShardsEffect(servers=_server_records(effect.servers)))
+        case CountCheckpoints():
+            record.count_checkpoints.SetInParent()
         case TakeCut():
-            record.take_cut.CopyFrom(
-                state_pb2.TakeCutEffect(epoch=effect.epoch, servers=_server_records(effect.servers), above=effect.above)
+            taken = state_pb2.TakeCutEffect(
+                epoch=effect.epoch, servers=_server_records(effect.servers), number=effect.checkpoint
             )
+            record.take_cut.CopyFrom(taken)
         case WriteCheckpoint():
             cut = effect.cut
             written = state_pb2.WriteCheckpointEffect(
@@ -167,9 +171,11 @@ def effect_from_proto(number: int, record: state_pb2.EffectRecord) -> Effect:
             )
         case "drop_shards":
             return DropShards(job, _servers(record.drop_shards.servers), number=number)
+        case "count_checkpoints":
+            return CountCheckpoints(job, number=number)
         case "take_cut":
             taken = record.take_cut
-            return TakeCut(job, taken.epoch, _servers(taken.servers), taken.above, number=number)
+            return TakeCut(job, taken.epoch, _servers(taken.servers), taken.number, number=number)
         case "write_checkpoint":
             written = record.write_checkpoint
             cut = CutMade(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from shoal import _rpc, errors
@@ -87,3 +87,10 @@ class Together:
         finally:
             for _, call in calls:
                 call.cancel()
+
+    def tell(self, method: str, request: Any, *, timeout_s: float) -> None:
+        """The same call to each, of which none has to succeed: returns when all are over, within the time."""
+        calls = [(server, getattr(stub, method).future(request, timeout=timeout_s)) for server, stub in self._servers]
+        for server, call in calls:
+            with suppress(errors.ShoalError), _rpc.translated(server.address):
+                call.result()

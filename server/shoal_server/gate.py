@@ -57,6 +57,13 @@ class Gate:
                 self._cut = 0
                 raise errors.Overloaded(f"commits that had begun took longer than {HOLD_S:g} s; cut again later")
 
+    def give_up(self, cut: int) -> None:
+        """Lets commits pass again, if it is this cut that holds them back and it is not being made."""
+        with self._changed:
+            if self._cut == cut and self._until < float("inf"):
+                self._cut = 0
+                self._changed.notify_all()
+
     @contextmanager
     def held(self, cut: int) -> Iterator[None]:
         """While a cut that holds it is made; then commits pass again.

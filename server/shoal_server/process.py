@@ -113,6 +113,7 @@ class Server:
         shards, held = self.store.load()
         _log.warning("dropping the shards of a life that is over", shards=shards, bytes=held)
         self.store.clear()
+        self._saver.clear()
 
     def _close(self) -> None:
         self._coordinator.close()

@@ -1,8 +1,9 @@
-"""Shards to a checkpoint's files, and back: what of an arena lies where in a file, and the thread that writes."""
+"""Shards to a checkpoint's files, and back: what of an arena lies where in a file, and the threads that write."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
@@ -20,12 +21,38 @@ from shoal_server.snapshot import Snapshot
 
 _log = structlog.get_logger(__name__)
 
-# Checkpoints of which files are kept in mind until somebody has asked for them.
-_MAX_SAVES = 64
+# Jobs that are written at the same time. More would share the same disk; if it was one, a write that hangs would hold
+# up the checkpoints of all jobs.
+_THREADS = 4
+
+
+@dataclass(eq=False, slots=True)
+class _Save:
+    """This server's part of one checkpoint.
+
+    Attributes:
+        waiting: the snapshots that are not written yet, each being saved. Whoever sets `begun` ends them; if nobody
+            has, whoever sets `given_up` does.
+        outcome: the files, or why there are none.
+        begun: a thread is at work on it, or was.
+        given_up: nobody wants it any more. Both are guarded by the saver's lock.
+    """
+
+    job: str
+    number: int
+    cut: int
+    variables: Mapping[str, Variable]
+    waiting: list[Snapshot]
+    outcome: Future[list[FileEntry] | errors.ShoalError] = field(default_factory=Future)
+    begun: bool = False
+    given_up: bool = False
 
 
 class Saver:
-    """Writes shards in the background, one checkpoint after the other.
+    """Writes shards in the background: a job's checkpoints one after the other, those of some jobs at the same time.
+
+    Of each job it knows the latest alone. A coordinator begins another one only when it is done with the one before,
+    which is given up then, as it is when the job's shards are dropped.
 
     Args:
         folder: of checkpoints; None: this server has none.
@@ -33,10 +60,10 @@ class Saver:
 
     def __init__(self, folder: Folder | None) -> None:
         self._folder = folder
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        self._lock = threading.Lock()  # guards _saves
-        # By job and number, oldest first: the files, or why there are none.
-        self._saves: dict[tuple[str, int], Future[list[FileEntry] | errors.ShoalError]] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoints")
+        self._lock = threading.Lock()  # guards all below; no other is taken under it
+        self._saves: dict[str, _Save] = {}  # by job, the latest
+        self._served: set[str] = set()  # jobs for which a thread is at work, or asked for
 
     @property
     def folder(self) -> Folder:
@@ -49,33 +76,55 @@ class Saver:
             raise no_folder("this server")
         return self._folder
 
-    def begin(self, job: str, number: int, variables: Mapping[str, Variable], snapshots: Sequence[Snapshot]) -> None:
-        """Begins to write shards; ends their snapshots when they are written.
+    def begin(
+        self, job: str, number: int, cut: int, variables: Mapping[str, Variable], snapshots: Sequence[Snapshot]
+    ) -> None:
+        """Begins to write shards, and gives up the job's earlier checkpoint; ends snapshots when they are written.
 
         Args:
             job: whose.
             number: of the checkpoint.
+            cut: which cut it is, in the files' names: a job that is submitted again may take a number that an earlier
+                one of its name had, whose files come late. They must not end up as this one's.
             variables: the job's.
             snapshots: being saved.
         """
         with self._lock:
-            self._saves[job, number] = self._thread.submit(self._write, job, number, variables, snapshots)
-            while len(self._saves) > _MAX_SAVES:
-                del self._saves[next(iter(self._saves))]
+            earlier = self._take_out(job)
+            self._saves[job] = _Save(job, number, cut, variables, [*snapshots])
+            if job not in self._served:
+                self._served.add(job)
+                self._threads.submit(self._serve, job)
+        if earlier:
+            _give_up(earlier)
+
+    def drop(self, job: str) -> None:
+        """Gives up a job's checkpoint, if one is not written yet; a file that is being written still is."""
+        with self._lock:
+            save = self._take_out(job)
+        if save:
+            _give_up(save)
+
+    def clear(self) -> None:
+        """Gives up those of all jobs."""
+        with self._lock:
+            jobs = [*self._saves]
+        for job in jobs:
+            self.drop(job)
 
     def collect(self, job: str, number: int, *, within_s: float) -> list[FileEntry] | None:
         """The files of a checkpoint, once they are written; None: they are not yet.
 
         Raises:
             StorageFailed: they could not be written.
-            UnknownCheckpoint: none of that number was begun here.
+            UnknownCheckpoint: the latest that was begun here is another.
         """
         with self._lock:
-            save = self._saves.get((job, number))
-        if save is None:
-            raise errors.UnknownCheckpoint(f"checkpoint {number} of {job} was not begun on this server")
+            save = self._saves.get(job)
+        if save is None or save.number != number:
+            raise errors.UnknownCheckpoint(f"checkpoint {number} of {job} was not begun on this server, or given up")
         try:
-            outcome = save.result(within_s)
+            outcome = save.outcome.result(within_s)
         except TimeoutError:
             return None
         if isinstance(outcome, errors.ShoalError):
@@ -84,29 +133,72 @@ class Saver:
 
     def close(self) -> None:
         """Gives up what has not begun, and waits for what has."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _write(
-        self, job: str, number: int, variables: Mapping[str, Variable], snapshots: Sequence[Snapshot]
-    ) -> list[FileEntry] | errors.ShoalError:
-        waiting = [*snapshots]
+    def _take_out(self, job: str) -> _Save | None:
+        """With the lock: gives up a job's checkpoint, which is returned if no thread will end it."""
+        save = self._saves.pop(job, None)
+        if save is None:
+            return None
+        save.given_up = True
+        return None if save.begun else save
+
+    def _serve(self, job: str) -> None:
+        """Writes what there is to write of a job, until there is nothing."""
+        while True:
+            with self._lock:
+                save = self._saves.get(job)
+                if save is None or save.begun:
+                    self._served.remove(job)
+                    return
+                save.begun = True
+            try:
+                save.outcome.set_result(self._written(save))
+            except Exception as error:  # a defect; who asks for the files is told
+                _log.exception("a checkpoint could not be written", job=job, number=save.number)
+                save.outcome.set_exception(error.with_traceback(None))
+
+    def _written(self, save: _Save) -> list[FileEntry] | errors.ShoalError:
         entries = []
         try:
-            while waiting:
-                snapshot = waiting[0]
-                path = (*path_of(job, number), f"shard-{snapshot.layout.shard:05}.safetensors")
-                metadata = {"job": job, "shard": str(snapshot.layout.shard), "version": str(snapshot.version)}
-                tensors = _tensors(snapshot, variables)
-                entries.append(write_tensors(self.folder, path, tensors, _data(snapshot), metadata))
-                waiting.pop(0).end_saving()
+            while save.waiting:
+                if self._is_given_up(save):
+                    raise _given_up(save)
+                entries.append(self._write(save, save.waiting[0]))
+                save.waiting.pop(0).end_saving()
         except errors.ShoalError as error:
-            _log.warning("a checkpoint could not be written", job=job, number=number, why=error.message)
+            _log.warning("a checkpoint could not be written", job=save.job, number=save.number, why=error.message)
             # Not raised: what raised it would be kept with its traceback, and with that a copy of the shards.
             return error.with_traceback(None)
         finally:
-            for snapshot in waiting:
-                snapshot.end_saving()
+            _end(save)
         return entries
+
+    def _write(self, save: _Save, snapshot: Snapshot) -> FileEntry:
+        shard = snapshot.layout.shard
+        path = (*path_of(save.job, save.number), f"shard-{shard:05}-{save.cut}.safetensors")
+        metadata = {"job": save.job, "shard": str(shard), "version": str(snapshot.version)}
+        return write_tensors(self.folder, path, _tensors(snapshot, save.variables), _data(snapshot), metadata)
+
+    def _is_given_up(self, save: _Save) -> bool:
+        with self._lock:
+            return save.given_up
+
+
+def _end(save: _Save) -> None:
+    while save.waiting:
+        save.waiting.pop().end_saving()
+
+
+def _give_up(save: _Save) -> None:
+    _end(save)
+    save.outcome.set_result(_given_up(save))
+
+
+def _given_up(save: _Save) -> errors.Cancelled:
+    return errors.Cancelled(
+        f"checkpoint {save.number} of {save.job} was given up: its shards were dropped, or another was begun"
+    )
 
 
 def load(saved: SavedVariables, arena: Arena, variables: Mapping[str, Variable], *, slots: bool = True) -> None:

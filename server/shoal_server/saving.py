@@ -42,12 +42,19 @@ def save(store: ShardStore, saver: Saver, request: pb.SaveRequest) -> pb.SaveRep
     progress = {it.worker: Progress(it.incarnation, it.committed, it.finished) for it in request.workers}
     with store.gate(request.job).held(request.cut):
         cuts = {shard: shard.cut(progress) for shard in store.all_shards(request.job)}
-    saver.begin(request.job, request.number, terms.variables, [cut.snapshot for cut in cuts.values()])
+    snapshots = [cut.snapshot for cut in cuts.values()]
+    saver.begin(request.job, request.number, request.cut, terms.variables, snapshots)
     return pb.SaveReply(shards=[_saved(shard.layout.shard, cut) for shard, cut in cuts.items()])
 
 
-def collect(saver: Saver, request: pb.CollectFilesRequest) -> pb.CollectFilesReply:
+def give_up(store: ShardStore, request: pb.GiveUpHoldRequest) -> None:
+    """Instead of the second: commits go on."""
+    store.gate(request.job).give_up(request.cut)
+
+
+def collect(store: ShardStore, saver: Saver, request: pb.CollectFilesRequest) -> pb.CollectFilesReply:
     """The files of a checkpoint, if they are written."""
+    store.all_shards(request.job)  # or they are lost, and not the files alone
     if not 0 <= request.within_s <= _MAX_WITHIN_S:
         raise errors.BadRequest(f"files are waited for from 0 to {_MAX_WITHIN_S:g} s, not {request.within_s:g}")
     files = saver.collect(request.job, request.number, within_s=request.within_s)
@@ -102,4 +109,4 @@ def _cursors(cursors: Iterable[tuple[str, Cursor]]) -> list[pb.WorkerCursor]:
     return [pb.WorkerCursor(worker=worker, cursor=cursor.to_proto()) for worker, cursor in cursors]
 
 
-__all__ = ["collect", "hold", "restore", "save"]
+__all__ = ["collect", "give_up", "hold", "restore", "save"]

@@ -127,6 +127,7 @@ class ParameterServerServicer:
     @_rpc.servicer
     def DropShards(self, request: pb.DropShardsRequest, context: grpc.ServicerContext) -> pb.DropShardsReply:
         self._store.drop(request.job)
+        self._saver.drop(request.job)
         return pb.DropShardsReply()
 
     @_rpc.servicer
@@ -152,12 +153,17 @@ class ParameterServerServicer:
         return saving.hold(self._store, self._saver, request)
 
     @_rpc.servicer
+    def GiveUpHold(self, request: pb.GiveUpHoldRequest, context: grpc.ServicerContext) -> pb.GiveUpHoldReply:
+        saving.give_up(self._store, request)
+        return pb.GiveUpHoldReply()
+
+    @_rpc.servicer
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
         return saving.save(self._store, self._saver, request)
 
     @_rpc.servicer
     def CollectFiles(self, request: pb.CollectFilesRequest, context: grpc.ServicerContext) -> pb.CollectFilesReply:
-        return saving.collect(self._saver, request)
+        return saving.collect(self._store, self._saver, request)
 
     @_rpc.servicer
     def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:

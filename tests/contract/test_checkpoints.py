@@ -21,7 +21,11 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import LocalFolder, open_folder
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import state_pb2
 from shoal.variables import Variable
+from shoal_coordinator import cutting
+from shoal_coordinator.events import Held, JobRef, ServerRef, TakeCut
+from shoal_coordinator.server_calls import ServerCalls
 from waiting import wait_until
 
 JOB = {
@@ -393,3 +397,42 @@ def test_a_cut_that_comes_too_late_saves_nothing(tmp_path):
         committed = servers.hold(cut=2)
         with pytest.raises(errors.Cancelled, match="nothing was saved"):
             servers.cut(committed, cut=1)
+
+
+def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_path):
+    with servers_of(tmp_path, 1, 1) as servers:
+        [address] = servers.placement.by_server()
+        refs = (ServerRef("s0", address), ServerRef("gone", "127.0.0.1:1"))
+        held = Held(None, {}, state_pb2.TallyRecord())
+        with pytest.raises(errors.Unreachable):
+            cutting.take_cut(TakeCut(JobRef("job", 1), 1, refs, 1, number=7), ServerCalls(bool), lambda: held)
+        with pytest.raises(errors.Cancelled, match="nothing was saved"):
+            servers.cut({}, cut=7)
+
+
+def test_a_server_tells_lost_shards_from_a_save_that_it_does_not_have(tmp_path):
+    with servers_of(tmp_path, 1, 1) as servers:
+        saved = servers.cut(servers.hold())
+        with pytest.raises(errors.UnknownCheckpoint, match="not begun on this server"):
+            servers.publish(saved, number=2)
+        servers.each("DropShards", pb.DropShardsRequest(job="job"))
+        with pytest.raises(errors.UnknownJob):
+            servers.publish(saved)
+
+
+def test_dropping_shards_ends_their_saving(tmp_path, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    write = LocalFolder.write
+
+    def slow(folder, path, pieces):
+        begun.set()
+        assert go_on.wait(60)
+        write(folder, path, pieces)
+
+    monkeypatch.setattr(LocalFolder, "write", slow)
+    with servers_of(tmp_path, 1, 2) as servers:
+        servers.cut(servers.hold(), cut=1)
+        assert begun.wait(60)
+        servers.each("DropShards", pb.DropShardsRequest(job="job"))
+        go_on.set()
+    assert [file.name for file in (tmp_path / "job" / "00000001").iterdir()] == ["shard-00000-1.safetensors"]

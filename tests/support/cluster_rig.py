@@ -16,7 +16,15 @@ from shoal.variables import Variable
 from shoal_coordinator import events
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.durable import DurableCluster
-from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker, TakeCut, WriteCheckpoint
+from shoal_coordinator.events import (
+    AdmitWorker,
+    CountCheckpoints,
+    CreateShards,
+    DropShards,
+    RemoveWorker,
+    TakeCut,
+    WriteCheckpoint,
+)
 from shoal_coordinator.ledger import Lease, Ledger
 from shoal_coordinator.membership import Registration
 from shoal_coordinator.store import MemoryStore
@@ -152,6 +160,8 @@ class Rig:
             done.append(effect)
             if isinstance(effect, CreateShards):
                 self.create(effect)
+            elif isinstance(effect, CountCheckpoints):
+                self.handle(events.CheckpointsCounted(effect.job, self.largest(effect.job.name), effect=effect.number))
             elif isinstance(effect, TakeCut):
                 self.cut(effect, step)
             elif isinstance(effect, WriteCheckpoint):
@@ -174,16 +184,26 @@ class Rig:
             restored = events.Restored(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
         self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
 
+    def largest(self, name):
+        return max((number for job, number in self.saved if job == name), default=0)
+
     def cut(self, effect, step):
+        assert (effect.job.name, effect.checkpoint) not in self.saved, "a number is used twice"
         try:
             held = self.handle(events.CutHeld(effect.job))
         except errors.Cancelled as error:
             self.handle(events.CheckpointFailed(effect.job, error.message, effect=effect.number))
             return
-        number = max((number for job, number in self.saved if job == effect.job.name), default=0) + 1
         data = Ledger.from_proto(held.ledger).settled({}, held.ranks) if held.ledger else None
         cut = events.CutMade(
-            effect.job, number, step, version=step, time=self.now, data=data, tally=held.tally, effect=effect.number
+            effect.job,
+            effect.checkpoint,
+            step,
+            version=step,
+            time=self.now,
+            data=data,
+            tally=held.tally,
+            effect=effect.number,
         )
         self.handle(cut)
 
@@ -288,7 +308,7 @@ class Voyage(RuleBasedStateMachine):
     def perform_one(self, fails, lost):
         if self.rig.pending:
             effect = self.rig.pending[0]
-            if fails and isinstance(effect, TakeCut | WriteCheckpoint):
+            if fails and isinstance(effect, CountCheckpoints | TakeCut | WriteCheckpoint):
                 self.rig.pending.pop(0)
                 self.rig.handle(events.CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
             elif fails and not isinstance(effect, DropShards):

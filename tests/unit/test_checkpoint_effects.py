@@ -9,6 +9,7 @@ from shoal import errors, optim
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import write_tensors
 from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.manifest import Manifest
 from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
@@ -17,8 +18,17 @@ from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator import checkpoint_effects
-from shoal_coordinator.events import CreateShards, CutMade, Held, JobRef, ServerRef, TakeCut, WriteCheckpoint
+from shoal_coordinator import checkpoint_effects, cutting, publishing
+from shoal_coordinator.events import (
+    CountCheckpoints,
+    CreateShards,
+    CutMade,
+    Held,
+    JobRef,
+    ServerRef,
+    TakeCut,
+    WriteCheckpoint,
+)
 from shoal_coordinator.ledger import Ledger
 from shoal_coordinator.placement import ServerLoad, assign_shards, plan_shards
 
@@ -49,6 +59,10 @@ class Servers:
         class Together:
             def call(self, method, request, *, timeout_s=0.0):
                 return [outer.call(server, method, request) for server in servers]
+
+            def tell(self, method, request, *, timeout_s):
+                outer.calls += [(method, server.member) for server in servers]
+                outer.told = request
 
         yield Together()
 
@@ -97,7 +111,7 @@ def cut(number, **fields):
 
 def write(servers, catalogue, number, policy=None, **fields):
     effect = WriteCheckpoint(REF, placement(), spec(checkpoints=policy), cut(number, **fields), number=number)
-    return checkpoint_effects.write(effect, servers, catalogue)
+    return publishing.write(effect, servers, catalogue)
 
 
 def restore(servers, catalogue, *sources, created=None, **options):
@@ -122,7 +136,7 @@ class TestTheCut:
         servers.answers["Save"] = save
         return seen
 
-    def test_is_of_what_is_committed_anywhere_and_of_the_data_that_goes_with_it(self, servers, catalogue):
+    def test_is_of_what_is_committed_anywhere_and_of_the_data_that_goes_with_it(self, servers):
         seen = self.answers(servers)
         ledger = Ledger(64, 1, 32)
         ledger.lease("w0", 0, 1)
@@ -131,28 +145,51 @@ class TestTheCut:
             assert [method for method, _ in servers.calls] == ["Hold", "Hold"], "some server lets commits pass"
             return Held(ledger.to_proto(), {"w0": 0}, state_pb2.TallyRecord(loss=0.5))
 
-        made = checkpoint_effects.take_cut(TakeCut(REF, 5, SERVERS, 3, number=17), servers, catalogue, held)
+        made = cutting.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
         assert (made.number, made.step, made.version, made.tally.loss) == (4, 4, 5, 0.5)
         assert {(request.cut, request.number, request.epoch) for request in seen} == {(17, 4, 5)}
         [worker] = seen[0].workers
         assert (worker.committed, worker.finished) == (5, 5)
         data = Ledger.resumed(made.data, epochs=1, workers=1)
         assert data.account().total.done == 16
+        assert [method for method, _ in servers.calls] == ["Hold", "Hold", "Save", "Save"]
 
-    def test_gets_a_number_that_no_other_has_torn_ones_included(self, servers, catalogue):
+    def test_of_a_job_without_data_has_none(self, servers):
         self.answers(servers)
-        catalogue.folder.write((*path_of("a", 8), "torn"), [b"x"])
         held = Held(None, {}, state_pb2.TallyRecord())
-        made = checkpoint_effects.take_cut(TakeCut(REF, 5, SERVERS, 3, number=17), servers, catalogue, lambda: held)
-        assert made.number == 9
-        assert made.data is None
+        assert cutting.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, lambda: held).data is None
+
+    @pytest.mark.parametrize("fails", ["Hold", "Save", "held"])
+    def test_that_fails_anywhere_holds_back_nobody_any_longer(self, servers, fails):
+        self.answers(servers)
+        answer = servers.answers.get(fails)
+        servers.answers[fails] = lambda server, request: (
+            errors.Unreachable("s1 is away") if server == SERVERS[1] else answer(server, request)
+        )
+
+        def held():
+            if fails == "held":
+                raise errors.Cancelled("job a is over")
+            return Held(None, {}, state_pb2.TallyRecord())
+
+        with pytest.raises((errors.Unreachable, errors.Cancelled)):
+            cutting.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
+        assert servers.calls[-2:] == [("GiveUpHold", "s0"), ("GiveUpHold", "s1")]
+        assert servers.told == pb.GiveUpHoldRequest(job="a", cut=17)
 
 
 def test_of_a_later_life_the_progress_counts_however_small():
     old = pb.WorkerProgress(worker="w0", incarnation=3, committed=9, finished=9)
     new = pb.WorkerProgress(worker="w0", incarnation=4, committed=1, finished=0)
     for order in ([old, new], [new, old]):
-        assert checkpoint_effects.furthest(order) == [new]
+        assert cutting.furthest(order) == [new]
+
+
+def test_numbers_are_counted_torn_ones_included(catalogue):
+    assert publishing.count(CountCheckpoints(REF, number=3), catalogue).largest == 0
+    catalogue.folder.write((*path_of("a", 8), "torn"), [b"x"])
+    counted = publishing.count(CountCheckpoints(REF, number=3), catalogue)
+    assert (counted.job, counted.largest, counted.effect) == (REF, 8, 3)
 
 
 class TestTheManifest:
@@ -176,6 +213,21 @@ class TestTheManifest:
         servers.answers["CollectFiles"] = errors.UnknownCheckpoint("not begun here")
         assert write(servers, catalogue, 1).saved == first.saved
         assert catalogue.numbers("a") == [1]
+
+    @pytest.mark.parametrize("when", ["before", "meanwhile"])
+    def test_does_not_take_the_place_of_an_import_with_its_number(self, servers, catalogue, when):
+        theirs = Manifest("a", 1, created_at=5.0, step=0, version=0, spec={}, variables=(), files=())
+
+        def written(server, request):
+            catalogue.publish(theirs)
+            return servers.written(server, request)
+
+        if when == "before":
+            catalogue.publish(theirs)
+        servers.answers["CollectFiles"] = written
+        with pytest.raises(errors.StorageFailed, match="a/1 by somebody else"):
+            write(servers, catalogue, 1)
+        assert catalogue.manifest("a", 1) == theirs
 
     def test_makes_older_ones_superfluous_and_sweeps_no_newer_ones(self, servers, catalogue):
         policy = CheckpointPolicy(keep_last=2)

@@ -69,6 +69,24 @@ class TestWhenOneIsDue:
         saves.written(saved(1), ())
         assert saves.failure == ""
 
+    def test_after_failures_later_each_time_up_to_ten_minutes(self):
+        saves, now, waits = by_time(3600.0), START + 3600, []
+        for _ in range(9):
+            saves.begin(now, 0)
+            saves.failed("the store is away")
+            wait = next(wait for wait in range(10, 10_000, 10) if saves.due(now + wait, 0))
+            assert not saves.due(now + wait - 0.1, 0)
+            waits.append(wait)
+            now += wait
+        assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600]
+        saves.request(now)
+        assert saves.due(now, 0), "who asks does not wait"
+        saves.begin(now, 0)
+        saves.written(saved(1), ())
+        saves.begin(now + 3600, 0)
+        saves.failed("the store is away again")
+        assert saves.due(now + 3610, 0)
+
     def test_nobody_tries_again_what_nobody_asked_for(self):
         saves = Checkpointing(NEVER, START)
         saves.request(START)
@@ -94,6 +112,14 @@ class TestWithoutAFolder:
         assert not saves.due(START + 10**9, 10**9)
         assert (saves.newest, saves.failure) == (None, "")
         saves.validate()
+
+
+def test_a_number_is_larger_than_any_before_it_and_any_that_the_folder_has():
+    saves = by_time()
+    assert [saves.take_number(above=largest) for largest in (0, 0, 7, 3)] == [1, 2, 8, 9]
+    other = by_time()
+    other.take_up(saves.to_proto())
+    assert other.take_number(above=0) == 10
 
 
 def test_what_was_removed_is_not_listed():

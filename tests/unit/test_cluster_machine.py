@@ -10,7 +10,7 @@ from shoal.status import JobState, Role
 from shoal.variables import Variable
 from shoal_coordinator import cluster as cluster_module
 from shoal_coordinator import events
-from shoal_coordinator.events import AdmitWorker, CreateShards, DropShards, RemoveWorker, TakeCut
+from shoal_coordinator.events import AdmitWorker, CountCheckpoints, CreateShards, DropShards, RemoveWorker, TakeCut
 from shoal_coordinator.ledger import Lease, NoRange
 from shoal_coordinator.recovery import MAX_FRUITLESS
 
@@ -687,11 +687,32 @@ class TestGoingBack:
         assert not running.status("a").state.finished
         assert running.part("a", "w0"), "it has a new part"
 
+    def test_a_number_is_given_once_though_nothing_of_it_is_to_be_seen(self, running):
+        given = []
+        for _ in range(3):
+            running.handle(events.CheckpointRequested("a"))
+            counts = running.pending.pop()
+            running.handle(events.CheckpointsCounted(counts.job, 0, effect=counts.number))
+            cut = running.pending.pop()
+            given.append(cut.checkpoint)
+            running.crash()  # the next coordinator knows it, too
+            assert running.pending == [cut]
+            running.pending.clear()
+            running.handle(events.CheckpointFailed(cut.job, "server s1 does not answer", effect=cut.number))
+        assert given == [1, 2, 3]
+
+    def test_a_number_is_above_what_the_folder_has(self, running):
+        running.saved["a", 7] = None
+        running.handle(events.CheckpointRequested("a"))
+        cuts = [effect for effect in running.perform() if isinstance(effect, TakeCut)]
+        assert [cut.checkpoint for cut in cuts] == [8]
+        assert running.status("a").checkpoint.number == 8
+
     def test_a_last_checkpoint_that_finds_no_shards_is_not_the_end(self, running):
         for worker in ("w0", "w1"):
             running.finish("a", worker)
         assert running.state("a") is JobState.RUNNING
-        while not isinstance(running.pending[0], TakeCut):
+        while not isinstance(running.pending[0], CountCheckpoints):
             effect = running.pending.pop(0)
             running.handle(events.EffectDone(effect=effect.number))
         [effect] = running.pending
@@ -704,13 +725,13 @@ class TestGoingBack:
         for worker in ("w0", "w1"):
             running.finish("a", worker)
         for attempt in range(3):
-            while not isinstance(running.pending[0], TakeCut):
+            while not isinstance(running.pending[0], CountCheckpoints):
                 running.handle(events.EffectDone(effect=running.pending.pop(0).number))
             [effect] = running.pending
             running.pending.clear()
             assert running.state("a") is JobState.RUNNING, f"it gave up after {attempt} attempts"
             running.handle(events.CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
-            running.pass_time(11)
+            running.pass_time(21)
         assert running.state("a") is JobState.SUCCEEDED
         assert running.status("a").reason == "its last checkpoint failed: the disk is full"
 

@@ -16,7 +16,7 @@ from shoal.v1 import job_pb2, state_pb2
 from shoal_coordinator import event_log, events
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.durable import DurableCluster
-from shoal_coordinator.events import AdmitWorker, DropShards, RemoveWorker, TakeCut
+from shoal_coordinator.events import AdmitWorker, CountCheckpoints, DropShards, RemoveWorker, TakeCut
 
 
 @pytest.fixture
@@ -310,10 +310,10 @@ class TestWithoutItsFolder:
         return rig.start("a", "w0", "w1")
 
     def finish(self, rig):
-        """Has the workers come through; what is left to perform is the last checkpoint's cut."""
+        """Has the workers come through; what is left to perform is the last checkpoint."""
         for worker in ("w0", "w1"):
             rig.finish("a", worker)
-        while not isinstance(rig.pending[0], TakeCut):
+        while not isinstance(rig.pending[0], CountCheckpoints):
             rig.handle(events.EffectDone(effect=rig.pending.pop(0).number))
         [cut] = rig.pending
         return cut
@@ -335,6 +335,14 @@ class TestWithoutItsFolder:
         rig.kill("s1")
         assert rig.state("a") is JobState.FAILED, "it cannot go back"
         assert "submit the job again" in rig.status("a").reason
+
+    def test_a_cut_that_was_under_way_is_made_and_nobody_writes_it(self, rig):
+        rig.handle(events.CheckpointRequested("a"))
+        counts = rig.pending.pop()
+        rig.handle(events.CheckpointsCounted(counts.job, 0, effect=counts.number))
+        self.lose_folder(rig)
+        [cut] = rig.perform()
+        assert (type(cut), rig.pending, rig.status("a").checkpoint) == (TakeCut, [], None)
 
     def test_what_was_under_way_is_given_up(self, rig):
         rig.handle(events.CheckpointRequested("a"))

@@ -104,3 +104,25 @@ def test_commits_that_do_not_end_fail_the_cut(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(errors.Overloaded, match="cut again later"):
             gate.hold(1)
         assert passed(gate)
+
+
+def test_a_cut_that_is_given_up_lets_commits_pass_at_once(threads: ThreadPoolExecutor) -> None:
+    gate = Gate(Clock())  # by itself it would never open
+    gate.hold(1)
+    waiting = threads.submit(passed, gate)
+    gate.give_up(2)  # another cut's, which comes late
+    assert not waiting.done()
+    gate.give_up(1)
+    assert waiting.result(30)
+    with pytest.raises(errors.Cancelled), gate.held(1):
+        pass
+
+
+def test_a_cut_that_is_being_made_is_not_given_up(threads: ThreadPoolExecutor) -> None:
+    gate = Gate()
+    gate.hold(1)
+    with gate.held(1):
+        gate.give_up(1)
+        waiting = threads.submit(passed, gate)
+        assert not waiting.done()
+    assert waiting.result(30)

@@ -791,6 +791,43 @@ class HoldReply(_message.Message):
 Global___HoldReply: _TypeAlias = HoldReply  # noqa: Y015
 
 @_typing.final
+class GiveUpHoldRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    cut: _builtins.int
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        cut: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveUpHoldRequest: _TypeAlias = GiveUpHoldRequest  # noqa: Y015
+
+@_typing.final
+class GiveUpHoldReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveUpHoldReply: _TypeAlias = GiveUpHoldReply  # noqa: Y015
+
+@_typing.final
 class SaveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -802,6 +839,7 @@ class SaveRequest(_message.Message):
     job: _builtins.str
     epoch: _builtins.int
     cut: _builtins.int
+    """In the files' names, too, so that what an earlier cut writes late is never taken for this one's."""
     number: _builtins.int
     """Of the checkpoint: its files go to the folder JOB/NUMBER (8 digits) of the folder of checkpoints that the server was
     started with.

@@ -89,6 +89,11 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.HoldRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.HoldReply.FromString,
                 _registered_method=True)
+        self.GiveUpHold = channel.unary_unary(
+                '/shoal.v1.ParameterServer/GiveUpHold',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldReply.FromString,
+                _registered_method=True)
         self.Save = channel.unary_unary(
                 '/shoal.v1.ParameterServer/Save',
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.SaveRequest.SerializeToString,
@@ -198,6 +203,13 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveUpHold(self, request, context):
+        """Instead of the second, where the first failed on any server: commits go on at once. Of a cut that holds none: nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Save(self, request, context):
         """The second: what is committed on any server is committed here, too; that is what is saved, in the background; commits
         go on. CANCELLED: it comes too late, and nothing is saved.
@@ -207,7 +219,8 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CollectFiles(self, request, context):
-        """The files that Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED.
+        """The files that the job's latest Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED. NOT_FOUND,
+        UNKNOWN_JOB: it has no shards here, and so no Save; UNKNOWN_CHECKPOINT: its latest Save was another.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -285,6 +298,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Hold,
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.HoldRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.HoldReply.SerializeToString,
+            ),
+            'GiveUpHold': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveUpHold,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldReply.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -604,6 +622,33 @@ class ParameterServer:
             '/shoal.v1.ParameterServer/Hold',
             shoal_dot_v1_dot_parameter__server__pb2.HoldRequest.SerializeToString,
             shoal_dot_v1_dot_parameter__server__pb2.HoldReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveUpHold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/GiveUpHold',
+            shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldReply.FromString,
             options,
             channel_credentials,
             insecure,

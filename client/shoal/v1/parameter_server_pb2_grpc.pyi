@@ -67,12 +67,16 @@ class ParameterServerStub:
     """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
     others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
     """
+    GiveUpHold: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.GiveUpHoldRequest, _parameter_server_pb2.GiveUpHoldReply]
+    """Instead of the second, where the first failed on any server: commits go on at once. Of a cut that holds none: nothing."""
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
     """The second: what is committed on any server is committed here, too; that is what is saved, in the background; commits
     go on. CANCELLED: it comes too late, and nothing is saved.
     """
     CollectFiles: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]
-    """The files that Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED."""
+    """The files that the job's latest Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED. NOT_FOUND,
+    UNKNOWN_JOB: it has no shards here, and so no Save; UNKNOWN_CHECKPOINT: its latest Save was another.
+    """
     Restore: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]
     """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
     FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
@@ -119,12 +123,16 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
     others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
     """
+    GiveUpHold: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.GiveUpHoldRequest, _parameter_server_pb2.GiveUpHoldReply]  # type: ignore[assignment]
+    """Instead of the second, where the first failed on any server: commits go on at once. Of a cut that holds none: nothing."""
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
     """The second: what is committed on any server is committed here, too; that is what is saved, in the background; commits
     go on. CANCELLED: it comes too late, and nothing is saved.
     """
     CollectFiles: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]  # type: ignore[assignment]
-    """The files that Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED."""
+    """The files that the job's latest Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED. NOT_FOUND,
+    UNKNOWN_JOB: it has no shards here, and so no Save; UNKNOWN_CHECKPOINT: its latest Save was another.
+    """
     Restore: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]  # type: ignore[assignment]
     """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
     FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
@@ -236,6 +244,14 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def GiveUpHold(
+        self,
+        request: _parameter_server_pb2.GiveUpHoldRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.GiveUpHoldReply, _abc.Awaitable[_parameter_server_pb2.GiveUpHoldReply]]:
+        """Instead of the second, where the first failed on any server: commits go on at once. Of a cut that holds none: nothing."""
+
+    @_abc_1.abstractmethod
     def Save(
         self,
         request: _parameter_server_pb2.SaveRequest,
@@ -251,7 +267,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.CollectFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.CollectFilesReply, _abc.Awaitable[_parameter_server_pb2.CollectFilesReply]]:
-        """The files that Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED."""
+        """The files that the job's latest Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED. NOT_FOUND,
+        UNKNOWN_JOB: it has no shards here, and so no Save; UNKNOWN_CHECKPOINT: its latest Save was another.
+        """
 
     @_abc_1.abstractmethod
     def Restore(

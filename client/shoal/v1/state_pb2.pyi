@@ -694,6 +694,7 @@ class EffectRecord(_message.Message):
     DROP_SHARDS_FIELD_NUMBER: _builtins.int
     TAKE_CUT_FIELD_NUMBER: _builtins.int
     WRITE_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    COUNT_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     submission: _builtins.int
     @_builtins.property
@@ -708,6 +709,8 @@ class EffectRecord(_message.Message):
     def take_cut(self) -> Global___TakeCutEffect: ...
     @_builtins.property
     def write_checkpoint(self) -> Global___WriteCheckpointEffect: ...
+    @_builtins.property
+    def count_checkpoints(self) -> Global___CountCheckpointsEffect: ...
     def __init__(
         self,
         *,
@@ -719,12 +722,13 @@ class EffectRecord(_message.Message):
         drop_shards: Global___DropShardsEffect | None = ...,
         take_cut: Global___TakeCutEffect | None = ...,
         write_checkpoint: Global___WriteCheckpointEffect | None = ...,
+        count_checkpoints: Global___CountCheckpointsEffect | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "kind", b"kind", "remove_worker", b"remove_worker", "take_cut", b"take_cut", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "count_checkpoints", b"count_checkpoints", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "kind", b"kind", "remove_worker", b"remove_worker", "take_cut", b"take_cut", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "remove_worker", b"remove_worker", "submission", b"submission", "take_cut", b"take_cut", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "count_checkpoints", b"count_checkpoints", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "remove_worker", b"remove_worker", "submission", b"submission", "take_cut", b"take_cut", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "write_checkpoint"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "write_checkpoint", "count_checkpoints"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -761,15 +765,30 @@ class CreateShardsEffect(_message.Message):
 Global___CreateShardsEffect: _TypeAlias = CreateShardsEffect  # noqa: Y015
 
 @_typing.final
+class CountCheckpointsEffect(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountCheckpointsEffect: _TypeAlias = CountCheckpointsEffect  # noqa: Y015
+
+@_typing.final
 class TakeCutEffect(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
-    ABOVE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    above: _builtins.int
-    """The checkpoint gets a larger number."""
+    number: _builtins.int
+    """Of the checkpoint."""
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]: ...
     def __init__(
@@ -777,11 +796,11 @@ class TakeCutEffect(_message.Message):
         *,
         epoch: _builtins.int = ...,
         servers: _abc.Iterable[Global___ServerRecord] | None = ...,
-        above: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "epoch", b"epoch", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "number", b"number", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

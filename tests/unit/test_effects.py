@@ -1,0 +1,148 @@
+"""In which lines effects are performed, and which failures are the loss of a job's shards; without servers."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal import errors
+from shoal._checkpoint.folders import LocalFolder
+from shoal._layout import Placement
+from shoal.job import Job
+from shoal.v1 import state_pb2
+from shoal_coordinator import events, publishing
+from shoal_coordinator.effects import Performer, Report
+from shoal_coordinator.events import (
+    AdmitWorker,
+    CheckpointFailed,
+    CheckpointsCounted,
+    CountCheckpoints,
+    CutMade,
+    JobRef,
+    WorkerAdmitted,
+    WriteCheckpoint,
+)
+
+A, B = JobRef("a", 1), JobRef("b", 2)
+
+
+class Machine:
+    """Takes outcomes in."""
+
+    def __init__(self) -> None:
+        self.outcomes: queue.Queue[Report] = queue.Queue()
+
+    def report(self, outcome: Report) -> None:
+        self.outcomes.put(outcome)
+
+    def held(self, event: events.CutHeld) -> events.Held:
+        raise NotImplementedError
+
+    def wanted(self, effect: int, server: events.ServerRef) -> bool:
+        return True
+
+    def next(self) -> Report:
+        return self.outcomes.get(timeout=30)
+
+
+class Hanging(LocalFolder):
+    """A folder that does not answer until it is told to."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.answers = threading.Event()
+
+    def names(self, path):  # type: ignore[no-untyped-def]
+        assert self.answers.wait(30)
+        return super().names(path)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Hanging:
+    return Hanging(tmp_path)
+
+
+@pytest.fixture
+def performer(machine: Machine, folder: Hanging) -> Iterator[Performer]:
+    performer = Performer(machine, folder=folder)
+    yield performer
+    folder.answers.set()
+    performer.stop()
+
+
+def admits(job: JobRef, number: int) -> AdmitWorker:
+    return AdmitWorker(job, "w0", 1, 0, 3, servers=(), number=number)
+
+
+def writes(number: int) -> WriteCheckpoint:
+    cut = CutMade(A, 1, 0, 0, 0.0, None, state_pb2.TallyRecord())
+    return WriteCheckpoint(A, Placement("a", 1, {}, ()), Job("m:f", name="a"), cut, number=number)
+
+
+def test_a_storage_that_hangs_holds_up_nobody_who_trains(
+    performer: Performer, machine: Machine, folder: Hanging
+) -> None:
+    """Of the job itself, nor of another one, however many wait for it."""
+    hanging = [CountCheckpoints(JobRef(f"job-{number}", number), number=100 + number) for number in range(20)]
+    performer.submit([CountCheckpoints(A, number=1), admits(A, 2), *hanging, admits(B, 3)])
+    admitted = {machine.next(), machine.next()}
+    assert admitted == {WorkerAdmitted(A, 3, 0, effect=2), WorkerAdmitted(B, 3, 0, effect=3)}
+    folder.answers.set()
+    counted = [machine.next() for _ in range(21)]
+    assert CheckpointsCounted(A, 0, effect=1) in counted
+
+
+def test_a_count_waits_for_what_is_left_of_an_earlier_job_of_the_name(
+    performer: Performer, machine: Machine, folder: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose checkpoint may become whole meanwhile."""
+
+    def write(*_: object) -> events.Outcome:
+        folder.write(("a", "00000005", "shard"), [b"x"])
+        return events.EffectDone(effect=1)
+
+    monkeypatch.setattr(publishing, "write", write)
+    folder.answers.set()
+    performer.submit([writes(1), CountCheckpoints(JobRef("a", 2), number=2)])
+    assert [machine.next(), machine.next()] == [
+        events.EffectDone(effect=1),
+        CheckpointsCounted(JobRef("a", 2), 5, effect=2),
+    ]
+
+
+def _named(error: errors.ShoalError) -> str:
+    return type(error).__name__
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (errors.UnknownJob("no such job here"), True),
+        (errors.StaleEpoch("it is at epoch 7 here"), True),
+        (errors.UnknownCheckpoint("not begun here"), False),
+        (errors.Unreachable("nobody answers"), False),
+        (errors.Cancelled("its lease ran out"), False),
+        (errors.StorageFailed("the disk is full"), False),
+    ],
+    ids=lambda it: _named(it) if isinstance(it, errors.ShoalError) else str(it),
+)
+def test_after_which_failures_of_a_checkpoint_the_shards_are_lost(
+    performer: Performer,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    error: errors.ShoalError,
+    lost: bool,
+) -> None:
+    def fail(*_: object) -> Callable[[], None]:
+        raise error
+
+    monkeypatch.setattr(publishing, "write", fail)
+    performer.submit([writes(4)])
+    assert machine.next() == CheckpointFailed(A, error.message, lost, effect=4)

@@ -1,0 +1,168 @@
+"""A server's saver: whose checkpoint is written when, what is given up, and that late files are nobody else's."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal import errors
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal._layout import ArenaLayout, ShardLayout, Slice
+from shoal.variables import Variable
+from shoal_server.saver import Saver
+from shoal_server.snapshot import Snapshot
+from waiting import wait_until
+
+VARIABLES = {"w": Variable((4,))}
+F32 = np.dtype(np.float32)
+
+
+class Folder(LocalFolder):
+    """A folder whose writes into a job's part of it wait until the test lets them go on."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.held: dict[str, threading.Event] = {}
+        self.begun: dict[str, threading.Event] = {}
+
+    def hold(self, *jobs: str) -> None:
+        for job in jobs:
+            self.held[job], self.begun[job] = threading.Event(), threading.Event()
+
+    def write(self, path: Sequence[str], pieces) -> None:  # type: ignore[no-untyped-def]
+        if path[0] in self.held:
+            self.begun[path[0]].set()
+            assert self.held[path[0]].wait(30)
+        super().write(path, pieces)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def saver(folder: Folder) -> Iterator[Saver]:
+    saver = Saver(folder)
+    yield saver
+    for held in folder.held.values():
+        held.set()
+    saver.close()
+
+
+def snapshot(shard: int = 0, value: float = 0.0) -> Snapshot:
+    arena = ArenaLayout(F32, VARIABLES["w"].aggregation, (Slice("w", 0, 4, 0),), 4, F32)
+    return Snapshot(1, ShardLayout(shard, (arena,)), [np.full(4, value, F32)], [{}]).begin_saving()
+
+
+def begin(saver: Saver, job: str, number: int, cut: int, *snapshots: Snapshot) -> tuple[Snapshot, ...]:
+    saver.begin(job, number, cut, VARIABLES, snapshots)
+    return snapshots
+
+
+def collect(saver: Saver, job: str, number: int) -> list[FileEntry]:
+    files = saver.collect(job, number, within_s=30)
+    assert files is not None
+    return files
+
+
+def test_what_an_earlier_cut_writes_late_is_not_in_a_checkpoint_of_its_number(folder: Folder, tmp_path: Path) -> None:
+    """A job is cancelled while its servers save, nothing of it to be seen yet; then one of its name is submitted."""
+    late, other = Saver(folder), Saver(LocalFolder(tmp_path))
+    folder.hold("j")
+    begin(late, "j", 1, 17, snapshot(0, 1.0))
+    assert folder.begun["j"].wait(30)
+    begin(other, "j", 1, 23, snapshot(0, 2.0))
+    manifest = Manifest("j", 1, 0.0, 1, 1, {}, (), tuple(collect(other, "j", 1)))
+    folder.held["j"].set()
+    late.close()
+    other.close()
+    catalogue = Catalogue(folder)
+    catalogue.publish(manifest)
+    catalogue.verify(manifest)
+    assert len(folder.names(("j", "00000001"))) == 3, "two files and the manifest"
+    catalogue.remove("j", 1)
+    assert folder.names(("j",)) == []
+
+
+def test_no_job_is_forgotten_for_there_being_many(folder: Folder, saver: Saver) -> None:
+    jobs = [f"job-{number}" for number in range(100)]
+    folder.hold(*jobs)
+    for number, job in enumerate(jobs):
+        begin(saver, job, 1, number + 1, snapshot())
+    assert saver.collect("job-0", 1, within_s=0) is None
+    for job in jobs:
+        folder.held[job].set()
+    for number, job in enumerate(jobs):
+        assert [file.name for file in collect(saver, job, 1)] == [f"shard-00000-{number + 1}.safetensors"]
+
+
+def test_a_write_that_hangs_does_not_hold_up_another_job(folder: Folder, saver: Saver) -> None:
+    folder.hold("hangs")
+    begin(saver, "hangs", 1, 1, snapshot())
+    assert folder.begun["hangs"].wait(30)
+    begin(saver, "other", 1, 2, snapshot())
+    assert collect(saver, "other", 1)
+
+
+def test_dropping_a_job_frees_what_is_not_written(folder: Folder, saver: Saver) -> None:
+    folder.hold("a")
+    first = begin(saver, "a", 1, 1, snapshot(0), snapshot(1))
+    assert folder.begun["a"].wait(30)
+    second = begin(saver, "a", 2, 2, snapshot(0))
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(saver.collect, "a", 2, within_s=30)
+        saver.drop("a")
+        with pytest.raises((errors.Cancelled, errors.UnknownCheckpoint), match="given up"):
+            waits.result()
+    assert not second[0].in_use
+    with pytest.raises(errors.UnknownCheckpoint):
+        saver.collect("a", 2, within_s=0)
+    folder.held["a"].set()
+    wait_until(lambda: not any(it.in_use for it in first), what="the end of the file that was being written")
+    assert [*folder.names(("a", "00000001"))] == ["shard-00000-1.safetensors"], "the second was still begun"
+
+
+def test_a_later_one_of_a_job_takes_the_place_of_an_earlier_one_and_comes_after_it(
+    folder: Folder, saver: Saver
+) -> None:
+    folder.hold("a")
+    [running] = begin(saver, "a", 1, 1, snapshot())
+    assert folder.begun["a"].wait(30)
+    [queued] = begin(saver, "a", 2, 2, snapshot())
+    begin(saver, "a", 3, 3, snapshot())
+    assert (running.in_use, queued.in_use) == (True, False)
+    assert saver.collect("a", 3, within_s=0) is None
+    folder.held["a"].set()
+    assert collect(saver, "a", 3)
+    assert folder.names(("a",)) == ["00000001", "00000003"]
+
+
+def test_all_are_given_up_with_the_shards_of_all_jobs(folder: Folder, saver: Saver) -> None:
+    folder.hold("a", "b")
+    kept = [begin(saver, job, 1, 1, snapshot(0), snapshot(1)) for job in ("a", "b")]
+    saver.clear()
+    for job in ("a", "b"):
+        folder.held[job].set()
+        with pytest.raises(errors.UnknownCheckpoint):
+            saver.collect(job, 1, within_s=0)
+    wait_until(lambda: not any(it.in_use for pair in kept for it in pair), what="the end of all snapshots")
+
+
+def test_a_defect_is_told_and_keeps_nothing(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("shoal_server.saver.write_tensors", broken)
+    [kept] = begin(saver, "a", 1, 1, snapshot())
+    with pytest.raises(RuntimeError, match="boom"):
+        saver.collect("a", 1, within_s=30)
+    assert not kept.in_use
+    monkeypatch.undo()
+    begin(saver, "a", 2, 2, snapshot())
+    assert collect(saver, "a", 2)
