@@ -293,7 +293,9 @@ def _advice(error: OSError) -> str:
         case errno.ENOSPC | errno.EDQUOT:
             return "; free some space, or keep fewer checkpoints"
         case errno.ENOENT:
-            return "; somebody removed its folder meanwhile"
+            return "; somebody removed its folder meanwhile, or no folder can be made there"
+        case errno.ENOTDIR | errno.EEXIST:
+            return "; it is no folder, or something on the way there is none: name another"
         case errno.EFBIG:
             return "; raise the limit on the size of files (ulimit -f)"
         case errno.EACCES | errno.EPERM | errno.EROFS:
