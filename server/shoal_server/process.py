@@ -58,7 +58,7 @@ class Server:
         self._lanes = LaneServer(
             host, config.lane_port, self.store, metrics, advertise=config.advertise, limit=config.lanes
         )
-        self._saver = Saver(open_folder(config.checkpoints) if config.checkpoints else None)
+        self._saver = Saver(open_folder(config.checkpoints) if config.checkpoints else None, config.name)
         self._servicer = ParameterServerServicer(
             self.store,
             metrics,

@@ -29,10 +29,11 @@ class Saver:
 
     Args:
         folder: of checkpoints; None: this server has none.
+        name: of this server, for messages.
     """
 
-    def __init__(self, folder: Folder | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Folder | None, name: str = "") -> None:
+        self._folder, self._who = folder, f"server {name}" if name else "this server"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._lock = threading.Lock()  # guards _saves
         # By job and number, oldest first: the files, or why there are none.
@@ -46,7 +47,7 @@ class Saver:
             StorageFailed: this server has no such folder.
         """
         if self._folder is None:
-            raise no_folder("this server")
+            raise no_folder(self._who)
         return self._folder
 
     def begin(self, job: str, number: int, variables: Mapping[str, Variable], snapshots: Sequence[Snapshot]) -> None:
