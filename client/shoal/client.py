@@ -190,6 +190,7 @@ class Client:
         Raises:
             InvalidJob: its specification contradicts itself.
             JobExists: a job of that name is running.
+            UnknownCheckpoint: there is no such checkpoint to begin with.
         """
         request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
         reply = self._coordinator.call(self._coordinator.jobs.Submit, request)
@@ -254,6 +255,7 @@ class Client:
         Raises:
             UnknownJob: no such job is live, and there are no variables to start one with.
             InvalidJob: the job that runs is described in another way.
+            UnknownCheckpoint: there is no such checkpoint to start it with.
         """
         given = {
             "optimizer": optimizer,
