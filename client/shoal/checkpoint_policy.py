@@ -7,7 +7,9 @@ from shoal import errors
 from shoal.v1 import job_pb2
 
 _MOST_S, _MOST = 10.0**9, 2**32 - 1
-_CHOICE = re.compile(r"(?P<job>[a-z][a-z0-9-]{0,62})(?:/(?P<number>[0-9]{1,18}))?")
+# Of a job; and of what a job's checkpoints lie under, for each must be one that a job can begin with.
+JOB_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_CHOICE = re.compile(rf"(?P<job>{JOB_NAME.pattern})(?:/(?P<number>(?!0+\Z)[0-9]{{1,18}}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,4 +124,4 @@ class CheckpointChoice:
         return cls.parse(text, partial=message.partial)
 
 
-__all__ = ["NEVER", "CheckpointChoice", "CheckpointPolicy"]
+__all__ = ["JOB_NAME", "NEVER", "CheckpointChoice", "CheckpointPolicy"]

@@ -6,11 +6,12 @@ It reads and writes files alone: no cluster has to be there.
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf import json_format
@@ -21,13 +22,16 @@ from shoal._checkpoint.files import Named, write_tensors
 from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.slices import VALUE, SavedVariables, tensor_name
-from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, header_bytes
+from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_header, encode_header, header_bytes
 from shoal._elements import SUPPORTED_DTYPES, storage_dtype
 from shoal._whole_file import written_whole
+from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice
 from shoal.variables import Variable
 
 # Read and written at a time.
 _PIECE_BYTES = 16 << 20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class Checkpoint:
         version: updates that the variables had seen.
         nbytes: of all files.
         variables: shape and dtype, by name.
+        passed_by: where JOB was asked for: newer ones that are damaged, each with what is wrong.
     """
 
     job: str
@@ -51,6 +56,7 @@ class Checkpoint:
     version: int
     nbytes: int
     variables: Mapping[str, tuple[tuple[int, ...], str]]
+    passed_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.job}/{self.number}"
@@ -59,7 +65,8 @@ class Checkpoint:
 class Checkpoints:
     """A folder of checkpoints.
 
-    A checkpoint is named as JOB (the newest whole one) or JOB/NUMBER.
+    A checkpoint is named as JOB or JOB/NUMBER. JOB is the newest whole one; damaged ones are passed by, as by a job
+    that begins with it.
 
     Args:
         url: of the folder: a path of this machine, file://PATH, or of an object store: s3://BUCKET/PREFIX.
@@ -71,24 +78,40 @@ class Checkpoints:
     def __init__(self, url: str) -> None:
         self._catalogue = Catalogue(open_folder(url))
 
+    @property
+    def url(self) -> str:
+        """The folder."""
+        return self._catalogue.folder.url
+
     def list(self, job: str = "") -> Iterator[Checkpoint | errors.ShoalError]:
         """The checkpoints of a job, or of all, newest first; of one that cannot be used, why.
 
         Raises:
+            BadRequest: that is no job's name.
             StorageFailed: the folder cannot be read.
         """
-        for name in [job] if job else self._catalogue.jobs():
+        for name in [_job(job)] if job else self._catalogue.jobs():
             for found in self._catalogue.newest(name):
                 yield found if isinstance(found, errors.ShoalError) else _described(found)
+
+    def torn(self, job: str = "") -> Iterator[str]:
+        """What is there in part, of a job or of all, as JOB/NUMBER: being written, or left by a writer that died.
+
+        Raises:
+            BadRequest, StorageFailed: as for `list`.
+        """
+        for name in [_job(job)] if job else self._catalogue.folder.names(()):
+            for number in self._catalogue.torn(name):
+                yield f"{name}/{number}"
 
     def show(self, name: str) -> Checkpoint:
         """One checkpoint.
 
         Raises:
             UnknownCheckpoint: there is none.
-            CorruptCheckpoint, IncompatibleCheckpoint: it cannot be used.
+            CorruptCheckpoint, IncompatibleCheckpoint: it cannot be used; of JOB: none can.
         """
-        return _described(self._manifest(name))
+        return self._used(name, lambda _: None)[1]
 
     def verify(self, name: str) -> Checkpoint:
         """Reads all of a checkpoint.
@@ -97,33 +120,49 @@ class Checkpoints:
             CorruptCheckpoint: it is damaged; the message says where.
             UnknownCheckpoint, IncompatibleCheckpoint: as for `show`.
         """
-        manifest = self._manifest(name)
-        self._catalogue.verify(manifest)
-        return _described(manifest)
+        return self._used(name, self._catalogue.verify)[1]
 
     def remove(self, name: str) -> None:
-        """Removes a checkpoint, which is named with its number; a damaged one, too.
+        """Removes a checkpoint, which is named with its number; a damaged or torn one, too.
 
         Raises:
             UnknownCheckpoint: there is none.
         """
-        job, number = _parsed(name)
-        if number is None:
-            raise errors.BadRequest(f"{name!r} names no checkpoint to remove: say which, as {job}/NUMBER")
-        if number not in self._catalogue.numbers(job):
-            raise self._unknown(name)
-        self._catalogue.remove(job, number)
+        choice = _parsed(name)
+        if not choice.number:
+            raise errors.BadRequest(
+                f"{name!r} names no checkpoint to remove: say which, as {name}/NUMBER, or that all are to go: `shoal "
+                "checkpoints rm --all`, or `remove_all`"
+            )
+        if choice.number not in self._there(choice.job):
+            raise self._catalogue.unknown(name)
+        self._catalogue.remove(choice.job, choice.number)
+
+    def remove_all(self, job: str) -> tuple[str, ...]:
+        """Removes all checkpoints of a job, damaged and torn ones, too; gives their names.
+
+        Raises:
+            UnknownCheckpoint: it has none.
+        """
+        numbers = self._there(_job(job))
+        if not numbers:
+            raise self._catalogue.unknown(job)
+        for number in numbers:
+            self._catalogue.remove(job, number)
+        return tuple(f"{job}/{number}" for number in numbers)
 
     def read(self, name: str) -> dict[str, np.ndarray]:
         """The values of all variables, by name; halves as the float32 that servers keep.
 
+        Of damaged ones that were passed by there is a warning.
+
         Raises:
             UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: as for `show`.
         """
-        with SavedVariables(self._catalogue.folder, self._manifest(name)) as saved:
-            arrays = {variable: np.empty(shape, dtype) for variable, (shape, dtype) in saved.variables.items()}
-            saved.read(*((VALUE, variable, 0, array.reshape(-1)) for variable, array in arrays.items()))
-            return arrays
+        arrays, found = self._used(name, self._values)
+        for problem in found.passed_by:
+            warnings.warn(f"{found} is read in place of {problem}", stacklevel=2)
+        return arrays
 
     def export(self, name: str, file: str | os.PathLike[str]) -> Checkpoint:
         """Writes the values of all variables to one safetensors file, which any framework reads.
@@ -136,33 +175,25 @@ class Checkpoints:
             UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: as for `show`.
             StorageFailed: the file cannot be written.
         """
-        manifest = self._manifest(name)
-        with SavedVariables(self._catalogue.folder, manifest) as saved:
-            tensors = [(variable, dtype, shape) for variable, (shape, dtype) in sorted(saved.variables.items())]
-            metadata = {"format": "pt", "shoal": f"{manifest.job}/{manifest.number}", "step": str(manifest.step)}
+        return self._used(name, lambda manifest: self._export(manifest, Path(file)))[1]
 
-            def pieces() -> Iterator[Any]:
-                yield encode_header(tensors, metadata)
-                for variable, dtype, shape in tensors:
-                    yield from _rows(saved, variable, dtype, shape)
-
-            _write(Path(file), pieces())
-        return _described(manifest)
-
-    def import_file(self, file: str | os.PathLike[str], job: str) -> Checkpoint:
+    def import_file(self, file: str | os.PathLike[str], job: str, *, skip: Collection[str] = ()) -> Checkpoint:
         """Makes a checkpoint of a safetensors file, to begin a job with.
 
         Args:
             file: of any framework; its tensors are float32, float64, float16, bfloat16 or int64.
-            job: the name that the checkpoint is to be found by.
+            job: the name that the checkpoint is to be found by: one that a job may have, and none has that is running.
+            skip: names of tensors to leave out.
 
         Raises:
+            BadRequest: no job may have that name, or no tensor has a name that is to be left out.
             StorageFailed: the file cannot be read, or the checkpoint not be written.
             CorruptCheckpoint: it is no safetensors file.
             IncompatibleCheckpoint: a tensor is of a type that Shoal has no variables of.
+            JobExists: a job of that name took checkpoints meanwhile, and the one that was made is lost.
         """
-        number = self._catalogue.next_number(job)
-        with _Foreign(Path(file)) as foreign:
+        number = self._catalogue.next_number(_job(job))
+        with _Foreign(Path(file), skip) as foreign:
             variables = foreign.variables()
             path = (*path_of(job, number), "shard-00000.safetensors")
             tensors: list[Named] = [
@@ -182,31 +213,80 @@ class Checkpoints:
             writer=version("shoal"),
         )
         self._catalogue.publish(manifest)
+        self._check_kept(manifest)
         return _described(manifest)
 
-    def _manifest(self, name: str) -> Manifest:
-        job, number = _parsed(name)
-        if number is not None:
-            return self._catalogue.manifest(job, number)
-        found = next(self._catalogue.newest(job), None)
-        if found is None:
-            raise self._unknown(name)
-        if isinstance(found, errors.ShoalError):
-            raise found
-        return found
+    def _used(self, name: str, use: Callable[[Manifest], T]) -> tuple[T, Checkpoint]:
+        """What is made of a checkpoint, and which it was: of JOB the newest that can be used."""
+        choice = _parsed(name)
+        numbers = [choice.number] if choice.number else self._catalogue.numbers(choice.job)[::-1]
+        passed_by: list[str] = []
+        for number in numbers:
+            try:
+                manifest = self._catalogue.manifest(choice.job, number)
+                return use(manifest), _described(manifest, tuple(passed_by))
+            except errors.UnknownCheckpoint:  # or, of JOB, it was removed meanwhile
+                if choice.number:
+                    raise self._catalogue.unknown(name) from None
+            except errors.CorruptCheckpoint as error:
+                if choice.number:
+                    raise
+                passed_by.append(f"{choice.job}/{number}: {error.message}")
+        if passed_by:
+            raise errors.CorruptCheckpoint(
+                f"no checkpoint of {name} can be used: {'; '.join(passed_by)}", checkpoint=name
+            )
+        raise self._catalogue.unknown(name)
 
-    def _unknown(self, name: str) -> errors.UnknownCheckpoint:
-        return errors.UnknownCheckpoint(
-            f"there is no checkpoint {name} in {self._catalogue.folder.url}; `shoal checkpoints ls` lists them",
-            checkpoint=name,
+    def _there(self, job: str) -> tuple[int, ...]:
+        """All that can be removed, oldest first: whole, damaged and torn."""
+        return tuple(sorted({*self._catalogue.torn(job), *self._catalogue.numbers(job)}))
+
+    def _values(self, manifest: Manifest) -> dict[str, np.ndarray]:
+        with SavedVariables(self._catalogue.folder, manifest) as saved:
+            arrays = {variable: np.empty(shape, dtype) for variable, (shape, dtype) in saved.variables.items()}
+            saved.read(*((VALUE, variable, 0, array.reshape(-1)) for variable, array in arrays.items()))
+            return arrays
+
+    def _export(self, manifest: Manifest, file: Path) -> None:
+        with SavedVariables(self._catalogue.folder, manifest) as saved:
+            tensors = [(variable, dtype, shape) for variable, (shape, dtype) in sorted(saved.variables.items())]
+            metadata = {"format": "pt", "shoal": f"{manifest.job}/{manifest.number}", "step": str(manifest.step)}
+
+            def pieces() -> Iterator[Any]:
+                yield encode_header(tensors, metadata)
+                for variable, dtype, shape in tensors:
+                    yield from _rows(saved, variable, dtype, shape)
+
+            _write(file, pieces())
+
+    def _check_kept(self, manifest: Manifest) -> None:
+        """Looks at an import again: until it was published, a job of its name took it for a torn one of its own.
+
+        Raises:
+            JobExists: the job has swept its files, or written others there. A manifest without files is taken back.
+        """
+        job, number = manifest.job, manifest.number
+        try:
+            if self._catalogue.manifest(job, number) == manifest:
+                with SavedVariables(self._catalogue.folder, manifest):
+                    return
+        except errors.UnknownCheckpoint:
+            pass
+        except errors.CorruptCheckpoint:
+            self._catalogue.remove(job, number)
+        raise errors.JobExists(
+            f"{job}/{number} is not imported: a job {job} takes checkpoints, and cleared it away meanwhile; choose "
+            "another name, or wait for the job's end",
+            job=job,
         )
 
 
 class _Foreign:
     """A safetensors file that somebody else has written."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, skip: Collection[str] = ()) -> None:
+        self._path, self._skip = path, frozenset(skip)
         try:
             self._file = path.open("rb")
         except OSError as error:
@@ -217,7 +297,7 @@ class _Foreign:
             nbytes = os.fstat(self._file.fileno()).st_size
             beginning = self._file.read(LENGTH_BYTES)
             header = beginning + self._file.read(header_bytes(beginning, nbytes, str(self._path)) - LENGTH_BYTES)
-            self._contents: Contents = decode_header(header, nbytes, str(self._path))
+            self._tensors = self._wanted(decode_header(header, nbytes, str(self._path)))
         except BaseException:
             self._file.close()
             raise
@@ -229,11 +309,13 @@ class _Foreign:
     def variables(self) -> dict[str, Variable]:
         """What Shoal makes of the tensors."""
         found = {}
-        for name, tensor in self._contents.tensors.items():
+        for name, tensor in self._tensors.items():
             if tensor.dtype not in SUPPORTED_DTYPES:
                 kinds = ", ".join(map(str, SUPPORTED_DTYPES))
                 raise errors.IncompatibleCheckpoint(
-                    f"{self._path}: tensor {name!r} is {tensor.dtype}; variables are {kinds}", tensor=name
+                    f"{self._path}: tensor {name!r} is {tensor.dtype}; variables are {kinds}: leave it out (--skip "
+                    f"{name}), or convert it",
+                    tensor=name,
                 )
             counts = tensor.dtype == np.int64  # such are not trained
             found[name] = Variable(
@@ -246,13 +328,18 @@ class _Foreign:
 
     def data(self) -> Iterator[memoryview]:
         """The tensors' bytes, as servers keep them."""
-        for tensor in self._contents.tensors.values():
+        for tensor in self._tensors.values():
             kept = storage_dtype(tensor.dtype)
             step = _PIECE_BYTES // tensor.dtype.itemsize * tensor.dtype.itemsize
             for start in range(tensor.start, tensor.stop, step):
                 self._file.seek(start)
                 piece = np.frombuffer(self._file.read(min(step, tensor.stop - start)), tensor.dtype)
                 yield piece.astype(kept, copy=False).view(np.uint8).data
+
+    def _wanted(self, contents: Contents) -> dict[str, Tensor]:
+        if unknown := self._skip - contents.tensors.keys():
+            raise errors.BadRequest(f"{self._path} has no tensor {min(unknown)!r} to leave out")
+        return {name: tensor for name, tensor in contents.tensors.items() if name not in self._skip}
 
 
 def _rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[memoryview]:
@@ -276,14 +363,22 @@ def _write(file: Path, pieces: Iterator[Any]) -> None:
         raise errors.StorageFailed(f"{file} cannot be written: {error.strerror or error}", file=str(file)) from None
 
 
-def _parsed(name: str) -> tuple[str, int | None]:
-    job, slash, number = name.partition("/")
-    if slash and not (number.isascii() and number.isdecimal()):
-        raise errors.BadRequest(f"{name!r} names no checkpoint: JOB is its newest one, JOB/NUMBER another")
-    return job, int(number) if slash else None
+def _parsed(name: str) -> CheckpointChoice:
+    try:
+        return CheckpointChoice.parse(name)
+    except errors.InvalidJob as error:  # which it is where a job is submitted
+        raise errors.BadRequest(error.message) from None
 
 
-def _described(manifest: Manifest) -> Checkpoint:
+def _job(name: str) -> str:
+    if not JOB_NAME.fullmatch(name):
+        raise errors.BadRequest(
+            f"{name!r} is no job's name: give JOB alone, 1 to 63 characters of a-z, 0-9 and -, starting with a letter"
+        )
+    return name
+
+
+def _described(manifest: Manifest, passed_by: tuple[str, ...] = ()) -> Checkpoint:
     variables = {}
     for it in manifest.variables:
         shape = tuple(int(size) for size in it.get("shape", ()))
@@ -296,6 +391,7 @@ def _described(manifest: Manifest) -> Checkpoint:
         manifest.version,
         manifest.nbytes,
         variables,
+        passed_by,
     )
 
 

@@ -120,11 +120,20 @@ class JobHandle:
             DeadlineExceeded: it is not whole in time.
         """
         reply = self._coordinator.call(self._jobs.TakeCheckpoint, job_pb2.TakeCheckpointRequest(job=self.name))
-        for event in events.watch(self._coordinator, self.name, after=reply.after, timeout_s=timeout_s):
-            if isinstance(event, CheckpointEnded) and event.attempt >= reply.attempt:
-                if event.saved:
-                    return event.saved
-                raise errors.StorageFailed(f"a checkpoint of job {self.name} failed: {event.failure}", job=self.name)
+        watched = events.watch(self._coordinator, self.name, after=reply.after, timeout_s=timeout_s)
+        try:
+            ends = (event for event in watched if isinstance(event, CheckpointEnded) and event.attempt >= reply.attempt)
+            end = next(ends, None)
+        except errors.DeadlineExceeded:
+            raise errors.DeadlineExceeded(
+                f"the checkpoint of job {self.name} is not whole within {timeout_s:g} s; it is finished all the same, "
+                "and the job's events say how it ended",
+                job=self.name,
+            ) from None
+        if end and end.saved:
+            return end.saved
+        if end:
+            raise errors.StorageFailed(f"a checkpoint of job {self.name} failed: {end.failure}", job=self.name)
         raise errors.NotPlaced(f"job {self.name} has ended before its checkpoint was whole", job=self.name)
 
     def pull(self) -> dict[str, np.ndarray]:
@@ -181,6 +190,7 @@ class Client:
         Raises:
             InvalidJob: its specification contradicts itself.
             JobExists: a job of that name is running.
+            UnknownCheckpoint: there is no such checkpoint to begin with.
         """
         request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
         reply = self._coordinator.call(self._coordinator.jobs.Submit, request)
@@ -245,6 +255,7 @@ class Client:
         Raises:
             UnknownJob: no such job is live, and there are no variables to start one with.
             InvalidJob: the job that runs is described in another way.
+            UnknownCheckpoint: there is no such checkpoint to start it with.
         """
         given = {
             "optimizer": optimizer,

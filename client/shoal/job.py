@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from shoal import consistency as modes
 from shoal import errors, optim
-from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
+from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice, CheckpointPolicy
 from shoal.v1 import job_pb2, tensor_pb2
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -22,7 +21,6 @@ _WIRES: Mapping[Wire, tensor_pb2.DType.ValueType] = {
     "float16": tensor_pb2.FLOAT16,
 }
 _WIRE_NAMES = {code: name for name, code in _WIRES.items()}
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _MAX_SETTINGS_BYTES = 1 << 20
 _MAX_WORKERS = 100_000
 # The wire's widths.
@@ -253,7 +251,7 @@ def _draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) ->
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
         raise errors.InvalidJob(
             f"job name {name!r} is not 1 to 63 characters of a-z, 0-9 and -, starting with a letter", name=name
         )

@@ -100,6 +100,12 @@ class Coordinator:
         if restored:
             self._tell_restored()
 
+    @property
+    def has_live_jobs(self) -> bool:
+        """Whether there are jobs that have not ended, durable or not; may be asked before the start."""
+        with self._lock:
+            return any(not job.state.finished for job in self._machine.jobs(self._clock()))
+
     def start(self) -> None:
         """Begins to write, to do what is left of an earlier life, and to look at leases."""
         self._writer.start()

@@ -5,16 +5,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import structlog
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, errors
-from shoal._checkpoint.folders import open_folder
+from shoal._checkpoint.folders import Folder, open_shared, probe
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.servicers import CoordinatorService, JobsService
 from shoal_coordinator.store import MEMORY, Store, open_store
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,12 @@ class CoordinatorProcess:
         with ExitStack() as undo:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
-            self._coordinator = _coordinator(config, self._store, policy, registry, on_failure)
+            folder = open_shared(config.checkpoints) if config.checkpoints else None
+            self._coordinator = _coordinator(config, self._store, policy, registry, on_failure, folder)
+            if folder:
+                _probe(folder, needed=self._coordinator.has_live_jobs)
             members = CoordinatorService(self._coordinator, lease_s=config.lease_s, heartbeat_s=config.heartbeat_s)
-            self._jobs = JobsService(self._coordinator, max_watchers=config.max_watchers)
+            self._jobs = JobsService(self._coordinator, folder, max_watchers=config.max_watchers)
             undo.callback(self._jobs.close)
             self._server = _rpc.RpcServer(
                 config.listen,
@@ -114,8 +120,29 @@ def start_coordinator(
         StoreLocked: another process has the store open.
         StoreUnreadable: the store is damaged, of a newer version, or no store.
         StoreFailed: the store cannot be opened or made.
+        BadRequest: the folder of checkpoints is none that processes can share.
+        StorageFailed: it cannot be written, and no job goes on.
     """
     return CoordinatorProcess(config, registry, on_failure)
+
+
+def _probe(folder: Folder, *, needed: bool) -> None:
+    """Looks whether checkpoints can be written.
+
+    Args:
+        folder: of them.
+        needed: whether jobs wait for this coordinator. They are not to wait until a disk has room again: their
+            checkpoints fail, as when that happens later.
+
+    Raises:
+        StorageFailed: they cannot, and nobody waits.
+    """
+    try:
+        probe(folder)
+    except errors.StorageFailed as error:
+        if not needed:
+            raise
+        _log.error("checkpoints cannot be written; jobs go on without", reason=error.message)
 
 
 def _coordinator(
@@ -124,8 +151,8 @@ def _coordinator(
     policy: ClusterPolicy,
     registry: CollectorRegistry,
     on_failure: Callable[[errors.ShoalError], None],
+    folder: Folder | None,
 ) -> Coordinator:
-    folder = open_folder(config.checkpoints) if config.checkpoints else None
     try:
         return Coordinator(
             store, secrets.token_hex(8), policy, count_events(registry), on_failure=on_failure, folder=folder

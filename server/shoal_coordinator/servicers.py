@@ -8,6 +8,8 @@ import grpc
 import structlog
 
 from shoal import _limits, _rpc, errors, variables
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import Folder
 from shoal._cursor import Cursor
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2 as members_pb
@@ -74,12 +76,14 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     Args:
         coordinator: the shell.
+        folder: of checkpoints; None: the cluster has none.
         max_watchers: calls of Watch at the same time; each holds a thread, of a pool of their own, so that they never
             keep a heartbeat waiting.
     """
 
-    def __init__(self, coordinator: Coordinator, *, max_watchers: int = 64) -> None:
+    def __init__(self, coordinator: Coordinator, folder: Folder | None = None, *, max_watchers: int = 64) -> None:
         self._coordinator = coordinator
+        self._catalogue = Catalogue(folder) if folder else None
         self._watching = _Watch(coordinator, max_watchers)
 
     def close(self) -> None:
@@ -98,7 +102,9 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     def Submit(self, request: pb.SubmitRequest, _: grpc.ServicerContext) -> pb.SubmitReply:
-        status = self._coordinator.handle(events.JobSubmitted(Job.from_proto(request.spec), request.token))
+        spec = Job.from_proto(request.spec)
+        self._check_source(spec)
+        status = self._coordinator.handle(events.JobSubmitted(spec, request.token))
         return pb.SubmitReply(status=codecs.job_message(status))
 
     @_rpc.servicer
@@ -203,6 +209,29 @@ class JobsService(job_pb2_grpc.JobsServicer):
             )
         )
         return pb.FinishReply()
+
+    def _check_source(self, spec: Job) -> None:
+        """Looks whether there is the checkpoint that a job is to begin with; that it is whole, the restore finds out.
+
+        A live job of that name comes first: a repeat of its submission, or who joins it, needs no checkpoint any more.
+        A storage that is away is no answer: it may be back when there are workers, and a restore tries for minutes.
+
+        Raises:
+            UnknownCheckpoint: there is none.
+        """
+        source = spec.source
+        if source is None or self._catalogue is None:
+            return
+        with self._coordinator.reading() as (cluster, now):
+            if any(job.name == spec.name and not job.state.finished for job in cluster.jobs(now)):
+                return
+        try:
+            numbers = self._catalogue.numbers(source.job)  # without the lock: it may take a while
+        except errors.StorageFailed as error:
+            _log.warning("cannot look for a checkpoint", job=spec.name, checkpoint=str(source), reason=error.message)
+            return
+        if not numbers or (source.number and source.number not in numbers):
+            raise self._catalogue.unknown(str(source))
 
 
 class _Watch:

@@ -7,7 +7,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc
-from shoal._checkpoint.folders import open_folder
+from shoal._checkpoint.folders import open_shared, probe
 from shoal._coordinator import CoordinatorClient, Membership
 from shoal._segment import sweep
 from shoal.v1 import coordinator_pb2
@@ -38,9 +38,16 @@ class ServerConfig:
 
 
 class Server:
-    """A running parameter server: kernels compiled, port open, member of its cluster."""
+    """A running parameter server: kernels compiled, port open, member of its cluster.
+
+    Raises:
+        BadRequest, StorageFailed: its folder of checkpoints is none, or cannot be written.
+    """
 
     def __init__(self, config: ServerConfig, registry: CollectorRegistry) -> None:
+        folder = open_shared(config.checkpoints) if config.checkpoints else None
+        if folder:
+            probe(folder)
         _log.info("kernels are ready", seconds=round(kernels.warm_up(), 3))
         metrics = ServerMetrics(registry)
         self.store = ShardStore(metrics.apply_seconds.observe)
@@ -58,7 +65,7 @@ class Server:
         self._lanes = LaneServer(
             host, config.lane_port, self.store, metrics, advertise=config.advertise, limit=config.lanes
         )
-        self._saver = Saver(open_folder(config.checkpoints) if config.checkpoints else None)
+        self._saver = Saver(folder, config.name)
         self._servicer = ParameterServerServicer(
             self.store,
             metrics,

@@ -56,10 +56,11 @@ class Saver:
 
     Args:
         folder: of checkpoints; None: this server has none.
+        name: of this server, for messages.
     """
 
-    def __init__(self, folder: Folder | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Folder | None, name: str = "") -> None:
+        self._folder, self._who = folder, f"server {name}" if name else "this server"
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoints")
         self._lock = threading.Lock()  # guards all below; no other is taken under it
         self._saves: dict[str, _Save] = {}  # by job, the latest
@@ -73,7 +74,7 @@ class Saver:
             StorageFailed: this server has no such folder.
         """
         if self._folder is None:
-            raise no_folder("this server")
+            raise no_folder(self._who)
         return self._folder
 
     def begin(

@@ -91,10 +91,13 @@ def _check(terms: JobTerms, saved: SavedVariables, *, partial: bool) -> None:
     complaints = [*mismatches(wanted, there)]
     if complaints:
         listed = "; ".join(complaints[:_MAX_COMPLAINTS])
+        advice = (
+            "to begin anew with one that has changed, give it another name in the program"
+            if partial
+            else "what only one of them has may be left out by a partial restore"
+        )
         raise errors.IncompatibleCheckpoint(
-            f"the checkpoint does not fit job {terms.name}: {listed}; what only one of them has may be left out by a "
-            "partial restore",
-            job=terms.name,
+            f"the checkpoint does not fit job {terms.name}: {listed}; {advice}", job=terms.name
         )
 
 

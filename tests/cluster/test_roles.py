@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 import shoal
 from scraping import scrape
-from shoal import _rpc, optim
+from shoal import _rpc, errors, optim
 from shoal.v1 import coordinator_pb2
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server import compilation
@@ -148,6 +148,13 @@ def test_a_server_compiles_its_kernels_before_it_is_ready_and_none_at_a_push(col
     finally:
         server.stop()
         coordinator.stop()
+
+
+def test_a_server_does_not_start_with_a_folder_of_checkpoints_that_it_cannot_write(tmp_path):
+    (tmp_path / "file").touch()
+    for folder, error in ((str(tmp_path / "file"), errors.StorageFailed), ("memory://x", errors.BadRequest)):
+        with pytest.raises(error, match=folder):
+            Server(ServerConfig("server-0", "127.0.0.1:1", checkpoints=folder), CollectorRegistry())
 
 
 def test_a_server_that_was_given_up_frees_its_shards_and_is_a_member_again():

@@ -227,7 +227,8 @@ def test_a_checkpoint_of_other_variables_is_refused_by_name_and_nothing_changes(
             servers.restore(manifest)
         for said in ("'bias' was saved as float32[30], and is float32[31]", "'new' was not saved", "'wide' was saved"):
             assert said in str(refused.value)
-        with pytest.raises(errors.IncompatibleCheckpoint, match="'bias'"):
+        assert str(refused.value).endswith("left out by a partial restore")
+        with pytest.raises(errors.IncompatibleCheckpoint, match=r"'bias' .* give it another name in the program$"):
             servers.restore(manifest, partial=True)
         after = servers.values()
         assert all(np.array_equal(before[name], after[name]) for name in before)
@@ -387,7 +388,10 @@ def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path, monkeypatch)
 
 
 def test_a_server_without_a_folder_says_so(tmp_path):
-    with ShardServers(JOB) as servers, pytest.raises(errors.StorageFailed, match="--checkpoints"):
+    with (
+        ShardServers(JOB) as servers,
+        pytest.raises(errors.StorageFailed, match=r"^server server-0 has no folder .* --checkpoints"),
+    ):
         servers.save()
 
 

@@ -100,6 +100,11 @@ class TestTheEnd:
         with pytest.raises(shoal.DeadlineExceeded, match=r"linear has not ended within 0\.1 s"):
             job.wait(timeout_s=0.1)
 
+    def test_of_a_checkpoint_that_does_not_come_in_time(self, coordinator, job):
+        coordinator.disk_hangs = True
+        with pytest.raises(shoal.DeadlineExceeded, match=r"checkpoint of job linear is not whole within 0\.1 s"):
+            job.checkpoint(timeout_s=0.1)
+
     def test_that_has_not_come(self, job):
         with pytest.raises(shoal.JobRunning, match="linear is running"):
             job.result()

@@ -7,6 +7,9 @@ import pytest
 
 from coordinator_rig import MAX_WATCHERS, Rig, job
 from shoal import _rpc, errors
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.manifest import Manifest
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
@@ -222,6 +225,44 @@ def test_a_cluster_without_a_folder_of_checkpoints_says_so(crew):
     crew.submit(job(checkpoints=NEVER))
     with pytest.raises(errors.StorageFailed, match="start its coordinator and its servers with --checkpoints"):
         crew.job("TakeCheckpoint", job="a")
+
+
+def test_a_checkpoint_to_begin_with_is_looked_for_before_the_job_is_taken(tmp_path):
+    catalogue = Catalogue(LocalFolder(tmp_path))
+    for number in (1, 3):
+        catalogue.publish(Manifest("base", number, 0.0, 1, 1, {}, (), ()))
+    (tmp_path / "torn" / "00000001").mkdir(parents=True)
+    rig = Rig(checkpoints=str(tmp_path))
+    try:
+        for source in ("nosuch", "base/7", "torn", "torn/1"):
+            with pytest.raises(
+                errors.UnknownCheckpoint, match=f"there is no checkpoint {source} in {tmp_path}; `shoal"
+            ):
+                rig.submit(job(restore=source))
+        assert not rig.job("List").jobs
+        rig.submit(job("newest", restore="base"))
+        spec = job("third", restore="base/3").to_proto()
+        first = rig.job("Submit", spec=spec, token="t").status
+        catalogue.remove("base", 3)
+        assert rig.job("Submit", spec=spec, token="t").status == first, "a repeat is answered as the first was"
+        with pytest.raises(errors.JobExists):
+            rig.submit(job("third", restore="base/3"))
+        rig.job("Cancel", job="third")
+        with pytest.raises(errors.UnknownCheckpoint):
+            rig.submit(job("third", restore="base/3"))
+    finally:
+        rig.stop()
+
+
+def test_storage_that_is_away_for_a_moment_refuses_no_job(tmp_path):
+    folder = tmp_path / "checkpoints"
+    rig = Rig(checkpoints=str(folder))
+    try:
+        folder.rmdir()
+        folder.symlink_to(folder)
+        assert rig.submit(job(restore="base")).state == jobs.PENDING
+    finally:
+        rig.stop()
 
 
 @pytest.mark.parametrize("method", ["Get", "GetData", "Cancel", "Drop", "GetPlacement", "TakeCheckpoint"])

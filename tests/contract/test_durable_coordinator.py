@@ -2,6 +2,7 @@
 
 import threading
 
+import prometheus_client
 import pytest
 
 from coordinator_rig import Rig, job
@@ -81,6 +82,36 @@ def test_servers_are_told_what_they_were_to_be_told(crew):
     first, *again = crew.notes["s0"].of(pb.AdmitWorkerRequest)
     assert all(request == first for request in again)
     assert len(crew.notes["s1"].of(pb.CreateShardsRequest)) == 1, "what was known to be done is not done again"
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_written_is_told_at_the_start(tmp_path):
+    (tmp_path / "file").touch()
+    for folder, error, said in (
+        (tmp_path / "file", errors.StorageFailed, "it is no folder"),
+        (tmp_path / "file" / "below", errors.StorageFailed, "something on the way there is none"),
+        ("memory://x", errors.BadRequest, "name a folder that the coordinator and all servers see"),
+    ):
+        config = CoordinatorConfig(listen="127.0.0.1:0", store=str(tmp_path / "db"), checkpoints=str(folder))
+        for _ in range(2):  # and nothing is left of it
+            with pytest.raises(error, match=said):
+                start_coordinator(config, prometheus_client.CollectorRegistry())
+
+
+def test_a_coordinator_that_has_jobs_comes_back_though_its_folder_cannot_be_written(tmp_path):
+    folder = tmp_path / "checkpoints"
+    rig = Rig(str(tmp_path / "db"), str(folder))
+    try:
+        assert [*folder.iterdir()] == []
+        rig.submit(job())
+        folder.rmdir()
+        folder.touch()
+        rig.restart()
+        assert rig.state("a") is JobState.PENDING
+        rig.job("Cancel", job="a")
+        with pytest.raises(errors.StorageFailed, match="it is no folder"):
+            rig.restart()
+    finally:
+        rig.stop()
 
 
 def test_a_worker_is_released_as_it_was_fenced(crew):

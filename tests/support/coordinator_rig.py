@@ -72,10 +72,11 @@ class Rig:
 
     Args:
         store: the coordinator's.
+        checkpoints: its folder of them; empty: none.
     """
 
-    def __init__(self, store: str = "memory") -> None:
-        self.store = store
+    def __init__(self, store: str = "memory", checkpoints: str = "") -> None:
+        self.store, self.checkpoints = store, checkpoints
         self.failures: list[errors.ShoalError] = []
         self.process = self._start("127.0.0.1:0")
         self.client = CoordinatorClient(self.process.address, retry_for_s=5.0)
@@ -102,6 +103,7 @@ class Rig:
             heartbeat_s=0.1,
             max_watchers=MAX_WATCHERS,
             threads=4,
+            checkpoints=self.checkpoints,
         )
         return start_coordinator(config, self.registry, self.failures.append)
 

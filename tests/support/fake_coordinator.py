@@ -24,6 +24,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         described, finished, reports: what members said.
         data: every job's account.
         disk: what is wrong with the disk of checkpoints; empty: nothing.
+        disk_hangs: whether attempts at checkpoints never end.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         self.over = False
         self.data = job_pb2.GetDataReply()
         self.disk = ""
+        self.disk_hangs = False
         self._events: dict[str, list[job_pb2.Event]] = {}
         self._changed = threading.Condition()  # guards _events and _stopping
         self._stopping = False
@@ -145,7 +147,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         end = job_pb2.CheckpointEnd(attempt=1, seconds=0.5, failure=self.disk)
         if not self.disk:
             end.saved.CopyFrom(job_pb2.Checkpoint(number=3, step=70, bytes=4096, time=9.0))
-        self.emit(request.job, checkpoint=end)
+        if not self.disk_hangs:
+            self.emit(request.job, checkpoint=end)
         return job_pb2.TakeCheckpointReply(attempt=1, after=after)
 
     @_rpc.servicer

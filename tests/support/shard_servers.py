@@ -80,7 +80,7 @@ class ShardServers:
         store = ShardStore(metrics.apply_seconds.observe)
         senders, receivers = ThreadPoolExecutor(rpc_threads), ThreadPoolExecutor(rpc_threads)
         lanes = LaneServer("127.0.0.1", 0, store, metrics, limit=max_lanes)
-        saver = Saver(self._checkpoints)
+        saver = Saver(self._checkpoints, f"server-{len(self.stores)}")
         self._stack.callback(saver.close)
         servicer = ParameterServerServicer(
             store, metrics, senders=senders, receivers=receivers, saver=saver, offer=lanes.offer, stall_s=stall_s

@@ -137,6 +137,26 @@ def test_some_are_picked_and_shortened_and_the_status_says_that_they_held(scenar
     assert json.loads(latest.read_text()) == [recorded("two", 2, 2)]
 
 
+@pytest.mark.parametrize("broken", ["", "no JSON", "3", '[{"name": "kept"}]', '["kept"]'])
+def test_rows_are_saved_one_by_one_beside_those_that_were_not_run(scenarios, latest, capsys, broken):
+    """Whatever ends it, and whatever is there."""
+    seen = f"import pathlib, shutil; shutil.copy({str(latest)!r}, {str(latest.with_name('seen'))!r})"
+    for name in ("again", "kept"):
+        scenarios(name, f"forms.record('{name}', 1, 1, 0.0, 's')")
+    scenarios("last", f"forms.record('last', 1, 1, 0.0, 's'); {seen}")
+    chaos.save(
+        [chaos.Row("kept", 9, 9, 2.0, "s"), chaos.Row("again", 5, 4, 1.0, "s"), chaos.Row("old", 1, 1, 0, "s")], latest
+    )
+    assert chaos.main(["again,last"], latest) == 0
+    expected = [recorded("again", 1, 1), recorded("kept", 9, 9, 2.0), recorded("last", 1, 1)]
+    assert json.loads(latest.read_text()) == expected
+    assert json.loads(latest.with_name("seen").read_text()) == expected[:2]
+    assert "kept" not in capsys.readouterr().out
+    latest.write_text(broken)
+    assert chaos.main(["again"], latest) == 0
+    assert json.loads(latest.read_text()) == expected[:1]
+
+
 def test_what_is_left_behind_fails_a_scenario(scenarios, latest, monkeypatch):
     guard = "import subprocess, sys; subprocess.run(sys.argv[1:], check=True); sys.exit(1)"
     monkeypatch.setattr(chaos, "GUARD", (sys.executable, "-c", guard))

@@ -77,6 +77,12 @@ def test_a_manifest_cut_short_anywhere_or_longer_is_damaged() -> None:
         Manifest.from_bytes(text + b"\n", "m")
 
 
+def sealed(text: bytes) -> bytes:
+    """Ends a JSON object as every version's manifest does."""
+    begun = text.rstrip().removesuffix(b"}")
+    return begun + f',\n "sum": "{manifests.sum_of(begun)}"\n}}\n'.encode()
+
+
 def signed(**fields: Any) -> bytes:
     return manifests._signed({"format": "shoal-checkpoint", "schema": 1, **fields})
 
@@ -94,6 +100,23 @@ def test_a_manifest_of_a_later_shoal_is_refused_by_name() -> None:
     text = signed(schema=2, writer="9.0", more="fields")
     with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 2.*up to 1.*9\.0"):
         Manifest.from_bytes(text, "m")
+
+
+def test_a_later_shoal_may_lay_its_manifest_out_in_another_way() -> None:
+    text = sealed(b'{"writer":"9.0","schema":2,"step":1e400,"format":"shoal-checkpoint", "caf\\u00e9" : [ ] , "sum":3}')
+    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 2.*9\.0"):
+        Manifest.from_bytes(text, "m")
+    for at in range(len(text)):
+        with pytest.raises(errors.CorruptCheckpoint):
+            Manifest.from_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :], "m")
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"format":"other","schema":1}', b'{"format":"shoal-checkpoint","schema":"1"}', b'{"schema":2}', b"{]}"]
+)
+def test_what_is_sealed_and_no_manifest_is_damaged(text: bytes) -> None:
+    with pytest.raises(errors.CorruptCheckpoint, match="m is damaged: it is no manifest"):
+        Manifest.from_bytes(sealed(text), "m")
 
 
 # Checkpoints.

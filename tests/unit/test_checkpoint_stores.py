@@ -17,7 +17,7 @@ from shoal._checkpoint import files, object_store
 from shoal._checkpoint import manifest as manifests
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import open_tensors, write_tensors
-from shoal._checkpoint.folders import Folder, open_folder
+from shoal._checkpoint.folders import Folder, open_folder, probe
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.object_store import ObjectStore
 from shoal._checkpoint.slices import SavedVariables, tensor_name
@@ -76,6 +76,11 @@ def test_a_file_is_there_once_it_is_written(folder: Folder) -> None:
     assert read(folder, "job", "00000001", "empty") == b""
     assert folder.names([]) == ["job"]
     assert folder.names(["job", "00000001"]) == ["a.bin", "empty"]
+
+
+def test_a_probe_leaves_nothing(folder: Folder) -> None:
+    probe(folder)
+    assert folder.names([]) == []
 
 
 def test_pieces_may_be_of_arrays(folder: Folder) -> None:

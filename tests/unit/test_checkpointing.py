@@ -196,7 +196,9 @@ def test_a_choice_is_read_as_it_is_written(text):
     assert CheckpointChoice.from_proto(choice.to_proto()) == choice
 
 
-@pytest.mark.parametrize("text", ["", "/", "digits/", "digits/x", "../digits", "a/1/2", "Digits", "a\0", "a" * 64])
+@pytest.mark.parametrize(
+    "text", ["", "/", "digits/", "digits/x", "../digits", "a/1/2", "Digits", "a\0", "a" * 64, "a/0", "a/1\n"]
+)
 def test_no_choice(text):
     with pytest.raises(errors.InvalidJob, match="names no checkpoint"):
         CheckpointChoice.parse(text)

@@ -101,11 +101,16 @@ class TestTheFolder:
         first = found.show("digits/1")
         assert (first.step, first.version, first.variables) == (12, 34, {"dense/kernel": ((10, 6), "float32")})
         for name in ("other", "digits/3"):
-            with pytest.raises(errors.UnknownCheckpoint):
+            for use in (found.show, found.verify, found.read):
+                with pytest.raises(errors.UnknownCheckpoint, match=f"there is no checkpoint {name} in .* lists them"):
+                    use(name)
+        for name in ("digits/", "digits/x", "digits/1/2", "../digits", "digits/-1", "digits/²", "digits/0", "Digits"):
+            with pytest.raises(errors.BadRequest, match="names no checkpoint"):
                 found.show(name)
-        for name in ("digits/", "digits/x", "digits/1/2", "../digits", "digits/-1", "digits/²"):
-            with pytest.raises(errors.BadRequest):
-                found.show(name)
+        for name in ("digits/1", "Digits", "../digits"):
+            for listed in (found.list, found.torn):
+                with pytest.raises(errors.BadRequest, match="give JOB alone"):
+                    next(listed(name))
 
     def test_values_are_read_whole(self, tmp_path: Path) -> None:
         save(tmp_path)
@@ -127,16 +132,76 @@ class TestTheFolder:
         damage(tmp_path, 2, "manifest.json")
         corrupt, first = found.list("digits")
         assert isinstance(corrupt, errors.CorruptCheckpoint)
+        assert corrupt.details["checkpoint"] == "digits/2"
         assert str(first) == "digits/1"
         with pytest.raises(errors.CorruptCheckpoint):
-            found.show("digits")
+            found.show("digits/2")
         found.remove("digits/2")
         assert str(found.show("digits")) == "digits/1"
+
+    @pytest.mark.parametrize("damaged", ["manifest.json", "b.safetensors"])
+    def test_a_job_is_its_newest_whole_one_as_for_a_job_that_begins_with_it(self, tmp_path: Path, damaged: str) -> None:
+        save(tmp_path, 1)
+        save(tmp_path, 2)
+        damage(tmp_path, 2, damaged)
+        found = Checkpoints(str(tmp_path))
+        uses = [found.verify, lambda name: found.export(name, tmp_path / "out")]
+        for use in [found.show, *uses] if damaged == "manifest.json" else uses:
+            used = use("digits")
+            assert str(used) == "digits/1"
+            (problem,) = used.passed_by
+            assert problem.startswith("digits/2: ")
+            assert damaged in problem
+        with pytest.warns(UserWarning, match="digits/1 is read in place of digits/2: ") as warned:
+            assert np.array_equal(found.read("digits")["dense/kernel"], KERNEL)
+        assert warned[0].filename == __file__
+        damage(tmp_path, 1, damaged)
+        with pytest.raises(errors.CorruptCheckpoint, match=r"no checkpoint of digits can be used: .*2: .*digits/1: "):
+            found.verify("digits")
+
+    def test_one_of_a_later_shoal_is_not_passed_by(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save(tmp_path, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr("shoal._checkpoint.manifest.VERSION", 2)
+            save(tmp_path, 2)
+        with pytest.raises(errors.IncompatibleCheckpoint):
+            Checkpoints(str(tmp_path)).show("digits")
+
+    def test_torn_ones_are_told_and_removed(self, tmp_path: Path) -> None:
+        save(tmp_path, 1)
+        save(tmp_path, 3)
+        (tmp_path / "digits" / "00000003" / "manifest.json").unlink()
+        (tmp_path / "gone" / "00000001").mkdir(parents=True)
+        (tmp_path / "notes.txt").write_text("of the user")
+        found = Checkpoints(str(tmp_path))
+        assert [str(it) for it in found.list()] == ["digits/1"]
+        assert [*found.torn()] == ["digits/3", "gone/1"]
+        assert [*found.torn("digits")] == ["digits/3"]
+        found.remove("gone/1")
+        found.remove("digits/3")
+        assert [*found.torn()] == []
+        assert str(found.show("digits")) == "digits/1"
+
+    def test_all_of_a_job_are_removed(self, tmp_path: Path) -> None:
+        for number in (1, 2, 3):
+            save(tmp_path, number)
+        damage(tmp_path, 2, "manifest.json")
+        (tmp_path / "digits" / "00000003" / "manifest.json").unlink()
+        (tmp_path / "digits" / "notes.txt").write_text("of the user")
+        found = Checkpoints(str(tmp_path))
+        found.import_file(tmp_path / "digits" / "00000001" / "a.safetensors", "other")
+        with pytest.raises(errors.BadRequest, match="JOB alone"):
+            found.remove_all("digits/1")
+        assert found.remove_all("digits") == ("digits/1", "digits/2", "digits/3")
+        assert [path.name for path in (tmp_path / "digits").iterdir()] == ["notes.txt"]
+        assert [str(it) for it in found.list()] == ["other/1"]
+        with pytest.raises(errors.UnknownCheckpoint, match="there is no checkpoint digits"):
+            found.remove_all("digits")
 
     def test_to_remove_one_its_number_is_said(self, tmp_path: Path) -> None:
         save(tmp_path)
         found = Checkpoints(str(tmp_path))
-        with pytest.raises(errors.BadRequest, match="digits/NUMBER"):
+        with pytest.raises(errors.BadRequest, match=r"digits/NUMBER, or .* --all"):
             found.remove("digits")
         found.remove("digits/1")
         with pytest.raises(errors.UnknownCheckpoint):
@@ -208,8 +273,50 @@ class TestOtherFrameworks:
 
     def test_types_that_there_are_no_variables_of_are_refused_by_name(self, tmp_path: Path) -> None:
         save_file({"mask": np.zeros(3, np.bool_)}, tmp_path / "in.safetensors")
-        with pytest.raises(errors.IncompatibleCheckpoint, match="'mask' is bool"):
+        with pytest.raises(errors.IncompatibleCheckpoint, match=r"'mask' is bool.*--skip mask"):
             Checkpoints(str(tmp_path / "c")).import_file(tmp_path / "in.safetensors", "model")
+
+    def test_tensors_are_left_out(self, tmp_path: Path) -> None:
+        tensors = {"a": np.arange(3), "b": np.zeros(3, ml_dtypes.float8_e4m3fn), "c": np.zeros(2, bool), "d": KERNEL}
+        shard(LocalFolder(tmp_path), 1, "in.safetensors", tensors)
+        file, found = tmp_path / "digits" / "00000001" / "in.safetensors", Checkpoints(str(tmp_path / "c"))
+        assert found.import_file(file, "model", skip=["c", "b"]).variables.keys() == {"a", "d"}
+        values = found.read("model")
+        assert values["a"].tolist() == [0, 1, 2]
+        assert np.array_equal(values["d"], KERNEL)
+        with pytest.raises(errors.BadRequest, match="has no tensor 'x'"):
+            found.import_file(file, "model", skip=["x"])
+
+    @pytest.mark.parametrize("job", ["Base", "a/1", "../a", "", "a" * 64])
+    def test_a_name_that_no_job_may_have_is_refused(self, tmp_path: Path, job: str) -> None:
+        save_file({"a": KERNEL}, tmp_path / "in.safetensors")
+        with pytest.raises(errors.BadRequest, match="is no job's name"):
+            Checkpoints(str(tmp_path / "c")).import_file(tmp_path / "in.safetensors", job)
+        assert not (tmp_path / "c").exists()
+
+    @pytest.mark.parametrize("meanwhile", ["before", "after", "another"])
+    def test_an_import_that_a_running_job_swept_is_no_checkpoint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+    ) -> None:
+        """A job of that name tidies up while the manifest is written, or has a checkpoint of that number."""
+        save_file({"a": KERNEL}, tmp_path / "in.safetensors")
+        found, publish = Checkpoints(str(tmp_path / "c")), Catalogue.publish
+
+        def disturbed(catalogue: Catalogue, manifest: Manifest) -> None:
+            if meanwhile == "before":
+                catalogue.sweep("digits", below=9)
+            publish(catalogue, manifest)
+            if meanwhile == "after":
+                catalogue.remove("digits", 1)
+            if meanwhile == "another":
+                monkeypatch.setattr(Catalogue, "publish", publish)
+                save(tmp_path / "c")
+
+        monkeypatch.setattr(Catalogue, "publish", disturbed)
+        with pytest.raises(errors.JobExists, match="digits/1 is not imported: a job digits takes"):
+            found.import_file(tmp_path / "in.safetensors", "digits")
+        assert [str(it) for it in found.list()] == (["digits/1"] if meanwhile == "another" else [])
+        assert [*found.torn()] == []
 
     def test_a_file_that_is_not_there_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(errors.StorageFailed, match="No such file"):
@@ -231,8 +338,42 @@ class TestTheCommands:
         assert result.exit_code == 0, result.output
         assert "digits/1" in result.stdout
         assert "damaged" in result.stdout
-        (record,) = map(json.loads, run("checkpoints", "ls", "digits", "--json").stdout.splitlines())
+        assert "has no manifest" not in result.stdout
+        (tmp_path / "digits" / "00000003").mkdir()
+        assert "digits/3: has no manifest" in run("checkpoints", "ls").stdout
+        damaged, record, torn = map(json.loads, run("checkpoints", "ls", "digits", "--json").stdout.splitlines())
         assert (record["number"], record["step"], record["version"]) == (1, 12, 34)
+        assert "error" not in record
+        assert (damaged["job"], damaged["number"], damaged["error"]["code"]) == ("digits", 2, "CORRUPT_CHECKPOINT")
+        assert (torn["job"], torn["number"], torn["error"]["code"]) == ("digits", 3, "UNKNOWN_CHECKPOINT")
+        assert "is damaged" in damaged["error"]["message"]
+        assert "has no manifest" in torn["error"]["message"]
+
+    def test_ls_of_what_is_not_there_says_so(self, tmp_path: Path, run: Any) -> None:
+        folder = tmp_path / "none"
+        shown = run("checkpoints", "ls", "--checkpoints", folder)
+        assert (shown.exit_code, f"there is no whole checkpoint in {folder}" in shown.stdout) == (0, True)
+        assert run("checkpoints", "ls", "--json").stdout == ""
+        unknown = run("checkpoints", "ls", "nobody")
+        assert (unknown.exit_code, "there is no checkpoint of nobody" in unknown.stderr) == (4, True)
+        numbered = run("checkpoints", "ls", "digits/1")
+        assert (numbered.exit_code, "give JOB alone" in numbered.stderr) == (2, True)
+        (tmp_path / "file").touch()
+        no_folder = run("checkpoints", "ls", "--checkpoints", tmp_path / "file")
+        assert (no_folder.exit_code, "it is no folder" in no_folder.stderr) == (1, True)
+
+    def test_a_damaged_one_is_passed_by_aloud(self, tmp_path: Path, run: Any) -> None:
+        save(tmp_path, 1)
+        save(tmp_path, 2)
+        damage(tmp_path, 2, "manifest.json")
+        for command in (["checkpoints", "show"], ["checkpoints", "verify"], ["export"]):
+            rest = [tmp_path / "out"] if command == ["export"] else []
+            result = run(*command, "digits", *rest)
+            assert (result.exit_code, "passed by digits/2: " in result.stderr) == (0, True)
+            assert "digits/1" in result.stdout
+            (problem,) = json.loads(run(*command, "digits", *rest, "--json").stdout)["passed_by"]
+            assert "is damaged" in problem
+            assert run(*command, "digits/2", *rest).exit_code == 1
 
     def test_show_verify_and_rm(self, tmp_path: Path, run: Any) -> None:
         save(tmp_path)
@@ -244,6 +385,13 @@ class TestTheCommands:
         assert (result.exit_code, "is damaged" in result.stderr) == (1, True)
         assert run("checkpoints", "rm", "digits/1").exit_code == 0
         assert run("checkpoints", "show", "digits").exit_code == 4
+        (tmp_path / "digits" / "00000007").mkdir()
+        assert run("checkpoints", "rm", "digits/7").stdout == "digits/7 is removed\n"
+        for number in (1, 2):
+            save(tmp_path, number)
+        assert run("checkpoints", "rm", "digits").exit_code == 2
+        assert run("checkpoints", "rm", "digits", "--all").stdout == "digits/1 is removed\ndigits/2 is removed\n"
+        assert run("checkpoints", "rm", "digits", "--all").exit_code == 4
 
     def test_export_and_import(self, tmp_path: Path, run: Any) -> None:
         save(tmp_path)
@@ -251,3 +399,6 @@ class TestTheCommands:
         result = run("import", tmp_path / "m.safetensors", "tuned")
         assert "tuned/1 is made of" in result.stdout
         assert "tuned/1" in run("checkpoints", "ls").stdout
+        assert run("import", tmp_path / "m.safetensors", "Tuned").exit_code == 2
+        result = run("import", tmp_path / "m.safetensors", "part", "--skip", "bias", "--skip", "count", "--json")
+        assert json.loads(result.stdout)["variables"].keys() == {"dense/kernel"}

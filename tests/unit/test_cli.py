@@ -81,6 +81,12 @@ class TestSubmit:
         made = shoal.Job.from_proto(coordinator.jobs["mine"].spec)
         assert made.checkpoints == shoal.CheckpointPolicy(every_s=0, every_steps=50, keep_last=5, keep_every=10)
         assert (made.restore, made.partial_restore) == ("base/7", True)
+        on_demand = ["--checkpoint-s", 0, "--no-checkpoint-at-end"]
+        assert run("submit", "models:mlp", "--name", "unsaved", *on_demand).exit_code == 0
+        assert shoal.Job.from_proto(coordinator.jobs["unsaved"].spec).checkpoints == shoal.checkpoint_policy.NEVER
+        assert run("submit", "models:mlp", "--name", "timed", "--no-checkpoint-at-end").exit_code == 0
+        timed = shoal.Job.from_proto(coordinator.jobs["timed"].spec)
+        assert timed.checkpoints == shoal.CheckpointPolicy(at_end=False)
         for wrong in (["--from", "../x"], ["--partial"], ["--keep", 0], ["--checkpoint-s", -1]):
             assert run("submit", "models:mlp", *wrong).exit_code == 2
 

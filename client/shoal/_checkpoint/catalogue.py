@@ -37,9 +37,21 @@ class Catalogue:
         """The whole checkpoints of a job, oldest first."""
         return _numbers(self.folder.holding((job,), FILE))
 
+    def torn(self, job: str) -> list[int]:
+        """What is there without a manifest, oldest first: being written, or left by a writer that died."""
+        there = _numbers(self.folder.names((job,)))  # first: what becomes whole meanwhile is not torn
+        whole = {*self.numbers(job)}
+        return [number for number in there if number not in whole]
+
     def next_number(self, job: str) -> int:
         """One that no checkpoint of the job has, torn ones included."""
         return max(_numbers(self.folder.names((job,))), default=0) + 1
+
+    def unknown(self, name: str) -> errors.UnknownCheckpoint:
+        """What is said of a checkpoint, as JOB or JOB/NUMBER, that is not there."""
+        return errors.UnknownCheckpoint(
+            f"there is no checkpoint {name} in {self.folder.url}; `shoal checkpoints ls` lists them", checkpoint=name
+        )
 
     def manifest(self, job: str, number: int) -> Manifest:
         """What a checkpoint consists of.
@@ -73,11 +85,12 @@ class Catalogue:
                 reader.verify()
 
     def newest(self, job: str) -> Iterator[Manifest | errors.ShoalError]:
-        """The job's checkpoints, newest first: of each its manifest, or why it cannot be used."""
+        """The job's checkpoints, newest first: of each its manifest, or why it cannot be used, which names it."""
         for number in reversed(self.numbers(job)):
             try:
                 yield self.manifest(job, number)
             except errors.ShoalError as error:
+                error.details["checkpoint"] = f"{job}/{number}"
                 yield error
 
     def remove(self, job: str, number: int) -> None:
@@ -93,9 +106,7 @@ class Catalogue:
             job: whose.
             below: only smaller numbers, for larger ones may be being written; None: all.
         """
-        there = _numbers(self.folder.names((job,)))  # first: what becomes whole meanwhile is not torn
-        whole = {*self.numbers(job)}
-        torn = sorted(number for number in there if number not in whole and (below is None or number < below))
+        torn = [number for number in self.torn(job) if below is None or number < below]
         for number in torn:
             self.remove(job, number)
         return torn

@@ -110,6 +110,32 @@ def open_folder(url: str) -> Folder:
     return LocalFolder(Path(path if found else url).absolute())
 
 
+def open_shared(url: str) -> Folder:
+    """The folder that an operator names for all processes of a cluster.
+
+    Raises:
+        BadRequest: as for `open_folder`; or it is the memory of one process, where no other finds anything.
+    """
+    if url.startswith("memory://"):
+        raise errors.BadRequest(
+            f"checkpoints at {url} would be in the memory of one process, where no other finds them: name a folder "
+            "that the coordinator and all servers see, or an object store",
+            url=url,
+        )
+    return open_folder(url)
+
+
+def probe(folder: Folder) -> None:
+    """Writes a small file and removes it, to find out at a start what would fail every checkpoint.
+
+    Raises:
+        StorageFailed: that could not be done.
+    """
+    path = [f"probe-{secrets.token_hex(8)}"]
+    folder.write(path, [b"Shoal looks whether it can write here.\n"])
+    folder.remove(path)
+
+
 class LocalFolder:
     """A folder of this machine.
 
@@ -293,7 +319,9 @@ def _advice(error: OSError) -> str:
         case errno.ENOSPC | errno.EDQUOT:
             return "; free some space, or keep fewer checkpoints"
         case errno.ENOENT:
-            return "; somebody removed its folder meanwhile"
+            return "; somebody removed its folder meanwhile, or no folder can be made there"
+        case errno.ENOTDIR | errno.EEXIST:
+            return "; it is no folder, or something on the way there is none: name another"
         case errno.EFBIG:
             return "; raise the limit on the size of files (ulimit -f)"
         case errno.EACCES | errno.EPERM | errno.EROFS:
@@ -314,4 +342,6 @@ __all__ = [
     "missing",
     "no_folder",
     "open_folder",
+    "open_shared",
+    "probe",
 ]

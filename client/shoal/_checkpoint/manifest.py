@@ -1,9 +1,11 @@
 """What a checkpoint consists of, as a file of its own that is written last: without it, there is no checkpoint.
 
-It is JSON in one exact form, and ends with a checksum of itself: any other byte is damage.
+It is a JSON object whose last field is a checksum of all the bytes before it: any other byte is damage. That, `format`,
+`schema` and `writer` stay as they are in all versions, so that each knows a later one's manifest from a damaged one.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,6 +20,8 @@ FILE = "manifest.json"
 BLOCK_BYTES = 4 << 20
 MAX_BYTES = 256 << 20
 _FORMAT = "shoal-checkpoint"
+_END = ',\n "sum": "{}"\n}}\n'
+_SIGNED = re.compile(rb'(.*),\n "sum": "([0-9a-f]{16})"\n}\n', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +91,17 @@ class Manifest:
             CorruptCheckpoint: it is damaged.
             IncompatibleCheckpoint: a later Shoal wrote it, or something else.
         """
+        signed = _SIGNED.fullmatch(text)
+        if signed is None or sum_of(signed[1]) != signed[2].decode():
+            raise damaged(where, "its checksum is missing, or another")
         try:
             record = json.loads(text)
-            del record["sum"]
-            schema = record["schema"] if record["format"] == _FORMAT else None
-            whole = _signed(record) == text
+            schema = record["schema"]
+            ours = record["format"] == _FORMAT and type(schema) is int
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise damaged(where, f"it is no manifest of a checkpoint ({error!r})") from None
-        if not whole or type(schema) is not int:
-            raise damaged(where, "its checksum is another")
+        if not ours:
+            raise damaged(where, f"it is no manifest of a checkpoint (format {record['format']!r}, schema {schema!r})")
         if schema > VERSION:
             raise errors.IncompatibleCheckpoint(
                 f"{where} has schema {schema}; this Shoal reads up to {VERSION}: read it with the Shoal that wrote it, "
@@ -103,7 +109,7 @@ class Manifest:
                 file=where,
             )
         try:
-            del record["format"], record["schema"]
+            del record["format"], record["schema"], record["sum"]
             files = tuple(FileEntry(it["name"], it["nbytes"], tuple(it["sums"])) for it in record.pop("files"))
             return cls(files=files, variables=tuple(record.pop("variables")), **record)
         except (KeyError, TypeError) as error:
@@ -124,8 +130,8 @@ def sum_of(*parts: bytes | memoryview) -> str:
 
 
 def _signed(record: Mapping[str, Any]) -> bytes:
-    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
-    return f'{text[:-2]},\n "sum": "{sum_of(text.encode())}"\n}}\n'.encode()
+    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n}").encode()
+    return text + _END.format(sum_of(text)).encode()
 
 
 __all__ = ["BLOCK_BYTES", "FILE", "MAX_BYTES", "FileEntry", "Manifest", "sum_of", "sums_of"]

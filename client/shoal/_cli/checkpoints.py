@@ -19,6 +19,8 @@ FolderOption = Annotated[
         "--checkpoints", envvar="SHOAL_CHECKPOINTS", help="The folder or URL of checkpoints.", show_default=False
     ),
 ]
+# What has no manifest.
+_TORN = "has no manifest: it is being written, or its writer died; `shoal checkpoints rm` takes what is left of it"
 NameArgument = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="JOB for its newest checkpoint, or JOB/NUMBER.")
 ]
@@ -30,11 +32,27 @@ def ls(
     job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only those of this job.")] = "",
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists checkpoints that are whole, newest first, and says of damaged ones what is wrong."""
+    """Lists checkpoints that are whole, newest first, and says of damaged and torn ones what is wrong."""
     with Output(as_json) as out:
-        found = [*Checkpoints(folder).list(job)]
+        checkpoints = Checkpoints(folder)
+        found, torn = [*checkpoints.list(job)], [*checkpoints.torn(job)]
+        if job and not found and not torn:
+            raise errors.UnknownCheckpoint(
+                f"there is no checkpoint of {job} in {checkpoints.url}; `shoal checkpoints ls` lists all",
+                checkpoint=job,
+            )
+        if as_json:
+            for it in found:
+                out.record(_record(it) if isinstance(it, Checkpoint) else _failure(it))
+            for name in torn:
+                out.record(_failure(errors.UnknownCheckpoint(f"{name} {_TORN}", checkpoint=name)))
+            return
         rows = [_row(it) for it in found if isinstance(it, Checkpoint)]
         notes = [it.message for it in found if isinstance(it, errors.ShoalError)]
+        if torn:
+            notes.append(f"{', '.join(torn)}: {_TORN}")
+        if not rows:
+            notes.append(f"there is no whole checkpoint in {checkpoints.url}")
         out.rows("", ["checkpoint", "step", "version", "bytes", "variables", "made"], rows, notes=notes)
 
 
@@ -46,6 +64,7 @@ def show(name: NameArgument, folder: FolderOption, as_json: options.JsonOption =
         if as_json:
             out.record(_record(found))
             return
+        _tell_passed_by(found, out)
         rows: list[tuple[list[str], Row]] = [
             ([variable, str(list(shape)), dtype], {}) for variable, (shape, dtype) in found.variables.items()
         ]
@@ -57,15 +76,27 @@ def verify(name: NameArgument, folder: FolderOption, as_json: options.JsonOption
     """Reads all of a checkpoint and compares it with its checksums."""
     with Output(as_json) as out:
         found = Checkpoints(folder).verify(name)
+        _tell_passed_by(found, out)
         out.say(f"{found} is whole: {found.nbytes:,} bytes are as they were written", _record(found))
 
 
 @app.command()
-def rm(name: NameArgument, folder: FolderOption, as_json: options.JsonOption = False) -> None:
-    """Removes a checkpoint, which is named with its number."""
+def rm(
+    name: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="JOB/NUMBER; with --all JOB.")],
+    folder: FolderOption,
+    whole_job: Annotated[bool, typer.Option("--all", help="All checkpoints of the job.")] = False,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Removes a checkpoint, be it whole, damaged or torn; with --all, all of a job."""
     with Output(as_json) as out:
-        Checkpoints(folder).remove(name)
-        out.say(f"{name} is removed", {"checkpoint": name, "removed": True})
+        checkpoints = Checkpoints(folder)
+        if whole_job:
+            removed = checkpoints.remove_all(name)
+        else:
+            checkpoints.remove(name)
+            removed = (name,)
+        for it in removed:
+            out.say(f"{it} is removed", {"checkpoint": it, "removed": True})
 
 
 def export(
@@ -77,6 +108,7 @@ def export(
     """Writes a checkpoint's variables to one safetensors file, which PyTorch, JAX and others read."""
     with Output(as_json) as out:
         found = Checkpoints(folder).export(name, file)
+        _tell_passed_by(found, out)
         out.say(f"{file}: {len(found.variables)} variables of {found}", {**_record(found), "file": str(file)})
 
 
@@ -84,11 +116,14 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="Of any framework.")],
     job: Annotated[str, typer.Argument(metavar="JOB", help="The name that the checkpoint is to be found by.")],
     folder: FolderOption,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="NAME", help="Leave this tensor out; repeatable.")
+    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Makes a checkpoint of a safetensors file."""
     with Output(as_json) as out:
-        found = Checkpoints(folder).import_file(file, job)
+        found = Checkpoints(folder).import_file(file, job, skip=skip or [])
         out.say(f"{found} is made of {file}: {len(found.variables)} variables", _record(found))
 
 
@@ -107,7 +142,21 @@ def _record(found: Checkpoint) -> Row:
         "version": found.version,
         "bytes": found.nbytes,
         "variables": {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in found.variables.items()},
+        "passed_by": list(found.passed_by),
     }
+
+
+def _failure(error: errors.ShoalError) -> Row:
+    """The record of one that cannot be used; the error as on standard error."""
+    job, _, number = error.details["checkpoint"].rpartition("/")
+    told = {"code": error.code, "message": error.message, "details": error.details}
+    return {"job": job, "number": int(number), "error": told}
+
+
+def _tell_passed_by(found: Checkpoint, out: Output) -> None:
+    if not out.as_json:  # whose record has it
+        for problem in found.passed_by:
+            out.errors.print(f"passed by {problem}", soft_wrap=True)
 
 
 def _sentence(found: Checkpoint) -> str:

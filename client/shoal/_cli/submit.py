@@ -52,6 +52,9 @@ def submit(
         float | None, typer.Option(help="Seconds from one checkpoint to the next; 0: none by time. By default 600.")
     ] = None,
     checkpoint_steps: Annotated[int | None, typer.Option(help="Steps from one checkpoint to the next.")] = None,
+    no_checkpoint_at_end: Annotated[
+        bool, typer.Option("--no-checkpoint-at-end", help="None when all workers are through.")
+    ] = False,
     keep: Annotated[int | None, typer.Option(help="So many of the newest checkpoints stay. By default 3.")] = None,
     keep_every: Annotated[
         int | None, typer.Option(help="Checkpoints whose number is a multiple of this stay as well.")
@@ -85,7 +88,11 @@ def submit(
             wire=wire,
             overlap=not in_turn,
             checkpoints=_policy(
-                every_s=checkpoint_s, every_steps=checkpoint_steps, keep_last=keep, keep_every=keep_every
+                every_s=checkpoint_s,
+                every_steps=checkpoint_steps,
+                at_end=False if no_checkpoint_at_end else None,
+                keep_last=keep,
+                keep_every=keep_every,
             ),
             restore=from_checkpoint,
             partial_restore=partial,

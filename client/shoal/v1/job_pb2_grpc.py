@@ -113,6 +113,7 @@ class JobsServicer:
     def Submit(self, request, context):
         """For users.
         Bad specification: INVALID_ARGUMENT, INVALID_JOB. A name that is running: ALREADY_EXISTS, JOB_EXISTS.
+        No such checkpoint to begin with: NOT_FOUND, UNKNOWN_CHECKPOINT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

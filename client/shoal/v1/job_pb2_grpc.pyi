@@ -35,6 +35,7 @@ class JobsStub:
     Submit: _grpc.UnaryUnaryMultiCallable[_job_pb2.SubmitRequest, _job_pb2.SubmitReply]
     """For users.
     Bad specification: INVALID_ARGUMENT, INVALID_JOB. A name that is running: ALREADY_EXISTS, JOB_EXISTS.
+    No such checkpoint to begin with: NOT_FOUND, UNKNOWN_CHECKPOINT.
     """
     List: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListRequest, _job_pb2.ListReply]
     Get: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetRequest, _job_pb2.GetReply]
@@ -73,6 +74,7 @@ class JobsAsyncStub(JobsStub):
     Submit: _aio.UnaryUnaryMultiCallable[_job_pb2.SubmitRequest, _job_pb2.SubmitReply]  # type: ignore[assignment]
     """For users.
     Bad specification: INVALID_ARGUMENT, INVALID_JOB. A name that is running: ALREADY_EXISTS, JOB_EXISTS.
+    No such checkpoint to begin with: NOT_FOUND, UNKNOWN_CHECKPOINT.
     """
     List: _aio.UnaryUnaryMultiCallable[_job_pb2.ListRequest, _job_pb2.ListReply]  # type: ignore[assignment]
     Get: _aio.UnaryUnaryMultiCallable[_job_pb2.GetRequest, _job_pb2.GetReply]  # type: ignore[assignment]
@@ -114,6 +116,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_job_pb2.SubmitReply, _abc.Awaitable[_job_pb2.SubmitReply]]:
         """For users.
         Bad specification: INVALID_ARGUMENT, INVALID_JOB. A name that is running: ALREADY_EXISTS, JOB_EXISTS.
+        No such checkpoint to begin with: NOT_FOUND, UNKNOWN_CHECKPOINT.
         """
 
     @_abc_1.abstractmethod
