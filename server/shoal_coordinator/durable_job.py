@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from google.protobuf.message import Message
 
 from shoal._layout import Placement
-from shoal.events import StateChanged
 from shoal.events import from_proto as event_from_proto
 from shoal.job import Job
 from shoal.status import JobState
 from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import from_proto as variable_from_proto
 from shoal_coordinator import codecs
+from shoal_coordinator.event_log import Kept
 from shoal_coordinator.events import JobRef
 from shoal_coordinator.jobs import JobLife
 from shoal_coordinator.ledger import Ledger
@@ -124,7 +124,7 @@ class DurableJob(JobLife):
             if participant.assignment in saved.tally.told:
                 participant.told = told_from_proto(saved.tally.told[participant.assignment])
         events = [event_from_proto(event) for event in saved.events]
-        self.log.restore([event for event in events if isinstance(event, StateChanged)], state.numbered)
+        self.log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
 
     def _restore_plan(self, plan: state_pb2.PlanRecord) -> None:
         variables = dict(variable_from_proto(variable) for variable in plan.variables)

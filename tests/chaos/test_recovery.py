@@ -192,6 +192,17 @@ def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder,
                 tally.passes(took)
 
 
+@pytest.mark.parametrize("step", [*forms.size([], ["CheckpointWritten"]), *mortal_coordinator.TELLING])
+def test_a_checkpoint_that_was_asked_for_is_told_over_the_coordinators_death(cluster, client, tmp_path, step):
+    spec = plane(f"asked-{step.lower()}", seconds=0.01, hurry=tmp_path / "never", checkpoints=NEVER)
+    with ThreadPoolExecutor(1) as pool, running(client, spec) as job:
+        with mortal_coordinator.mortal(cluster, tmp_path / "doom") as coordinator:
+            coordinator.doom(step)
+            saved = pool.submit(job.checkpoint, timeout_s=40)
+            coordinator.wait(timeout_s=20)
+        assert saved.result() == job.status().checkpoint
+
+
 @forms.in_full
 def test_a_job_without_a_checkpoint_begins_again(cluster, client, unbroken, tmp_path):
     hurry = tmp_path / "hurry"

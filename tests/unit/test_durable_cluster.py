@@ -9,7 +9,7 @@ from hypothesis.stateful import rule
 
 from cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 from shoal import errors
-from shoal.checkpoint_policy import CheckpointPolicy
+from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.events import LogLine
 from shoal.status import JobState, JobStatus, Progress, Role
 from shoal.v1 import job_pb2, state_pb2
@@ -212,6 +212,27 @@ class TestEvents:
         assert rig.history("a") == history
         assert rig.machine.job("a").log.ended
         assert not any(isinstance(found, LogLine) for found in rig.machine.job("a").log.after(0))
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_so_does_what_became_of_a_checkpoint_that_was_asked_for(self, rig, fails):
+        """Its end is decided, and the coordinator dies before it has told anybody."""
+        rig.policy = KEEPING
+        rig.crash().submit(job(checkpoints=NEVER))
+        rig.start("a", "w0", "w1")
+        attempt = rig.handle(events.CheckpointRequested("a"))
+        if fails:
+            cut = rig.pending.pop()
+            rig.handle(events.CheckpointFailed(cut.job, "the disk is full", effect=cut.number))
+        rig.perform()
+        told = rig.machine.job("a").log.after(attempt.after)
+        rig.crash()
+        assert rig.machine.job("a").log.after(attempt.after) == told
+        [ended] = told
+        assert (ended.attempt, ended.saved, ended.failure) == (
+            attempt.number,
+            rig.status("a").checkpoint,
+            "the disk is full" if fails else "",
+        )
 
     def test_no_number_comes_twice(self, rig):
         rig.submit(job())
@@ -434,7 +455,9 @@ def timeless(records):
     histories = defaultdict(list)
     for key in sorted(key for key in found if "/event/" in key):
         change = job_pb2.Event.FromString(found.pop(key))
-        histories[key.partition("/event/")[0]].append((change.sequence, change.time, change.state.SerializeToString()))
+        number = change.sequence
+        change.ClearField("sequence")
+        histories[key.partition("/event/")[0]].append((number, change.SerializeToString()))
     for key in [key for key in found if key.endswith("/state")]:
         state = state_pb2.JobRecord.FromString(found[key])
         state.numbered = 0

@@ -978,8 +978,8 @@ class WatchRequest(_message.Message):
     NO_WAIT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     after: _builtins.int
-    """Events with a larger sequence number. The coordinator keeps the last 20,000 of a job; those that change its state over a
-    restart too, after which numbers go on higher than before, with a gap.
+    """Events with a larger sequence number. The coordinator keeps the last 20,000 of a job; those that change its state, and ends
+    of checkpoints, over a restart too, after which numbers go on higher than before, with a gap.
     """
     no_wait: _builtins.bool
     """End after the events there are, instead of waiting for more."""

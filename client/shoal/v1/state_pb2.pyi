@@ -678,7 +678,7 @@ Global___Totals: _TypeAlias = Totals  # noqa: Y015
 
 @_typing.final
 class EffectRecord(_message.Message):
-    """Keys "job/NUMBER/event/SEQUENCE" hold an Event, of those that change the job's state.
+    """Keys "job/NUMBER/event/SEQUENCE" hold an Event, of those that change the job's state or say what became of a checkpoint.
 
     Key "effect/NUMBER": something that was decided and is not known to be done. Effects are done in order of number, and
     again after a restart, for which each may be repeated.
