@@ -34,6 +34,8 @@ from shoal_coordinator.events import (
     R,
     RemoveWorker,
     ServerRef,
+    TakeCut,
+    WriteCheckpoint,
 )
 from shoal_coordinator.ledger import Lease, NoRange
 from shoal_coordinator.membership import RETURN_S, Member, Membership
@@ -180,6 +182,10 @@ class Cluster:
         assert submissions == sorted(submissions)
         assert max(submissions, default=0) <= self._submissions
         self._outstanding.validate()
+        # So what became of an effect is what became of the attempt that its job knows of, and of no other.
+        saving = Counter(effect.job for effect in self._outstanding if isinstance(effect, TakeCut | WriteCheckpoint))
+        for job in self._live():
+            assert saving[job.ref] == job.checkpoints.busy, "an attempt at a checkpoint without its effect, or two"
 
     # Members.
 
@@ -312,15 +318,15 @@ class Cluster:
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        if job.crew.has_part(event.worker, event.assignment):
-            if event.lost and job.recovery.possible and job.placement:
-                self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
-            elif event.lost and job.recovery.possible:
-                # It went back meanwhile; this worker's part is another one now, or will be.
-                self._emit(job.lose(event.worker, now))
-            else:
-                self._emit(job.finish(event.worker, event.error, now))
-            self._schedule(now)
+        if not job.crew.has_part(event.worker, event.assignment):
+            return
+        if not (event.lost and job.recovery.possible):
+            self._emit(job.finish(event.worker, event.error, now))
+        elif job.placement:
+            self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
+        else:  # the job has gone back meanwhile: this worker found the shards that it had before
+            self._emit(job.lose(event.worker, now))
+        self._schedule(now)
 
     def _seat(self, member: Member, job: DurableJob, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""

@@ -65,7 +65,7 @@ class DurableJob(JobLife):
                 parts = self.crew.active.values()
                 return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
             case Part.CHECKPOINTS:
-                return self.checkpoints.to_proto() if self.checkpoints.possible else None
+                return self.checkpoints.to_proto()
         event = self.log.find(int(number))
         return codecs.event_message(event) if event else None
 
@@ -111,9 +111,9 @@ class DurableJob(JobLife):
         self._closing = state.closing
         self.crew.take_up(state)
         self.recovery.take_up(state)
-        if self.checkpoints.possible and saved.checkpoints:
+        if saved.checkpoints:
             self.checkpoints.take_up(saved.checkpoints)
-        elif self.checkpoints.possible or saved.checkpoints:  # the cluster has a folder now, or has none any more
+        else:  # an earlier Shoal kept none of a job in a cluster without a folder of them
             self._changed(Part.CHECKPOINTS)
         if plan := saved.plan:
             self._restore_plan(plan)

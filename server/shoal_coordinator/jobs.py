@@ -311,18 +311,14 @@ class JobLife:
         return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)]
 
     def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:
-        """A checkpoint is whole."""
-        if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
-            return []
+        """The checkpoint that was under way is whole."""
         self.checkpoints.written(saved, removed)
         self.recovery.checkpointed()
         self._changed(Part.STATE)
         return self._checkpoint_ended(saved, "", now)
 
     def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
-        """A checkpoint was given up."""
-        if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
-            return []
+        """The checkpoint that was under way was given up."""
         self.checkpoints.failed(reason)
         if self._closing and not self.checkpoints.pending:
             self.checkpoints.request_again(now)

@@ -84,7 +84,8 @@ class Recovery:
             Whether the job goes back, and what its user is told.
         """
         if not self.possible or self._fruitless >= MAX_FRUITLESS:
-            often = f" (for the {self._fruitless + 1}th time without a new checkpoint)" if self._fruitless else ""
+            times = self._fruitless + 1
+            often = f" ({times} times in a row without a new checkpoint in between)" if times > 1 else ""
             return False, f"{reason}{often}"
         self._restarts, self._fruitless = self._restarts + 1, self._fruitless + 1
         self._patience, self._servers = patience, servers

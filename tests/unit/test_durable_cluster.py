@@ -10,7 +10,7 @@ from hypothesis.stateful import rule
 from cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 from shoal import errors
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
-from shoal.events import LogLine
+from shoal.events import CheckpointEnded, LogLine
 from shoal.status import JobState, JobStatus, Progress, Role
 from shoal.v1 import job_pb2, state_pb2
 from shoal_coordinator import event_log, events
@@ -343,52 +343,75 @@ class TestWithoutItsFolder:
         rig.policy = POLICY
         rig.crash()
 
-    def test_a_job_goes_on_and_has_no_checkpoints(self, rig):
+    def ends(self, rig):
+        log = rig.machine.job("a").log.after(0)
+        return [(event.attempt, event.failure) for event in log if isinstance(event, CheckpointEnded)]
+
+    def test_a_job_goes_on_and_takes_no_checkpoints(self, rig):
         rig.handle(events.CheckpointRequested("a"))
         rig.perform()
         assert rig.status("a").checkpoint.number == 1
         self.lose_folder(rig)
         assert rig.state("a") is JobState.RUNNING
-        assert rig.status("a").checkpoint is None
-        assert not any(key.endswith("/checkpoints") for key in rig.disk.load())
+        assert rig.status("a").checkpoint.number == 1, "that there is one is still true"
+        rig.pass_time(3600)
+        assert rig.pending == []
         with pytest.raises(errors.StorageFailed, match=r"^this cluster has no folder of checkpoints: start its coord"):
             rig.handle(events.CheckpointRequested("a"))
         rig.kill("s1")
         assert rig.state("a") is JobState.FAILED, "it cannot go back"
         assert "submit the job again" in rig.status("a").reason
 
-    def test_what_was_under_way_is_given_up(self, rig):
+    def test_what_was_under_way_is_given_up_and_who_waits_for_it_is_told(self, rig):
         rig.handle(events.CheckpointRequested("a"))
         [cut] = rig.pending
         self.lose_folder(rig)
         assert rig.pending == [cut], "it is tried, and fails"
         rig.pending.clear()
         rig.handle(events.CheckpointFailed(cut.job, self.GONE, effect=cut.number))
-        assert (rig.state("a"), rig.status("a").checkpoint_failure) == (JobState.RUNNING, "")
+        assert (rig.state("a"), rig.status("a").checkpoint_failure) == (JobState.RUNNING, self.GONE)
+        assert self.ends(rig) == [(1, self.GONE)]
 
     def test_a_job_that_was_closing_ends(self, rig):
         cut = self.finish(rig)
         self.lose_folder(rig)
-        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
         rig.handle(events.CheckpointFailed(cut.job, self.GONE, effect=cut.number))
-        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
+        assert rig.state("a") is JobState.SUCCEEDED
+        assert rig.status("a").reason == f"its last checkpoint failed: {self.GONE}"
 
     def test_a_job_that_would_have_tried_its_last_checkpoint_again_ends(self, rig):
         cut = self.finish(rig)
         rig.handle(events.CheckpointFailed(cut.job, "the disk is full", effect=cut.number))
         assert rig.state("a") is JobState.RUNNING
         self.lose_folder(rig)
-        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
+        assert rig.state("a") is JobState.SUCCEEDED
+        assert rig.status("a").reason == "its last checkpoint failed: the disk is full"
 
-    def test_with_a_folder_again_checkpoints_begin_anew(self, rig):
-        rig.handle(events.CheckpointRequested("a"))
-        rig.perform()
-        self.lose_folder(rig)
+    def find_folder(self, rig):
         rig.policy = KEEPING
         rig.crash()
-        assert rig.status("a").checkpoint is None
+
+    def test_with_its_folder_again_it_goes_back_to_what_it_had(self, rig):
         rig.handle(events.CheckpointRequested("a"))
+        rig.perform(step=3)
+        self.lose_folder(rig)
+        self.find_folder(rig)
+        assert rig.status("a").checkpoint.number == 1
+        rig.kill("s1")
+        rig.servers("s1").start("a", "w0", "w1")
+        assert ("placing", "goes on from a/1, step 3") in rig.history("a")
+        assert rig.state("a") is JobState.RUNNING
+
+    def test_with_its_folder_again_what_was_under_way_comes_to_its_own_end(self, rig):
+        """And is not taken for what was asked for since."""
+        assert rig.handle(events.CheckpointRequested("a")).number == 1
+        [cut] = rig.pending
+        self.lose_folder(rig)
+        self.find_folder(rig)
+        assert rig.handle(events.CheckpointRequested("a")).number == 2
+        assert rig.pending == [cut], "one at a time"
         rig.perform()
+        assert self.ends(rig) == [(1, ""), (2, "")]
         assert rig.status("a").checkpoint.number == 2
 
 

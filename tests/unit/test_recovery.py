@@ -78,7 +78,7 @@ class TestLosing:
         machine = recovery(1)
         for _ in range(MAX_FRUITLESS):
             assert lose(machine)[0]
-        assert lose(machine) == (False, f"{GONE} (for the 11th time without a new checkpoint)")
+        assert lose(machine) == (False, f"{GONE} (11 times in a row without a new checkpoint in between)")
 
     def test_but_as_often_as_there_are_new_checkpoints(self):
         machine = recovery(1)
