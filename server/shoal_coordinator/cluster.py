@@ -50,6 +50,7 @@ AnyOutcome = (
     events.ShardsCreated
     | events.WorkerAdmitted
     | events.EffectFailed
+    | events.RestorePutOff
     | events.CutMade
     | events.CheckpointWritten
     | events.CheckpointFailed
@@ -112,6 +113,7 @@ class Cluster:
             events.WorkerFenced: self._worker_fenced,
             events.EffectFailed: self._effect_failed,
             events.EffectDone: self._effect_done,
+            events.RestorePutOff: self._restore_put_off,
             events.CutMade: self._cut_made,
             events.CheckpointWritten: self._checkpoint_written,
             events.CheckpointFailed: self._checkpoint_failed,
@@ -377,6 +379,11 @@ class Cluster:
                 self._emit(job.fail(event.reason, now))
             self._schedule(now)
 
+    def _restore_put_off(self, event: events.RestorePutOff, now: float) -> None:
+        if job := self._job_of_outcome(event):
+            self._emit(job.put_off(event.reason, now))
+            self._schedule(now)
+
     def _cut_held(self, event: events.CutHeld, _: float) -> events.Held:
         job = self._live_job(event.job)
         if job is None:
@@ -423,7 +430,7 @@ class Cluster:
                 pass
         idling = sum(self._job_of(worker.id) is None for worker in workers)
         for job in self._live():
-            lacks = [_lack(job, idling)]
+            lacks = [_lack(job, idling), job.recovery.lack]
             if job.unplaced is not None:
                 lacks.append(self._place(job, now))
             if not job.ended:
@@ -465,6 +472,8 @@ class Cluster:
         servers = self._members.alive(Role.SERVER)
         if not servers or job.recovery.waits_for_servers(len(servers), now):
             return "waiting for servers" if servers else "waiting for a server"
+        if job.recovery.waits_for_storage(now):
+            return ""  # it says so itself, while it tries too
         variables = dict(job.unplaced or {})
         held = self._placed_bytes()
         loads = [ServerLoad(server.id, server.registration.address, held[server.id]) for server in servers]

@@ -93,6 +93,7 @@ class DurableJob(JobLife):
             created=self._created,
             numbered=self.log.numbered,
             closing=self._closing,
+            restored=sorted(self._restored),
         )
         self.crew.write_to(record)
         self.recovery.write_to(record)
@@ -108,7 +109,7 @@ class DurableJob(JobLife):
             state.finished_at,
         )
         self._assigned, self._created = state.assigned, state.created
-        self._closing = state.closing
+        self._closing, self._restored = state.closing, frozenset(state.restored)
         self.crew.take_up(state)
         self.recovery.take_up(state)
         if saved.checkpoints:

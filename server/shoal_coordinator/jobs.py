@@ -86,6 +86,7 @@ class JobLife:
         self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
         self._description: Description | None = None
         self._assigned = False  # the given values are in place
+        self._restored: frozenset[str] = frozenset()  # of the given ones, those that a checkpoint has put in place
         self._created = False  # the shards are on the servers
         self._ledger: Ledger | None = None  # None until the job is described
         self._tally = Tally()
@@ -172,7 +173,8 @@ class JobLife:
         ready = self.state is JobState.RUNNING and participant.stage is Stage.ADMITTED
         placement = self.placement if self._created else None
         assigns = participant.assignment == self.crew.assigner and not self._assigned
-        return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step, assigns)
+        restored = self._restored if assigns else frozenset()
+        return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step, assigns, restored)
 
     # Workers come.
 
@@ -217,7 +219,8 @@ class JobLife:
         """Has the shards allocated where they are planned."""
         self.placement = placement
         self._changed(Part.PLAN)
-        self._enter(JobState.PLACING, "", now)
+        if self.state is not JobState.PLACING:  # or it tries again, of which there is nothing to tell
+            self._enter(JobState.PLACING, "", now)
         return [CreateShards(self.ref, placement, self.spec, self.recovery.sources)]
 
     def shards_created(self, now: float, restored: Restored | None = None) -> list[Effect]:
@@ -353,6 +356,7 @@ class JobLife:
             self._release(worker)  # what servers know of it goes with the shards
         self.crew.clear()
         self.placement, self._created, self._assigned, self._closing = None, False, False, False
+        self._restored = frozenset()
         self._tally = Tally()
         self._ledger = self._new_ledger(self._description.examples) if self._description else None
         if self.checkpoints.pending:  # somebody may wait for it
@@ -363,11 +367,16 @@ class JobLife:
         self._enter(JobState.PENDING, told, now)
         return [DropShards(self.ref, servers)]
 
+    def put_off(self, reason: str, now: float) -> list[Effect]:
+        """Its checkpoints cannot be read for now: it is placed again in a while, and till then it holds no memory."""
+        self.recovery.put_off(reason, now)
+        return self.drop()
+
     def _go_on_from(self, restored: Restored, now: float) -> str:
         """Takes up where a checkpoint was; what is wrong with that, if anything is."""
         assert self._description is not None
         resumption = self.recovery.resume(restored, self._description, lambda: self._changed(Part.LEDGER))
-        self._assigned = self._assigned or resumption.assigned
+        self._assigned, self._restored = self._assigned or resumption.assigned, resumption.given
         if resumption.ledger:
             self._ledger = resumption.ledger
             self._changed(Part.LEDGER)
