@@ -5,7 +5,7 @@ The worker daemon and its trainer use it, and so do sessions of users. Values tr
 
 import enum
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -196,7 +196,7 @@ class Participant:
             if reply.state in _OVER:
                 raise self._over(reply.state)
             if reply.assigns and not assigned and reply.HasField("placement"):
-                self._assign(Placement.from_proto(reply.placement))
+                self._assign(Placement.from_proto(reply.placement), reply.restored)
                 assigned = True
             elif reply.ready:
                 break
@@ -279,9 +279,10 @@ class Participant:
         name = job_pb2.JobState.Name(state)
         return errors.Cancelled(f"job {self.job} is over ({name.lower()}); there is nothing to enter", job=self.job)
 
-    def _assign(self, placement: Placement) -> None:
+    def _assign(self, placement: Placement, restored: Collection[str]) -> None:
+        values = {name: value for name, value in self._given.items() if name not in restored}
         with ParameterClient(placement, refresh=self._placement) as client:
-            client.assign(self._given)
+            client.assign(values)
 
     def _parameters(self, placement: Placement, step: int) -> ParameterClient:
         return ParameterClient(

@@ -124,7 +124,7 @@ class JobStatus:
     Attributes:
         job: what was submitted, defaults filled in.
         state: where it is in its life.
-        reason: why it failed, with the program's traceback where there is one.
+        reason: why it failed, with the program's traceback where there is one; before its end, what it waits for.
         submitted_at: seconds of Unix time; this and the next two are 0 as long as that has not happened.
         started_at: when it began to run.
         finished_at: when it ended.

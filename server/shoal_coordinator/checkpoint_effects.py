@@ -1,8 +1,7 @@
 """The way back from a checkpoint to shards. How one is made is for `cutting` and `publishing`."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from google.protobuf import json_format
@@ -20,10 +19,6 @@ _log = structlog.get_logger(__name__)
 
 # Reading many GB takes a while.
 _RESTORE_TIMEOUT_S = 600.0
-# Five minutes for a storage that comes back.
-_STORAGE_TRIES, _STORAGE_PAUSE_S = 31, 10.0
-
-T = TypeVar("T")
 
 
 def restore(effect: CreateShards, create: Callable[[], None], calls: ServerCalls, catalogue: Catalogue) -> Restored:
@@ -38,12 +33,13 @@ def restore(effect: CreateShards, create: Callable[[], None], calls: ServerCalls
     Raises:
         CorruptCheckpoint, UnknownCheckpoint: none can be read; the message says why of each.
         IncompatibleCheckpoint: the first that can be read is of other variables.
+        StorageFailed: the storage cannot be read for now, by the coordinator or by a server; some shards may be filled.
         ShoalError: what servers answer.
     """
     passed_by: list[str] = []
-    for choice in _patiently(lambda: [*_candidates(effect.sources, catalogue, passed_by)], effect, calls):
+    for choice in _candidates(effect.sources, catalogue, passed_by):
         try:
-            return _patiently(partial(_restored, effect, choice, create, calls, catalogue, passed_by), effect, calls)
+            return _restored(effect, choice, create, calls, catalogue, passed_by)
         except (errors.CorruptCheckpoint, errors.UnknownCheckpoint) as error:
             _log.warning("checkpoint passed by", job=effect.job.name, checkpoint=str(choice), reason=error.message)
             passed_by.append(f"{choice}: {error.message}")
@@ -101,19 +97,6 @@ def _restored(
         seed=int(manifest.spec.get("seed", 0)) if manifest.spec else None,
         passed_by=tuple(passed_by),
     )
-
-
-def _patiently(read: Callable[[], T], effect: CreateShards, calls: ServerCalls) -> T:
-    """Reads, again and again for some minutes if the storage fails: it may be away for a moment, as all else was."""
-    for _ in range(_STORAGE_TRIES - 1):
-        try:
-            return read()
-        except errors.StorageFailed as error:
-            _log.warning("checkpoints cannot be read; trying again", job=effect.job.name, reason=error.message)
-            calls.pause(_STORAGE_PAUSE_S)
-            for server in servers_of(effect.placement):
-                calls.check_wanted(server, error.message)
-    return read()
 
 
 def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: Manifest) -> None:

@@ -24,7 +24,8 @@ class Checkpointing:
         policy: when they are due.
         now: seconds of Unix time, as in every method: when the job began to run.
         changed: told that the record is another one now.
-        possible: whether the cluster has a folder of them; where it has none, none is due.
+        possible: whether the cluster has a folder of them; while it has none, none is due, and those that there
+            were are remembered, for the folder may come back.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class Checkpointing:
 
     @property
     def pending(self) -> bool:
-        """Whether one is under way, or asked for."""
-        return self._busy or bool(self._wanted_from)
+        """Whether one is under way, or asked for where it can be had."""
+        return self._busy or (self._possible and bool(self._wanted_from))
 
     @property
     def pending_attempt(self) -> int:
@@ -110,14 +111,14 @@ class Checkpointing:
 
     def request_again(self, now: float) -> bool:
         """Asks for one more in a while, after a failure; False: it was tried often enough."""
-        if self._failures >= _TRIES:
+        if not self._possible or self._failures >= _TRIES:
             return False
         self.request(now + self._retry_s)
         return True
 
     def due(self, now: float, step: int) -> bool:
         """Whether the next one is to begin; `step` is that of the worker that is ahead."""
-        if self._busy:
+        if self._busy or not self._possible:
             return False
         if self._wanted_from:
             return now >= self._wanted_from
@@ -194,4 +195,3 @@ class Checkpointing:
         assert numbers == sorted(set(numbers)), "checkpoints are out of order"
         assert self._attempts or not self._busy
         assert bool(self._failures) == bool(self._failure)
-        assert self._possible or not (self.pending or self._saved), "there are checkpoints, and no folder of them"

@@ -25,6 +25,7 @@ from shoal_coordinator.durable_job import DurableJob
 from shoal_coordinator.events import (
     Assignment,
     Attempt,
+    CountCheckpoints,
     Described,
     DropShards,
     Effect,
@@ -34,6 +35,8 @@ from shoal_coordinator.events import (
     R,
     RemoveWorker,
     ServerRef,
+    TakeCut,
+    WriteCheckpoint,
 )
 from shoal_coordinator.ledger import Lease, NoRange
 from shoal_coordinator.membership import RETURN_S, Member, Membership
@@ -49,6 +52,7 @@ AnyOutcome = (
     | events.WorkerAdmitted
     | events.EffectFailed
     | events.CheckpointsCounted
+    | events.RestorePutOff
     | events.CutMade
     | events.CheckpointWritten
     | events.CheckpointFailed
@@ -112,6 +116,7 @@ class Cluster:
             events.EffectFailed: self._effect_failed,
             events.EffectDone: self._effect_done,
             events.CheckpointsCounted: self._checkpoints_counted,
+            events.RestorePutOff: self._restore_put_off,
             events.CutMade: self._cut_made,
             events.CheckpointWritten: self._checkpoint_written,
             events.CheckpointFailed: self._checkpoint_failed,
@@ -182,6 +187,11 @@ class Cluster:
         assert submissions == sorted(submissions)
         assert max(submissions, default=0) <= self._submissions
         self._outstanding.validate()
+        # So what became of an effect is what became of the attempt that its job knows of, and of no other.
+        attempts = CountCheckpoints | TakeCut | WriteCheckpoint
+        saving = Counter(effect.job for effect in self._outstanding if isinstance(effect, attempts))
+        for job in self._live():
+            assert saving[job.ref] == job.checkpoints.busy, "an attempt at a checkpoint without its effect, or two"
 
     # Members.
 
@@ -314,15 +324,15 @@ class Cluster:
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
-        if job.crew.has_part(event.worker, event.assignment):
-            if event.lost and job.recovery.possible and job.placement:
-                self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
-            elif event.lost and job.recovery.possible:
-                # It went back meanwhile; this worker's part is another one now, or will be.
-                self._emit(job.lose(event.worker, now))
-            else:
-                self._emit(job.finish(event.worker, event.error, now))
-            self._schedule(now)
+        if not job.crew.has_part(event.worker, event.assignment):
+            return
+        if not (event.lost and job.recovery.possible):
+            self._emit(job.finish(event.worker, event.error, now))
+        elif job.placement:
+            self._lose_shards(job, f"worker {event.worker} found its shards gone: {_last_line(event.error)}", now)
+        else:  # the job has gone back meanwhile: this worker found the shards that it had before
+            self._emit(job.lose(event.worker, now))
+        self._schedule(now)
 
     def _seat(self, member: Member, job: DurableJob, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
@@ -371,6 +381,11 @@ class Cluster:
                 self._lose_shards(job, event.reason, now)
             else:
                 self._emit(job.fail(event.reason, now))
+            self._schedule(now)
+
+    def _restore_put_off(self, event: events.RestorePutOff, now: float) -> None:
+        if job := self._job_of_outcome(event):
+            self._emit(job.put_off(event.reason, now))
             self._schedule(now)
 
     def _cut_held(self, event: events.CutHeld, _: float) -> events.Held:
@@ -423,7 +438,7 @@ class Cluster:
                 pass
         idling = sum(self._job_of(worker.id) is None for worker in workers)
         for job in self._live():
-            lacks = [_lack(job, idling)]
+            lacks = [_lack(job, idling), job.recovery.lack]
             if job.unplaced is not None:
                 lacks.append(self._place(job, now))
             if not job.ended:
@@ -465,6 +480,8 @@ class Cluster:
         servers = self._members.alive(Role.SERVER)
         if not servers or job.recovery.waits_for_servers(len(servers), now):
             return "waiting for servers" if servers else "waiting for a server"
+        if job.recovery.waits_for_storage(now):
+            return ""  # it says so itself, while it tries too
         variables = dict(job.unplaced or {})
         held = self._placed_bytes()
         loads = [ServerLoad(server.id, server.registration.address, held[server.id]) for server in servers]

@@ -89,6 +89,7 @@ def join_message(joined: Joined) -> job_pb2.JoinReply:
         spec=joined.spec.to_proto(),
         state=state_code(joined.state),
         assigns=joined.assigns,
+        restored=sorted(joined.restored),
     )
 
 

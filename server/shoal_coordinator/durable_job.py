@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from google.protobuf.message import Message
 
 from shoal._layout import Placement
-from shoal.events import StateChanged
 from shoal.events import from_proto as event_from_proto
 from shoal.job import Job
 from shoal.status import JobState
 from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import from_proto as variable_from_proto
 from shoal_coordinator import codecs
+from shoal_coordinator.event_log import Kept
 from shoal_coordinator.events import JobRef
 from shoal_coordinator.jobs import JobLife
 from shoal_coordinator.ledger import Ledger
@@ -65,7 +65,7 @@ class DurableJob(JobLife):
                 parts = self.crew.active.values()
                 return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
             case Part.CHECKPOINTS:
-                return self.checkpoints.to_proto() if self.checkpoints.possible else None
+                return self.checkpoints.to_proto()
         event = self.log.find(int(number))
         return codecs.event_message(event) if event else None
 
@@ -93,6 +93,7 @@ class DurableJob(JobLife):
             created=self._created,
             numbered=self.log.numbered,
             closing=self._closing,
+            restored=sorted(self._restored),
         )
         self.crew.write_to(record)
         self.recovery.write_to(record)
@@ -108,12 +109,12 @@ class DurableJob(JobLife):
             state.finished_at,
         )
         self._assigned, self._created = state.assigned, state.created
-        self._closing = state.closing
+        self._closing, self._restored = state.closing, frozenset(state.restored)
         self.crew.take_up(state)
         self.recovery.take_up(state)
-        if self.checkpoints.possible and saved.checkpoints:
+        if saved.checkpoints:
             self.checkpoints.take_up(saved.checkpoints)
-        elif self.checkpoints.possible or saved.checkpoints:  # the cluster has a folder now, or has none any more
+        else:  # an earlier Shoal kept none of a job in a cluster without a folder of them
             self._changed(Part.CHECKPOINTS)
         if plan := saved.plan:
             self._restore_plan(plan)
@@ -124,7 +125,7 @@ class DurableJob(JobLife):
             if participant.assignment in saved.tally.told:
                 participant.told = told_from_proto(saved.tally.told[participant.assignment])
         events = [event_from_proto(event) for event in saved.events]
-        self.log.restore([event for event in events if isinstance(event, StateChanged)], state.numbered)
+        self.log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
 
     def _restore_plan(self, plan: state_pb2.PlanRecord) -> None:
         variables = dict(variable_from_proto(variable) for variable in plan.variables)

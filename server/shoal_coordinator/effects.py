@@ -154,6 +154,8 @@ class Performer:
                 case CountCheckpoints() | TakeCut() | WriteCheckpoint():
                     lost = isinstance(error, errors.SHARDS_LOST)
                     outcome = events.CheckpointFailed(effect.job, text, lost, effect=effect.number)
+                case CreateShards() if isinstance(error, errors.StorageFailed):
+                    outcome = events.RestorePutOff(effect.job, text, effect=effect.number)
                 case _:
                     lost = isinstance(error, _AWAY)
                     outcome = events.EffectFailed(effect.job, f"{_doing(effect)}: {text}", lost, effect=effect.number)

@@ -76,6 +76,7 @@ class Joined:
     rank: int = 0
     step: int = 0
     assigns: bool = False  # the caller is to send the values of variables whose initializer is "given"
+    restored: frozenset[str] = frozenset()  # but not of these, which have the values of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +328,14 @@ class CheckpointsCounted(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class RestorePutOff(Outcome):
+    """A job's shards are not filled, for the storage of its checkpoints cannot be read for now."""
+
+    job: JobRef
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CutMade(Outcome):
     """All servers write their shards as they were at one moment; the rest of the checkpoint is here."""
 
@@ -379,7 +388,7 @@ class WorkerFenced(Event[None]):
 class CreateShards:
     """Allocate a job's shards where the placement says, and fill them with the first of the sources that can be read.
 
-    Then `ShardsCreated`.
+    Then `ShardsCreated`, or `RestorePutOff` if for now nobody can say, for the storage is away.
     """
 
     job: JobRef

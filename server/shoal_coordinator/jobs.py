@@ -87,6 +87,7 @@ class JobLife:
         self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
         self._description: Description | None = None
         self._assigned = False  # the given values are in place
+        self._restored: frozenset[str] = frozenset()  # of the given ones, those that a checkpoint has put in place
         self._created = False  # the shards are on the servers
         self._ledger: Ledger | None = None  # None until the job is described
         self._tally = Tally()
@@ -173,7 +174,8 @@ class JobLife:
         ready = self.state is JobState.RUNNING and participant.stage is Stage.ADMITTED
         placement = self.placement if self._created else None
         assigns = participant.assignment == self.crew.assigner and not self._assigned
-        return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step, assigns)
+        restored = self._restored if assigns else frozenset()
+        return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step, assigns, restored)
 
     # Workers come.
 
@@ -218,7 +220,8 @@ class JobLife:
         """Has the shards allocated where they are planned."""
         self.placement = placement
         self._changed(Part.PLAN)
-        self._enter(JobState.PLACING, "", now)
+        if self.state is not JobState.PLACING:  # or it tries again, of which there is nothing to tell
+            self._enter(JobState.PLACING, "", now)
         return [CreateShards(self.ref, placement, self.spec, self.recovery.sources)]
 
     def shards_created(self, now: float, restored: Restored | None = None) -> list[Effect]:
@@ -298,7 +301,7 @@ class JobLife:
 
     def checkpoints_counted(self, largest: int) -> list[Effect]:
         """What the folder has under this name is known, so that the checkpoint under way can have a number."""
-        if self.placement is None or not self.checkpoints.busy:
+        if self.placement is None:
             return []
         number = self.checkpoints.take_number(above=largest)
         return [TakeCut(self.ref, self.placement.epoch, self.servers, number)]
@@ -313,23 +316,19 @@ class JobLife:
 
     def cut_made(self, cut: CutMade) -> list[Effect]:
         """All servers write their part."""
-        if self.placement is None or not self.checkpoints.busy:  # it was begun before the cluster lost its folder
+        if self.placement is None:
             return []
         return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)]
 
     def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:
-        """A checkpoint is whole."""
-        if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
-            return []
+        """The checkpoint that was under way is whole."""
         self.checkpoints.written(saved, removed)
         self.recovery.checkpointed()
         self._changed(Part.STATE)
         return self._checkpoint_ended(saved, "", now)
 
     def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
-        """A checkpoint was given up."""
-        if not self.checkpoints.busy:  # it was begun before the cluster lost its folder
-            return []
+        """The checkpoint that was under way was given up."""
         self.checkpoints.failed(reason)
         if self._closing and not self.checkpoints.pending:
             self.checkpoints.request_again(now)
@@ -364,6 +363,7 @@ class JobLife:
             self._release(worker)  # what servers know of it goes with the shards
         self.crew.clear()
         self.placement, self._created, self._assigned, self._closing = None, False, False, False
+        self._restored = frozenset()
         self._tally = Tally()
         self._ledger = self._new_ledger(self._description.examples) if self._description else None
         if self.checkpoints.pending:  # somebody may wait for it
@@ -374,11 +374,16 @@ class JobLife:
         self._enter(JobState.PENDING, told, now)
         return [DropShards(self.ref, servers)]
 
+    def put_off(self, reason: str, now: float) -> list[Effect]:
+        """Its checkpoints cannot be read for now: it is placed again in a while, and till then it holds no memory."""
+        self.recovery.put_off(reason, now)
+        return self.drop()
+
     def _go_on_from(self, restored: Restored, now: float) -> str:
         """Takes up where a checkpoint was; what is wrong with that, if anything is."""
         assert self._description is not None
         resumption = self.recovery.resume(restored, self._description, lambda: self._changed(Part.LEDGER))
-        self._assigned = self._assigned or resumption.assigned
+        self._assigned, self._restored = self._assigned or resumption.assigned, resumption.given
         if resumption.ledger:
             self._ledger = resumption.ledger
             self._changed(Part.LEDGER)

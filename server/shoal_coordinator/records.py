@@ -81,8 +81,8 @@ class SavedJob:
                 self.checkpoints = state_pb2.CheckpointsRecord.FromString(record)
             case Part.EVENT:
                 event = job_pb2.Event.FromString(record)
-                if event.sequence != int(number) or not event.HasField("state"):
-                    raise ValueError("it is no change of the job's state, or has another number")
+                if event.sequence != int(number) or event.WhichOneof("kind") not in {"state", "checkpoint"}:
+                    raise ValueError("it is of no kind that is kept, or has another number")
                 self.events.append(event)
             case _:
                 raise ValueError(f"a job has no {part}")

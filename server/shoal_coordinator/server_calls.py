@@ -55,10 +55,6 @@ class ServerCalls:
         with ExitStack() as channels:
             yield Together([(server, channels.enter_context(_rpc.channel(server.address))) for server in servers])
 
-    def pause(self, seconds: float) -> None:
-        """Waits; less when the coordinator stops."""
-        self._sleep(seconds)
-
     def check_wanted(self, server: ServerRef, why: str = "nobody waits for it any more") -> None:
         """Raises Cancelled if it makes no sense any more to call a server."""
         if not self._wanted(server):

@@ -95,6 +95,15 @@ def test_variables_that_are_not_given_keep_their_values(rig):
     np.testing.assert_array_equal(rig.server.values, [1, 1, 9])
 
 
+def test_values_that_were_restored_are_not_sent(rig):
+    rig.jobs.assigns = True
+    rig.jobs.joins = [rig.joined(False), rig.joined(True)]
+    rig.jobs.joins[0].restored.append("b")
+    rig.participant.describe({"w": np.ones(2, np.float32), "b": np.full(1, 3.0, np.float32)}, examples=0)
+    rig.participant.enter().close()
+    np.testing.assert_array_equal(rig.server.values, [1, 1, 9])
+
+
 def test_the_other_workers_send_nothing(rig):
     rig.jobs.joins = [rig.joined(False), rig.joined(True)]
     rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, examples=0)

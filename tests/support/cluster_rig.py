@@ -1,6 +1,6 @@
 """The cluster machine with a fake clock, a disk that can be looked at, and drawn voyages through its life."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -62,6 +62,7 @@ class Rig:
     lives: dict[str, int] = field(default_factory=dict)
     processes: int = 0
     saved: dict[tuple[str, int], events.CutMade] = field(default_factory=dict)  # whole checkpoints
+    away: str = ""  # why they cannot be read
 
     def __post_init__(self):
         self.machine = DurableCluster("reef", self.policy, START)
@@ -177,8 +178,13 @@ class Rig:
 
     def create(self, effect):
         restored = None
+        if effect.sources and self.away:
+            self.handle(events.RestorePutOff(effect.job, self.away, effect=effect.number))
+            return
         if effect.sources:
             source = effect.sources[0]
+            newest = max((number for job, number in self.saved if job == source.job), default=0)
+            source = replace(source, number=source.number or newest)
             cut = self.saved[source.job, source.number]
             names = frozenset(effect.placement.variables)
             restored = events.Restored(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
@@ -311,6 +317,9 @@ class Voyage(RuleBasedStateMachine):
             if fails and isinstance(effect, CountCheckpoints | TakeCut | WriteCheckpoint):
                 self.rig.pending.pop(0)
                 self.rig.handle(events.CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
+            elif fails and isinstance(effect, CreateShards) and effect.sources:
+                self.rig.pending.pop(0)
+                self.rig.handle(events.RestorePutOff(effect.job, "the storage is away", effect=effect.number))
             elif fails and not isinstance(effect, DropShards):
                 self.rig.pending.pop(0)
                 self.rig.handle(events.EffectFailed(effect.job, "it went wrong", lost=lost, effect=effect.number))

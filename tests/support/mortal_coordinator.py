@@ -16,6 +16,7 @@ from typing import Any
 import shoal
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._cli import main as shoal_main
+from shoal.events import Event
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.server_calls import ServerCalls, Together
 
@@ -23,6 +24,8 @@ from shoal_coordinator.server_calls import ServerCalls, Together
 # halves. Of the way back: calls (`CreateShards`, `Restore`), and what is written down of that.
 SAVING = ("Hold", "Save", "CutMade", "CollectFiles", "manifest", "CheckpointWritten")
 RESTORING = ("CreateShards", "Restore", "ShardsCreated")
+# Of what those who watch are told: that a checkpoint, which is written down by then, has ended.
+TELLING = ("CheckpointEnded",)
 
 
 class Mortal:
@@ -72,11 +75,26 @@ def _wrap(owner: type, name: str, step_of: Callable[..., str], doom: Path) -> No
     real = getattr(owner, name)
 
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        if doom.exists() and doom.read_text() == step_of(*arguments):
-            os.kill(os.getpid(), signal.SIGKILL)
+        _die_before(step_of(*arguments), doom)
         return real(self, *arguments, **options)
 
     setattr(owner, name, call)
+
+
+def _wrap_watch(doom: Path) -> None:
+    real = Coordinator.watch
+
+    def watch(self: Coordinator, *arguments: Any, **options: Any) -> Iterator[Event]:
+        for event in real(self, *arguments, **options):
+            _die_before(type(event).__name__, doom)
+            yield event
+
+    Coordinator.watch = watch  # type: ignore[method-assign]
+
+
+def _die_before(step: str, doom: Path) -> None:
+    if doom.exists() and doom.read_text() == step:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(doom: Path) -> None:
@@ -84,6 +102,7 @@ def main(doom: Path) -> None:
     _wrap(ServerCalls, "call", lambda _server, method, *_: method, doom)
     _wrap(Catalogue, "publish", lambda *_: "manifest", doom)
     _wrap(Coordinator, "report", lambda outcome: type(outcome).__name__, doom)
+    _wrap_watch(doom)
     shoal_main()
 
 

@@ -1,6 +1,7 @@
 """What the coordinator does for checkpoints: cuts, manifests, the way back; with servers that answer as a test says."""
 
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -19,12 +20,14 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator import checkpoint_effects, cutting, publishing
+from shoal_coordinator.effects import Performer
 from shoal_coordinator.events import (
     CountCheckpoints,
     CreateShards,
     CutMade,
     Held,
     JobRef,
+    RestorePutOff,
     ServerRef,
     TakeCut,
     WriteCheckpoint,
@@ -41,7 +44,7 @@ class Servers:
     """`ServerCalls` of servers that have written their files, or say what a test wants."""
 
     def __init__(self, folder):
-        self.folder, self.calls, self.answers, self.wanted, self.pauses = folder, [], {}, True, 0
+        self.folder, self.calls, self.answers, self.wanted = folder, [], {}, True
 
     def call(self, server, method, request, *, timeout_s=0.0):
         self.calls.append((method, server.member))
@@ -66,9 +69,6 @@ class Servers:
 
         yield Together()
 
-    def pause(self, seconds):
-        self.pauses += 1
-
     def check_wanted(self, server, why=""):
         if not self.wanted:
             raise errors.Cancelled(why)
@@ -81,6 +81,17 @@ class Servers:
         path = (*path_of(request.job, request.number), name)
         entry = write_tensors(self.folder, path, tensors, [memoryview(values.view(np.uint8))], {})
         return pb.CollectFilesReply(done=True, files=[pb.SavedFile(name=name, bytes=entry.nbytes, sums=entry.sums)])
+
+
+class Machine:
+    """The coordinator, as far as performing needs it."""
+
+    def __init__(self):
+        self.outcomes = SimpleQueue()
+        self.report = self.outcomes.put
+
+    def wanted(self, effect, server):
+        return True
 
 
 @pytest.fixture
@@ -265,12 +276,25 @@ class TestTheWayBack:
         with pytest.raises(errors.CorruptCheckpoint, match="a/7: there is no"):
             restore(servers, catalogue, CheckpointChoice("a", 7))
 
-    def test_waits_for_a_storage_that_is_away(self, servers, catalogue):
-        write(servers, catalogue, 1)
-        away = [errors.StorageFailed("503"), errors.StorageFailed("503")]
-        servers.answers["Restore"] = lambda *_: away.pop() if away else pb.RestoreReply()
-        assert restore(servers, catalogue, CheckpointChoice("a", 1)).step == 7
-        assert servers.pauses == 2
+    def test_passes_nothing_by_while_the_storage_is_away(self, servers, catalogue):
+        for number in (1, 2):
+            write(servers, catalogue, number)
+        servers.answers["Restore"] = errors.StorageFailed("503")
+        with pytest.raises(errors.StorageFailed, match="503"):
+            restore(servers, catalogue, CheckpointChoice("a"))
+        assert [method for method, _ in servers.calls].count("Restore") == 1
+        assert "DropShards" not in [method for method, _ in servers.calls], "that is for the machine to say"
+
+    def test_holds_no_thread_while_the_storage_is_away(self, catalogue, monkeypatch):
+        def away(*_):
+            raise errors.StorageFailed("503, slow down")
+
+        monkeypatch.setattr(catalogue.folder, "open", away)
+        machine = Machine()
+        performer = Performer(machine, folder=catalogue.folder)
+        performer.submit([CreateShards(REF, placement(), spec(), (CheckpointChoice("a", 1),), number=9)])
+        assert machine.outcomes.get(timeout=20) == RestorePutOff(REF, "503, slow down", effect=9)
+        performer.stop()
 
     def test_refuses_another_optimizer_unless_values_alone_are_asked_for(self, servers, catalogue):
         write(servers, catalogue, 1)

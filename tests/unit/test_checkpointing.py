@@ -113,6 +113,22 @@ class TestWithoutAFolder:
         assert (saves.newest, saves.failure) == (None, "")
         saves.validate()
 
+    def test_those_that_there_were_are_remembered(self):
+        before = by_time()
+        before.begin(START, 0)
+        before.written(saved(1), ())
+        before.begin(START, 0)
+        before.request(START)
+        saves = Checkpointing(CheckpointPolicy(), START, possible=False)
+        saves.take_up(before.to_proto())
+        saves.validate()
+        assert saves.to_proto() == before.to_proto()
+        assert (saves.newest, saves.busy, saves.pending) == (saved(1), True, True)
+        saves.failed("there is no folder")
+        assert not saves.pending, "nobody waits for what cannot be had"
+        assert not saves.due(START + 10**6, 0)
+        assert not saves.request_again(START)
+
 
 def test_a_number_is_larger_than_any_before_it_and_any_that_the_folder_has():
     saves = by_time()

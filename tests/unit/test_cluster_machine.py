@@ -1,5 +1,8 @@
 """The cluster machine with a fake clock: scripted scenarios, then drawn ones; `validate` after every event."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import settings
 
@@ -7,6 +10,7 @@ from cluster_rig import GIVEN, KEEPING, LEASE_S, VARIABLES, Rig, Voyage, job, se
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal.status import JobState, Role
+from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator import cluster as cluster_module
 from shoal_coordinator import events
@@ -659,6 +663,54 @@ class TestGoingBack:
         assert running.state("a") is JobState.RUNNING
         assert any("it goes on from its beginning" in reason for _, reason in running.history("a"))
 
+    def test_waits_for_the_storage_of_its_checkpoints_as_long_as_that_is_away_and_says_so(self, running):
+        self.save(running, step=3)
+        running.kill("s1")
+        running.servers("s1")
+        running.away = "503, slow down"
+        running.start("a", "w0", "w1")
+        told, tries = "waiting for the storage of its checkpoints: 503, slow down", [running.now]
+        assert isinstance(running.performed[-1], DropShards), "it holds no memory meanwhile"
+        for second in range(200):
+            running.pass_time(1)
+            if second == 100:
+                running.crash()
+            done = running.perform()
+            assert (running.state("a"), running.status("a").reason) == (JobState.PLACING, told)
+            if any(isinstance(effect, CreateShards) for effect in done):
+                tries.append(running.now)
+        assert [after - before for before, after in pairwise(tries)] == [2, 4, 8, 16, 32, 60, 60]
+        assert running.history("a").count(("placing", told)) == 1, "once, not at each try"
+        running.away = ""
+        running.pass_time(60).start("a", "w0", "w1")
+        assert (running.state("a"), running.status("a").reason) == (JobState.RUNNING, "")
+        assert ("placing", "goes on from a/1, step 3") in running.history("a")
+        assert running.status("a").restarts == 1, "it went back once"
+
+    def test_can_be_cancelled_while_the_storage_is_away(self, running):
+        self.save(running)
+        running.away = "503, slow down"
+        running.kill("s1")
+        running.servers("s1").start("a", "w0", "w1")
+        running.handle(events.JobCancelled("a"))
+        assert (running.state("a"), running.status("a").reason) == (JobState.CANCELLED, "")
+        running.perform()
+        running.pass_time(60)
+        assert running.pending == []
+
+    def test_to_the_checkpoint_that_it_began_with_though_that_one_s_job_has_gone_on(self, running):
+        self.save(running, step=3)
+        running.handle(events.JobCancelled("a"))
+        running.submit(job("b", restore="a", epochs=2))
+        running.start("b", "w0", "w1")
+        assert running.state("b") is JobState.RUNNING
+        running.saved["a", 2] = replace(running.saved["a", 1], number=2, step=9)
+        running.crash().kill("s1")
+        assert any("from its beginning, a/1" in reason for _, reason in running.history("b"))
+        running.servers("s1").start("b", "w0", "w1")
+        assert running.state("b") is JobState.RUNNING
+        assert running.history("b").count(("placing", "goes on from a/1, step 3")) == 2
+
     def test_waits_for_its_servers_but_not_for_ever(self, running):
         running.kill("s1")
         running.describe("a", "w0")
@@ -742,6 +794,23 @@ class TestGoingBack:
         rig.kill("s0", "s1")
         assert rig.state("s") is JobState.FAILED
         assert "submit the job again" in rig.status("s").reason
+
+    def test_of_the_values_that_its_program_gives_only_those_that_were_not_restored_are_sent(self, rig):
+        """Fine-tuning with arrays, one of which is new."""
+        rig.submit(job(workers=1, restore="base/1", partial_restore=True))
+        rig.describe("a", "w0", {"w": GIVEN["w"], "head": GIVEN["w"]})
+        [create] = rig.pending
+        rig.pending.clear()
+        restored = events.Restored(create.sources[0], 0, frozenset("w"), None, state_pb2.TallyRecord())
+        rig.handle(events.ShardsCreated(create.job, restored, effect=create.number))
+        rig.enter("a", "w0")
+        rig.perform()
+        assert rig.state("a") is JobState.PLACING, "head has no value yet"
+        rig.crash()
+        joined = rig.enter("a", "w0")
+        assert (joined.assigns, joined.restored) == (True, {"w"})
+        assert not rig.enter("a", "w0", assigned=True).restored
+        assert rig.state("a") is JobState.RUNNING
 
     def test_what_is_done_already_is_refused(self, running):
         self.save(running)

@@ -9,14 +9,14 @@ from hypothesis.stateful import rule
 
 from cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 from shoal import errors
-from shoal.checkpoint_policy import CheckpointPolicy
-from shoal.events import LogLine
+from shoal.checkpoint_policy import NEVER, CheckpointPolicy
+from shoal.events import CheckpointEnded, LogLine
 from shoal.status import JobState, JobStatus, Progress, Role
 from shoal.v1 import job_pb2, state_pb2
 from shoal_coordinator import event_log, events
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.durable import DurableCluster
-from shoal_coordinator.events import AdmitWorker, CountCheckpoints, DropShards, RemoveWorker, TakeCut
+from shoal_coordinator.events import AdmitWorker, CountCheckpoints, DropShards, RemoveWorker
 
 
 @pytest.fixture
@@ -213,6 +213,27 @@ class TestEvents:
         assert rig.machine.job("a").log.ended
         assert not any(isinstance(found, LogLine) for found in rig.machine.job("a").log.after(0))
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_so_does_what_became_of_a_checkpoint_that_was_asked_for(self, rig, fails):
+        """Its end is decided, and the coordinator dies before it has told anybody."""
+        rig.policy = KEEPING
+        rig.crash().submit(job(checkpoints=NEVER))
+        rig.start("a", "w0", "w1")
+        attempt = rig.handle(events.CheckpointRequested("a"))
+        if fails:
+            cut = rig.pending.pop()
+            rig.handle(events.CheckpointFailed(cut.job, "the disk is full", effect=cut.number))
+        rig.perform()
+        told = rig.machine.job("a").log.after(attempt.after)
+        rig.crash()
+        assert rig.machine.job("a").log.after(attempt.after) == told
+        [ended] = told
+        assert (ended.attempt, ended.saved, ended.failure) == (
+            attempt.number,
+            rig.status("a").checkpoint,
+            "the disk is full" if fails else "",
+        )
+
     def test_no_number_comes_twice(self, rig):
         rig.submit(job())
         rig.start("a", "w0", "w1")
@@ -322,60 +343,79 @@ class TestWithoutItsFolder:
         rig.policy = POLICY
         rig.crash()
 
-    def test_a_job_goes_on_and_has_no_checkpoints(self, rig):
+    def ends(self, rig):
+        log = rig.machine.job("a").log.after(0)
+        return [(event.attempt, event.failure) for event in log if isinstance(event, CheckpointEnded)]
+
+    def test_a_job_goes_on_and_takes_no_checkpoints(self, rig):
         rig.handle(events.CheckpointRequested("a"))
         rig.perform()
         assert rig.status("a").checkpoint.number == 1
         self.lose_folder(rig)
         assert rig.state("a") is JobState.RUNNING
-        assert rig.status("a").checkpoint is None
-        assert not any(key.endswith("/checkpoints") for key in rig.disk.load())
+        assert rig.status("a").checkpoint.number == 1, "that there is one is still true"
+        rig.pass_time(3600)
+        assert rig.pending == []
         with pytest.raises(errors.StorageFailed, match=r"^this cluster has no folder of checkpoints: start its coord"):
             rig.handle(events.CheckpointRequested("a"))
         rig.kill("s1")
         assert rig.state("a") is JobState.FAILED, "it cannot go back"
         assert "submit the job again" in rig.status("a").reason
 
-    def test_a_cut_that_was_under_way_is_made_and_nobody_writes_it(self, rig):
+    @pytest.mark.parametrize("counted", [False, True])
+    def test_what_was_under_way_is_given_up_and_who_waits_for_it_is_told(self, rig, counted):
         rig.handle(events.CheckpointRequested("a"))
-        counts = rig.pending.pop()
-        rig.handle(events.CheckpointsCounted(counts.job, 0, effect=counts.number))
+        if counted:
+            count = rig.pending.pop()
+            rig.handle(events.CheckpointsCounted(count.job, 0, effect=count.number))
+        [effect] = rig.pending
         self.lose_folder(rig)
-        [cut] = rig.perform()
-        assert (type(cut), rig.pending, rig.status("a").checkpoint) == (TakeCut, [], None)
-
-    def test_what_was_under_way_is_given_up(self, rig):
-        rig.handle(events.CheckpointRequested("a"))
-        [cut] = rig.pending
-        self.lose_folder(rig)
-        assert rig.pending == [cut], "it is tried, and fails"
+        assert rig.pending == [effect], "it is tried, and fails"
         rig.pending.clear()
-        rig.handle(events.CheckpointFailed(cut.job, self.GONE, effect=cut.number))
-        assert (rig.state("a"), rig.status("a").checkpoint_failure) == (JobState.RUNNING, "")
+        rig.handle(events.CheckpointFailed(effect.job, self.GONE, effect=effect.number))
+        assert (rig.state("a"), rig.status("a").checkpoint_failure) == (JobState.RUNNING, self.GONE)
+        assert self.ends(rig) == [(1, self.GONE)]
 
     def test_a_job_that_was_closing_ends(self, rig):
         cut = self.finish(rig)
         self.lose_folder(rig)
-        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
         rig.handle(events.CheckpointFailed(cut.job, self.GONE, effect=cut.number))
-        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
+        assert rig.state("a") is JobState.SUCCEEDED
+        assert rig.status("a").reason == f"its last checkpoint failed: {self.GONE}"
 
     def test_a_job_that_would_have_tried_its_last_checkpoint_again_ends(self, rig):
         cut = self.finish(rig)
         rig.handle(events.CheckpointFailed(cut.job, "the disk is full", effect=cut.number))
         assert rig.state("a") is JobState.RUNNING
         self.lose_folder(rig)
-        assert (rig.state("a"), rig.status("a").reason) == (JobState.SUCCEEDED, "")
+        assert rig.state("a") is JobState.SUCCEEDED
+        assert rig.status("a").reason == "its last checkpoint failed: the disk is full"
 
-    def test_with_a_folder_again_checkpoints_begin_anew(self, rig):
-        rig.handle(events.CheckpointRequested("a"))
-        rig.perform()
-        self.lose_folder(rig)
+    def find_folder(self, rig):
         rig.policy = KEEPING
         rig.crash()
-        assert rig.status("a").checkpoint is None
+
+    def test_with_its_folder_again_it_goes_back_to_what_it_had(self, rig):
         rig.handle(events.CheckpointRequested("a"))
+        rig.perform(step=3)
+        self.lose_folder(rig)
+        self.find_folder(rig)
+        assert rig.status("a").checkpoint.number == 1
+        rig.kill("s1")
+        rig.servers("s1").start("a", "w0", "w1")
+        assert ("placing", "goes on from a/1, step 3") in rig.history("a")
+        assert rig.state("a") is JobState.RUNNING
+
+    def test_with_its_folder_again_what_was_under_way_comes_to_its_own_end(self, rig):
+        """And is not taken for what was asked for since."""
+        assert rig.handle(events.CheckpointRequested("a")).number == 1
+        [cut] = rig.pending
+        self.lose_folder(rig)
+        self.find_folder(rig)
+        assert rig.handle(events.CheckpointRequested("a")).number == 2
+        assert rig.pending == [cut], "one at a time"
         rig.perform()
+        assert self.ends(rig) == [(1, ""), (2, "")]
         assert rig.status("a").checkpoint.number == 2
 
 
@@ -442,7 +482,9 @@ def timeless(records):
     histories = defaultdict(list)
     for key in sorted(key for key in found if "/event/" in key):
         change = job_pb2.Event.FromString(found.pop(key))
-        histories[key.partition("/event/")[0]].append((change.sequence, change.time, change.state.SerializeToString()))
+        number = change.sequence
+        change.ClearField("sequence")
+        histories[key.partition("/event/")[0]].append((number, change.SerializeToString()))
     for key in [key for key in found if key.endswith("/state")]:
         state = state_pb2.JobRecord.FromString(found[key])
         state.numbered = 0

@@ -1,5 +1,7 @@
 """A job's losses: whether it goes back, to what, for whom it waits, and what it goes on with."""
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
@@ -78,7 +80,7 @@ class TestLosing:
         machine = recovery(1)
         for _ in range(MAX_FRUITLESS):
             assert lose(machine)[0]
-        assert lose(machine) == (False, f"{GONE} (for the 11th time without a new checkpoint)")
+        assert lose(machine) == (False, f"{GONE} (11 times in a row without a new checkpoint in between)")
 
     def test_but_as_often_as_there_are_new_checkpoints(self):
         machine = recovery(1)
@@ -108,8 +110,38 @@ class TestSources:
         machine = recovery(restore="b/9", partial_restore=True)
         assert machine.sources == (CheckpointChoice("b", 9, partial=True),)
 
+    def test_the_one_that_it_began_with_whatever_is_the_newest_by_then(self):
+        machine = recovery(restore="b", partial_restore=True)
+        assert machine.sources == (CheckpointChoice("b", 0, partial=True),)
+        began = CheckpointChoice("b", 7, partial=True)
+        resume(machine, replace(restored(), source=began))
+        assert machine.sources == (began,)
+        assert lose(machine) == (True, f"{GONE}; it goes on from its beginning, b/7")
+
     def test_none(self):
         assert recovery().sources == ()
+
+
+class TestAStorageThatIsAway:
+    def test_is_tried_again_after_ever_longer_pauses(self):
+        machine, now, pauses = recovery(1), START, []
+        assert not machine.waits_for_storage(now)
+        for _ in range(7):
+            machine.put_off("503", now)
+            machine.validate()
+            begun = now
+            while machine.waits_for_storage(now):
+                now += 1
+            pauses.append(now - begun)
+        assert pauses == [2, 4, 8, 16, 32, 60, 60]
+        assert machine.lack == "waiting for the storage of its checkpoints: 503"
+
+    def test_is_forgotten_when_it_is_back(self):
+        machine = recovery(1)
+        machine.put_off("503", START)
+        resume(machine, restored("a/1"))
+        machine.validate()
+        assert (machine.lack, machine.waits_for_storage(START)) == ("", False)
 
 
 class TestGoingOn:
@@ -151,24 +183,27 @@ class TestGoingOn:
         assert problem == "nothing is left to do: b/2 has done 1 epochs; ask for more"
         assert resume(recovery(restore="b/2", epochs=2), restored("b/2", data=done, seed=0)).problem == ""
 
-    def test_given_values_are_restored_together_or_sent_together(self):
+    def test_given_values_that_are_not_restored_are_to_be_sent(self):
         given = Variable((8, 4), initializer=Given())
         program = Description({"w": given, "v": given, "b": Variable(4)}, EXAMPLES)
-        assert resume(recovery(2), restored(variables="wvb"), program).assigned
-        neither = resume(recovery(2), restored(variables="b"), program)
-        assert (neither.problem, neither.assigned) == ("", False)
-        one = resume(recovery(2), restored(variables="wb"), program)
-        assert one.problem.startswith("a/2 has no v, whose initial values the program gives with those of w")
-        assert not one.assigned
+        for variables, given, assigned in (("wvb", {"w", "v"}, True), ("wb", {"w"}, False), ("b", set(), False)):
+            resumption = resume(recovery(2), restored(variables=variables), program)
+            assert (resumption.problem, resumption.given, resumption.assigned) == ("", given, assigned)
 
 
 def test_a_record_is_all_that_there_is():
     machine, other = recovery(1), recovery(1)
     lose(machine)
     lose(machine)
+    resume(machine, restored("b/7"))
+    machine.put_off("503", START)
     record, again = state_pb2.JobRecord(), state_pb2.JobRecord()
     machine.write_to(record)
     other.take_up(record)
     other.write_to(again)
     assert (again, other.restarts) == (record, 2)
     assert other.waits_for_servers(1, START)
+    assert (other.lack, other.waits_for_storage(START + 1)) == (machine.lack, True)
+    fresh = recovery()
+    fresh.take_up(record)
+    assert fresh.sources == (CheckpointChoice("b", 7),)

@@ -978,8 +978,8 @@ class WatchRequest(_message.Message):
     NO_WAIT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     after: _builtins.int
-    """Events with a larger sequence number. The coordinator keeps the last 20,000 of a job; those that change its state over a
-    restart too, after which numbers go on higher than before, with a gap.
+    """Events with a larger sequence number. The coordinator keeps the last 20,000 of a job; those that change its state, and ends
+    of checkpoints, over a restart too, after which numbers go on higher than before, with a gap.
     """
     no_wait: _builtins.bool
     """End after the events there are, instead of waiting for more."""
@@ -1272,6 +1272,7 @@ class JoinReply(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     ASSIGNS_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     rank: _builtins.int
     step: _builtins.int
@@ -1285,6 +1286,10 @@ class JoinReply(_message.Message):
 
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
+    @_builtins.property
+    def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that it is not to send: they have the values of a checkpoint."""
+
     def __init__(
         self,
         *,
@@ -1295,10 +1300,11 @@ class JoinReply(_message.Message):
         spec: Global___JobSpec | None = ...,
         state: Global___JobState.ValueType = ...,
         assigns: _builtins.bool = ...,
+        restored: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigns", b"assigns", "placement", b"placement", "rank", b"rank", "ready", b"ready", "spec", b"spec", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigns", b"assigns", "placement", b"placement", "rank", b"rank", "ready", b"ready", "restored", b"restored", "spec", b"spec", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

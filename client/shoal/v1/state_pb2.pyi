@@ -207,6 +207,11 @@ class JobRecord(_message.Message):
     FRUITLESS_FIELD_NUMBER: _builtins.int
     PATIENCE_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    READ_AT_FIELD_NUMBER: _builtins.int
+    READ_PAUSE_FIELD_NUMBER: _builtins.int
     state: _job_pb2.JobState.ValueType
     reason: _builtins.str
     """Why it failed."""
@@ -235,6 +240,11 @@ class JobRecord(_message.Message):
     """Placed by then, or the servers that there are must do. Seconds of Unix time; 0: at once."""
     servers: _builtins.int
     """How many servers had its shards, before they were lost."""
+    unread: _builtins.str
+    """Why its checkpoints could not be read at the last try. Empty: they could, or none was tried."""
+    read_at: _builtins.float
+    """When they are tried again, and how long after the last try that is. Seconds, the former of Unix time."""
+    read_pause: _builtins.float
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartRecord]:
         """The live workers' parts."""
@@ -246,6 +256,16 @@ class JobRecord(_message.Message):
     @_builtins.property
     def finished(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ranks of those that were through, in order."""
+
+    @_builtins.property
+    def source(self) -> _job_pb2.CheckpointChoice:
+        """The checkpoint of another job, or of an earlier submission, that this one began with: with its number, so that it
+        goes back to the same one. Not set: none.
+        """
+
+    @_builtins.property
+    def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the variables whose values the program gives, those that a checkpoint has put in place."""
 
     def __init__(
         self,
@@ -268,10 +288,15 @@ class JobRecord(_message.Message):
         fruitless: _builtins.int = ...,
         patience: _builtins.float = ...,
         servers: _builtins.int = ...,
+        source: _job_pb2.CheckpointChoice | None = ...,
+        restored: _abc.Iterable[_builtins.str] | None = ...,
+        unread: _builtins.str = ...,
+        read_at: _builtins.float = ...,
+        read_pause: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "assigner", b"assigner", "closing", b"closing", "created", b"created", "crew", b"crew", "finished", b"finished", "finished_at", b"finished_at", "fruitless", b"fruitless", "lack", b"lack", "numbered", b"numbered", "parts", b"parts", "patience", b"patience", "reason", b"reason", "restarts", b"restarts", "servers", b"servers", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "assigner", b"assigner", "closing", b"closing", "created", b"created", "crew", b"crew", "finished", b"finished", "finished_at", b"finished_at", "fruitless", b"fruitless", "lack", b"lack", "numbered", b"numbered", "parts", b"parts", "patience", b"patience", "read_at", b"read_at", "read_pause", b"read_pause", "reason", b"reason", "restarts", b"restarts", "restored", b"restored", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "unread", b"unread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -678,7 +703,7 @@ Global___Totals: _TypeAlias = Totals  # noqa: Y015
 
 @_typing.final
 class EffectRecord(_message.Message):
-    """Keys "job/NUMBER/event/SEQUENCE" hold an Event, of those that change the job's state.
+    """Keys "job/NUMBER/event/SEQUENCE" hold an Event, of those that change the job's state or say what became of a checkpoint.
 
     Key "effect/NUMBER": something that was decided and is not known to be done. Effects are done in order of number, and
     again after a restart, for which each may be repeated.
