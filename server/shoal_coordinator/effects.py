@@ -17,7 +17,7 @@ from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import Folder, no_folder
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_coordinator import checkpoint_effects, cutting, events, publishing
+from shoal_coordinator import cutting, events, publishing, restoring
 from shoal_coordinator.events import (
     AdmitWorker,
     CountCheckpoints,
@@ -196,7 +196,7 @@ class Performer:
         if not effect.sources:
             create()
             return events.ShardsCreated(effect.job, effect=effect.number)
-        restored = checkpoint_effects.restore(effect, create, calls, self._checkpoints)
+        restored = restoring.restore(effect, create, calls, self._checkpoints)
         return events.ShardsCreated(effect.job, restored, effect=effect.number)
 
     def _admit_worker(self, effect: AdmitWorker, calls: ServerCalls) -> events.Outcome:

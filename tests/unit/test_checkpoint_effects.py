@@ -19,7 +19,7 @@ from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator import checkpoint_effects, cutting, publishing
+from shoal_coordinator import cutting, publishing, restoring
 from shoal_coordinator.effects import Performer
 from shoal_coordinator.events import (
     CountCheckpoints,
@@ -127,7 +127,7 @@ def write(servers, catalogue, number, policy=None, **fields):
 
 def restore(servers, catalogue, *sources, created=None, **options):
     effect = CreateShards(REF, placement(), spec(**options), sources, number=9)
-    return checkpoint_effects.restore(effect, lambda: created is None or created.append(1), servers, catalogue)
+    return restoring.restore(effect, lambda: created is None or created.append(1), servers, catalogue)
 
 
 class TestTheCut:
