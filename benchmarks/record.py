@@ -1,6 +1,7 @@
 """The files of results: `latest.json`, `rounds.json`, `machine.json`, the chart, and the table in the docs.
 
-A run replaces what its benchmarks give and keeps the rest, unless that comes from another machine.
+A run replaces what its benchmarks give and keeps the rest. That may be of another machine, so each benchmark's run says
+on which it was: a row's figures are of one run, and rows of different benchmarks are not to be compared.
 """
 
 import json
@@ -18,8 +19,6 @@ from rows import Row
 FOLDER = HERE / "results"
 DOCS = HERE.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-# What makes a machine another one.
-_SAME = ("cpu", "cores", "memory_gb")
 
 
 @dataclass(frozen=True)
@@ -29,39 +28,39 @@ class Results:
     Attributes:
         rows: latest.json.
         rounds: rounds.json: every line, by benchmark and contestant.
-        machine: machine.json: the machine, and under "runs" when and how each benchmark ran, and who was left out.
+        runs: machine.json: when, how and on what machine each benchmark ran, and who was left out.
     """
 
     rows: Sequence[Row]
     rounds: Mapping[str, Mapping[str, Sequence[Line]]]
-    machine: Mapping[str, Any]
+    runs: Mapping[str, Any]
 
     def replaced(self, new: "Results") -> "Results":
-        """These with a run's benchmarks in place of their own; the run's alone if it is of another machine."""
-        if self.machine and any(self.machine.get(key) != new.machine.get(key) for key in _SAME):
-            return new
-        runs = {**self.machine.get("runs", {}), **new.machine["runs"]}
-        peers = {**self.machine.get("peers", {}), **new.machine["peers"]}
+        """These with a run's benchmarks in place of their own."""
         return Results(
-            rows.merged(self.rows, new.rows, new.machine["runs"]),
-            {**self.rounds, **{bench: new.rounds.get(bench, {}) for bench in new.machine["runs"]}},
-            {**new.machine, "peers": peers, "runs": runs},
+            rows.merged(self.rows, new.rows, new.runs),
+            {**self.rounds, **{bench: new.rounds.get(bench, {}) for bench in new.runs}},
+            {**self.runs, **new.runs},
         )
 
     def block(self) -> str:
         """The part of the docs that comes from here, in Markdown."""
-        machine, versions = self.machine, {**self.machine["versions"], **self.machine["peers"]}
-        parts = [
-            f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:g} GB; Linux {machine['kernel']}, "
-            f"Python {machine['python']}; {', '.join(f'{name} {version}' for name, version in versions.items())}.",
-            rows.markdown(self.rows),
-        ]
-        for bench, run in machine["runs"].items():
+        on: dict[str, list[str]] = {}
+        for bench, run in self.runs.items():
             told = [f"`{bench}`: {run['date']}, {run['rounds']} round{'s' if run['rounds'] > 1 else ''}"]
             told += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in run.get("limits", {}).items()]
             told += [f"left out: {name}" for name in run["left_out"]]
-            parts.append(f"- {'; '.join(told)}")
-        return "\n".join([parts[0], "", parts[1], "", *parts[2:]])
+            on.setdefault(_told(run["machine"]), []).append(f"- {'; '.join(told)}")
+        parts = [rows.markdown(self.rows), *("\n".join([f"{machine}:", "", *runs]) for machine, runs in on.items())]
+        return "\n\n".join(parts)
+
+
+def _told(machine: Mapping[str, Any]) -> str:
+    versions = {**machine["versions"], **machine["peers"]}
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:g} GB; Linux {machine['kernel']}, "
+        f"Python {machine['python']}; {', '.join(f'{name} {version}' for name, version in versions.items())}"
+    )
 
 
 def load(folder: Path = FOLDER) -> Results:
@@ -78,7 +77,7 @@ def save(results: Results, folder: Path = FOLDER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "latest.json", [row.to_json() for row in results.rows])
     _write(folder / "rounds.json", results.rounds)
-    _write(folder / "machine.json", results.machine)
+    _write(folder / "machine.json", results.runs)
     chart.draw(results.rounds, folder / "latest.svg")
 
 

@@ -147,8 +147,8 @@ def measured(run: Run, bench: str, about: Mapping[str, Any], limits: Mapping[str
     found = BENCHES[bench](run)
     reasons = {name: reason.splitlines()[0] for name, reason in run.left_out.get(bench, {}).items()}
     rounds = max(map(len, run.lines.get(bench, {}).values()), default=run.rounds)
-    ran = {"date": machine.now(), "rounds": rounds, "limits": limits, "left_out": reasons}
-    return Results(found, {bench: run.lines.get(bench, {})}, {**about, "runs": {bench: ran}})
+    ran = {"date": machine.now(), "rounds": rounds, "limits": limits, "left_out": reasons, "machine": about}
+    return Results(found, {bench: run.lines.get(bench, {})}, {bench: ran})
 
 
 def keep(new: Results, folder: Path) -> None:

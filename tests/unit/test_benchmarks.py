@@ -42,8 +42,9 @@ MACHINE = {
 }
 
 
-def ran(*benches: str) -> dict:
-    return {bench: {"date": "today", "rounds": 3, "limits": {"memcpy": 20.0}, "left_out": {}} for bench in benches}
+def ran(*benches: str, **otherwise: str) -> dict:
+    about = {"date": "today", "rounds": 3, "limits": {"memcpy": 20.0}, "left_out": {}, "machine": MACHINE | otherwise}
+    return dict.fromkeys(benches, about)
 
 
 # Rows.
@@ -122,23 +123,27 @@ def test_the_table_says_what_is_asked_and_whether_it_holds() -> None:
 # The files.
 
 
-def test_results_of_another_machine_are_not_kept() -> None:
-    old = Results([Row("dense_tcp", 1.0, "GB/s", "", None, None)], {}, {**MACHINE, "runs": ran("dense")})
-    new = Results([Row("small", 1.0, "steps/s", "", None, None)], {}, {**MACHINE, "runs": ran("small")})
-    assert [row.name for row in old.replaced(new).rows] == ["dense_tcp", "small"]
-    assert old.replaced(new).machine["runs"].keys() == {"dense", "small"}
-    elsewhere = Results(new.rows, {}, {**new.machine, "cpu": "b"})
-    assert old.replaced(elsewhere) == elsewhere
+def test_a_run_keeps_the_others_and_each_says_on_which_machine_it_was() -> None:
+    old = Results([Row("dense_tcp", 1.0, "GB/s", "", None, None)], {}, ran("dense", "kernels"))
+    new = Results([Row("small", 1.0, "steps/s", "", None, None)], {}, ran("small", cpu="b"))
+    both = old.replaced(new)
+    assert [row.name for row in both.rows] == ["dense_tcp", "small"]
+    _, first, runs, second, other = both.block().split("\n\n")
+    assert (first, second) == (
+        "a, 2 cores, 8 GB; Linux 6, Python 3.11; shoal 1, torch 2:",
+        "b, 2 cores, 8 GB; Linux 6, Python 3.11; shoal 1, torch 2:",
+    )
+    assert [line.split(":")[0] for line in runs.splitlines()] == ["- `dense`", "- `kernels`"]
+    assert other == "- `small`: today, 3 rounds; memcpy 20"
+    assert both.replaced(Results([], {}, ran("small"))).block().count("cores") == 1
 
 
 def test_files_are_read_as_they_were_written_and_the_chart_is_drawn(tmp_path: Path) -> None:
     lines = {"Shoal": [{"steps_per_s": 3.0}, {"steps_per_s": 4.0}], "Ray": [{"steps_per_s": 2.0}, {"steps_per_s": 1.0}]}
-    results = Results(
-        [compared("small", 3.5, "steps/s", "Ray", 1.5)], {"small": lines}, {**MACHINE, "runs": ran("small")}
-    )
+    results = Results([compared("small", 3.5, "steps/s", "Ray", 1.5)], {"small": lines}, ran("small"))
     record.save(results, tmp_path)
     again = record.load(tmp_path)
-    assert (again.rounds, again.machine) == (results.rounds, results.machine)
+    assert (again.rounds, again.runs) == (results.rounds, results.runs)
     assert [row.name for row in again.rows] == ["small"]
     chart = (tmp_path / "latest.svg").read_bytes()
     record.save(results, tmp_path)
