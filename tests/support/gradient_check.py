@@ -23,10 +23,15 @@ def apart(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def check_gradients(layer: Layer, x: np.ndarray, rng: np.random.Generator, train: Any = Training(7)) -> None:  # noqa: B008
     """Raises AssertionError unless dx and all dparams are right within a relative error of 1e-6."""
     params, state = prepared(layer, rng, x.shape[1:])
+    for given in (x, *params.values(), *state.values()):
+        given.flags.writeable = False  # what was pulled is not to be changed
     y, _, pullback = layer.apply(params, state, x, train)
     assert y.shape[1:] == layer.output_shape(x.shape[1:])
     weights = rng.standard_normal(y.shape)
+    weights.flags.writeable = False
     dparams, dx = pullback(weights)
+    for name, again in pullback(weights)[0].items():
+        np.testing.assert_array_equal(dparams[name], again)
     assert dparams.keys() == params.keys()
 
     def loss_of(name: str | None) -> Callable[[np.ndarray], float]:

@@ -97,6 +97,18 @@ def test_layers_know_nothing_of_the_worker_but_its_arrays():
     }
 
 
+def test_layers_compute_through_the_namespace_of_their_arrays():
+    used = {
+        node.attr
+        for room, path in MODULES
+        if room == "shoal_nn"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "np"
+    }
+    # Dtypes, and what makes first values, which begin on the host.
+    assert used <= {"dtype", "float16", "float32", "float64", "ndarray", "random", "empty"}
+
+
 def test_grpc_stops_at_the_edge():
     importing = where({"grpc", "grpc_health", "grpc_reflection"})
     assert {path for path in importing if not path.startswith("client/shoal/v1/")} == GRPC
