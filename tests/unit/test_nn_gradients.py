@@ -154,8 +154,11 @@ def test_parallel(join, rng, batch, shape, units):
     check_gradients(Parallel(branches, join), rng.standard_normal((batch, *shape, 3)), rng)
 
 
+@pytest.mark.parametrize(
+    "words", [Embedding(5, 3), Sequential([Flatten(), Embedding(5, 3)]), Parallel([Embedding(5, 3), Embedding(5, 3)])]
+)
 @twenty
-@given(seeds, batches, small)
-def test_an_embedding_comes_first(rng, batch, length):
-    net = Sequential({"words": Embedding(5, 3), "flat": Flatten(), "head": Dense(2)})
+@given(rng=seeds, batch=batches, length=small)
+def test_an_embedding_comes_first_and_has_no_dx(words, rng, batch, length):
+    net = Sequential({"words": words, "flat": Flatten(), "head": Dense(2)})
     check_gradients(net, rng.integers(0, 5, (batch, length)), rng)

@@ -70,7 +70,8 @@ class Embedding(Layer):
     Variables: "table" [rows, width]. The output is of the table's dtype.
 
     Args:
-        rows: numbers x are from [0, rows). NumPy raises IndexError for others, CuPy does not look.
+        rows: numbers x are from [0, rows). Nothing looks for others: NumPy raises IndexError for what is too large, and
+            takes what is negative from the end; CuPy takes some row.
         width: of a vector.
         initializer: of the table.
 
