@@ -76,6 +76,14 @@ class InvalidOptimizer(ShoalError, code="INVALID_OPTIMIZER", status="INVALID_ARG
     """An optimizer, schedule or hyperparameter is unknown or out of range."""
 
 
+class InvalidLayer(ShoalError, code="INVALID_LAYER", status="INVALID_ARGUMENT"):
+    """A layer's settings are out of their range, or contradict each other."""
+
+
+class InvalidShape(ShoalError, code="INVALID_SHAPE", status="INVALID_ARGUMENT"):
+    """A layer or a loss was fed an array of a shape that it does not take; the message names it and both shapes."""
+
+
 class ProgramError(ShoalError, code="PROGRAM_ERROR", status="FAILED_PRECONDITION"):
     """A job's program will not import, is not a program, or raised."""
 
@@ -216,7 +224,9 @@ __all__ = [
     "InvalidData",
     "InvalidGradient",
     "InvalidJob",
+    "InvalidLayer",
     "InvalidOptimizer",
+    "InvalidShape",
     "InvalidVariable",
     "JobExists",
     "JobFailed",

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "shoal_server": {"shoal"},
     "shoal_coordinator": {"shoal"},
     "shoal_worker": {"shoal"},
-    "shoal_nn": set(),
+    "shoal_nn": {"shoal", "shoal_worker"},
     "shoal_distribute": {"shoal"},
 }
 FOLDERS = {"client", "server", "worker"}
@@ -88,6 +88,27 @@ def test_one_module_imports_cupy():
     assert where({"cupy", "cupyx", "cupy_backends"}, strings=True) == {"worker/shoal_worker/arrays.py"}
 
 
+def test_layers_know_nothing_of_the_worker_but_its_arrays():
+    of_layers = {name for room, path in MODULES if room == "shoal_nn" for name in imports(path)}
+    assert {name for name in of_layers if name.startswith("shoal_worker")} <= {
+        "shoal_worker.arrays",
+        "shoal_worker.arrays.Namespace",
+        "shoal_worker.arrays.namespace_of",
+    }
+
+
+def test_layers_compute_through_the_namespace_of_their_arrays():
+    used = {
+        node.attr
+        for room, path in MODULES
+        if room == "shoal_nn"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "np"
+    }
+    # Dtypes, and what makes first values, which begin on the host.
+    assert used <= {"dtype", "float16", "float32", "float64", "ndarray", "random", "empty"}
+
+
 def test_grpc_stops_at_the_edge():
     importing = where({"grpc", "grpc_health", "grpc_reflection"})
     assert {path for path in importing if not path.startswith("client/shoal/v1/")} == GRPC
@@ -99,7 +120,7 @@ def test_no_pickle():
 
 def test_the_scan_sees_all_rooms():
     seen = {room for room, _ in MODULES}
-    assert seen >= {"shoal", "shoal_server", "shoal_coordinator", "shoal_worker"}
+    assert seen >= {"shoal", "shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn"}
     assert seen == {room for room, folder in ROOMS.items() if (folder / room).is_dir()}
     packages = {path.parent.name for folder in FOLDERS for path in (ROOT / folder).glob("*/__init__.py")}
     assert packages <= ROOMS.keys(), "a room that the scan does not know"

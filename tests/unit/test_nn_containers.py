@@ -1,0 +1,203 @@
+"""Names of variables, and what is said of a layer that is set up or fed wrongly."""
+
+import re
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import errors
+from shoal_nn import (
+    AvgPool,
+    BatchNorm,
+    Concat,
+    Conv2D,
+    Dense,
+    DepthwiseConv2D,
+    Dropout,
+    Embedding,
+    Flatten,
+    GlobalAvgPool,
+    LayerNorm,
+    MaxPool,
+    Parallel,
+    ReLU,
+    Residual,
+    Sequential,
+    Training,
+)
+
+NET = Sequential(
+    {
+        "stem": Conv2D(4, bias=False, input_gradient=False),
+        "block": Residual(Sequential([BatchNorm(), ReLU(), Conv2D(6)]), Conv2D(6, window=1, bias=False)),
+        "pool": GlobalAvgPool(),
+        "heads": Parallel({"a": Dense(2), "b": Dense(3, bias=False)}, Concat()),
+    }
+)
+SHAPES = {
+    "stem/kernel": (3, 3, 2, 4),
+    "block/body/0/scale": (4,),
+    "block/body/0/bias": (4,),
+    "block/body/2/kernel": (3, 3, 4, 6),
+    "block/body/2/bias": (6,),
+    "block/shortcut/kernel": (1, 1, 4, 6),
+    "heads/a/kernel": (6, 2),
+    "heads/a/bias": (2,),
+    "heads/b/kernel": (6, 3),
+}
+STATE = {"block/body/0/mean": (4,), "block/body/0/var": (4,)}
+
+
+class TestNames:
+    def test_children_come_before_their_variables(self):
+        params, state = NET.init(np.random.default_rng(0), (5, 5, 2))
+        assert {name: array.shape for name, array in params.items()} == SHAPES
+        assert {name: array.shape for name, array in state.items()} == STATE
+
+    def test_gradients_and_state_have_the_same_names(self):
+        params, state = NET.init(np.random.default_rng(0), (5, 5, 2))
+        y, after, pullback = NET.apply(params, state, np.ones((2, 5, 5, 2), np.float32), Training(0))
+        dparams, dx = pullback(y)
+        assert {name: array.shape for name, array in dparams.items()} == SHAPES
+        assert {name: array.shape for name, array in after.items()} == STATE
+        assert dx is None
+        assert NET.output_shape((5, 5, 2)) == y.shape[1:] == (5,)
+
+    def test_a_job_s_variables_are_these(self):
+        variables = NET.variables((5, 5, 2))
+        assert {name: kept.shape for name, kept in variables.items() if kept.trainable} == SHAPES
+        assert {name: kept.shape for name, kept in variables.items() if not kept.trainable} == STATE
+        assert all(isinstance(kept, shoal.Variable) for kept in variables.values())
+        assert {variables[name].aggregation.name for name in STATE} == {"MEAN"}
+
+    def test_a_list_is_numbered(self):
+        assert [name for name, _ in Sequential([ReLU(), Flatten()]).layers] == ["0", "1"]
+
+    def test_layers_are_values(self):
+        assert Sequential([Conv2D(3), ReLU()]) == Sequential({"0": Conv2D(3), "1": ReLU()})
+        assert hash(NET) == hash(NET)
+        with pytest.raises(AttributeError):
+            Dense(3).units = 4
+
+
+class TestFirstValues:
+    def test_follow_from_the_generator(self):
+        one, same, other = (NET.init(np.random.default_rng(seed), (5, 5, 2))[0] for seed in (1, 1, 2))
+        for name in one:
+            np.testing.assert_array_equal(one[name], same[name])
+        assert (one["stem/kernel"] != other["stem/kernel"]).any()
+        assert (one["heads/a/kernel"][:, :2] != one["heads/b/kernel"][:, :2]).any()
+
+    def test_are_float32_and_of_the_spread_that_the_initializer_says(self):
+        params, state = Sequential([Dense(400), BatchNorm()]).init(np.random.default_rng(0), (300,))
+        assert {array.dtype for array in (params | state).values()} == {np.dtype(np.float32)}
+        assert params["0/kernel"].std() == pytest.approx((2 / 300) ** 0.5, rel=0.02)
+        assert (params["1/scale"] == 1).all()
+        assert (state["1/var"] == 1).all()
+        for begins_with_0 in (params["0/bias"], params["1/bias"], state["1/mean"]):
+            assert not begins_with_0.any()
+
+
+# A layer, what it was made for, what it is fed, and what it says it wants.
+MISFITS = [
+    (Dense(3), (4,), (5,), "(..., 4)"),
+    (Dense(3), (4,), (), "(..., 4)"),
+    (Conv2D(3), (6, 6, 4), (6, 6, 5), "(height, width, 4)"),
+    (Conv2D(3), (6, 6, 4), (6, 4), "(height, width, 4)"),
+    (Conv2D(4, groups=2), (6, 6, 4), (6, 6, 5), "(height, width, 4)"),
+    (Conv2D(3, window=5, padding="valid"), (6, 6, 4), (4, 6, 4), "images of 5x5 at least"),
+    (DepthwiseConv2D(2), (6, 6, 4), (6, 6, 8), "(height, width, 4)"),
+    (BatchNorm(), (6, 4), (6, 5), "(..., 4)"),
+    (LayerNorm(), (6, 4), (4, 6), "(..., 4)"),
+    (MaxPool(3), (6, 6, 4), (2, 6, 4), "images of 3x3 at least"),
+    (AvgPool(2), (6, 6, 4), (6, 4), "three axes: (height, width, channels)"),
+    (GlobalAvgPool(), (6, 4), (4,), "two axes at least: (..., channels)"),
+]
+
+
+class TestWrongShapes:
+    @pytest.mark.parametrize(("layer", "shape", "fed", "wants"), MISFITS, ids=lambda value: str(value)[:30])
+    def test_name_the_layer_what_it_got_and_what_it_wants(self, layer, shape, fed, wants):
+        net = Sequential({"features": Residual(Sequential([layer]), Sequential([layer])), "relu": ReLU()})
+        params, state = net.init(np.random.default_rng(0), shape)
+        with pytest.raises(errors.InvalidShape) as caught:
+            net.apply(params, state, np.ones((2, *fed), np.float32), Training(0))
+        error = caught.value
+        assert re.match(rf"layer 'features/body/0' \({type(layer).__name__}\) got examples of shape ", error.message)
+        assert f"shape {fed}, and wants" in error.message
+        assert wants in error.message
+        assert error.details["layer"] == "features/body/0"
+        assert error.details["got"] == str(fed)
+
+    @pytest.mark.parametrize(
+        ("layer", "fed"),
+        [
+            (Dense(3), ()),
+            (Conv2D(3), (6, 4)),
+            (Conv2D(3, window=5, padding="valid"), (4, 6, 4)),
+            (Conv2D(4, groups=2), (6, 6, 3)),
+            (BatchNorm(), ()),
+            (LayerNorm(), ()),
+            (MaxPool(3), (2, 6, 4)),
+        ],
+        ids=repr,
+    )
+    def test_are_found_before_there_are_variables(self, layer, fed):
+        net = Sequential({"relu": ReLU(), "deep": Sequential({"it": layer})})
+        for ask in (net.output_shape, net.variables, lambda shape: net.init(np.random.default_rng(0), shape)):
+            with pytest.raises(errors.InvalidShape, match=r"layer 'deep/it' .* got .* wants") as caught:
+                ask(fed)
+            assert str(fed) in caught.value.message
+
+    def test_by_itself_a_layer_is_named_by_its_kind(self):
+        with pytest.raises(errors.InvalidShape, match=r"^layer Dense got examples of shape \(\), and wants one axis"):
+            Dense(3).output_shape(())
+
+    def test_branches_that_do_not_go_together_are_all_named(self):
+        net = Sequential({"both": Parallel({"a": Dense(2), "b": Dense(3)})})
+        says = r"layer 'both' \(Parallel\) got .*\(4,\), and wants such that Add can join .* a \(2,\), b \(3,\)"
+        with pytest.raises(errors.InvalidShape, match=says):
+            net.init(np.random.default_rng(0), (4,))
+
+    def test_an_embedding_wants_whole_numbers(self):
+        layer = Embedding(4, 2)
+        with pytest.raises(errors.InvalidShape, match="wants whole numbers, not float32"):
+            layer.apply(layer.init(np.random.default_rng(0), (3,))[0], {}, np.ones((2, 3), np.float32), False)
+
+    def test_one_value_a_channel_has_no_variance(self):
+        layer = BatchNorm()
+        params, state = layer.init(np.random.default_rng(0), (3,))
+        with pytest.raises(errors.InvalidShape, match="two values a channel"):
+            layer.apply(params, state, np.ones((1, 3)), Training(0))
+        assert layer.apply(params, state, np.ones((1, 3)), False)[0].shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Dense(0), "Dense: units is 0"),
+        (lambda: Embedding(0, 3), "Embedding: the table is"),
+        (lambda: Conv2D(0), "Conv2D: 0 filters in 1 groups"),
+        (lambda: Conv2D(4, groups=3), "Conv2D: 4 filters in 3 groups"),
+        (lambda: Conv2D(4, window=(0, 1)), "Conv2D: window is"),
+        (lambda: Conv2D(4, strides=0), "Conv2D: strides are 0"),
+        (lambda: Conv2D(4, padding="full"), "Conv2D: padding is 'full'"),
+        (lambda: Conv2D(4, padding=(0, -1)), "Conv2D: padding is"),
+        (lambda: DepthwiseConv2D(0), "DepthwiseConv2D: multiplier is 0"),
+        (lambda: MaxPool(0), "MaxPool: window is 0"),
+        (lambda: MaxPool(2, 0), "MaxPool: strides are 0"),
+        (lambda: MaxPool(2, padding=2), "MaxPool: padding is 2"),
+        (lambda: AvgPool(2, padding="full"), "AvgPool: padding is 'full'"),
+        (lambda: BatchNorm(momentum=2), "BatchNorm: momentum is 2"),
+        (lambda: BatchNorm(epsilon=0), "BatchNorm: epsilon is 0"),
+        (lambda: LayerNorm(0), "LayerNorm: epsilon is 0"),
+        (lambda: Dropout(1), "Dropout: rate is 1"),
+        (lambda: Sequential({"a/b": ReLU()}), "Sequential: 'a/b' cannot be a layer's name"),
+        (lambda: Parallel({"": ReLU()}), "Parallel: '' cannot be a layer's name"),
+        (lambda: Parallel([]), "Parallel: it has no branch"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, says):
+    with pytest.raises(errors.InvalidLayer, match=re.escape(says)):
+        make()

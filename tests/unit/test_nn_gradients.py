@@ -1,0 +1,164 @@
+"""Every layer's pullback against central differences in float64, in drawn configurations."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradient_check import apart, check_gradients
+from shoal_nn import (
+    GELU,
+    Add,
+    AvgPool,
+    BatchNorm,
+    Concat,
+    Conv2D,
+    Dense,
+    DepthwiseConv2D,
+    Dropout,
+    Embedding,
+    Flatten,
+    GlobalAvgPool,
+    Identity,
+    LayerNorm,
+    MaxPool,
+    Parallel,
+    ReLU,
+    ReLU6,
+    Residual,
+    Sequential,
+    Sigmoid,
+    Tanh,
+    Training,
+)
+
+twenty = settings(max_examples=20)
+seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
+small = st.integers(1, 4)
+batches = st.integers(1, 3)
+leading = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
+windows = st.integers(1, 3) | st.tuples(st.integers(1, 3), st.integers(1, 3))
+strides = st.integers(1, 3) | st.tuples(st.integers(1, 3), st.integers(1, 3))
+sides = st.integers(0, 2)
+paddings = st.one_of(
+    st.just("same"),
+    st.just("valid"),
+    sides,
+    st.tuples(sides, sides),
+    st.tuples(st.tuples(sides, sides), st.tuples(sides, sides)),
+)
+modes = st.sampled_from([Training(7), False])
+
+
+def larger_than(window, size):
+    """A size that a window without padding fits in."""
+    height, width = window if isinstance(window, tuple) else (window, window)
+    return size[0] + height - 1, size[1] + width - 1
+
+
+@twenty
+@given(seeds, batches, leading, small, small, st.booleans())
+def test_dense(rng, batch, shape, inputs, units, bias):
+    check_gradients(Dense(units, bias=bias), rng.standard_normal((batch, *shape, inputs)), rng)
+
+
+@twenty
+@given(seeds, batches, leading, small, small)
+def test_embedding(rng, batch, shape, rows, width):
+    check_gradients(Embedding(rows, width), rng.integers(0, rows, (batch, *shape)), rng)
+
+
+@twenty
+@given(seeds, batches, sizes, small, small, windows, strides, paddings, st.booleans())
+def test_convolution(rng, batch, size, channels, filters, window, stride, padding, bias):
+    layer = Conv2D(filters, window=window, strides=stride, padding=padding, bias=bias)
+    check_gradients(layer, rng.standard_normal((batch, *larger_than(window, size), channels)), rng)
+
+
+@twenty
+@given(seeds, batches, sizes, st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), windows, strides, paddings)
+def test_convolution_in_groups(rng, batch, size, groups, channels, filters, window, stride, padding):
+    layer = Conv2D(groups * filters, groups=groups, window=window, strides=stride, padding=padding)
+    check_gradients(layer, rng.standard_normal((batch, *larger_than(window, size), groups * channels)), rng)
+
+
+@twenty
+@given(seeds, batches, sizes, small, st.integers(1, 2), windows, strides, paddings)
+def test_depthwise_convolution(rng, batch, size, channels, multiplier, window, stride, padding):
+    layer = DepthwiseConv2D(multiplier, window=window, strides=stride, padding=padding)
+    check_gradients(layer, rng.standard_normal((batch, *larger_than(window, size), channels)), rng)
+
+
+@twenty
+@given(seeds, st.integers(2, 4), leading, small, modes)
+def test_batch_norm(rng, batch, shape, channels, mode):
+    check_gradients(BatchNorm(epsilon=0.1), rng.standard_normal((batch, *shape, channels)), rng, mode)
+
+
+@twenty
+@given(seeds, batches, leading, st.integers(1, 6))
+def test_layer_norm(rng, batch, shape, features):
+    check_gradients(LayerNorm(epsilon=0.1), rng.standard_normal((batch, *shape, features)), rng)
+
+
+@twenty
+@given(seeds, batches, leading, small, st.floats(0, 0.9), modes)
+def test_dropout(rng, batch, shape, features, rate, mode):
+    check_gradients(Dropout(rate), rng.standard_normal((batch, *shape, features)), rng, mode)
+
+
+@pytest.mark.parametrize("pooling", [MaxPool, AvgPool])
+@twenty
+@given(data=st.data())
+def test_pooling_over_windows(pooling, data):
+    rng, batch, size, channels, window = (data.draw(each) for each in (seeds, batches, sizes, small, windows))
+    height, width = window if isinstance(window, tuple) else (window, window)
+    rows, columns = st.integers(0, height - 1), st.integers(0, width - 1)
+    explicit = st.tuples(rows, columns) | st.tuples(st.tuples(rows, rows), st.tuples(columns, columns))
+    padding = data.draw(st.just("same") | st.just("valid") | explicit)
+    settings_of = {"count_padding": data.draw(st.booleans())} if pooling is AvgPool else {}
+    layer = pooling(window, data.draw(st.none() | strides), padding, **settings_of)
+    check_gradients(layer, apart(rng, (batch, *larger_than(window, size), channels)), rng)
+
+
+@pytest.mark.parametrize("layer", [GlobalAvgPool(), Flatten()], ids=repr)
+@twenty
+@given(rng=seeds, batch=batches, shape=leading, channels=small)
+def test_what_gives_up_axes(layer, rng, batch, shape, channels):
+    check_gradients(layer, rng.standard_normal((batch, *shape, 2, channels)), rng)
+
+
+@pytest.mark.parametrize("layer", [ReLU(), ReLU6(), Sigmoid(), Tanh(), GELU(), GELU(approximate=True)], ids=repr)
+@twenty
+@given(rng=seeds, batch=batches, shape=leading, spread=st.sampled_from([1, 5]))
+def test_activations(layer, rng, batch, shape, spread):
+    check_gradients(layer, spread * apart(rng, (batch, *shape, 3)), rng)
+
+
+@twenty
+@given(seeds, batches, st.integers(2, 4), small, st.booleans())
+def test_sequential_and_residual(rng, batch, size, channels, projects):
+    filters = channels + 1 if projects else channels
+    body = Sequential([Conv2D(filters, bias=False), BatchNorm(epsilon=0.1), Tanh(), Dropout(0.3), Conv2D(filters)])
+    shortcut = Conv2D(filters, window=1, bias=False) if projects else Identity()
+    net = Sequential({"block": Residual(body, shortcut), "pool": GlobalAvgPool(), "head": Dense(2)})
+    check_gradients(net, rng.standard_normal((batch, size, size, channels)), rng)
+
+
+@pytest.mark.parametrize("join", [Add(), Concat()], ids=repr)
+@twenty
+@given(rng=seeds, batch=batches, shape=leading, units=st.lists(small, min_size=1, max_size=3))
+def test_parallel(join, rng, batch, shape, units):
+    branches = [Sequential([Dense(units[0] if join == Add() else each), Sigmoid()]) for each in units]
+    check_gradients(Parallel(branches, join), rng.standard_normal((batch, *shape, 3)), rng)
+
+
+@pytest.mark.parametrize(
+    "words", [Embedding(5, 3), Sequential([Flatten(), Embedding(5, 3)]), Parallel([Embedding(5, 3), Embedding(5, 3)])]
+)
+@twenty
+@given(rng=seeds, batch=batches, length=small)
+def test_an_embedding_comes_first_and_has_no_dx(words, rng, batch, length):
+    net = Sequential({"words": words, "flat": Flatten(), "head": Dense(2)})
+    check_gradients(net, rng.integers(0, 5, (batch, length)), rng)

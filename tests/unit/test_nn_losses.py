@@ -1,0 +1,179 @@
+"""Losses and their gradients; mixed precision."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal import errors
+from shoal_nn import (
+    BatchNorm,
+    Conv2D,
+    Dense,
+    GlobalAvgPool,
+    LossScale,
+    Policy,
+    ReLU,
+    Sequential,
+    Training,
+    mean_squared_error,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+)
+
+twenty = settings(max_examples=20)
+seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
+STEP = 1e-5
+
+
+def check(loss, logits, labels):
+    """The gradient against central differences, of every element."""
+    value, gradient = loss(logits, labels)
+    assert np.ndim(value) == 0
+    assert gradient.shape == logits.shape
+    for index in np.ndindex(logits.shape):
+        step = np.zeros_like(logits)
+        step[index] = STEP
+        measured = (loss(logits + step, labels)[0] - loss(logits - step, labels)[0]) / (2 * STEP)
+        assert abs(measured - gradient[index]) < 1e-6 * max(np.abs(gradient).max(), 1e-3)
+    return value
+
+
+@twenty
+@given(seeds, shapes, st.booleans())
+def test_softmax_cross_entropy(rng, shape, sparse):
+    logits = 3 * rng.standard_normal((*shape, 3))
+    classes = rng.integers(0, 3, shape)
+    labels = classes if sparse else rng.random((*shape, 3))
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    wanted = -((np.eye(3)[classes] if sparse else labels) * log_p).sum(axis=-1).mean()
+    assert check(softmax_cross_entropy, logits, labels) == pytest.approx(wanted, rel=1e-12)
+
+
+@twenty
+@given(seeds, shapes)
+def test_sigmoid_cross_entropy(rng, shape):
+    logits, labels = 3 * rng.standard_normal(shape), rng.random(shape)
+    p = 1 / (1 + np.exp(-logits))
+    wanted = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).mean()
+    assert check(sigmoid_cross_entropy, logits, labels) == pytest.approx(wanted, rel=1e-12)
+
+
+@twenty
+@given(seeds, shapes)
+def test_mean_squared_error(rng, shape):
+    outputs, targets = rng.standard_normal((2, *shape))
+    assert check(mean_squared_error, outputs, targets) == pytest.approx(((outputs - targets) ** 2).mean())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_large_logits_overflow_nowhere(dtype):
+    logits = np.array([[3e4, -3e4, 0], [-3e4, 3e4, 3e4]], dtype)
+    loss, gradient = softmax_cross_entropy(logits, np.array([1, 2]))
+    assert float(loss) == pytest.approx((6e4 + math.log(2)) / 2, rel=0.01)
+    np.testing.assert_allclose(gradient.astype(float), [[0.5, -0.5, 0], [0, 0.25, -0.25]], atol=1e-3)
+    loss, gradient = sigmoid_cross_entropy(logits, np.zeros(logits.shape, dtype))
+    assert float(loss) == pytest.approx(9e4 / 6, rel=0.01)
+    assert np.isfinite(gradient.astype(float)).all()
+    assert gradient.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels"),
+    [
+        (softmax_cross_entropy, np.zeros(5, np.int64)),
+        (softmax_cross_entropy, np.zeros(4)),
+        (softmax_cross_entropy, np.zeros((4, 2))),
+        (sigmoid_cross_entropy, np.zeros(4)),
+        (mean_squared_error, np.zeros((3, 4))),
+    ],
+)
+def test_labels_of_a_wrong_shape_are_refused(loss, labels):
+    with pytest.raises(errors.InvalidShape, match=rf"{loss.__name__} got labels of shape \({labels.shape[0]},.* wants"):
+        loss(np.zeros((4, 3)), labels)
+
+
+class TestLossScale:
+    def test_halves_when_gradients_overflow_and_begins_to_count_anew(self):
+        scale = LossScale(1024, interval=2, good_steps=1)
+        assert scale.after(False) == LossScale(512, interval=2)
+        assert LossScale(1).after(False) == LossScale(1)
+
+    def test_doubles_after_as_many_good_steps(self):
+        scale = LossScale(1024, interval=2)
+        assert scale.after(True) == LossScale(1024, interval=2, good_steps=1)
+        assert scale.after(True).after(True) == LossScale(2048, interval=2)
+        assert LossScale(2.0**24, interval=1).after(True) == LossScale(2.0**24, interval=1)
+
+    def test_what_is_scaled_comes_back(self):
+        scale = LossScale(8)
+        gradients, finite = scale.unscaled({"a": scale.scaled(np.array([1.0, 2.0])), "b": np.zeros(1)})
+        np.testing.assert_array_equal(gradients["a"], [1, 2])
+        assert finite
+        assert scale.unscaled({}) == ({}, True)
+
+    @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
+    def test_one_gradient_that_is_not_finite_is_enough(self, wrong):
+        assert not LossScale().unscaled({"a": np.ones(3), "b": np.array([0, wrong])})[1]
+
+    @pytest.mark.parametrize("settings_of", [{"scale": 0.5}, {"scale": 2.0**25}, {"interval": 0}, {"good_steps": -1}])
+    def test_settings_are_checked(self, settings_of):
+        with pytest.raises(errors.InvalidLayer, match="loss scale"):
+            LossScale(**settings_of)
+
+
+class TestMixedPrecision:
+    NET = Sequential(
+        {"conv": Conv2D(8), "norm": BatchNorm(), "relu": ReLU(), "pool": GlobalAvgPool(), "head": Dense(2)}
+    )
+
+    def train(self, compute, scale, steps=60):
+        """Two kinds of images, stripes down and across; the losses, and the scales on the way."""
+        rng = np.random.default_rng(0)
+        labels = np.arange(32) % 2
+        stripes = np.tile([1.0, -1.0], 4)[None, :, None] * np.ones((8, 8, 1))
+        x = np.where(labels[:, None, None, None], stripes.transpose(1, 0, 2), stripes)
+        x = (x + 0.3 * rng.standard_normal(x.shape)).astype(np.float32)
+        policy = Policy(compute)
+        params, state = self.NET.init(rng, x.shape[1:])
+        losses, scales = [], []
+        for step in range(steps):
+            logits, after, pullback = self.NET.apply(params, state, policy.inputs(x), Training(step))
+            assert logits.dtype == policy.inputs(x).dtype
+            loss, dlogits = softmax_cross_entropy(policy.outputs(logits), labels)
+            with np.errstate(over="ignore", invalid="ignore"):
+                gradients, finite = scale.unscaled(pullback(policy.gradient(scale.scaled(dlogits)))[0])
+            scales.append(scale.scale)
+            scale = scale.after(finite)
+            if finite:
+                params = {name: value - 0.3 * gradients[name] for name, value in params.items()}
+                state = after
+            losses.append(float(loss))
+        assert {value.dtype for value in (params | state).values()} == {np.dtype(np.float32)}
+        return losses, scales
+
+    @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+    def test_ends_where_float32_ends(self, compute):
+        wanted, _ = self.train("float32", LossScale(1.0))
+        losses, _ = self.train(compute, LossScale(256.0) if compute == "float16" else LossScale(1.0))
+        assert wanted[-1] < 0.1
+        np.testing.assert_allclose(losses, wanted, atol=0.02)
+
+    def test_a_scale_that_is_too_large_costs_a_few_steps(self):
+        losses, scales = self.train("float16", LossScale(2.0**24, interval=20))
+        assert scales[1] == 2.0**23
+        assert min(scales) < 2.0**22
+        assert losses[1] == losses[0]
+        assert losses[-1] < 0.3
+
+    def test_whole_numbers_are_not_cast(self):
+        ids = np.arange(3)
+        assert Policy("float16").inputs(ids) is ids
+
+    def test_a_policy_names_what_there_is(self):
+        with pytest.raises(errors.InvalidLayer, match="float32, float16, bfloat16, not 'int8'"):
+            Policy("int8")

@@ -1,0 +1,45 @@
+"""Layers and losses over NumPy or CuPy: pure functions with pullbacks. What trains them is a program."""
+
+from shoal_nn.activations import GELU, ReLU, ReLU6, Sigmoid, Tanh
+from shoal_nn.containers import Add, Concat, Identity, Parallel, Residual, Sequential
+from shoal_nn.convolution import Conv2D, DepthwiseConv2D
+from shoal_nn.dense import Dense, Embedding
+from shoal_nn.dropout import Dropout
+from shoal_nn.layer import Layer, Pullback, Training
+from shoal_nn.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
+from shoal_nn.normalization import BatchNorm, LayerNorm
+from shoal_nn.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
+from shoal_nn.precision import LossScale, Policy
+
+__all__ = [
+    "GELU",
+    "Add",
+    "AvgPool",
+    "BatchNorm",
+    "Concat",
+    "Conv2D",
+    "Dense",
+    "DepthwiseConv2D",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "GlobalAvgPool",
+    "Identity",
+    "Layer",
+    "LayerNorm",
+    "LossScale",
+    "MaxPool",
+    "Parallel",
+    "Policy",
+    "Pullback",
+    "ReLU",
+    "ReLU6",
+    "Residual",
+    "Sequential",
+    "Sigmoid",
+    "Tanh",
+    "Training",
+    "mean_squared_error",
+    "sigmoid_cross_entropy",
+    "softmax_cross_entropy",
+]

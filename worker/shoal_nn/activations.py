@@ -1,0 +1,112 @@
+"""Activations: functions of each element alone."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.program import Array
+from shoal_nn._arithmetic import widened
+from shoal_nn._erf import erf
+from shoal_nn.layer import Shape, Train, Unweighted
+from shoal_worker.arrays import namespace_of
+
+
+class Activation(Unweighted):
+    """Takes examples of any shape."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
+        y, slope = self._curve(widened(x))
+
+        def pull(dy: Array) -> Array:
+            return (dy * slope()).astype(x.dtype, copy=False)
+
+        return y.astype(x.dtype, copy=False), pull
+
+    @abstractmethod
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        """The value at each element, and what gives the slope there."""
+
+
+@dataclass(frozen=True)
+class ReLU(Activation):
+    """max(x, 0), with slope 0 at 0."""
+
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        y = namespace_of(x).maximum(x, 0)
+        return y, lambda: y > 0
+
+
+@dataclass(frozen=True)
+class ReLU6(Activation):
+    """min(max(x, 0), 6), with slope 0 at both ends (Krizhevsky, "Convolutional deep belief networks", 2010)."""
+
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        y = namespace_of(x).clip(x, 0, 6)
+        return y, lambda: (y > 0) & (y < 6)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Activation):
+    """1 / (1 + exp(-x))."""
+
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        y = sigmoid(x)
+        return y, lambda: y * (1 - y)
+
+
+@dataclass(frozen=True)
+class Tanh(Activation):
+    """tanh(x)."""
+
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        y = namespace_of(x).tanh(x)
+        return y, lambda: 1 - y * y
+
+
+@dataclass(frozen=True)
+class GELU(Activation):
+    """x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
+
+    Args:
+        approximate: by Phi(x) = (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
+    """
+
+    approximate: bool = False
+
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        return _gelu_by_tanh(x) if self.approximate else _gelu(x)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), without an exponential that overflows."""
+    xp = namespace_of(x)
+    small = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1, small) / (1 + small)
+
+
+def _gelu(x: Array) -> tuple[Array, Callable[[], Array]]:
+    probability = 0.5 * (1 + erf(x * math.sqrt(0.5)))
+
+    def slope() -> Array:
+        density = namespace_of(x).exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+        return probability + x * density
+
+    return x * probability, slope
+
+
+def _gelu_by_tanh(x: Array) -> tuple[Array, Callable[[], Array]]:
+    steepness = math.sqrt(2 / math.pi)
+    tanh = namespace_of(x).tanh(steepness * (x + 0.044715 * x * x * x))
+
+    def slope() -> Array:
+        inner = steepness * (1 + 3 * 0.044715 * x * x)
+        return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * inner
+
+    return 0.5 * x * (1 + tanh), slope
+
+
+__all__ = ["GELU", "Activation", "ReLU", "ReLU6", "Sigmoid", "Tanh", "sigmoid"]

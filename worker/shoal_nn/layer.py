@@ -1,0 +1,190 @@
+"""What a layer is: pure functions from parameters and inputs to outputs, with pullbacks. No layer lives here."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from shoal import _draws, errors, initializers
+from shoal.initializers import Initializer
+from shoal.program import Array
+from shoal.variables import Variable
+from shoal_worker.arrays import Namespace
+
+# Of one example or an array: lengths of the axes. A model's shapes leave the batch out.
+Shape = tuple[int, ...]
+# Arrays by name; those of a container's child have its name before theirs: "conv1/kernel".
+Arrays = Mapping[str, Array]
+# Takes dy, the gradient of a loss by a layer's output, of that output's shape and dtype. Gives the gradients by its
+# parameters (of their names, shapes and dtypes) and dx, by its input (of its shape and dtype; None where it has none).
+Pullback = Callable[[Array], tuple[dict[str, Array], Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """That a layer is applied to train, and where the random numbers of this step come from.
+
+    Args:
+        seed: of the batch, from [0, 2**64): what `shoal.program.RandomProgram` is given.
+        path: of the layer that it was handed to, among all layers: each draws from a stream of its own.
+    """
+
+    seed: int
+    path: str = ""
+
+    def under(self, name: str) -> "Training":
+        """The same step, for a child of this name."""
+        return Training(self.seed, _joined(self.path, name))
+
+    def generator(self, xp: Namespace) -> Any:
+        """A generator of the array namespace, the same for the same seed and path.
+
+        NumPy and CuPy draw different numbers from the same seed.
+        """
+        return xp.random.default_rng(_draws.key_of(self.seed, self.path))
+
+
+# `False` is how a model is evaluated.
+Train = Training | Literal[False]
+
+
+class Layer(ABC):
+    """A function with parameters. A frozen dataclass of settings, which holds no array.
+
+    It computes in the dtype of its input, whatever that of its parameters, and in float32 where sums of halves would
+    lose too much. What it is given it does not change; what it returns may be the input itself, or a view of it.
+    """
+
+    @abstractmethod
+    def output_shape(self, shape: Shape) -> Shape:
+        """The shape of an example of the output, for examples of this shape.
+
+        Raises:
+            InvalidShape: the layer does not take such examples.
+        """
+
+    def variables(self, shape: Shape) -> dict[str, Variable]:
+        """What the layer keeps, by name, for examples of this shape; what is not trainable is its state.
+
+        A program's `variables()` can return them: then the servers draw the first values.
+
+        Raises:
+            InvalidShape: the layer does not take such examples.
+        """
+        self.output_shape(shape)
+        return {}
+
+    @abstractmethod
+    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
+        """The layer's output for a batch.
+
+        Args:
+            params: the trainable variables, by name, on the device of x.
+            state: the others.
+            x: [batch, ...].
+            train: how to act where training differs from evaluation.
+
+        Returns:
+            The output, the new state (all of it, whether it changed or not), and the pullback, which may be called once
+            or more, or never.
+
+        Raises:
+            InvalidShape: the layer does not take such an array.
+        """
+
+    def init(self, rng: np.random.Generator, shape: Shape) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """First values, in float32: parameters and state.
+
+        Args:
+            rng: draws one number for each variable, in their order.
+            shape: of an example.
+
+        Raises:
+            InvalidShape: the layer does not take such examples.
+        """
+        params: dict[str, np.ndarray] = {}
+        state: dict[str, np.ndarray] = {}
+        for name, variable in self.variables(shape).items():
+            values = np.empty(variable.shape, variable.dtype)
+            initializers.fill(
+                values.reshape(-1), variable.initializer, name, variable.shape, int(rng.integers(1, 2**63))
+            )
+            (params if variable.trainable else state)[name] = values
+        return params, state
+
+    def _require(self, fits: bool, got: Shape, wants: str) -> None:
+        """Raises InvalidShape unless the examples that the layer got fit; containers add the way to the layer."""
+        if not fits:
+            raise _misfit(type(self).__name__, "", str(tuple(got)), wants)
+
+    def _demand(self, holds: bool, what: str) -> None:
+        """Raises InvalidLayer unless a setting is in its range."""
+        if not holds:
+            raise errors.InvalidLayer(f"{type(self).__name__}: {what}", kind=type(self).__name__)
+
+
+class Unweighted(Layer):
+    """A layer that keeps nothing: a function of its input."""
+
+    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002 - there are none
+        self.output_shape(x.shape[1:])
+        y, pull = self._value(x, train)
+        return y, {}, lambda dy: ({}, pull(dy))
+
+    @abstractmethod
+    def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:
+        """The output, and what gives dx for dy."""
+
+
+@contextmanager
+def within(name: str) -> Iterator[None]:
+    """Adds a container's child to the path of a layer that is fed a wrong shape."""
+    try:
+        yield
+    except errors.InvalidShape as error:
+        said = error.details
+        path = _joined(name, said["layer"])
+        longer = _misfit(said["kind"], path, said["got"], said["wants"])
+        raise longer.with_traceback(error.__traceback__) from None
+
+
+def trainable(shape: Shape, initializer: Initializer) -> Variable:
+    """A parameter."""
+    return Variable(shape, "float32", initializer)
+
+
+def statistic(shape: Shape, initializer: Initializer) -> Variable:
+    """What training moves without a gradient; workers' values of one step are averaged."""
+    return Variable(shape, "float32", initializer, trainable=False, aggregation="mean")
+
+
+def _misfit(kind: str, path: str, got: str, wants: str) -> errors.InvalidShape:
+    where = f"layer {path!r} ({kind})" if path else f"layer {kind}"
+    return errors.InvalidShape(
+        f"{where} got examples of shape {got}, and wants {wants}; change it, or what comes before it",
+        layer=path,
+        kind=kind,
+        got=got,
+        wants=wants,
+    )
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}/{name}" if path and name else path or name
+
+
+__all__ = [
+    "Arrays",
+    "Layer",
+    "Pullback",
+    "Shape",
+    "Train",
+    "Training",
+    "Unweighted",
+    "statistic",
+    "trainable",
+    "within",
+]

@@ -1,0 +1,160 @@
+"""Normalization: of a channel over the batch, of an example over its features."""
+
+from dataclasses import dataclass
+
+from shoal.initializers import Ones, Zeros
+from shoal.program import Array
+from shoal.variables import Variable
+from shoal_nn._arithmetic import column_sums, widened
+from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, statistic, trainable
+from shoal_worker.arrays import namespace_of
+
+_ONES, _ZEROS = Ones(), Zeros()
+
+
+@dataclass(frozen=True)
+class BatchNorm(Layer):
+    """y = (x - mean) / sqrt(var + epsilon) * scale + bias, for each index of the last axis.
+
+    In training, mean and variance are the batch's, the variance divided by its n values a channel, and the running ones
+    move: running = (1 - momentum) * running + momentum * batch, where the batch's variance is divided by n - 1. In
+    evaluation they are the running ones. All as PyTorch has it; Keras calls 1 - momentum the momentum, and divides by n
+    in both places. Ioffe and Szegedy, "Batch normalization" (ICML 2015).
+
+    Variables: "scale" and "bias" [channels], and as state "mean" and "var" [channels].
+
+    Args:
+        momentum: how far the running statistics move, from [0, 1].
+        epsilon: > 0.
+
+    Raises:
+        InvalidLayer: an argument is out of its range.
+    """
+
+    momentum: float = 0.1
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        self._demand(0 <= self.momentum <= 1, f"momentum is {self.momentum}; it must be from 0 to 1")
+        self._demand(self.epsilon > 0, f"epsilon is {self.epsilon}; it must be more than 0")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        self._require(len(shape) > 0, shape, "one axis at least: (..., channels)")
+        return shape
+
+    def variables(self, shape: Shape) -> dict[str, Variable]:
+        self.output_shape(shape)
+        channels = shape[-1:]
+        return {
+            "scale": trainable(channels, _ONES),
+            "bias": trainable(channels, _ZEROS),
+            "mean": statistic(channels, _ZEROS),
+            "var": statistic(channels, _ONES),
+        }
+
+    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
+        channels = params["scale"].shape[0]
+        self._require(x.ndim > 1 and x.shape[-1] == channels, x.shape[1:], f"(..., {channels})")
+        rows = widened(x).reshape(-1, channels)
+        if train is False:
+            return self._by_running(params, state, x, rows)
+        count = len(rows)
+        self._require(count > 1, x.shape[1:], "two values a channel to train on: more examples, or larger ones")
+        mean = column_sums(rows) / count
+        centered = rows - mean
+        var = column_sums(centered * centered) / count
+        moved = {
+            "mean": self._moved(state["mean"], mean),
+            "var": self._moved(state["var"], var * (count / (count - 1))),
+        }
+        inverse = 1 / namespace_of(x).sqrt(var + self.epsilon)
+        factor = inverse * params["scale"].astype(rows.dtype, copy=False)
+
+        def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
+            flat = widened(dy).reshape(-1, channels)
+            by_scale, by_bias = column_sums(flat * centered) * inverse, column_sums(flat)
+            dx = centered * (by_scale * inverse / -count)
+            dx += flat
+            dx -= by_bias / count
+            dx *= factor
+            return _like(params, by_scale, by_bias), dx.astype(x.dtype, copy=False).reshape(x.shape)
+
+        y = centered * factor
+        y += params["bias"].astype(rows.dtype, copy=False)
+        return y.astype(x.dtype, copy=False).reshape(x.shape), moved, pullback
+
+    def _by_running(
+        self, params: Arrays, state: Arrays, x: Array, rows: Array
+    ) -> tuple[Array, dict[str, Array], Pullback]:
+        mean, var = (state[name].astype(rows.dtype, copy=False) for name in ("mean", "var"))
+        inverse = 1 / namespace_of(x).sqrt(var + self.epsilon)
+        factor = inverse * params["scale"].astype(rows.dtype, copy=False)
+
+        def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
+            flat = widened(dy).reshape(rows.shape)
+            found = _like(params, column_sums(flat * (rows - mean)) * inverse, column_sums(flat))
+            return found, (flat * factor).astype(x.dtype, copy=False).reshape(x.shape)
+
+        y = (rows - mean) * factor
+        y += params["bias"].astype(rows.dtype, copy=False)
+        return y.astype(x.dtype, copy=False).reshape(x.shape), dict(state), pullback
+
+    def _moved(self, running: Array, batch: Array) -> Array:
+        moved = (1 - self.momentum) * running + self.momentum * batch
+        return moved.astype(running.dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Layer):
+    """y = (x - mean) / sqrt(var + epsilon) * scale + bias, over the last axis (Ba et al., 2016).
+
+    Variables: "scale" and "bias" [features].
+
+    Args:
+        epsilon: > 0.
+
+    Raises:
+        InvalidLayer: epsilon is not.
+    """
+
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        self._demand(self.epsilon > 0, f"epsilon is {self.epsilon}; it must be more than 0")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        self._require(len(shape) > 0, shape, "one axis at least: (..., features)")
+        return shape
+
+    def variables(self, shape: Shape) -> dict[str, Variable]:
+        self.output_shape(shape)
+        return {"scale": trainable(shape[-1:], _ONES), "bias": trainable(shape[-1:], _ZEROS)}
+
+    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
+        features = params["scale"].shape[0]
+        self._require(x.ndim > 1 and x.shape[-1] == features, x.shape[1:], f"(..., {features})")
+        wide = widened(x)
+        centered = wide - wide.mean(axis=-1, keepdims=True)
+        inverse = 1 / namespace_of(x).sqrt((centered * centered).mean(axis=-1, keepdims=True) + self.epsilon)
+        normal = centered * inverse
+        scale, bias = (params[name].astype(wide.dtype, copy=False) for name in ("scale", "bias"))
+
+        def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
+            flat = widened(dy)
+            found = _like(params, column_sums(flat * normal), column_sums(flat))
+            scaled = flat * scale
+            shared = (scaled * normal).mean(axis=-1, keepdims=True)
+            dx = (scaled - scaled.mean(axis=-1, keepdims=True) - normal * shared) * inverse
+            return found, dx.astype(x.dtype, copy=False)
+
+        return (normal * scale + bias).astype(x.dtype, copy=False), {}, pullback
+
+
+def _like(params: Arrays, scale: Array, bias: Array) -> dict[str, Array]:
+    return {
+        "scale": scale.astype(params["scale"].dtype, copy=False),
+        "bias": bias.astype(params["bias"].dtype, copy=False),
+    }
+
+
+__all__ = ["BatchNorm", "LayerNorm"]

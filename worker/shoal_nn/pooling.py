@@ -1,0 +1,152 @@
+"""Pooling over windows of images and over whole ones, and Flatten, which gives up their axes."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.program import Array
+from shoal_nn._arithmetic import widened
+from shoal_nn._windows import Padding, Pair, Windows, explicit, pair, windows_over
+from shoal_nn.layer import Shape, Train, Unweighted
+from shoal_worker.arrays import namespace_of
+
+
+@dataclass(frozen=True)
+class _Pooling(Unweighted):
+    window: Pair = 2
+    strides: Pair | None = None
+    padding: Padding = "valid"
+
+    def __post_init__(self) -> None:
+        height, width = pair(self.window)
+        self._demand(min(height, width) > 0, f"window is {self.window}; give 1 or more")
+        self._demand(self.strides is None or min(pair(self.strides)) > 0, f"strides are {self.strides}; give 1 or more")
+        named = not isinstance(self.padding, str) or self.padding in ("same", "valid")
+        sides = explicit(self.padding) if named else (-1,)
+        # A window that saw nothing of the image would have no largest element.
+        fits = all(0 <= side < size for side, size in zip(sides, (height, height, width, width), strict=False))
+        self._demand(fits, f"padding is {self.padding!r}; give same, valid, or less than a window, {self.window}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (*self._windows(shape).outputs, shape[2])
+
+    def _windows(self, shape: Shape) -> Windows:
+        self._require(len(shape) == 3, shape, "three axes: (height, width, channels)")
+        strides = self.window if self.strides is None else self.strides
+        windows = windows_over((shape[0], shape[1]), self.window, strides, self.padding)
+        height, width = pair(self.window)
+        self._require(min(windows.outputs) > 0, shape, f"images of {height}x{width} at least, with their padding")
+        return windows
+
+
+@dataclass(frozen=True)
+class MaxPool(_Pooling):
+    """The largest element of each window of a channel; where there are several, dy goes to the first.
+
+    Args:
+        window: height and width, or one number for both.
+        strides: from one window to the next; None: the window, so that none overlap.
+        padding: as of `Conv2D`, but less than the window; it is never the largest.
+
+    Raises:
+        InvalidLayer: an argument is out of its range.
+    """
+
+    def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
+        xp, windows = namespace_of(x), self._windows(x.shape[1:])
+        padded = windows.pad(xp, x, -math.inf, x.dtype)
+        taps = [index for _, _, index in windows.taps()]
+        y = padded[taps[0]].copy()
+        for index in taps[1:]:
+            xp.maximum(y, padded[index], out=y)
+
+        def pull(dy: Array) -> Array:
+            dx = xp.zeros(padded.shape, dy.dtype)
+            open_ = xp.ones(y.shape, bool)
+            for index in taps:
+                hit = (padded[index] == y) & open_
+                dx[index] += dy * hit.astype(dy.dtype)
+                open_ &= ~hit
+            return dx[:, *windows.interior]
+
+        return y, pull
+
+
+@dataclass(frozen=True)
+class AvgPool(_Pooling):
+    """The mean of each window of a channel.
+
+    Args:
+        window: height and width, or one number for both.
+        strides: from one window to the next; None: the window, so that none overlap.
+        padding: as of `Conv2D`, but less than the window.
+        count_padding: the mean is over the padding's zeros, too, as PyTorch has it unless told otherwise; without, over
+            the elements of the image, as TensorFlow has it.
+
+    Raises:
+        InvalidLayer: an argument is out of its range.
+    """
+
+    count_padding: bool = False
+
+    def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
+        xp, windows = namespace_of(x), self._windows(x.shape[1:])
+        wide = widened(x)
+        padded = windows.pad(xp, wide, 0, wide.dtype)
+        taps = [index for _, _, index in windows.taps()]
+        total = xp.zeros((len(x), *windows.outputs, x.shape[3]), wide.dtype)
+        for index in taps:
+            total += padded[index]
+        share = self._share(wide, windows)
+
+        def pull(dy: Array) -> Array:
+            part = widened(dy) * share
+            dx = xp.zeros(padded.shape, wide.dtype)
+            for index in taps:
+                dx[index] += part
+            return dx[:, *windows.interior].astype(x.dtype, copy=False)
+
+        return (total * share).astype(x.dtype, copy=False), pull
+
+    def _share(self, x: Array, windows: Windows) -> Array:
+        """One element's share of each window's mean: [1, *outputs, 1]."""
+        xp = namespace_of(x)
+        shape = (1, *windows.padded, 1) if self.count_padding else (1, *windows.inputs, 1)
+        counted = xp.ones(shape, x.dtype)
+        if not self.count_padding:
+            counted = windows.pad(xp, counted, 0, x.dtype)
+        return 1 / sum(counted[index] for _, _, index in windows.taps())
+
+
+@dataclass(frozen=True)
+class GlobalAvgPool(Unweighted):
+    """The mean of each channel: [batch, ..., channels] to [batch, channels]."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        self._require(len(shape) > 1, shape, "two axes at least: (..., channels)")
+        return shape[-1:]
+
+    def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
+        count = math.prod(x.shape[1:-1])
+        mean = widened(x).reshape(len(x), count, x.shape[-1]).mean(axis=1)
+
+        def pull(dy: Array) -> Array:
+            part = (widened(dy) / count).astype(x.dtype, copy=False)
+            part = part.reshape(len(x), *(1 for _ in x.shape[1:-1]), x.shape[-1])
+            return namespace_of(x).broadcast_to(part, x.shape)
+
+        return mean.astype(x.dtype, copy=False), pull
+
+
+@dataclass(frozen=True)
+class Flatten(Unweighted):
+    """All of an example's axes as one."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (math.prod(shape),)
+
+    def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
+        return x.reshape(len(x), -1), lambda dy: dy.reshape(x.shape)
+
+
+__all__ = ["AvgPool", "Flatten", "GlobalAvgPool", "MaxPool"]
