@@ -12,11 +12,12 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo test e2e coverage chaos lint bench bench-peers check-protos protos clean help
+.PHONY: demo test reference e2e coverage chaos lint bench bench-peers check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
 	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' picks some"
+	@echo "make reference  layers beside PyTorch's, which it installs"
 	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
 	@echo "make e2e     the tests on real processes, in their long forms (half an hour)"
 	@echo "make coverage  which lines and branches the unit and contract tests reach"
@@ -49,6 +50,11 @@ endif
 # Branches are counted where the code runs in the tests' own process, which takes those half as long again.
 coverage: $(SETUP)
 	$(TESTS) --cov --cov-report=term tests/unit tests/contract
+
+# A plain install of PyTorch is large: the suite does without.
+reference: $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,reference]'
+	$(BIN)/python -m pytest -n 2 tests/reference
 
 # The long forms of what runs on real processes.
 e2e: $(SETUP)

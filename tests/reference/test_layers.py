@@ -1,0 +1,183 @@
+"""Layers beside PyTorch's: the same values, gradients and running statistics, over drawn shapes, in float32 and 64."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shoal_nn
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make reference` does that")
+nn = torch.nn
+
+FEW = settings(max_examples=25, deadline=None)
+DTYPES = st.sampled_from([np.float32, np.float64])
+# Of what is compared, in units of its largest element.
+TOLERANCE = {np.float32: 2e-5, np.float64: 1e-12}
+
+
+def drawn(seed, shape, dtype):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def to_torch(x, *, grad=False):
+    """An array as a tensor; images as PyTorch has them, channels before height and width."""
+    x = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
+    return torch.from_numpy(np.ascontiguousarray(x)).requires_grad_(grad)
+
+
+def from_torch(t):
+    array = t.detach().numpy()
+    return np.moveaxis(array, 1, -1) if array.ndim == 4 else array
+
+
+def close(found, expected, dtype, what):
+    expected = np.asarray(expected)
+    assert found.dtype == dtype, what
+    assert found.shape == expected.shape, what
+    scale = max(1.0, np.abs(expected).max(initial=0.0))
+    assert np.abs(found - expected).max(initial=0.0) <= TOLERANCE[dtype] * scale, what
+
+
+def compare(layer, theirs, x, dtype, *, params=None, state=None, weights=(), train=False):
+    """Value, dx and the gradients of both; `weights` are of ours and theirs, with what makes theirs ours."""
+    params, state = params or {}, state or {}
+    y, moved, pullback = layer.apply(params, state, x, train)
+    given_x = to_torch(x, grad=True)
+    expected = theirs(given_x)
+    close(y, from_torch(expected), dtype, "value")
+    dy = drawn(99, y.shape, dtype)
+    by_params, dx = pullback(dy)
+    expected.backward(to_torch(dy))
+    close(dx, from_torch(given_x.grad), dtype, "dx")
+    for name, tensor, ours in weights:
+        close(by_params[name], ours(tensor.grad.numpy()), dtype, name)
+    return moved
+
+
+@FEW
+@given(st.data(), DTYPES)
+def test_convolutions(data, dtype):
+    groups = data.draw(st.sampled_from([1, 1, 2, 3]))
+    channels, filters = groups * data.draw(st.integers(1, 3)), groups * data.draw(st.integers(1, 3))
+    window = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    strides = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    padding = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    height, width = (data.draw(st.integers(size, size + 6)) for size in window)
+    x = drawn(1, (data.draw(st.integers(1, 3)), height, width, channels), dtype)
+    layer = shoal_nn.Conv2D(filters, window=window, strides=strides, padding=padding, groups=groups)
+    theirs = nn.Conv2d(channels, filters, window, strides, padding, groups=groups).to(torch.from_numpy(x).dtype)
+    params = {
+        "kernel": np.ascontiguousarray(theirs.weight.detach().numpy().transpose(2, 3, 1, 0)),
+        "bias": theirs.bias.detach().numpy().copy(),
+    }
+    weights = [
+        ("kernel", theirs.weight, lambda gradient: gradient.transpose(2, 3, 1, 0)),
+        ("bias", theirs.bias, lambda gradient: gradient),
+    ]
+    compare(layer, theirs, x, dtype, params=params, weights=weights)
+
+
+@FEW
+@given(st.data(), DTYPES)
+def test_depthwise_convolutions(data, dtype):
+    channels, multiplier = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
+    window, strides = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
+    x = drawn(1, (2, window + 3, window + 4, channels), dtype)
+    layer = shoal_nn.DepthwiseConv2D(multiplier, window=window, strides=strides, padding=window // 2)
+    theirs = nn.Conv2d(channels, channels * multiplier, window, strides, window // 2, groups=channels)
+    theirs = theirs.to(torch.from_numpy(x).dtype)
+    params = {
+        "kernel": np.ascontiguousarray(theirs.weight.detach().numpy().transpose(2, 3, 1, 0)),
+        "bias": theirs.bias.detach().numpy().copy(),
+    }
+    weights = [("kernel", theirs.weight, lambda gradient: gradient.transpose(2, 3, 1, 0))]
+    compare(layer, theirs, x, dtype, params=params, weights=weights)
+
+
+@FEW
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6), DTYPES)
+def test_dense(batch, features, units, dtype):
+    x = drawn(1, (batch, features), dtype)
+    theirs = nn.Linear(features, units).to(torch.from_numpy(x).dtype)
+    params = {"kernel": theirs.weight.detach().numpy().T.copy(), "bias": theirs.bias.detach().numpy().copy()}
+    weights = [
+        ("kernel", theirs.weight, lambda gradient: gradient.T),
+        ("bias", theirs.bias, lambda gradient: gradient),
+    ]
+    compare(shoal_nn.Dense(units), theirs, x, dtype, params=params, weights=weights)
+
+
+@FEW
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 4), DTYPES, st.booleans(), st.floats(0.05, 0.5))
+def test_batch_norm(batch, size, channels, dtype, training, momentum):
+    x = drawn(1, (batch, size, size + 1, channels), dtype) * 3 + 1
+    theirs = nn.BatchNorm2d(channels, momentum=momentum).to(torch.from_numpy(x).dtype)
+    with torch.no_grad():
+        for seed, tensor in enumerate((theirs.weight, theirs.bias, theirs.running_mean)):
+            tensor.copy_(torch.from_numpy(drawn(seed, channels, dtype)))
+        theirs.running_var.copy_(torch.from_numpy(1 + drawn(5, channels, dtype) ** 2))
+    theirs.train(training)
+    params = {"scale": theirs.weight.detach().numpy().copy(), "bias": theirs.bias.detach().numpy().copy()}
+    state = {"mean": theirs.running_mean.numpy().copy(), "var": theirs.running_var.numpy().copy()}
+    weights = [("scale", theirs.weight, lambda gradient: gradient), ("bias", theirs.bias, lambda gradient: gradient)]
+    moved = compare(
+        shoal_nn.BatchNorm(momentum=momentum),
+        theirs,
+        x,
+        dtype,
+        params=params,
+        state=state,
+        weights=weights,
+        train=shoal_nn.Training(1) if training else False,
+    )
+    close(moved["mean"], theirs.running_mean.numpy(), dtype, "running mean")
+    close(moved["var"], theirs.running_var.numpy(), dtype, "running variance")
+
+
+@FEW
+@given(st.integers(1, 5), st.integers(2, 8), DTYPES)
+def test_layer_norm(batch, features, dtype):
+    x = drawn(1, (batch, features), dtype)
+    theirs = nn.LayerNorm(features, eps=shoal_nn.LayerNorm().epsilon).to(torch.from_numpy(x).dtype)
+    params = {"scale": theirs.weight.detach().numpy().copy(), "bias": theirs.bias.detach().numpy().copy()}
+    weights = [("scale", theirs.weight, lambda gradient: gradient), ("bias", theirs.bias, lambda gradient: gradient)]
+    compare(shoal_nn.LayerNorm(), theirs, x, dtype, params=params, weights=weights)
+
+
+@FEW
+@given(st.data(), DTYPES)
+def test_pooling(data, dtype):
+    window, strides = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    padding = data.draw(st.integers(0, window // 2))
+    x = drawn(1, (2, window + data.draw(st.integers(0, 5)), window + 2, 3), dtype)
+    options = {"window": window, "strides": strides, "padding": padding}
+    compare(shoal_nn.MaxPool(**options), nn.MaxPool2d(window, strides, padding), x, dtype)
+    average = nn.AvgPool2d(window, strides, padding, count_include_pad=False)
+    compare(shoal_nn.AvgPool(**options), average, x, dtype)
+
+
+ACTIVATIONS = [
+    (shoal_nn.ReLU(), nn.ReLU()),
+    (shoal_nn.ReLU6(), nn.ReLU6()),
+    (shoal_nn.Sigmoid(), nn.Sigmoid()),
+    (shoal_nn.Tanh(), nn.Tanh()),
+    (shoal_nn.GELU(), nn.GELU()),
+    (shoal_nn.GELU(approximate=True), nn.GELU(approximate="tanh")),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("ours", "theirs"), ACTIVATIONS, ids=str)
+def test_activations(ours, theirs, dtype):
+    compare(ours, theirs, drawn(1, (40, 7), dtype) * 4, dtype)
+
+
+def test_losses():
+    logits, labels = drawn(1, (6, 5), np.float64), np.array([0, 1, 4, 2, 2, 3])
+    tensor = to_torch(logits, grad=True)
+    expected = nn.functional.cross_entropy(tensor, torch.from_numpy(labels))
+    expected.backward()
+    loss, by_logits = shoal_nn.softmax_cross_entropy(logits, labels)
+    close(np.asarray(loss), expected.item(), np.float64, "loss")
+    close(by_logits, tensor.grad.numpy(), np.float64, "gradient")
