@@ -1,0 +1,76 @@
+"""MobileNetV2 (Sandler et al., "Inverted residuals and linear bottlenecks", CVPR 2018)."""
+
+from shoal import errors
+from shoal_nn.activations import ReLU6
+from shoal_nn.containers import Residual, Sequential
+from shoal_nn.convolution import Conv2D, DepthwiseConv2D
+from shoal_nn.dense import Dense
+from shoal_nn.dropout import Dropout
+from shoal_nn.layer import Layer
+from shoal_nn.normalization import BatchNorm
+from shoal_nn.pooling import GlobalAvgPool
+
+# Of each stage: how many times a block widens its input, channels, blocks, stride of the first (table 2 of the paper).
+_STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+_STEM, _LAST = 32, 1280
+
+
+def mobilenet_v2(classes: int = 1000, width: float = 1.0, *, stem_strides: int = 2, dropout: float = 0.2) -> Sequential:
+    """MobileNetV2, with the outputs that torchvision's `mobilenet_v2` has with the same weights.
+
+    Its parts are "stem", "block0" to "block16", "last", and "head", which alone depends on the classes: with another
+    number of them, a partial restore takes all else from a checkpoint if the new head has a name of its own.
+
+    Args:
+        classes: outputs.
+        width: how many times as many channels each layer has, rounded to multiples of 8. The last convolution has
+            never less than 1,280.
+        stem_strides: of the first convolution: 1 keeps more of images of 32x32.
+        dropout: before the head.
+
+    Raises:
+        InvalidLayer: an argument is out of its range.
+    """
+    if width <= 0:
+        raise errors.InvalidLayer(f"mobilenet_v2: width is {width}; give more than 0", kind="mobilenet_v2")
+    channels = _rounded(_STEM * width)
+    layers: dict[str, Layer] = {"stem": Sequential(_convolution(channels, 3, stem_strides, input_gradient=False))}
+    number = 0
+    for expansion, base, count, first in _STAGES:
+        filters = _rounded(base * width)
+        for index in range(count):
+            layers[f"block{number}"] = _block(channels, filters, expansion, first if index == 0 else 1)
+            channels, number = filters, number + 1
+    layers["last"] = Sequential(_convolution(_rounded(_LAST * max(1.0, width)), 1, 1))
+    return Sequential({**layers, "pool": GlobalAvgPool(), "dropout": Dropout(dropout), "head": Dense(classes)})
+
+
+def _block(channels: int, filters: int, expansion: int, strides: int) -> Layer:
+    hidden = channels * expansion
+    layers: dict[str, Layer] = {}
+    if expansion > 1:
+        layers["expand"] = Sequential(_convolution(hidden, 1, 1))
+    depthwise = DepthwiseConv2D(window=3, strides=strides, padding=1, bias=False)
+    layers |= {
+        "depthwise": Sequential({"conv": depthwise, "bn": BatchNorm(), "relu": ReLU6()}),
+        "project": Conv2D(filters, window=1, padding=0, bias=False),
+        "bn": BatchNorm(),
+    }
+    block = Sequential(layers)
+    return Residual(block) if strides == 1 and channels == filters else block
+
+
+def _convolution(filters: int, window: int, strides: int, *, input_gradient: bool = True) -> dict[str, Layer]:
+    conv = Conv2D(
+        filters, window=window, strides=strides, padding=window // 2, bias=False, input_gradient=input_gradient
+    )
+    return {"conv": conv, "bn": BatchNorm(), "relu": ReLU6()}
+
+
+def _rounded(channels: float) -> int:
+    """To a multiple of 8, as the authors' code does: never by more than a tenth down."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * channels else rounded
+
+
+__all__ = ["mobilenet_v2"]

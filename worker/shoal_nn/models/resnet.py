@@ -1,0 +1,100 @@
+"""Residual networks (He et al., "Deep residual learning for image recognition", CVPR 2016)."""
+
+from collections.abc import Callable, Mapping
+
+from shoal import errors
+from shoal_nn.activations import ReLU
+from shoal_nn.containers import Identity, Residual, Sequential
+from shoal_nn.convolution import Conv2D
+from shoal_nn.dense import Dense
+from shoal_nn.layer import Layer
+from shoal_nn.normalization import BatchNorm
+from shoal_nn.pooling import GlobalAvgPool, MaxPool
+
+# Channels inside a block of each of the four stages.
+_WIDTHS = (64, 128, 256, 512)
+
+
+def resnet(depth: int, classes: int = 1000, *, small_images: bool = False) -> Sequential:
+    """ResNet-18, 34 or 50, with the outputs that torchvision's `resnet18` and its like have with the same weights.
+
+    Names follow torchvision: "conv1", "bn1", "layer1" to "layer4", whose blocks are "0", "1" and so on, and "fc". In a
+    block of 50 layers the stride is that of its 3x3 convolution (version 1.5).
+
+    Args:
+        depth: 18, 34 or 50.
+        classes: outputs.
+        small_images: begins with a 3x3 convolution without stride, and without pooling, as the paper does for CIFAR's
+            images of 32x32. Else for images of 224x224.
+
+    Raises:
+        InvalidLayer: there is no such depth, or `classes` is out of its range.
+    """
+    if depth not in _DEPTHS:
+        raise errors.InvalidLayer(f"resnet: there is no ResNet-{depth}; choose 18, 34 or 50", kind="resnet")
+    block, expansion, counts = _DEPTHS[depth]
+    stem: dict[str, Layer] = {"conv1": _convolution(64, 7, 2, input_gradient=False)}
+    if small_images:
+        stem = {"conv1": _convolution(64, 3, 1, input_gradient=False)}
+    layers: dict[str, Layer] = {**stem, "bn1": BatchNorm(), "relu": ReLU()}
+    if not small_images:
+        layers["maxpool"] = MaxPool(3, strides=2, padding=1)
+    channels = 64
+    for number, (width, count) in enumerate(zip(_WIDTHS, counts, strict=True), 1):
+        blocks = []
+        for index in range(count):
+            strides = 2 if number > 1 and index == 0 else 1
+            shortcut = _shortcut(channels, width * expansion, strides)
+            blocks.append(Sequential({"sum": Residual(block(width, strides), shortcut), "relu": ReLU()}))
+            channels = width * expansion
+        layers[f"layer{number}"] = Sequential(blocks)
+    return Sequential({**layers, "avgpool": GlobalAvgPool(), "fc": Dense(classes)})
+
+
+def _basic(width: int, strides: int) -> Sequential:
+    return Sequential(
+        {
+            "conv1": _convolution(width, 3, strides),
+            "bn1": BatchNorm(),
+            "relu": ReLU(),
+            "conv2": _convolution(width, 3, 1),
+            "bn2": BatchNorm(),
+        }
+    )
+
+
+def _bottleneck(width: int, strides: int) -> Sequential:
+    return Sequential(
+        {
+            "conv1": _convolution(width, 1, 1),
+            "bn1": BatchNorm(),
+            "relu1": ReLU(),
+            "conv2": _convolution(width, 3, strides),
+            "bn2": BatchNorm(),
+            "relu2": ReLU(),
+            "conv3": _convolution(4 * width, 1, 1),
+            "bn3": BatchNorm(),
+        }
+    )
+
+
+def _shortcut(channels: int, filters: int, strides: int) -> Layer:
+    if channels == filters and strides == 1:
+        return Identity()
+    return Sequential({"conv": _convolution(filters, 1, strides), "bn": BatchNorm()})
+
+
+def _convolution(filters: int, window: int, strides: int, *, input_gradient: bool = True) -> Conv2D:
+    return Conv2D(
+        filters, window=window, strides=strides, padding=window // 2, bias=False, input_gradient=input_gradient
+    )
+
+
+# By depth: a block, how many times as many channels it gives as it has inside, and the blocks of each stage.
+_DEPTHS: Mapping[int, tuple[Callable[[int, int], Sequential], int, tuple[int, ...]]] = {
+    18: (_basic, 1, (2, 2, 2, 2)),
+    34: (_basic, 1, (3, 4, 6, 3)),
+    50: (_bottleneck, 4, (3, 4, 6, 3)),
+}
+
+__all__ = ["resnet"]
