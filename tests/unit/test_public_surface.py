@@ -22,6 +22,7 @@ HEAVY = {
     "prometheus_client",
     "pyarrow",
     "fsspec",
+    "PIL",
 }
 ROLES = {"shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn", "shoal_distribute"}
 

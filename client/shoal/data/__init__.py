@@ -2,17 +2,34 @@
 
 - `Arrays`: NumPy arrays, or .npy and .npz files, mapped into memory.
 - `Parquet` and `Csv`: files, here or on any URL that fsspec knows. They need `shoal[data]`: pyarrow and fsspec.
+- `Idx`, `Cifar10` and `ImageFolder`: images with labels; the last needs `shoal[images]`: Pillow. What is done to images
+  before a model sees them is in `shoal.data.augment`.
 - `Seekable`: whatever can be read from any position on.
 
-Each is a `shoal.Dataset`. Those that read files are read in blocks (`shoal.program.BlockDataset`): a worker reads what
-it leases, a block ahead, and the order of an epoch does not depend on the number of workers. See docs/data.md.
+Each is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks (`shoal.program.BlockDataset`): a worker
+reads what it leases, a block ahead. The order of an epoch does not depend on the number of workers. See docs/data.md.
 """
 
+from shoal.data import augment
 from shoal.data._arrays import Arrays
+from shoal.data._cifar import Cifar10
 from shoal.data._csv import Csv
+from shoal.data._idx import Idx
+from shoal.data._image_folder import ImageFolder
 from shoal.data._in_blocks import InBlocks
 from shoal.data._parquet import Parquet
 from shoal.data._seekable import Seekable
 from shoal.program import Blocks
 
-__all__ = ["Arrays", "Blocks", "Csv", "InBlocks", "Parquet", "Seekable"]
+__all__ = [
+    "Arrays",
+    "Blocks",
+    "Cifar10",
+    "Csv",
+    "Idx",
+    "ImageFolder",
+    "InBlocks",
+    "Parquet",
+    "Seekable",
+    "augment",
+]

@@ -4,8 +4,8 @@ import importlib
 from typing import Any
 
 
-def load(module: str, who: str) -> Any:
-    """Imports a module of the extra `data`; its types are not known here.
+def load(module: str, who: str, *, extra: str = "data") -> Any:
+    """Imports a module of an extra; its types are not known here.
 
     Raises:
         ImportError: it is not installed; the message says what to install, and for whom.
@@ -15,7 +15,7 @@ def load(module: str, who: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ImportError(
-            f"{who} needs {package}, which does not import here ({error}); install it: pip install 'shoal[data]'"
+            f"{who} needs {package}, which does not import here ({error}); install it: pip install 'shoal[{extra}]'"
         ) from None
 
 

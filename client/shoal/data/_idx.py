@@ -1,0 +1,157 @@
+"""idx files: the format of MNIST and Fashion-MNIST, plain or gzip. Not what the arrays mean."""
+
+import gzip
+import math
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from shoal import errors
+from shoal.data._files import blamed
+from shoal.data._in_blocks import check_number
+from shoal.program import DEFAULT_PREFETCH
+
+# By the third byte of the file, as http://yann.lecun.com/exdb/mnist has them; numbers are big-endian.
+_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+_GZIP = b"\x1f\x8b"
+# Deflate writes 258 bytes as two bits at best: a file that is said to hold more for each of its own is damaged.
+_MOST_DEFLATED = 1032
+_PIECE = 1 << 20  # bytes that are unpacked at a time
+
+
+class Idx:
+    """Images and their labels in two idx files, as MNIST and Fashion-MNIST have them.
+
+        dataset = Idx("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
+
+    A batch is the tuple (images, labels): images [n, height, width, channels] of the file's dtype, one channel where
+    the file has none, and labels int64 [n]. Plain files are mapped into memory: a batch reads the pages that its
+    examples are on. Files in gzip are unpacked into memory once, when the data set is made.
+
+    Args:
+        images: the path of a file of three or four dimensions.
+        labels: the path of a file of one dimension, of whole numbers.
+        max_bytes: of each file, unpacked; a larger one is refused before it is unpacked. Plain files have no limit.
+        prefetch: batches to read ahead; 0: each is read at its step.
+
+    Raises:
+        InvalidData: a file is not there, is no idx file, is damaged, cut short or longer than its header says, has
+            other dimensions; or there are not as many images as labels, or none.
+    """
+
+    def __init__(
+        self,
+        images: str | os.PathLike[str],
+        labels: str | os.PathLike[str],
+        *,
+        max_bytes: int = 1 << 32,
+        prefetch: int = DEFAULT_PREFETCH,
+    ) -> None:
+        check_number("max_bytes", max_bytes, least=1)
+        check_number("prefetch", prefetch, least=0)
+        pictures, numbers = read_idx(images, max_bytes), read_idx(labels, max_bytes)
+        if pictures.ndim not in {3, 4}:
+            raise errors.InvalidData(
+                f"{os.fspath(images)} has the dimensions {pictures.shape}; images are [n, height, width] or with "
+                "channels behind: give the file of the images first, that of the labels second"
+            )
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+            raise errors.InvalidData(
+                f"{os.fspath(labels)} has the dimensions {numbers.shape} and type {numbers.dtype}; labels are whole "
+                "numbers in one dimension"
+            )
+        if len(pictures) != len(numbers):
+            raise errors.InvalidData(
+                f"{os.fspath(images)} has {len(pictures)} images, and {os.fspath(labels)} {len(numbers)} labels; give "
+                "two files that belong together"
+            )
+        self._images = pictures if pictures.ndim == 4 else pictures[..., np.newaxis]
+        self._labels = numbers.astype(np.int64)
+        self.prefetch = prefetch
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        images = self._images[indices]
+        return images.astype(images.dtype.newbyteorder("="), copy=False), self._labels[indices]
+
+
+def read_idx(path: str | os.PathLike[str], max_bytes: int) -> np.ndarray:
+    """The array of an idx file, read-only where it is mapped; in the file's byte order.
+
+    Raises:
+        InvalidData: as of `Idx`.
+    """
+    name = os.fspath(path)
+    if "://" in name:
+        raise errors.InvalidData(f"{name} cannot be mapped into memory; copy it to a disk of the worker's first")
+    with blamed(name, ValueError, zlib.error), open(name, "rb") as file:
+        size = Path(name).stat().st_size
+        if not size:
+            raise errors.InvalidData(f"{name} is empty; copy it again from its source")
+        packed = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        if packed:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                return _unpacked(name, unpacked, min(max_bytes, _MOST_DEFLATED * size), max_bytes)
+        dtype, shape = _header(name, file)
+        held = size - file.tell()
+        if held != _bytes(dtype, shape):
+            raise _wrong_size(name, dtype, shape, f"it holds {held:,}")
+        return np.memmap(name, dtype, "r", file.tell(), shape).view(np.ndarray)
+
+
+def _header(name: str, file: IO[bytes] | gzip.GzipFile) -> tuple[np.dtype, tuple[int, ...]]:
+    """Type and dimensions; the file is left where the numbers begin."""
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not magic[3]:
+        raise errors.InvalidData(
+            f"{name} begins with the bytes {magic.hex(' ')}, which no idx file does (00 00, a type from 08 to 0e, the "
+            "number of dimensions); give an idx file, plain or gzip, or copy it again"
+        )
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise errors.InvalidData(f"{name} ends within its header; it was cut short: copy it again from its source")
+    shape = struct.unpack(f">{magic[3]}I", sizes)
+    if not all(shape):
+        raise errors.InvalidData(f"{name} has the dimensions {shape}, and so no numbers; give one example at least")
+    return np.dtype(_TYPES[magic[2]]), shape
+
+
+def _unpacked(name: str, file: gzip.GzipFile, most: int, max_bytes: int) -> np.ndarray:
+    dtype, shape = _header(name, file)
+    size = _bytes(dtype, shape)
+    if size > most:
+        told = f"max_bytes is {max_bytes:,}: raise it" if size > max_bytes else "so short a file cannot: it is damaged"
+        raise _wrong_size(name, dtype, shape, told)
+    raw = np.empty(size, np.uint8)  # the system gives the pages as they are written
+    done = 0
+    while done < size:
+        piece = file.read(min(_PIECE, size - done))
+        if not piece:
+            raise _wrong_size(name, dtype, shape, f"it holds {done:,}")
+        raw[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
+        done += len(piece)
+    if file.read(1):  # which also compares the checksum, at the end
+        raise _wrong_size(name, dtype, shape, "it holds more")
+    return raw.view(dtype).reshape(shape)
+
+
+def _bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * math.prod(shape)
+
+
+def _wrong_size(name: str, dtype: np.dtype, shape: tuple[int, ...], told: str) -> errors.InvalidData:
+    return errors.InvalidData(
+        f"{name} says that it holds {' x '.join(map(str, shape))} numbers of {dtype.itemsize} bytes, "
+        f"{_bytes(dtype, shape):,} in all, and {told}; or copy it again from its source"
+    )
+
+
+__all__ = ["Idx", "read_idx"]
