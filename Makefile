@@ -36,9 +36,10 @@ $(SETUP): pyproject.toml
 demo: $(SETUP)
 	$(BIN)/python examples/demo.py --out runs/demo
 
-# PYTEST="tests/unit -k ledger" picks some. Otherwise all.
 # A worker that has nothing left takes from the other: tests on real processes last from one second to forty.
 TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# PYTEST="tests/unit -k ledger" picks some. Otherwise all.
 test: lint check-protos
 ifdef PYTEST
 	$(TESTS) $(PYTEST)

@@ -3,10 +3,11 @@
 from shoal import errors
 from shoal_nn.activations import ReLU6
 from shoal_nn.containers import Residual, Sequential
-from shoal_nn.convolution import Conv2D, DepthwiseConv2D
+from shoal_nn.convolution import DepthwiseConv2D
 from shoal_nn.dense import Dense
 from shoal_nn.dropout import Dropout
 from shoal_nn.layer import Layer
+from shoal_nn.models._parts import convolution
 from shoal_nn.normalization import BatchNorm
 from shoal_nn.pooling import GlobalAvgPool
 
@@ -34,14 +35,14 @@ def mobilenet_v2(classes: int = 1000, width: float = 1.0, *, stem_strides: int =
     if width <= 0:
         raise errors.InvalidLayer(f"mobilenet_v2: width is {width}; give more than 0", kind="mobilenet_v2")
     channels = _rounded(_STEM * width)
-    layers: dict[str, Layer] = {"stem": Sequential(_convolution(channels, 3, stem_strides, input_gradient=False))}
+    layers: dict[str, Layer] = {"stem": _activated(convolution(channels, 3, stem_strides, input_gradient=False))}
     number = 0
     for expansion, base, count, first in _STAGES:
         filters = _rounded(base * width)
         for index in range(count):
             layers[f"block{number}"] = _block(channels, filters, expansion, first if index == 0 else 1)
             channels, number = filters, number + 1
-    layers["last"] = Sequential(_convolution(_rounded(_LAST * max(1.0, width)), 1, 1))
+    layers["last"] = _activated(convolution(_rounded(_LAST * max(1.0, width)), 1))
     return Sequential({**layers, "pool": GlobalAvgPool(), "dropout": Dropout(dropout), "head": Dense(classes)})
 
 
@@ -49,22 +50,19 @@ def _block(channels: int, filters: int, expansion: int, strides: int) -> Layer:
     hidden = channels * expansion
     layers: dict[str, Layer] = {}
     if expansion > 1:
-        layers["expand"] = Sequential(_convolution(hidden, 1, 1))
+        layers["expand"] = _activated(convolution(hidden, 1))
     depthwise = DepthwiseConv2D(window=3, strides=strides, padding=1, bias=False)
     layers |= {
-        "depthwise": Sequential({"conv": depthwise, "bn": BatchNorm(), "relu": ReLU6()}),
-        "project": Conv2D(filters, window=1, padding=0, bias=False),
+        "depthwise": _activated(depthwise),
+        "project": convolution(filters, 1),
         "bn": BatchNorm(),
     }
     block = Sequential(layers)
     return Residual(block) if strides == 1 and channels == filters else block
 
 
-def _convolution(filters: int, window: int, strides: int, *, input_gradient: bool = True) -> dict[str, Layer]:
-    conv = Conv2D(
-        filters, window=window, strides=strides, padding=window // 2, bias=False, input_gradient=input_gradient
-    )
-    return {"conv": conv, "bn": BatchNorm(), "relu": ReLU6()}
+def _activated(conv: Layer) -> Sequential:
+    return Sequential({"conv": conv, "bn": BatchNorm(), "relu": ReLU6()})
 
 
 def _rounded(channels: float) -> int:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from shoal import errors
 from shoal_nn.activations import ReLU
 from shoal_nn.containers import Identity, Residual, Sequential
-from shoal_nn.convolution import Conv2D
 from shoal_nn.dense import Dense
 from shoal_nn.layer import Layer
+from shoal_nn.models._parts import convolution
 from shoal_nn.normalization import BatchNorm
 from shoal_nn.pooling import GlobalAvgPool, MaxPool
 
@@ -33,10 +33,9 @@ def resnet(depth: int, classes: int = 1000, *, small_images: bool = False) -> Se
     if depth not in _DEPTHS:
         raise errors.InvalidLayer(f"resnet: there is no ResNet-{depth}; choose 18, 34 or 50", kind="resnet")
     block, expansion, counts = _DEPTHS[depth]
-    stem: dict[str, Layer] = {"conv1": _convolution(64, 7, 2, input_gradient=False)}
-    if small_images:
-        stem = {"conv1": _convolution(64, 3, 1, input_gradient=False)}
-    layers: dict[str, Layer] = {**stem, "bn1": BatchNorm(), "relu": ReLU()}
+    window, strides = (3, 1) if small_images else (7, 2)
+    stem = convolution(64, window, strides, input_gradient=False)
+    layers: dict[str, Layer] = {"conv1": stem, "bn1": BatchNorm(), "relu": ReLU()}
     if not small_images:
         layers["maxpool"] = MaxPool(3, strides=2, padding=1)
     channels = 64
@@ -54,10 +53,10 @@ def resnet(depth: int, classes: int = 1000, *, small_images: bool = False) -> Se
 def _basic(width: int, strides: int) -> Sequential:
     return Sequential(
         {
-            "conv1": _convolution(width, 3, strides),
+            "conv1": convolution(width, 3, strides),
             "bn1": BatchNorm(),
             "relu": ReLU(),
-            "conv2": _convolution(width, 3, 1),
+            "conv2": convolution(width, 3),
             "bn2": BatchNorm(),
         }
     )
@@ -66,13 +65,13 @@ def _basic(width: int, strides: int) -> Sequential:
 def _bottleneck(width: int, strides: int) -> Sequential:
     return Sequential(
         {
-            "conv1": _convolution(width, 1, 1),
+            "conv1": convolution(width, 1),
             "bn1": BatchNorm(),
             "relu1": ReLU(),
-            "conv2": _convolution(width, 3, strides),
+            "conv2": convolution(width, 3, strides),
             "bn2": BatchNorm(),
             "relu2": ReLU(),
-            "conv3": _convolution(4 * width, 1, 1),
+            "conv3": convolution(4 * width, 1),
             "bn3": BatchNorm(),
         }
     )
@@ -81,13 +80,7 @@ def _bottleneck(width: int, strides: int) -> Sequential:
 def _shortcut(channels: int, filters: int, strides: int) -> Layer:
     if channels == filters and strides == 1:
         return Identity()
-    return Sequential({"conv": _convolution(filters, 1, strides), "bn": BatchNorm()})
-
-
-def _convolution(filters: int, window: int, strides: int, *, input_gradient: bool = True) -> Conv2D:
-    return Conv2D(
-        filters, window=window, strides=strides, padding=window // 2, bias=False, input_gradient=input_gradient
-    )
+    return Sequential({"conv": convolution(filters, 1, strides), "bn": BatchNorm()})
 
 
 # By depth: a block, how many times as many channels it gives as it has inside, and the blocks of each stage.
