@@ -51,6 +51,7 @@ if _typing.TYPE_CHECKING:
         UnknownJob,
         Unreachable,
     )
+    from shoal.evaluation_policy import EvaluationPolicy
     from shoal.job import Job
     from shoal.local_cluster import LocalCluster
     from shoal.program import Dataset, Program, Step
@@ -73,6 +74,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceUnavailable",
     "DuplicateMember",
+    "EvaluationPolicy",
     "Fenced",
     "IncompatibleCheckpoint",
     "InternalError",
@@ -132,6 +134,7 @@ _HOMES = {
     "Checkpoints": "checkpoints",
     "Client": "client",
     "Dataset": "program",
+    "EvaluationPolicy": "evaluation_policy",
     "Job": "job",
     "JobHandle": "client",
     "JobState": "status",

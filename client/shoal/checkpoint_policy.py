@@ -9,7 +9,7 @@ from shoal.v1 import job_pb2
 _MOST_S, _MOST = 10.0**9, 2**32 - 1
 # Of a job; and of what a job's checkpoints lie under, for each must be one that a job can begin with.
 JOB_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
-_CHOICE = re.compile(rf"(?P<job>{JOB_NAME.pattern})(?:/(?P<number>(?!0+\Z)[0-9]{{1,18}}))?")
+_CHOICE = re.compile(rf"(?P<job>{JOB_NAME.pattern})(?:/(?:(?P<number>(?!0+\Z)[0-9]{{1,18}})|(?P<best>best)))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,38 +90,42 @@ class CheckpointChoice:
         job: whose.
         number: which of its; 0: the newest that is whole.
         partial: take the values of variables that both have, and begin anew otherwise.
+        best: the newest that was taken at the best evaluation so far; the number is 0.
     """
 
     job: str
     number: int = 0
     partial: bool = False
+    best: bool = False
 
     @classmethod
     def parse(cls, text: str, *, partial: bool = False) -> "CheckpointChoice":
-        """The checkpoint that a user names: JOB, or JOB/NUMBER.
+        """The checkpoint that a user names: JOB, JOB/NUMBER, or JOB/best.
 
         Raises:
-            InvalidJob: the text is neither.
+            InvalidJob: the text is none of these.
         """
         found = _CHOICE.fullmatch(text)
         if found is None:
             raise errors.InvalidJob(
-                f"{text!r} names no checkpoint; write JOB for its newest one, or JOB/NUMBER: `shoal checkpoints ls`"
+                f"{text!r} names no checkpoint; write JOB for its newest one, JOB/NUMBER: `shoal checkpoints ls`, or "
+                "JOB/best for the newest that was taken at its best evaluation"
             )
-        return cls(found["job"], int(found["number"] or 0), partial)
+        return cls(found["job"], int(found["number"] or 0), partial, found["best"] is not None)
 
     def __str__(self) -> str:
-        return f"{self.job}/{self.number}" if self.number else self.job
+        which = "best" if self.best else self.number
+        return f"{self.job}/{which}" if which else self.job
 
     def to_proto(self) -> job_pb2.CheckpointChoice:
         """The message that carries this choice."""
-        return job_pb2.CheckpointChoice(job=self.job, number=self.number, partial=self.partial)
+        return job_pb2.CheckpointChoice(job=self.job, number=self.number, partial=self.partial, best=self.best)
 
     @classmethod
     def from_proto(cls, message: job_pb2.CheckpointChoice) -> "CheckpointChoice":
         """The choice that a message carries; InvalidJob if it makes no sense."""
-        text = f"{message.job}/{message.number}" if message.number else message.job
-        return cls.parse(text, partial=message.partial)
+        which = "best" if message.best else message.number
+        return cls.parse(f"{message.job}/{which}" if which else message.job, partial=message.partial)
 
 
 __all__ = ["JOB_NAME", "NEVER", "CheckpointChoice", "CheckpointPolicy"]

@@ -74,7 +74,7 @@ class JobHandle:
             follow: wait for more until the job has ended, instead of ending with what there is.
 
         Yields:
-            `StateChanged`, `MetricsReported`, `CheckpointEnded` and `LogLine`.
+            `StateChanged`, `MetricsReported`, `Evaluated`, `CheckpointEnded` and `LogLine`.
         """
         return events.watch(self._coordinator, self.name, after=after, follow=follow)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal import _rpc, errors
 from shoal._coordinator import CoordinatorClient
-from shoal.status import JobState, Progress, SavedCheckpoint
+from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint
 from shoal.v1 import job_pb2
 
 # Waits between two attempts to watch that both brought nothing.
@@ -75,6 +75,21 @@ class CheckpointEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated(Event):
+    """A worker has evaluated the variables on the program's held-out examples.
+
+    Attributes:
+        worker: its member id.
+        result: what it found.
+        best: it is the best so far, by the job's metric.
+    """
+
+    worker: str
+    result: Evaluation
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LogLine(Event):
     """A line that a worker's program wrote."""
 
@@ -99,6 +114,9 @@ def from_proto(message: job_pb2.Event) -> Event:
             end = message.checkpoint
             saved = SavedCheckpoint.from_proto(end.saved) if end.HasField("saved") else None
             return CheckpointEnded(sequence, when, end.attempt, saved, end.seconds, end.failure)
+        case "evaluation":
+            evaluated = message.evaluation
+            return Evaluated(sequence, when, evaluated.worker, Evaluation.from_proto(evaluated.result), evaluated.best)
         case "log":
             return LogLine(sequence, when, message.log.worker, message.log.text)
         case _:
@@ -174,4 +192,4 @@ def _stream(coordinator: CoordinatorClient, job: str, after: int, follow: bool, 
             call.cancel()
 
 
-__all__ = ["CheckpointEnded", "Event", "LogLine", "MetricsReported", "StateChanged", "from_proto", "watch"]
+__all__ = ["CheckpointEnded", "Evaluated", "Event", "LogLine", "MetricsReported", "StateChanged", "from_proto", "watch"]

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from shoal import consistency as modes
 from shoal import errors, optim
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice, CheckpointPolicy
+from shoal.evaluation_policy import EvaluationPolicy
 from shoal.v1 import job_pb2, tensor_pb2
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -72,10 +73,13 @@ class Job:
             last push. False: pull, compute and push in turn.
         checkpoints: when they are taken and which are kept. None: every ten minutes and at the end, in a cluster that
             has a folder of checkpoints.
-        restore: the checkpoint to begin with, "JOB" for its newest one or "JOB/NUMBER". The job goes on from there:
+        restore: the checkpoint to begin with, "JOB" for its newest one, "JOB/NUMBER", or "JOB/best" for the newest that
+            was taken at its best evaluation. The job goes on from there:
             variables, optimizer slots, clocks, and the place in the data. Variables that only one of the two has are
             an error. Empty: initial values.
         partial_restore: take the values of those variables that both have, and begin anew otherwise: fine-tuning.
+        evaluation: when the program's held-out examples are evaluated, and what follows: early stopping, checkpoints of
+            the best. None: never.
 
     Raises:
         InvalidJob: any of these contradicts the above; the message says which and how to mend it.
@@ -100,6 +104,7 @@ class Job:
     checkpoints: CheckpointPolicy | None = field(default=None, kw_only=True)
     restore: str = field(default="", kw_only=True)
     partial_restore: bool = field(default=False, kw_only=True)
+    evaluation: EvaluationPolicy | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_program(self.program)
@@ -124,6 +129,7 @@ class Job:
             raise errors.InvalidJob(f"overlap is {self.overlap!r}; it must be True or False", overlap=self.overlap)
         if self.checkpoints is not None and not isinstance(self.checkpoints, CheckpointPolicy):
             raise errors.InvalidJob(f"checkpoints are {self.checkpoints!r}; give a CheckpointPolicy, or None")
+        self._check_evaluation()
         self._check_restore()
         self._check_workers()
         self.consistency.check(self.fewest_workers)
@@ -140,13 +146,21 @@ class Job:
         """The checkpoint to begin with; None: initial values."""
         return CheckpointChoice.parse(self.restore, partial=self.partial_restore) if self.restore else None
 
+    def _check_evaluation(self) -> None:
+        if self.evaluation is not None and not isinstance(self.evaluation, EvaluationPolicy):
+            raise errors.InvalidJob(f"evaluation is {self.evaluation!r}; give an EvaluationPolicy, or None")
+        if self.evaluation and self.is_session:
+            raise errors.InvalidJob("evaluation is for jobs with a program; a session evaluates in its own loop")
+
     def _check_restore(self) -> None:
         if not isinstance(self.partial_restore, bool):
             raise errors.InvalidJob(f"partial_restore is {self.partial_restore!r}; it must be True or False")
         if self.partial_restore and not self.restore:
             raise errors.InvalidJob("partial_restore without restore; name the checkpoint to take values from")
         if not isinstance(self.restore, str):
-            raise errors.InvalidJob(f"restore is {self.restore!r}; name a checkpoint as text, JOB or JOB/NUMBER")
+            raise errors.InvalidJob(
+                f"restore is {self.restore!r}; name a checkpoint as text, JOB, JOB/NUMBER or JOB/best"
+            )
         if self.restore:
             CheckpointChoice.parse(self.restore)
 
@@ -197,6 +211,7 @@ class Job:
             in_turn=not self.overlap,
             checkpoints=self.checkpoints.to_proto() if self.checkpoints else None,
             restore=self.source.to_proto() if self.source else None,
+            evaluation=self.evaluation.to_proto() if self.evaluation else None,
         )
 
     @classmethod
@@ -223,6 +238,8 @@ class Job:
         if message.HasField("restore"):
             choice = CheckpointChoice.from_proto(message.restore)
             defaults["restore"], defaults["partial_restore"] = str(choice), choice.partial
+        if message.HasField("evaluation"):
+            defaults["evaluation"] = EvaluationPolicy.from_proto(message.evaluation)
         return cls(
             message.program,
             name=message.name,

@@ -103,6 +103,43 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The program's held-out examples, seen once by the variables of a step.
+
+    Attributes:
+        number: counts the job's, from 1; one whose worker died leaves a gap.
+        step: of the worker that evaluated.
+        values: what the program makes of the examples: {"accuracy": 0.93}.
+        examples: how many there are.
+        seconds: how long it took.
+        time: seconds of Unix time: when it was reported.
+    """
+
+    number: int
+    step: int
+    values: Mapping[str, float]
+    examples: int = 0
+    seconds: float = 0.0
+    time: float = 0.0
+
+    def to_proto(self) -> job_pb2.Evaluation:
+        """The message that carries it."""
+        return job_pb2.Evaluation(
+            number=self.number,
+            step=self.step,
+            values=self.values,
+            examples=self.examples,
+            seconds=self.seconds,
+            time=self.time,
+        )
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.Evaluation) -> "Evaluation":
+        """The evaluation that a message carries."""
+        return cls(message.number, message.step, dict(message.values), message.examples, message.seconds, message.time)
+
+
+@dataclass(frozen=True, slots=True)
 class JobResult:
     """What a job that succeeded did.
 
@@ -110,11 +147,17 @@ class JobResult:
         job: its name.
         progress: in the end.
         seconds: from its first step's beginning to its end.
+        evaluation: the last one; None: there was none.
+        best: the best one.
+        reason: why it ended before its data was done; empty: it did not.
     """
 
     job: str
     progress: Progress
     seconds: float
+    evaluation: Evaluation | None = None
+    best: Evaluation | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +167,8 @@ class JobStatus:
     Attributes:
         job: what was submitted, defaults filled in.
         state: where it is in its life.
-        reason: why it failed, with the program's traceback where there is one; before its end, what it waits for.
+        reason: why it failed, with the program's traceback where there is one, or ended early; before its end, what it
+            waits for.
         submitted_at: seconds of Unix time; this and the next two are 0 as long as that has not happened.
         started_at: when it began to run.
         finished_at: when it ended.
@@ -133,6 +177,8 @@ class JobStatus:
         checkpoint: the newest whole one; None: there is none.
         checkpoint_failure: why the latest attempt at one failed; empty: it did not.
         restarts: how often it went on from a checkpoint, or from its beginning, because shards were lost.
+        evaluation: the latest one; None: there was none.
+        best: the best one so far.
     """
 
     job: Job
@@ -146,6 +192,8 @@ class JobStatus:
     checkpoint: SavedCheckpoint | None = None
     checkpoint_failure: str = ""
     restarts: int = 0
+    evaluation: Evaluation | None = None
+    best: Evaluation | None = None
 
     @property
     def name(self) -> str:
@@ -162,7 +210,8 @@ class JobStatus:
         """
         match self.state:
             case JobState.SUCCEEDED:
-                return JobResult(self.name, self.progress, self.finished_at - (self.started_at or self.finished_at))
+                seconds = self.finished_at - (self.started_at or self.finished_at)
+                return JobResult(self.name, self.progress, seconds, self.evaluation, self.best, self.reason)
             case JobState.FAILED:
                 raise errors.JobFailed(f"job {self.name} failed: {self.reason}", job=self.name)
             case JobState.CANCELLED:
@@ -185,6 +234,8 @@ class JobStatus:
             checkpoint=SavedCheckpoint.from_proto(message.checkpoint) if message.HasField("checkpoint") else None,
             checkpoint_failure=message.checkpoint_failure,
             restarts=message.restarts,
+            evaluation=Evaluation.from_proto(message.evaluation) if message.HasField("evaluation") else None,
+            best=Evaluation.from_proto(message.best) if message.HasField("best") else None,
         )
 
 

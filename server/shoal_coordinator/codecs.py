@@ -1,6 +1,6 @@
 """The coordinator's answers as messages. What comes in is decoded by the types' own `from_proto`, or in a servicer."""
 
-from shoal.events import CheckpointEnded, Event, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
 from shoal.status import ClusterStatus, DataAccount, DataCount, JobState, JobStatus, MemberStatus, Progress, Role
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.events import Joined
@@ -49,6 +49,8 @@ def job_message(status: JobStatus) -> job_pb2.JobStatus:
         checkpoint=status.checkpoint.to_proto() if status.checkpoint else None,
         checkpoint_failure=status.checkpoint_failure,
         restarts=status.restarts,
+        evaluation=status.evaluation.to_proto() if status.evaluation else None,
+        best=status.best.to_proto() if status.best else None,
     )
 
 
@@ -74,6 +76,9 @@ def event_message(event: Event) -> job_pb2.Event:
                 failure=event.failure,
             )
             message.checkpoint.CopyFrom(end)
+        case Evaluated():
+            evaluated = job_pb2.EvaluationEnd(worker=event.worker, result=event.result.to_proto(), best=event.best)
+            message.evaluation.CopyFrom(evaluated)
         case LogLine():
             message.log.CopyFrom(job_pb2.LogLine(worker=event.worker, text=event.text))
     return message

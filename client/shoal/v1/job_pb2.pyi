@@ -277,6 +277,7 @@ class JobSpec(_message.Message):
     MAX_WORKERS_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of [a-z0-9-], starting with a letter."""
     program: _builtins.str
@@ -323,6 +324,10 @@ class JobSpec(_message.Message):
     def restore(self) -> Global___CheckpointChoice:
         """The checkpoint to begin with. Not set: initial values."""
 
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluationPolicy:
+        """Not set: none. Set in a session's job: INVALID_ARGUMENT, INVALID_JOB."""
+
     def __init__(
         self,
         *,
@@ -344,14 +349,75 @@ class JobSpec(_message.Message):
         max_workers: _builtins.int = ...,
         checkpoints: Global___CheckpointPolicy | None = ...,
         restore: Global___CheckpointChoice | None = ...,
+        evaluation: Global___EvaluationPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "optimizer", b"optimizer", "restore", b"restore"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "evaluation", b"evaluation", "optimizer", b"optimizer", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "in_turn", b"in_turn", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "wire", b"wire", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "evaluation", b"evaluation", "in_turn", b"in_turn", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "wire", b"wire", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
+
+@_typing.final
+class EvaluationPolicy(_message.Message):
+    """When the program's held-out examples are evaluated, and what follows from it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Goal:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _GoalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[EvaluationPolicy._Goal.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        GOAL_UNSPECIFIED: EvaluationPolicy._Goal.ValueType  # 0
+        LESS: EvaluationPolicy._Goal.ValueType  # 1
+        MORE: EvaluationPolicy._Goal.ValueType  # 2
+
+    class Goal(_Goal, metaclass=_GoalEnumTypeWrapper): ...
+    GOAL_UNSPECIFIED: EvaluationPolicy.Goal.ValueType  # 0
+    LESS: EvaluationPolicy.Goal.ValueType  # 1
+    MORE: EvaluationPolicy.Goal.ValueType  # 2
+
+    EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    AT_END_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    PATIENCE_FIELD_NUMBER: _builtins.int
+    LEAST_GAIN_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_BEST_FIELD_NUMBER: _builtins.int
+    every_steps: _builtins.int
+    """Steps of the worker that is ahead, from one to the next. 0: not by steps."""
+    at_end: _builtins.bool
+    """One more when all workers are through."""
+    metric: _builtins.str
+    """The figure that says which evaluation is the best, and whether less or more of it is better."""
+    goal: Global___EvaluationPolicy.Goal.ValueType
+    patience: _builtins.int
+    """The job ends after so many evaluations in a row that are no better than the best. 0: never."""
+    least_gain: _builtins.float
+    """By so much it has to be better to count as better."""
+    checkpoint_best: _builtins.bool
+    """A checkpoint is taken at each that is the best so far, and the newest of those is kept."""
+    def __init__(
+        self,
+        *,
+        every_steps: _builtins.int = ...,
+        at_end: _builtins.bool = ...,
+        metric: _builtins.str = ...,
+        goal: Global___EvaluationPolicy.Goal.ValueType = ...,
+        patience: _builtins.int = ...,
+        least_gain: _builtins.float = ...,
+        checkpoint_best: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_end", b"at_end", "checkpoint_best", b"checkpoint_best", "every_steps", b"every_steps", "goal", b"goal", "least_gain", b"least_gain", "metric", b"metric", "patience", b"patience"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationPolicy: _TypeAlias = EvaluationPolicy  # noqa: Y015
 
 @_typing.final
 class CheckpointPolicy(_message.Message):
@@ -398,6 +464,7 @@ class CheckpointChoice(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     number: _builtins.int
     """0: the newest that is whole."""
@@ -405,16 +472,19 @@ class CheckpointChoice(_message.Message):
     """Take the values of variables that both have, and begin anew otherwise: clocks, optimizer slots of the others, data. Else
     the job goes on from there, and variables that only one of them has are an error.
     """
+    best: _builtins.bool
+    """The newest that was taken at the job's best evaluation; `number` is 0."""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         number: _builtins.int = ...,
         partial: _builtins.bool = ...,
+        best: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "number", b"number", "partial", b"partial"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "job", b"job", "number", b"number", "partial", b"partial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -435,6 +505,8 @@ class JobStatus(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FAILURE_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     state: Global___JobState.ValueType
     reason: _builtins.str
     """Why it failed, with the program's traceback where there is one; before its end, what it waits for."""
@@ -456,6 +528,14 @@ class JobStatus(_message.Message):
     def checkpoint(self) -> Global___Checkpoint:
         """The newest whole one. Not set: there is none."""
 
+    @_builtins.property
+    def evaluation(self) -> Global___Evaluation:
+        """The latest one. Not set: there was none."""
+
+    @_builtins.property
+    def best(self) -> Global___Evaluation:
+        """The best one so far."""
+
     def __init__(
         self,
         *,
@@ -470,10 +550,12 @@ class JobStatus(_message.Message):
         checkpoint: Global___Checkpoint | None = ...,
         checkpoint_failure: _builtins.str = ...,
         restarts: _builtins.int = ...,
+        evaluation: Global___Evaluation | None = ...,
+        best: Global___Evaluation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "progress", b"progress", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "evaluation", b"evaluation", "progress", b"progress", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "finished_at", b"finished_at", "progress", b"progress", "reason", b"reason", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "progress", b"progress", "reason", b"reason", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -510,6 +592,69 @@ class Checkpoint(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
+
+@_typing.final
+class Evaluation(_message.Message):
+    """The program's held-out examples, seen once by the variables of a step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts a job's, from 1; one whose worker died leaves a gap."""
+    step: _builtins.int
+    """The worker's own."""
+    examples: _builtins.int
+    seconds: _builtins.float
+    """How long it took."""
+    time: _builtins.float
+    """Seconds of Unix time: when it was reported."""
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """At most 256."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        step: _builtins.int = ...,
+        values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        examples: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        time: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "number", b"number", "seconds", b"seconds", "step", b"step", "time", b"time", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
@@ -978,7 +1123,7 @@ class WatchRequest(_message.Message):
     NO_WAIT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     after: _builtins.int
-    """Events with a larger sequence number. The coordinator keeps the last 20,000 of a job; those that change its state, and ends
+    """Events with a larger sequence number. The coordinator keeps the last 20,000 of a job; those that change its state, evaluations, and ends
     of checkpoints, over a restart too, after which numbers go on higher than before, with a gap.
     """
     no_wait: _builtins.bool
@@ -1008,6 +1153,7 @@ class Event(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     time: _builtins.float
     """Seconds since the epoch of Unix time."""
@@ -1019,6 +1165,8 @@ class Event(_message.Message):
     def log(self) -> Global___LogLine: ...
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointEnd: ...
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluationEnd: ...
     def __init__(
         self,
         *,
@@ -1028,16 +1176,46 @@ class Event(_message.Message):
         metrics: Global___Metrics | None = ...,
         log: Global___LogLine | None = ...,
         checkpoint: Global___CheckpointEnd | None = ...,
+        evaluation: Global___EvaluationEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "kind", b"kind", "log", b"log", "metrics", b"metrics", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "evaluation", b"evaluation", "kind", b"kind", "log", b"log", "metrics", b"metrics", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "kind", b"kind", "log", b"log", "metrics", b"metrics", "sequence", b"sequence", "state", b"state", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "evaluation", b"evaluation", "kind", b"kind", "log", b"log", "metrics", b"metrics", "sequence", b"sequence", "state", b"state", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["state", "metrics", "log", "checkpoint"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["state", "metrics", "log", "checkpoint", "evaluation"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class EvaluationEnd(_message.Message):
+    """A worker has evaluated the variables."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    best: _builtins.bool
+    """It is the best so far."""
+    @_builtins.property
+    def result(self) -> Global___Evaluation: ...
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        result: Global___Evaluation | None = ...,
+        best: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "result", b"result", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationEnd: _TypeAlias = EvaluationEnd  # noqa: Y015
 
 @_typing.final
 class CheckpointEnd(_message.Message):
@@ -1404,6 +1582,120 @@ class LeaseReply(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
 Global___LeaseReply: _TypeAlias = LeaseReply  # noqa: Y015
+
+@_typing.final
+class AskEvaluationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    worker: _builtins.str
+    incarnation: _builtins.int
+    assignment: _builtins.int
+    step: _builtins.int
+    """The worker's own, now."""
+    through: _builtins.bool
+    """This worker is through, but for the evaluation at the end."""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        assignment: _builtins.int = ...,
+        step: _builtins.int = ...,
+        through: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "incarnation", b"incarnation", "job", b"job", "step", b"step", "through", b"through", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AskEvaluationRequest: _TypeAlias = AskEvaluationRequest  # noqa: Y015
+
+@_typing.final
+class AskEvaluationReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """> 0: evaluate, and report it under this number. 0: nothing is to be done."""
+    stop: _builtins.bool
+    """The job ends early: this worker is through."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        stop: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AskEvaluationReply: _TypeAlias = AskEvaluationReply  # noqa: Y015
+
+@_typing.final
+class ReportEvaluationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    worker: _builtins.str
+    incarnation: _builtins.int
+    assignment: _builtins.int
+    @_builtins.property
+    def result(self) -> Global___Evaluation:
+        """`time` is not read."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        assignment: _builtins.int = ...,
+        result: Global___Evaluation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "incarnation", b"incarnation", "job", b"job", "result", b"result", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportEvaluationRequest: _TypeAlias = ReportEvaluationRequest  # noqa: Y015
+
+@_typing.final
+class ReportEvaluationReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAIT_FIELD_NUMBER: _builtins.int
+    wait: _builtins.bool
+    """A checkpoint of these variables is about to be taken: the worker waits a little before its next push, and asks again."""
+    def __init__(
+        self,
+        *,
+        wait: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportEvaluationReply: _TypeAlias = ReportEvaluationReply  # noqa: Y015
 
 @_typing.final
 class ReportRequest(_message.Message):

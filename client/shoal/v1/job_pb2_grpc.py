@@ -95,6 +95,16 @@ class JobsStub:
                 request_serializer=shoal_dot_v1_dot_job__pb2.LeaseRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_job__pb2.LeaseReply.FromString,
                 _registered_method=True)
+        self.AskEvaluation = channel.unary_unary(
+                '/shoal.v1.Jobs/AskEvaluation',
+                request_serializer=shoal_dot_v1_dot_job__pb2.AskEvaluationRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_job__pb2.AskEvaluationReply.FromString,
+                _registered_method=True)
+        self.ReportEvaluation = channel.unary_unary(
+                '/shoal.v1.Jobs/ReportEvaluation',
+                request_serializer=shoal_dot_v1_dot_job__pb2.ReportEvaluationRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_job__pb2.ReportEvaluationReply.FromString,
+                _registered_method=True)
         self.Report = channel.unary_unary(
                 '/shoal.v1.Jobs/Report',
                 request_serializer=shoal_dot_v1_dot_job__pb2.ReportRequest.SerializeToString,
@@ -198,6 +208,20 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AskEvaluation(self, request, context):
+        """Asks, at a step where an evaluation may be due, whether it is this worker's to do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportEvaluation(self, request, context):
+        """What an evaluation found. Asked again with the same number, it answers as it stands then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Report(self, request, context):
         """Progress, metrics and log lines since the last report. Log lines may come alone, with step 0 and before Join.
         """
@@ -274,6 +298,16 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Lease,
                     request_deserializer=shoal_dot_v1_dot_job__pb2.LeaseRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_job__pb2.LeaseReply.SerializeToString,
+            ),
+            'AskEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.AskEvaluation,
+                    request_deserializer=shoal_dot_v1_dot_job__pb2.AskEvaluationRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_job__pb2.AskEvaluationReply.SerializeToString,
+            ),
+            'ReportEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportEvaluation,
+                    request_deserializer=shoal_dot_v1_dot_job__pb2.ReportEvaluationRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_job__pb2.ReportEvaluationReply.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
@@ -610,6 +644,60 @@ class Jobs:
             '/shoal.v1.Jobs/Lease',
             shoal_dot_v1_dot_job__pb2.LeaseRequest.SerializeToString,
             shoal_dot_v1_dot_job__pb2.LeaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AskEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Jobs/AskEvaluation',
+            shoal_dot_v1_dot_job__pb2.AskEvaluationRequest.SerializeToString,
+            shoal_dot_v1_dot_job__pb2.AskEvaluationReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Jobs/ReportEvaluation',
+            shoal_dot_v1_dot_job__pb2.ReportEvaluationRequest.SerializeToString,
+            shoal_dot_v1_dot_job__pb2.ReportEvaluationReply.FromString,
             options,
             channel_credentials,
             insecure,

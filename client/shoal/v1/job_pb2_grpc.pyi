@@ -63,6 +63,10 @@ class JobsStub:
     """Enters a job. Answers `ready` false until the variables are placed and this worker is admitted."""
     Lease: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]
     """Leases the next range of examples and marks an earlier one as done."""
+    AskEvaluation: _grpc.UnaryUnaryMultiCallable[_job_pb2.AskEvaluationRequest, _job_pb2.AskEvaluationReply]
+    """Asks, at a step where an evaluation may be due, whether it is this worker's to do."""
+    ReportEvaluation: _grpc.UnaryUnaryMultiCallable[_job_pb2.ReportEvaluationRequest, _job_pb2.ReportEvaluationReply]
+    """What an evaluation found. Asked again with the same number, it answers as it stands then."""
     Report: _grpc.UnaryUnaryMultiCallable[_job_pb2.ReportRequest, _job_pb2.ReportReply]
     """Progress, metrics and log lines since the last report. Log lines may come alone, with step 0 and before Join."""
     Finish: _grpc.UnaryUnaryMultiCallable[_job_pb2.FinishRequest, _job_pb2.FinishReply]
@@ -102,6 +106,10 @@ class JobsAsyncStub(JobsStub):
     """Enters a job. Answers `ready` false until the variables are placed and this worker is admitted."""
     Lease: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]  # type: ignore[assignment]
     """Leases the next range of examples and marks an earlier one as done."""
+    AskEvaluation: _aio.UnaryUnaryMultiCallable[_job_pb2.AskEvaluationRequest, _job_pb2.AskEvaluationReply]  # type: ignore[assignment]
+    """Asks, at a step where an evaluation may be due, whether it is this worker's to do."""
+    ReportEvaluation: _aio.UnaryUnaryMultiCallable[_job_pb2.ReportEvaluationRequest, _job_pb2.ReportEvaluationReply]  # type: ignore[assignment]
+    """What an evaluation found. Asked again with the same number, it answers as it stands then."""
     Report: _aio.UnaryUnaryMultiCallable[_job_pb2.ReportRequest, _job_pb2.ReportReply]  # type: ignore[assignment]
     """Progress, metrics and log lines since the last report. Log lines may come alone, with step 0 and before Join."""
     Finish: _aio.UnaryUnaryMultiCallable[_job_pb2.FinishRequest, _job_pb2.FinishReply]  # type: ignore[assignment]
@@ -210,6 +218,22 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.LeaseReply, _abc.Awaitable[_job_pb2.LeaseReply]]:
         """Leases the next range of examples and marks an earlier one as done."""
+
+    @_abc_1.abstractmethod
+    def AskEvaluation(
+        self,
+        request: _job_pb2.AskEvaluationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.AskEvaluationReply, _abc.Awaitable[_job_pb2.AskEvaluationReply]]:
+        """Asks, at a step where an evaluation may be due, whether it is this worker's to do."""
+
+    @_abc_1.abstractmethod
+    def ReportEvaluation(
+        self,
+        request: _job_pb2.ReportEvaluationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.ReportEvaluationReply, _abc.Awaitable[_job_pb2.ReportEvaluationReply]]:
+        """What an evaluation found. Asked again with the same number, it answers as it stands then."""
 
     @_abc_1.abstractmethod
     def Report(

@@ -646,6 +646,68 @@ class CheckpointsRecord(_message.Message):
 Global___CheckpointsRecord: _TypeAlias = CheckpointsRecord  # noqa: Y015
 
 @_typing.final
+class EvaluationRecord(_message.Message):
+    """Key "job/NUMBER/evaluation". Not there where a job asks for none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    SINCE_BEST_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
+    CUT_ATTEMPT_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The latest number that was given out."""
+    mark: _builtins.int
+    """How many times every_steps had come when it was."""
+    holder: _builtins.int
+    """The assignment of the part that evaluates; 0: nobody does."""
+    since_best: _builtins.int
+    """How many came after the best."""
+    stopping: _builtins.str
+    """Why the job ends early; empty: it does not."""
+    cut_attempt: _builtins.int
+    """The attempt at the best one's checkpoint, until its cut is made or given up; 0: none."""
+    kept: _builtins.int
+    """The number of the newest whole checkpoint that was taken at a best one; 0: none."""
+    @_builtins.property
+    def latest(self) -> _job_pb2.Evaluation:
+        """The latest one, and the best."""
+
+    @_builtins.property
+    def best(self) -> _job_pb2.Evaluation: ...
+    @_builtins.property
+    def through(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Assignments of live parts that are through, but for the evaluation at the end."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        mark: _builtins.int = ...,
+        holder: _builtins.int = ...,
+        latest: _job_pb2.Evaluation | None = ...,
+        best: _job_pb2.Evaluation | None = ...,
+        since_best: _builtins.int = ...,
+        through: _abc.Iterable[_builtins.int] | None = ...,
+        stopping: _builtins.str = ...,
+        cut_attempt: _builtins.int = ...,
+        kept: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "latest", b"latest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cut_attempt", b"cut_attempt", "holder", b"holder", "kept", b"kept", "latest", b"latest", "mark", b"mark", "number", b"number", "since_best", b"since_best", "stopping", b"stopping", "through", b"through"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationRecord: _TypeAlias = EvaluationRecord  # noqa: Y015
+
+@_typing.final
 class Totals(_message.Message):
     """Sums of reports."""
 
@@ -703,7 +765,8 @@ Global___Totals: _TypeAlias = Totals  # noqa: Y015
 
 @_typing.final
 class EffectRecord(_message.Message):
-    """Keys "job/NUMBER/event/SEQUENCE" hold an Event, of those that change the job's state or say what became of a checkpoint.
+    """Keys "job/NUMBER/event/SEQUENCE" hold an Event, of those that change the job's state, say what became of a checkpoint or what an
+    evaluation found.
 
     Key "effect/NUMBER": something that was decided and is not known to be done. Effects are done in order of number, and
     again after a restart, for which each may be repeated.
@@ -843,6 +906,8 @@ class WriteCheckpointEffect(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     TALLY_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Of the checkpoint."""
     step: _builtins.int
@@ -859,6 +924,14 @@ class WriteCheckpointEffect(_message.Message):
 
     @_builtins.property
     def tally(self) -> Global___TallyRecord: ...
+    @_builtins.property
+    def best(self) -> _job_pb2.Evaluation:
+        """It is taken at the best evaluation, this one. Not set: it is not."""
+
+    @_builtins.property
+    def keep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers that stay, whatever the policy says."""
+
     def __init__(
         self,
         *,
@@ -870,10 +943,12 @@ class WriteCheckpointEffect(_message.Message):
         time: _builtins.float = ...,
         data: Global___LedgerRecord | None = ...,
         tally: Global___TallyRecord | None = ...,
+        best: _job_pb2.Evaluation | None = ...,
+        keep: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "placement", b"placement", "spec", b"spec", "tally", b"tally"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "placement", b"placement", "spec", b"spec", "tally", b"tally"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "number", b"number", "placement", b"placement", "spec", b"spec", "step", b"step", "tally", b"tally", "time", b"time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "keep", b"keep", "number", b"number", "placement", b"placement", "spec", b"spec", "step", b"step", "tally", b"tally", "time", b"time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
