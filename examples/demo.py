@@ -100,7 +100,7 @@ def train(
     bars.start_task(task)
     curve = list(watch(job, bars, task))
     done = job.result().progress
-    accuracy = program.evaluate(job.pull())["accuracy"]
+    accuracy = shoal.evaluate(program, job.pull())["accuracy"]
     job.drop()
     row = Row(str(mode), done.steps, round(done.samples_per_s, 1), accuracy, done.staleness_p50, done.staleness_max)
     return row, curve

@@ -51,6 +51,7 @@ if _typing.TYPE_CHECKING:
         UnknownJob,
         Unreachable,
     )
+    from shoal.evaluation import evaluate
     from shoal.evaluation_policy import EvaluationPolicy
     from shoal.job import Job
     from shoal.local_cluster import LocalCluster
@@ -116,6 +117,7 @@ __all__ = [
     "consistency",
     "data",
     "errors",
+    "evaluate",
     "events",
     "initializers",
     "optim",
@@ -146,6 +148,7 @@ _HOMES = {
     "Synchronous": "consistency",
     "Variable": "variables",
     "connect": "client",
+    "evaluate": "evaluation",
 }
 _MODULES = {"data", "errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
 

@@ -18,6 +18,7 @@ from shoal._limits import METRIC_NAME_BYTES, METRICS, STALENESS_BUCKETS
 from shoal._overlap import Pipeline
 from shoal._parameters import ParameterClient
 from shoal.job import Job
+from shoal.status import Evaluation
 from shoal.v1 import job_pb2
 from shoal.variables import Variable, variable_from_array
 
@@ -43,6 +44,19 @@ class DataRange:
     epoch: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a worker that asked about an evaluation is to do.
+
+    Attributes:
+        number: of the evaluation that is its to do; 0: none is.
+        stop: the job ends early; this worker is through.
+    """
+
+    number: int = 0
+    stop: bool = False
 
 
 class NoRange(enum.Enum):
@@ -226,6 +240,22 @@ class Participant:
             case _:
                 return WAIT
 
+    def ask_evaluation(self, step: int, *, through: bool = False) -> Turn:
+        """Asks whether an evaluation is due.
+
+        Args:
+            step: the worker's own, now.
+            through: it is through, but for the evaluation at the end.
+        """
+        request = job_pb2.AskEvaluationRequest(**self._identity, step=step, through=through)
+        reply = self._coordinator.call(self._jobs.AskEvaluation, request)
+        return Turn(reply.number, reply.stop)
+
+    def report_evaluation(self, result: Evaluation) -> bool:
+        """Says what an evaluation has found; True: say it again soon, a checkpoint of it is on its way."""
+        request = job_pb2.ReportEvaluationRequest(**self._identity, result=result.to_proto())
+        return self._coordinator.call(self._jobs.ReportEvaluation, request).wait
+
     def report(self, report: Report) -> bool:
         """Sends progress, once; True says that the job is over for this worker.
 
@@ -317,4 +347,4 @@ def _variable(value: Variable | np.ndarray) -> Variable:
     return variable_from_array(value) if isinstance(value, np.ndarray) else value
 
 
-__all__ = ["FINISHED", "WAIT", "DataRange", "NoRange", "Participant", "Report"]
+__all__ = ["FINISHED", "WAIT", "DataRange", "NoRange", "Participant", "Report", "Turn"]

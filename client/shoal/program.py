@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -232,4 +232,55 @@ class RandomProgram(Protocol):
         ...
 
 
-__all__ = ["DEFAULT_PREFETCH", "Array", "BlockDataset", "Blocks", "Dataset", "Program", "RandomProgram", "Step"]
+@runtime_checkable
+class Measure(Protocol):
+    """A figure of a whole set that is not the mean of its batches' figures."""
+
+    def joined(self, other: Self) -> Self:
+        """Of both sets together, which have no example in common; a new one."""
+        ...
+
+    def value(self) -> float:
+        """The figure."""
+        ...
+
+
+@runtime_checkable
+class EvaluatedProgram(Protocol):
+    """A program with examples that it does not train on, to be evaluated while it trains.
+
+    A job whose `evaluation` says when has one of its workers do it: all of them in order, in batches of the job's size,
+    with the variables as they were pulled for its step.
+    """
+
+    @property
+    def held_out(self) -> Dataset:
+        """The examples, one at least. As of `dataset`: read ahead in a thread, and by name, not by a method."""
+        ...
+
+    def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | Measure]:
+        """Figures of one batch, by name, always the same names: {"loss": 0.31, "accuracy": 0.9}.
+
+        Args:
+            params: as of `Program`.
+            batch: what `held_out.batch` returned, on the worker's device.
+
+        Returns:
+            Numbers are means of the batch, of which the mean over all examples is taken. What is no mean of batches,
+            such as the area under a curve, is a `Measure` of the batch, and they are joined.
+        """
+        ...
+
+
+__all__ = [
+    "DEFAULT_PREFETCH",
+    "Array",
+    "BlockDataset",
+    "Blocks",
+    "Dataset",
+    "EvaluatedProgram",
+    "Measure",
+    "Program",
+    "RandomProgram",
+    "Step",
+]

@@ -108,6 +108,8 @@ class Cluster:
             events.JobDescribed: self._job_described,
             events.JoinRequested: self._join_requested,
             events.LeaseRequested: self._lease_requested,
+            events.EvaluationAsked: self._evaluation_asked,
+            events.EvaluationReported: self._evaluation_reported,
             events.WorkerReported: self._worker_reported,
             events.WorkerFinished: self._worker_finished,
             events.ShardsCreated: self._shards_created,
@@ -282,6 +284,7 @@ class Cluster:
 
     def _check_folder(self, spec: Job) -> None:
         asked = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
+        asked = asked or (spec.evaluation is not None and spec.evaluation.checkpoint_best)
         if asked and not self._policy.checkpoints:
             raise errors.InvalidJob(f"job {spec.name} asks for checkpoints, and {NO_FOLDER}", job=spec.name)
 
@@ -311,6 +314,22 @@ class Cluster:
         job = self.job(event.job)
         has_part = job.crew.has_part(event.worker, event.assignment)
         return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
+
+    def _evaluation_asked(self, event: events.EvaluationAsked, _: float) -> events.Asked:
+        self._members.check(event.worker, event.incarnation)
+        job = self.job(event.job)
+        if not job.crew.has_part(event.worker, event.assignment):
+            return events.Asked(stop=True)
+        return job.ask_evaluation(event.worker, event.step, through=event.through)
+
+    def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> bool:
+        self._members.check(event.worker, event.incarnation)
+        job = self.job(event.job)
+        if not job.crew.has_part(event.worker, event.assignment):
+            return False
+        wait, effects = job.report_evaluation(event.worker, event.result, now)
+        self._emit(effects)
+        return wait
 
     def _worker_reported(self, event: events.WorkerReported, now: float) -> bool:
         self._members.check(event.worker, event.incarnation)
@@ -404,7 +423,7 @@ class Cluster:
 
     def _checkpoint_written(self, event: events.CheckpointWritten, now: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.checkpoint_written(event.saved, event.removed, now))
+            self._emit(job.checkpoint_written(event, now))
             self._schedule(now)
 
     def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:

@@ -46,7 +46,7 @@ class DurableJob(JobLife):
     @property
     def parts(self) -> Iterator[str]:
         """The names of all records that it may have."""
-        yield from (Part.SPEC, Part.PLAN, Part.STATE, Part.LEDGER, Part.TALLY, Part.CHECKPOINTS)
+        yield from (Part.SPEC, Part.PLAN, Part.STATE, Part.LEDGER, Part.TALLY, Part.CHECKPOINTS, Part.EVALUATION)
         yield from (f"{Part.EVENT}/{number}" for number in self.log.kept)
 
     def record(self, part: str) -> Message | None:
@@ -66,6 +66,8 @@ class DurableJob(JobLife):
                 return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
             case Part.CHECKPOINTS:
                 return self.checkpoints.to_proto()
+            case Part.EVALUATION:
+                return self.evaluating.to_proto() if self.evaluating else None
         event = self.log.find(int(number))
         return codecs.event_message(event) if event else None
 
@@ -116,6 +118,8 @@ class DurableJob(JobLife):
             self.checkpoints.take_up(saved.checkpoints)
         else:  # an earlier Shoal kept none of a job in a cluster without a folder of them
             self._changed(Part.CHECKPOINTS)
+        if self.evaluating and saved.evaluation:
+            self.evaluating.take_up(saved.evaluation)
         if plan := saved.plan:
             self._restore_plan(plan)
         if saved.ledger:

@@ -3,23 +3,23 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from shoal.events import CheckpointEnded, Event, LogLine, StateChanged
+from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, StateChanged
 
 MAX_EVENTS = 20_000
 MAX_LOG_BYTES = 8 << 20
 # Numbers that are set aside at a time. So many at most are skipped by a restart.
 NUMBERS_AHEAD = 10_000
 # Those that are kept in the store: what they say of the job was promised to somebody, who may still wait for it.
-Kept = StateChanged | CheckpointEnded
+Kept = StateChanged | CheckpointEnded | Evaluated
 
 
 class EventLog:
     """The last events of one job, numbered from 1.
 
-    Those that change the job's state, or say what became of a checkpoint, are kept in the coordinator's store; log
-    lines and figures are not, but no number is given out twice: before one is, numbers up to some way ahead of it are
-    set aside (`numbered`), and a log that was restored goes on behind all of them. So there are gaps where the
-    coordinator was restarted, and nowhere else.
+    Those that change the job's state, or say what became of a checkpoint or what an evaluation found, are kept in the
+    coordinator's store; log lines and figures are not, but no number is given out twice: before one is, numbers up to
+    some way ahead of it are set aside (`numbered`), and a log that was restored goes on behind all of them. So there
+    are gaps where the coordinator was restarted, and nowhere else.
 
     Args:
         kept_changed: told the number of an event whose record is another one now: it came, or was forgotten.

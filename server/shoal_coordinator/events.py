@@ -8,7 +8,7 @@ from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
-from shoal.status import JobState, JobStatus, SavedCheckpoint
+from shoal.status import Evaluation, JobState, JobStatus, SavedCheckpoint
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.ledger import Lease, NoRange
@@ -90,6 +90,19 @@ class Attempt:
 
     number: int
     after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whether an evaluation is the caller's to do.
+
+    Attributes:
+        number: of that evaluation; 0: it has none to do.
+        stop: the job ends early, so the caller is through.
+    """
+
+    number: int = 0
+    stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +253,29 @@ class LeaseRequested(Event[Lease | NoRange]):
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationAsked(Event[Asked]):
+    """A worker has come to a step where an evaluation may be due, or is `through` but for the one at the end."""
+
+    job: str
+    worker: str
+    incarnation: int
+    step: int
+    through: bool = False
+    assignment: int = 0  # which part in a job of that name it has
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReported(Event[bool]):
+    """A worker has evaluated. The answer: it should wait, for a checkpoint of what it saw is about to be taken."""
+
+    job: str
+    worker: str
+    incarnation: int
+    result: Evaluation
+    assignment: int = 0  # which part in a job of that name it has
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReported(Event[bool]):
     """What a worker did since it entered; values and log since its last report. The answer: is the job over for it."""
 
@@ -355,6 +391,7 @@ class CheckpointWritten(Outcome):
     job: JobRef
     saved: SavedCheckpoint
     removed: tuple[int, ...] = ()
+    best: bool = False  # it was taken at the best evaluation so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +506,8 @@ class WriteCheckpoint:
     placement: Placement
     spec: Job
     cut: CutMade
+    best: Evaluation | None = None  # the evaluation that it was taken at, the best so far
+    keep: tuple[int, ...] = ()  # numbers of others that stay, whatever the policy says
     number: int = field(default=0, kw_only=True)
 
 

@@ -12,21 +12,25 @@ workers start anew. A session job fails instead, for its users' programs would n
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointPolicy
-from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
-from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint
+from shoal.status import DataAccount, Evaluation, JobState, JobStatus, Progress, SavedCheckpoint
 from shoal.variables import Variable
 from shoal_coordinator.checkpointing import NO_FOLDER, Checkpointing
 from shoal_coordinator.crew import Crew
+from shoal_coordinator.evaluating import Evaluating
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
     AdmitWorker,
+    Asked,
     Attempt,
+    CheckpointWritten,
     CountCheckpoints,
     CreateShards,
     CutMade,
@@ -95,6 +99,7 @@ class JobLife:
         policy = spec.checkpoints or CheckpointPolicy()
         self.checkpoints = Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS), possible=checkpoints)
         self.recovery = Recovery(spec, self.checkpoints)
+        self.evaluating = Evaluating(spec.evaluation, lambda: changed(Part.EVALUATION)) if spec.evaluation else None
         if begins:
             changed(Part.SPEC)
             changed(Part.CHECKPOINTS)
@@ -134,13 +139,13 @@ class JobLife:
     @property
     def vacancies(self) -> list[int]:
         """The ranks that wait for a worker."""
-        over = self.ended or (self._closing and not self.spec.is_session)
+        over = self.ended or self._stopping or (self._closing and not self.spec.is_session)
         return [] if over else self.crew.free(range(self.spec.workers))
 
     @property
     def openings(self) -> list[int]:
         """The ranks of extra workers, which may join it while it runs, and as long as nobody is through with it."""
-        joinable = self.state is JobState.RUNNING and not self.crew.finished and not self._closing
+        joinable = self.state is JobState.RUNNING and not (self.crew.finished or self._closing or self._stopping)
         return self.crew.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
 
     @property
@@ -164,6 +169,8 @@ class JobLife:
             checkpoint=self.checkpoints.newest,
             checkpoint_failure=self.checkpoints.failure,
             restarts=self.recovery.restarts,
+            evaluation=self.evaluating.latest if self.evaluating else None,
+            best=self.evaluating.best if self.evaluating else None,
         )
 
     def joined(self, worker: str) -> Joined:
@@ -260,6 +267,8 @@ class JobLife:
             return NoRange.WAIT
         if done:
             self._ledger.complete(worker, done)
+        if self._stopping:
+            return NoRange.FINISHED
         return self._ledger.lease(worker, self.crew.active[worker].rank, len(self.crew.active))
 
     def data(self) -> DataAccount:
@@ -277,6 +286,39 @@ class JobLife:
         if fresh.accepted or fresh.rejected or fresh.dropped:
             values, progress = dict(report.values), self._progress(now)
             self.log.append(MetricsReported(self.log.next, now, report.worker, report.step, values, progress))
+
+    # They evaluate.
+
+    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Asked:
+        """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
+        if self.evaluating is None or self.state is not JobState.RUNNING:
+            return Asked()
+        own = self.crew.active[worker].assignment
+        others = {part.assignment for part in self.crew.active.values()} - {own}
+        return Asked(self.evaluating.ask(own, step, others, through=through), stop=bool(self._stopping))
+
+    def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[bool, list[Effect]]:
+        """Takes what a worker has found; whether it should wait for the checkpoint of it."""
+        if self.evaluating is None:
+            return False, []
+        result = replace(result, time=now)
+        if lack := self.evaluating.lacks(result):
+            return False, self.fail(lack, now)
+        best = self.evaluating.report(self.crew.active[worker].assignment, result)
+        effects: list[Effect] = []
+        if best is not None:
+            self.log.append(Evaluated(self.log.next, now, worker, result, best))
+            if self._stopping:
+                self.wait_for(self._stopping, now)
+        if best and self.evaluating.checkpoints_best and self.checkpoints.possible:
+            self.evaluating.await_cut(self.checkpoints.request(now))
+            effects = self.checkpoint_when_due(now)
+        return self.evaluating.awaits_cut, effects
+
+    @property
+    def _stopping(self) -> str:
+        """Why it ends before its data is done; empty: it does not."""
+        return self.evaluating.stopping if self.evaluating else ""
 
     # Checkpoints are taken.
 
@@ -318,11 +360,17 @@ class JobLife:
         """All servers write their part."""
         if self.placement is None:
             return []
-        return [WriteCheckpoint(self.ref, self.placement, self.spec, cut)]
+        evaluating = self.evaluating
+        best = evaluating.cut_made(self.checkpoints.attempt) if evaluating else None
+        keep = (evaluating.kept,) if evaluating and evaluating.kept else ()
+        return [WriteCheckpoint(self.ref, self.placement, self.spec, cut, best, keep)]
 
-    def checkpoint_written(self, saved: SavedCheckpoint, removed: tuple[int, ...], now: float) -> list[Effect]:
+    def checkpoint_written(self, written: CheckpointWritten, now: float) -> list[Effect]:
         """The checkpoint that was under way is whole."""
-        self.checkpoints.written(saved, removed)
+        saved = written.saved
+        self.checkpoints.written(saved, written.removed)
+        if self.evaluating and written.best:
+            self.evaluating.keep(saved.number)
         self.recovery.checkpointed()
         self._changed(Part.STATE)
         return self._checkpoint_ended(saved, "", now)
@@ -330,6 +378,8 @@ class JobLife:
     def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
         """The checkpoint that was under way was given up."""
         self.checkpoints.failed(reason)
+        if self.evaluating:
+            self.evaluating.cut_failed(self.checkpoints.attempt)
         if self._closing and not self.checkpoints.pending:
             self.checkpoints.request_again(now)
         return self._checkpoint_ended(None, reason, now)
@@ -369,6 +419,8 @@ class JobLife:
         if self.checkpoints.pending:  # somebody may wait for it
             self._tell_checkpoint(self.checkpoints.pending_attempt, None, reason, now)
         self.checkpoints.restart(now, 0)
+        if self.evaluating:
+            self.evaluating.restart()
         for part in (Part.PLAN, Part.LEDGER, Part.TALLY):
             self._changed(part)
         self._enter(JobState.PENDING, told, now)
@@ -434,7 +486,8 @@ class JobLife:
         if not self._closing or self.checkpoints.pending:
             return []
         failure = self.checkpoints.failure
-        return self._end(JobState.SUCCEEDED, f"its last checkpoint failed: {failure}" if failure else "", now)
+        told = [self._stopping, f"its last checkpoint failed: {failure}" if failure else ""]
+        return self._end(JobState.SUCCEEDED, "; ".join(filter(None, told)), now)
 
     def fail(self, reason: str, now: float) -> list[Effect]:
         """Ends the job for a reason that its user is told."""
@@ -465,6 +518,8 @@ class JobLife:
             self._ledger.validate()
         self.checkpoints.validate()
         self.recovery.validate()
+        if self.evaluating:
+            self.evaluating.validate()
         assert not (self._closing and self.crew.active), "it closes while workers work"
         self.log.validate()
 
@@ -488,6 +543,8 @@ class JobLife:
 
     def _release(self, worker: str, cursor: Cursor | None = None) -> list[Effect]:
         participant = self.crew.active.pop(worker)
+        if self.evaluating:
+            self.evaluating.release(participant.assignment)
         self._changed(Part.TALLY)  # nobody will report again what this one did
         if self._ledger:
             held = self._ledger.held_by(worker)
@@ -500,13 +557,14 @@ class JobLife:
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
         enough = self.spec.is_session or self.crew.finished >= self.spec.fewest_workers
-        through = enough or (self._ledger is not None and self._ledger.finished)
+        through = enough or bool(self._stopping) or (self._ledger is not None and self._ledger.finished)
         if not self.crew.finished or self.crew.active or not through:
             return []
-        if not self.checkpoints.at_end:
-            return self._end(JobState.SUCCEEDED, "", now)
+        if self.checkpoints.at_end:
+            self.checkpoints.request(now)
+        if not self.checkpoints.pending:
+            return self._end(JobState.SUCCEEDED, self._stopping, now)
         self._closing = True
-        self.checkpoints.request(now)
         self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
         return self.checkpoint_when_due(now)
 

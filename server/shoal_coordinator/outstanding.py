@@ -6,6 +6,7 @@ from dataclasses import replace
 from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
+from shoal.status import Evaluation
 from shoal.v1 import state_pb2
 from shoal_coordinator.events import (
     AdmitWorker,
@@ -129,6 +130,8 @@ def effect_to_proto(effect: Effect) -> state_pb2.EffectRecord:
                 time=cut.time,
                 data=cut.data,
                 tally=cut.tally,
+                best=effect.best.to_proto() if effect.best else None,
+                keep=effect.keep,
             )
             record.write_checkpoint.CopyFrom(written)
     return record
@@ -188,7 +191,13 @@ def effect_from_proto(number: int, record: state_pb2.EffectRecord) -> Effect:
                 tally=written.tally,
             )
             return WriteCheckpoint(
-                job, Placement.from_proto(written.placement), Job.from_proto(written.spec), cut, number=number
+                job,
+                Placement.from_proto(written.placement),
+                Job.from_proto(written.spec),
+                cut,
+                Evaluation.from_proto(written.best) if written.HasField("best") else None,
+                tuple(written.keep),
+                number=number,
             )
     raise ValueError(f"effect {number} is of no kind that there is")
 

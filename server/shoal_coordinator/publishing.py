@@ -1,6 +1,6 @@
 """Making a checkpoint whole: its number, its files once servers have written them, the manifest; and which ones go."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib.metadata import version
 from typing import Any
 
@@ -60,8 +60,9 @@ def write(effect: WriteCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> 
             raise
     saved = SavedCheckpoint(cut.number, cut.step, manifest.nbytes, cut.time)
     policy = effect.spec.checkpoints or CheckpointPolicy()
-    removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy)) or ()
-    return CheckpointWritten(effect.job, saved, removed, effect=effect.number)
+    keep = {*effect.keep} if effect.best is None else set()  # the best one so far takes the place of the last
+    removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy, keep)) or ()
+    return CheckpointWritten(effect.job, saved, removed, effect.best is not None, effect=effect.number)
 
 
 def _published(effect: WriteCheckpoint, catalogue: Catalogue) -> Manifest | None:
@@ -137,9 +138,16 @@ def _check_files(catalogue: Catalogue, manifest: Manifest) -> None:
             )
 
 
-def _retain(catalogue: Catalogue, job: str, newest: int, policy: CheckpointPolicy) -> tuple[int, ...]:
+def _retain(
+    catalogue: Catalogue, job: str, newest: int, policy: CheckpointPolicy, keep: Collection[int]
+) -> tuple[int, ...]:
     """Removes the checkpoints that are to go, and what older torn ones have left; the numbers."""
-    gone = superfluous(catalogue.numbers(job), keep_last=policy.keep_last, keep_every=policy.keep_every)
+    numbers = catalogue.numbers(job)
+    gone = [
+        number
+        for number in superfluous(numbers, keep_last=policy.keep_last, keep_every=policy.keep_every)
+        if number not in keep
+    ]
     for number in gone:
         catalogue.remove(job, number)
     catalogue.sweep(job, below=newest)

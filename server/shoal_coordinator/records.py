@@ -16,6 +16,10 @@ from shoal_coordinator.outstanding import effect_from_proto
 CLUSTER = "cluster"
 
 
+# The kinds of events that are kept: `event_log.Kept`.
+_KEPT = {"state", "checkpoint", "evaluation"}
+
+
 class Kind(StrEnum):
     """What records are of."""
 
@@ -33,6 +37,7 @@ class Part(StrEnum):
     LEDGER = "ledger"
     TALLY = "tally"
     CHECKPOINTS = "checkpoints"
+    EVALUATION = "evaluation"
     EVENT = "event"  # and its number
 
 
@@ -56,6 +61,7 @@ class SavedJob:
     ledger: state_pb2.LedgerRecord | None = None
     tally: state_pb2.TallyRecord = field(default_factory=state_pb2.TallyRecord)
     checkpoints: state_pb2.CheckpointsRecord | None = None
+    evaluation: state_pb2.EvaluationRecord | None = None
     events: list[job_pb2.Event] = field(default_factory=list)
 
     def take(self, part: str, record: bytes) -> None:
@@ -79,9 +85,11 @@ class SavedJob:
                 self.tally.ParseFromString(record)
             case Part.CHECKPOINTS:
                 self.checkpoints = state_pb2.CheckpointsRecord.FromString(record)
+            case Part.EVALUATION:
+                self.evaluation = state_pb2.EvaluationRecord.FromString(record)
             case Part.EVENT:
                 event = job_pb2.Event.FromString(record)
-                if event.sequence != int(number) or event.WhichOneof("kind") not in {"state", "checkpoint"}:
+                if event.sequence != int(number) or event.WhichOneof("kind") not in _KEPT:
                     raise ValueError("it is of no kind that is kept, or has another number")
                 self.events.append(event)
             case _:

@@ -12,6 +12,7 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import Folder
 from shoal._cursor import Cursor
 from shoal.job import Job
+from shoal.status import Evaluation
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
 from shoal.v1 import job_pb2 as pb
@@ -177,6 +178,35 @@ class JobsService(job_pb2_grpc.JobsServicer):
             events.LeaseRequested(request.job, request.worker, request.incarnation, request.done, request.assignment)
         )
         return codecs.lease_message(answer)
+
+    @_rpc.servicer
+    def AskEvaluation(self, request: pb.AskEvaluationRequest, _: grpc.ServicerContext) -> pb.AskEvaluationReply:
+        asked = self._coordinator.handle(
+            events.EvaluationAsked(
+                request.job,
+                request.worker,
+                request.incarnation,
+                request.step,
+                request.through,
+                request.assignment,
+            )
+        )
+        return pb.AskEvaluationReply(number=asked.number, stop=asked.stop)
+
+    @_rpc.servicer
+    def ReportEvaluation(
+        self, request: pb.ReportEvaluationRequest, _: grpc.ServicerContext
+    ) -> pb.ReportEvaluationReply:
+        if len(request.result.values) > _limits.METRICS:
+            raise errors.BadRequest(
+                f"the evaluation of {request.worker} on job {request.job} has {len(request.result.values)} values; at "
+                f"most {_limits.METRICS}"
+            )
+        result = Evaluation.from_proto(request.result)
+        wait = self._coordinator.handle(
+            events.EvaluationReported(request.job, request.worker, request.incarnation, result, request.assignment)
+        )
+        return pb.ReportEvaluationReply(wait=wait)
 
     @_rpc.servicer
     def Report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportReply:

@@ -211,7 +211,7 @@ def test_an_asynchronous_run_converges(client):
     )
     result = client.submit(job).wait(timeout_s=100)
     assert result.progress.staleness_max > 0
-    assert Digits().evaluate(client.pull(job.name))["accuracy"] >= 0.97
+    assert shoal.evaluate(Digits(), client.pull(job.name))["accuracy"] >= 0.97
 
 
 def test_a_run_scaled_by_staleness_converges(client):

@@ -38,7 +38,7 @@ def test_digits_are_read_as_well_whatever_gradients_travel_as(client):
     results = {wire: job.wait(timeout_s=100) for wire, job in jobs.items()}
     assert {result.progress.rejected for result in results.values()} == {0}
     values = {wire: job.pull() for wire, job in jobs.items()}
-    accuracies = {wire: Digits().evaluate(params)["accuracy"] for wire, params in values.items()}
+    accuracies = {wire: shoal.evaluate(Digits(), params)["accuracy"] for wire, params in values.items()}
     print("accuracy:", ", ".join(f"{accuracy:.2%} with {wire}" for wire, accuracy in accuracies.items()))
     assert accuracies["float32"] >= 0.97
     for wire in halves:

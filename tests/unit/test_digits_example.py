@@ -108,9 +108,9 @@ def adam() -> Callable[[Params, Params], Params]:
 def test_it_learns_to_read(optimizer: Callable[[], Callable[[Params, Params], Params]]) -> None:
     program, update, rng = Digits(hidden=256), optimizer(), np.random.default_rng(0)
     params = initial(program)
-    assert program.evaluate(params)["accuracy"] < 0.3
+    assert shoal.evaluate(program, params)["accuracy"] < 0.3
     for _ in range(40):
         for indices in np.array_split(rng.permutation(len(program.dataset)), 45):
             _, gradients = program.loss_and_gradients(params, program.dataset.batch(indices))
             params = update(params, gradients)
-    assert program.evaluate(params)["accuracy"] >= 0.97
+    assert shoal.evaluate(program, params)["accuracy"] >= 0.97

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +88,7 @@ class LeasedBatches(Batches):
     ) -> None:
         self._dataset, self._batch_size = dataset, batch_size
         self._order = order_of(dataset, seed)
-        self._prefetch = prefetch_of(dataset)
+        prefetch_of(dataset)  # says now what is wrong with it
         self._ask = lease
         self._prepare = prepare
         self._held: int = 0  # lease of the range in hand; 0: none
@@ -141,8 +141,7 @@ class LeasedBatches(Batches):
                 close()
 
     def _read(self, plan: Iterable[np.ndarray]) -> None:
-        reading = _batches(self._dataset, plan)
-        self._reading = ReadAhead(reading, self._prefetch, prepare=self._prepare) if self._prefetch else reading
+        self._reading = ahead_of(self._dataset, plan, prepare=self._prepare)
 
 
 class NoBatches(Batches):
@@ -202,7 +201,19 @@ def prefetch_of(dataset: Dataset) -> int:
     return wish
 
 
-def _batches(dataset: Dataset, plan: Iterable[np.ndarray]) -> Iterator[Any]:
+def ahead_of(
+    dataset: Dataset, plan: Iterable[np.ndarray], *, prepare: Callable[[], object] = lambda: None
+) -> Generator[Any, None, None] | ReadAhead[Any]:
+    """The batch of each item of a plan, read in the way that suits the data set, ahead if it is not against it.
+
+    Raises:
+        ProgramError: its `prefetch` makes no sense.
+    """
+    ahead, reading = prefetch_of(dataset), _batches(dataset, plan)
+    return ReadAhead(reading, ahead, prepare=prepare) if ahead else reading
+
+
+def _batches(dataset: Dataset, plan: Iterable[np.ndarray]) -> Generator[Any, None, None]:
     if isinstance(getattr(dataset, "blocks", None), Blocks):
         yield from dataset.batches(plan)  # type: ignore[attr-defined] # `order_of` has looked
     else:
@@ -210,4 +221,4 @@ def _batches(dataset: Dataset, plan: Iterable[np.ndarray]) -> Iterator[Any]:
             yield dataset.batch(numbers)
 
 
-__all__ = ["Batch", "Batches", "LeasedBatches", "NoBatches", "order_of", "prefetch_of"]
+__all__ = ["Batch", "Batches", "LeasedBatches", "NoBatches", "ahead_of", "order_of", "prefetch_of"]

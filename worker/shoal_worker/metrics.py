@@ -29,6 +29,7 @@ _PHASES = {
     "compute": "Time of one batch: computing, and copying to the device and the host.",
     "push": "Time of one push.",
     "wait": "Time of one wait for data: barrier, lease and pause.",
+    "evaluate": "Time of one evaluation, or of asking whether it is this worker's to do.",
 }
 
 

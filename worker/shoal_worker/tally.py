@@ -63,7 +63,8 @@ class Tally:
         """The figures since the last time, and a new beginning."""
         values = {name: total / self._counts[name] for name, total in self._sums.items()}
         if self._accepted and (age_s := self.age_s):
-            values["wait_share"] = max(0.0, 1 - self._durations["compute"].total_s / age_s)
+            busy_s = self._durations["compute"].total_s + self._durations["evaluate"].total_s
+            values["wait_share"] = max(0.0, 1 - busy_s / age_s)
         report = Report(
             step=step,
             accepted=self._accepted,

@@ -22,6 +22,7 @@ from shoal.variables import Variable
 from shoal_worker.arrays import Device, choose_device
 from shoal_worker.batches import Batches, LeasedBatches, NoBatches
 from shoal_worker.draws import Draws, wants_seed
+from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import Figures, Instructions, Outcome, encode
 from shoal_worker.programs import blamed, load_program
 from shoal_worker.training import Training
@@ -117,6 +118,7 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
         examples = _examples_of(name, program)
         participant.describe(variables_of(name, program, device), examples)
         batches = _batches(name, program, participant, device)
+        evaluator = _evaluator(name, program, participant, device, leaving)
         try:
             parameters = participant.enter(stop=leaving.is_set)
         except (errors.Cancelled, errors.JobFailed) as error:  # whoever ended the job knows why
@@ -132,6 +134,7 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
                 max_steps=participant.spec.max_steps,
                 emit=emit,
                 draws=Draws(participant.spec.seed, participant.rank) if wants_seed(program) else None,
+                evaluator=evaluator,
                 stop=leaving,
             )
             return Outcome() if training.run() else Outcome(left=True, cursor=batches.cursor)
@@ -176,6 +179,16 @@ def _batches(name: str, program: Program, participant: Participant, device: Devi
             f"job {spec.name}: program {spec.program} has no examples, so nothing says when it ends; set max_steps"
         )
     return NoBatches()
+
+
+def _evaluator(
+    name: str, program: Program, participant: Participant, device: Device, leaving: threading.Event
+) -> Evaluator | None:
+    spec = participant.spec
+    if spec.evaluation is None:
+        return None
+    every = spec.evaluation.every_steps
+    return Evaluator(name, program, device, participant, every_steps=every, batch_size=spec.batch_size, stop=leaving)
 
 
 def _take_standard_input() -> int:

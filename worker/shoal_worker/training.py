@@ -18,6 +18,7 @@ from shoal.program import Array, Program, Step
 from shoal_worker.arrays import Device
 from shoal_worker.batches import Batch, Batches
 from shoal_worker.draws import Draws
+from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import Figures
 from shoal_worker.programs import blamed
 from shoal_worker.tally import Tally
@@ -103,6 +104,7 @@ class Training:
         max_steps: the step to stop at; 0: none.
         emit: is given the figures about every half second, and once at the end, however it ends. Must not block long.
         draws: gives the program a seed for each batch; None: it takes none.
+        evaluator: evaluates where that is due; None: the job wants none.
         clock: seconds, from any start.
         stop: set to end after the step in progress.
 
@@ -122,6 +124,7 @@ class Training:
         max_steps: int,
         emit: Callable[[Figures], None],
         draws: Draws | None = None,
+        evaluator: Evaluator | None = None,
         clock: Callable[[], float] = time.monotonic,
         stop: threading.Event | None = None,
     ) -> None:
@@ -133,6 +136,7 @@ class Training:
         self._max_steps = max_steps
         self._emit = emit
         self._draws = draws
+        self._evaluator = evaluator
         self._clock = clock
         self._stop = stop or threading.Event()
         self._tally = Tally(clock)
@@ -153,7 +157,9 @@ class Training:
                 if self._tally.age_s >= _REPORT_EVERY_S:
                     self._emit(self._tally.take(self._parameters.step))
             self._settle()
-            if not through:
+            if through:
+                self._evaluate_at_end()
+            else:
                 # Its last push may be of a step that is still open. Once that is closed, no checkpoint can miss what
                 # the ledger is told of.
                 self._parameters.barrier()
@@ -167,8 +173,7 @@ class Training:
     def _advance(self) -> bool:
         """Trains on a batch, or gets some, or passes a step by; False when there is nothing left to do."""
         if self._batches.in_hand:
-            self._train()
-            return True
+            return self._train()
         start = self._clock()
         with self._tally.timed("wait"):
             self._settle()
@@ -179,9 +184,31 @@ class Training:
                 self._stop.wait(max(0.0, start + _IDLE_ROUND_S - self._clock()))
         return answer is not NoRange.FINISHED
 
-    def _train(self) -> None:
+    def _train(self) -> bool:
+        """Trains on a batch; False when the job ends before its data is done."""
         with self._tally.timed("pull"):
             values = self._parameters.pull()
+        if not self._evaluate(values):
+            return False
+        self._train_on(values)
+        return True
+
+    def _evaluate(self, values: Mapping[str, np.ndarray]) -> bool:
+        """Evaluates if that is due here; False when the job ends early."""
+        evaluator, step = self._evaluator, self._parameters.step
+        if evaluator is None or not evaluator.due(step):
+            return True
+        with self._tally.timed("evaluate"):
+            return evaluator.at_step(step, values)
+
+    def _evaluate_at_end(self) -> None:
+        if self._evaluator is None:
+            return
+        with self._tally.timed("evaluate"):
+            self._parameters.barrier()  # what was pulled ahead lacks the last push
+            self._evaluator.at_end(self._parameters.step, self._parameters.pull)
+
+    def _train_on(self, values: Mapping[str, np.ndarray]) -> None:
         with self._tally.timed("read"), self._blamed("dataset.batch"):
             batch = self._batches.take()
         with self._tally.timed("compute"):

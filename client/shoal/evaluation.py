@@ -1,0 +1,76 @@
+"""Evaluating a program: the figures of its held-out examples, batch by batch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shoal import errors
+from shoal._limits import METRICS
+from shoal.program import Array, EvaluatedProgram, Measure
+
+
+class Total:
+    """The figures of all batches so far."""
+
+    def __init__(self) -> None:
+        self.examples = 0
+        self._sums: dict[str, float] = {}
+        self._measures: dict[str, Measure] = {}
+
+    def add(self, figures: Mapping[str, float | Measure], examples: int) -> None:
+        """Adds what `EvaluatedProgram.evaluate` returned for a batch of so many examples.
+
+        Raises:
+            ProgramError: these are no figures, too many, or others than of the batch before.
+        """
+        returned: object = figures
+        if not isinstance(returned, Mapping) or not 0 < len(returned) <= METRICS:
+            raise errors.ProgramError(
+                f"evaluate() returned {returned!r:.200}; return from 1 to {METRICS} figures by name"
+            )
+        known = self._sums.keys() | self._measures.keys()
+        if self.examples and figures.keys() != known:
+            raise errors.ProgramError(
+                f"evaluate() returned {', '.join(sorted(figures))} for one batch, and {', '.join(sorted(known))} for "
+                "another; return the same figures for all"
+            )
+        self.examples += examples
+        for name, figure in figures.items():
+            if isinstance(figure, Measure):
+                earlier = self._measures.get(name)
+                self._measures[name] = earlier.joined(figure) if earlier else figure
+            else:
+                self._sums[name] = self._sums.get(name, 0.0) + float(figure) * examples
+
+    def figures(self) -> dict[str, float]:
+        """Of all of them: means by example, and what the measures come to."""
+        means = {name: total / self.examples for name, total in self._sums.items()}
+        return means | {name: float(measure.value()) for name, measure in self._measures.items()}
+
+
+def evaluate(program: EvaluatedProgram, params: Mapping[str, Array], *, batch_size: int = 256) -> dict[str, float]:
+    """Evaluates a program's held-out examples here, with variables such as `JobHandle.pull` gives.
+
+    Raises:
+        ProgramError: there are no examples, or what `evaluate` returns are no figures.
+    """
+    total = Total()
+    for numbers in batches_of(program, batch_size):
+        total.add(program.evaluate(params, program.held_out.batch(numbers)), len(numbers))
+    return total.figures()
+
+
+def batches_of(program: EvaluatedProgram, batch_size: int) -> list[np.ndarray[Any, Any]]:
+    """The numbers of the held-out examples, in order, in batches.
+
+    Raises:
+        ProgramError: there are none.
+    """
+    examples = len(program.held_out)
+    if not examples:
+        raise errors.ProgramError("held_out has no examples; give one at least")
+    return [np.arange(start, min(start + batch_size, examples)) for start in range(0, examples, batch_size)]
+
+
+__all__ = ["Total", "batches_of", "evaluate"]

@@ -1,0 +1,151 @@
+"""A program's held-out examples, evaluated when it is this worker's turn."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
+from typing import Any, Protocol
+
+import numpy as np
+
+from shoal import errors
+from shoal._participant import Turn
+from shoal.evaluation import Total, batches_of
+from shoal.program import EvaluatedProgram, Program
+from shoal.status import Evaluation
+from shoal_worker.arrays import Device
+from shoal_worker.batches import ahead_of
+from shoal_worker.programs import blamed
+
+# How long to hold still for the checkpoint of what was evaluated, and how often to ask: at first, and at the most.
+_CUT_WITHIN_S = 10.0
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
+
+
+class Turns(Protocol):
+    """What it needs of `Participant`."""
+
+    def ask_evaluation(self, step: int, *, through: bool = False) -> Turn:
+        """Whether an evaluation is this worker's to do."""
+        ...
+
+    def report_evaluation(self, result: Evaluation) -> bool:
+        """Says what it has found; True: to be said again in a while."""
+        ...
+
+
+class Evaluator:
+    """Evaluates for one worker of one job.
+
+    While it does, the worker takes no step. In a synchronous job the others wait for it; so the variables stay what was
+    evaluated until the coordinator has begun the checkpoint of them.
+
+    Args:
+        name: of the program, for messages.
+        program: what to evaluate.
+        device: where; active on this thread.
+        turns: the way to the coordinator.
+        every_steps: how often to ask; 0: at the end alone.
+        batch_size: examples.
+        stop: set to leave off.
+        clock: seconds, from any start.
+
+    Raises:
+        ProgramError: the program has nothing to evaluate.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        device: Device,
+        turns: Turns,
+        *,
+        every_steps: int,
+        batch_size: int,
+        stop: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._program = _checked(name, program)
+        self._device = device
+        self._turns = turns
+        self._every = every_steps
+        self._batch_size = batch_size
+        self._stop = stop
+        self._clock = clock
+        self._asked_at = 0  # the last step that it asked for, or began at
+
+    def due(self, step: int) -> bool:
+        """Whether to ask at this step."""
+        return self._every > 0 and step // self._every > self._asked_at // self._every
+
+    def at_step(self, step: int, values: Mapping[str, np.ndarray]) -> bool:
+        """Evaluates if it is this worker's turn.
+
+        Args:
+            step: its own.
+            values: as they were pulled for it.
+
+        Returns:
+            Whether the job goes on; False: it ends early.
+        """
+        self._asked_at = step
+        turn = self._turns.ask_evaluation(step)
+        if turn.number:
+            self._take(turn.number, step, values)
+        return not turn.stop
+
+    def at_end(self, step: int, pull: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        """Evaluates once this worker is through, if it is the last.
+
+        Args:
+            step: its own.
+            pull: gives the variables as they are in the end.
+        """
+        turn = self._turns.ask_evaluation(step, through=True)
+        if turn.number:
+            self._take(turn.number, step, pull())
+
+    def _take(self, number: int, step: int, values: Mapping[str, np.ndarray]) -> None:
+        start = self._clock()
+        found = self._evaluated(values, step)
+        if found is None:
+            return
+        figures, examples = found
+        result = Evaluation(number, step, figures, examples, self._clock() - start)
+        deadline, delay = self._clock() + _CUT_WITHIN_S, _FIRST_POLL_S
+        while self._turns.report_evaluation(result) and self._clock() < deadline and not self._stop.wait(delay):
+            delay = min(2 * delay, _LONGEST_POLL_S)
+
+    def _evaluated(self, values: Mapping[str, np.ndarray], step: int) -> tuple[dict[str, float], int] | None:
+        """The figures, and of how many examples; None: this worker is to leave."""
+        program, device, total = self._program, self._device, Total()
+        params = {name: device.to_device(value) for name, value in values.items()}
+        with self._blamed("held_out", step):
+            plan = batches_of(program, self._batch_size)
+        with closing(ahead_of(program.held_out, plan, prepare=device.activate)) as batches:
+            for numbers in plan:
+                if self._stop.is_set():
+                    return None
+                with self._blamed("held_out.batch", step):
+                    batch = device.put(next(batches))
+                with self._blamed("evaluate", step):
+                    total.add(program.evaluate(params, batch), len(numbers))
+        with self._blamed("evaluate", step):
+            return total.figures(), total.examples
+
+    def _blamed(self, what: str, step: int) -> AbstractContextManager[None]:
+        return blamed(f"program {self._name}: {what}, step {step},")
+
+
+def _checked(name: str, program: Any) -> EvaluatedProgram:
+    if not isinstance(program, EvaluatedProgram):
+        raise errors.ProgramError(
+            f"program {name} has no `held_out` or no method evaluate(), and its job asks for evaluation; see "
+            "shoal.program.EvaluatedProgram"
+        )
+    return program
+
+
+__all__ = ["Evaluator", "Turns"]
