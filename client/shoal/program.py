@@ -60,6 +60,30 @@ class Dataset(Protocol):
         ...
 
 
+@runtime_checkable
+class RandomDataset(Protocol):
+    """A data set that draws random numbers as it reads: images that are flipped, examples with noise.
+
+    Each call comes with the seed of the epoch. What an example is changed to follows from that seed and its number
+    alone (`numpy.random.default_rng([seed, number])`, or `shoal.data.augment.uniforms` for a whole batch): then it is
+    the same on whichever worker and in whichever batch it is read, and another in the next epoch. One that is read in
+    blocks likewise has `batches(plan, *, seed)`. `shoal.data.Augmented` is one.
+    """
+
+    def __len__(self) -> int:
+        """As of `Dataset`."""
+        ...
+
+    def batch(self, indices: np.ndarray, *, seed: int) -> Any:
+        """As of `Dataset`.
+
+        Args:
+            indices: numbers of examples.
+            seed: from [0, 2**63), of the epoch; it follows from the job's seed.
+        """
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Blocks:
     """How a data set is best read: in blocks of examples, each in one go.
@@ -180,7 +204,7 @@ class Program(Protocol):
     """
 
     @property
-    def dataset(self) -> Dataset | None:
+    def dataset(self) -> Dataset | RandomDataset | None:
         """The examples, or None: `loss_and_gradients` then gets None as its batch, `max_steps` times a worker."""
         ...
 
@@ -210,7 +234,7 @@ class RandomProgram(Protocol):
     """
 
     @property
-    def dataset(self) -> Dataset | None:
+    def dataset(self) -> Dataset | RandomDataset | None:
         """As of `Program`."""
         ...
 
@@ -281,6 +305,7 @@ __all__ = [
     "EvaluatedProgram",
     "Measure",
     "Program",
+    "RandomDataset",
     "RandomProgram",
     "Step",
 ]

@@ -13,10 +13,11 @@ from shoal import errors
 from shoal._cursor import Cursor
 from shoal._parameters import PushResult
 from shoal._participant import FINISHED, WAIT, DataRange
+from shoal._seeds import takes_seed
 from shoal.program import Step
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches, NoBatches
-from shoal_worker.draws import Draws, wants_seed
+from shoal_worker.draws import Draws
 from shoal_worker.messages import Figures
 from shoal_worker.training import Training
 
@@ -246,8 +247,8 @@ def test_seeds_without_data_follow_from_the_step_and_the_rank():
 
 
 def test_a_program_is_asked_whether_it_takes_a_seed():
-    assert wants_seed(Noisy())
-    assert not wants_seed(FakeProgram())
+    assert takes_seed(Noisy().loss_and_gradients)
+    assert not takes_seed(FakeProgram().loss_and_gradients)
 
     @functools.wraps(Noisy.loss_and_gradients)
     def wrapped(*args, **kwargs):
@@ -255,9 +256,9 @@ def test_a_program_is_asked_whether_it_takes_a_seed():
 
     program = FakeProgram()
     program.loss_and_gradients = functools.partial(wrapped, program)
-    assert wants_seed(program)
+    assert takes_seed(program.loss_and_gradients)
     program.loss_and_gradients = lambda params, batch, seed, /: None
-    assert not wants_seed(program)
+    assert not takes_seed(program.loss_and_gradients)
 
 
 def test_an_empty_range_is_given_back():

@@ -14,7 +14,9 @@ from shoal._cursor import Cursor
 from shoal._order import Order, ShuffledBlocks, ShuffledExamples, cut
 from shoal._participant import DataRange, NoRange
 from shoal._read_ahead import ReadAhead
-from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset
+from shoal._seeds import seeded
+from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
+from shoal_worker.draws import epoch_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class LeasedBatches(Batches):
     """Batches of the ranges that the coordinator leases, in order.
 
     Every worker draws the same order of an epoch from the seed, so a range means the same examples whoever has it.
-    What is read ahead is of the range in hand: nothing that is not leased, and nothing after `close`.
+    What is read ahead is of the range in hand: nothing that is not leased, and nothing after `close`. A data set that
+    takes a seed is given its epoch's.
 
     Args:
         dataset: of the program, with one example at least.
@@ -79,14 +82,14 @@ class LeasedBatches(Batches):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | RandomDataset,
         batch_size: int,
         seed: int,
         lease: Callable[[int], DataRange | NoRange],
         *,
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
-        self._dataset, self._batch_size = dataset, batch_size
+        self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
         self._order = order_of(dataset, seed)
         prefetch_of(dataset)  # says now what is wrong with it
         self._ask = lease
@@ -115,7 +118,7 @@ class LeasedBatches(Batches):
         size, examples = self._batch_size, answer.stop - answer.start
         self._samples.extend(min(size, examples - start) for start in range(0, examples, size))
         if examples:
-            self._read(cut(self._order.numbers(answer.epoch, answer.start, answer.stop), size))
+            self._read(answer.epoch, cut(self._order.numbers(answer.epoch, answer.start, answer.stop), size))
         return None
 
     def take(self) -> Batch:
@@ -140,8 +143,9 @@ class LeasedBatches(Batches):
             with suppress(Exception):  # of a generator that is not finished: nobody waits for what it says
                 close()
 
-    def _read(self, plan: Iterable[np.ndarray]) -> None:
-        self._reading = ahead_of(self._dataset, plan, prepare=self._prepare)
+    def _read(self, epoch: int, plan: Iterable[np.ndarray]) -> None:
+        seed = epoch_seed(self._seed, epoch)
+        self._reading = ahead_of(self._dataset, plan, seed=seed, prepare=self._prepare)
 
 
 class NoBatches(Batches):
@@ -165,7 +169,7 @@ class NoBatches(Batches):
         """There is nothing to read."""
 
 
-def order_of(dataset: Dataset, seed: int) -> Order:
+def order_of(dataset: Dataset | RandomDataset, seed: int) -> Order:
     """The order that suits the data set: of its blocks if it says which, else of single examples.
 
     Raises:
@@ -184,7 +188,7 @@ def order_of(dataset: Dataset, seed: int) -> Order:
     return ShuffledBlocks(blocks, seed)
 
 
-def prefetch_of(dataset: Dataset) -> int:
+def prefetch_of(dataset: Dataset | RandomDataset) -> int:
     """How many batches to read ahead.
 
     Raises:
@@ -202,23 +206,36 @@ def prefetch_of(dataset: Dataset) -> int:
 
 
 def ahead_of(
-    dataset: Dataset, plan: Iterable[np.ndarray], *, prepare: Callable[[], object] = lambda: None
+    dataset: Dataset | RandomDataset,
+    plan: Iterable[np.ndarray],
+    *,
+    seed: int | None = None,
+    prepare: Callable[[], object] = lambda: None,
 ) -> Generator[Any, None, None] | ReadAhead[Any]:
     """The batch of each item of a plan, read in the way that suits the data set, ahead if it is not against it.
+
+    Args:
+        dataset: to be read.
+        plan: numbers of examples, a batch an item.
+        seed: for a data set that takes one; None: it is read as it is.
+        prepare: called on the thread that reads, before it does.
 
     Raises:
         ProgramError: its `prefetch` makes no sense.
     """
-    ahead, reading = prefetch_of(dataset), _batches(dataset, plan)
+    ahead, reading = prefetch_of(dataset), _batches(dataset, plan, seed)
     return ReadAhead(reading, ahead, prepare=prepare) if ahead else reading
 
 
-def _batches(dataset: Dataset, plan: Iterable[np.ndarray]) -> Generator[Any, None, None]:
+def _batches(
+    dataset: Dataset | RandomDataset, plan: Iterable[np.ndarray], seed: int | None
+) -> Generator[Any, None, None]:
     if isinstance(getattr(dataset, "blocks", None), Blocks):
-        yield from dataset.batches(plan)  # type: ignore[attr-defined] # `order_of` has looked
+        yield from seeded(dataset.batches, seed)(plan)  # type: ignore[union-attr] # `order_of` has looked
     else:
+        read = seeded(dataset.batch, seed)
         for numbers in plan:
-            yield dataset.batch(numbers)
+            yield read(numbers)
 
 
 __all__ = ["Batch", "Batches", "LeasedBatches", "NoBatches", "ahead_of", "order_of", "prefetch_of"]

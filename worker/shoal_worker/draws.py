@@ -1,14 +1,9 @@
-"""The seeds of what programs draw at random: the same for the same work, whoever does it, and however often."""
-
-import inspect
+"""The seeds of what is drawn at random: the same for the same work, whoever does it, and however often."""
 
 import numpy as np
 
-from shoal.program import Program
-from shoal_worker.batches import Batch
-
 # What the numbers behind it count: one stream of seeds is not another's.
-_OF_DATA, _OF_STEPS = 0, 1
+_OF_DATA, _OF_STEPS, _OF_EPOCHS = 0, 1, 2
 
 
 class Draws:
@@ -26,21 +21,26 @@ class Draws:
     def __init__(self, seed: int, rank: int) -> None:
         self._seed, self._rank = seed, rank
 
-    def seed(self, batch: Batch, step: int) -> int:
-        """For one batch at one step, from [0, 2**63): what fits the generators of NumPy, CuPy, PyTorch and JAX."""
-        which = (_OF_STEPS, step, self._rank) if batch.place is None else (_OF_DATA, *batch.place)
-        # O'Neill's mixing, as NumPy has it: numbers that are close give seeds that have nothing to do with each other.
-        return int(np.random.SeedSequence((self._seed, *which)).generate_state(1, np.uint64)[0] >> 1)
+    def seed(self, place: tuple[int, int] | None, step: int) -> int:
+        """For the batch at this place (see `Batch`) and step, from [0, 2**63)."""
+        which = (_OF_STEPS, step, self._rank) if place is None else (_OF_DATA, *place)
+        return _mixed(self._seed, *which)
 
 
-def wants_seed(program: Program) -> bool:
-    """Whether it takes a `seed`, as a `shoal.program.RandomProgram` does."""
-    try:
-        parameters = inspect.signature(program.loss_and_gradients).parameters.values()
-    except (TypeError, ValueError):  # some callables say nothing of theirs
-        return False
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return any(parameter.name == "seed" and parameter.kind in by_name for parameter in parameters)
+def epoch_seed(seed: int, epoch: int) -> int:
+    """What a data set that draws is given with all batches of an epoch, from [0, 2**63).
+
+    Args:
+        seed: of the job.
+        epoch: 0 or more.
+    """
+    return _mixed(seed, _OF_EPOCHS, epoch)
 
 
-__all__ = ["Draws", "wants_seed"]
+def _mixed(*numbers: int) -> int:
+    """One that fits the generators of NumPy, CuPy, PyTorch and JAX."""
+    # O'Neill's mixing, as NumPy has it: numbers that are close give seeds that have nothing to do with each other.
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+__all__ = ["Draws", "epoch_seed"]

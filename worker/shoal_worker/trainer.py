@@ -17,11 +17,12 @@ from shoal import errors
 from shoal._coordinator import CoordinatorClient
 from shoal._participant import Participant
 from shoal._role import configure_logging
+from shoal._seeds import takes_seed
 from shoal.program import Program
 from shoal.variables import Variable
 from shoal_worker.arrays import Device, choose_device
 from shoal_worker.batches import Batches, LeasedBatches, NoBatches
-from shoal_worker.draws import Draws, wants_seed
+from shoal_worker.draws import Draws
 from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import Figures, Instructions, Outcome, encode
 from shoal_worker.programs import blamed, load_program
@@ -133,7 +134,9 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
                 batches,
                 max_steps=participant.spec.max_steps,
                 emit=emit,
-                draws=Draws(participant.spec.seed, participant.rank) if wants_seed(program) else None,
+                draws=Draws(participant.spec.seed, participant.rank)
+                if takes_seed(program.loss_and_gradients)
+                else None,
                 evaluator=evaluator,
                 stop=leaving,
             )

@@ -261,7 +261,7 @@ class Training:
             )
 
     def _seeded(self, batch: Batch) -> dict[str, int]:
-        return {} if self._draws is None else {"seed": self._draws.seed(batch, self._parameters.step)}
+        return {} if self._draws is None else {"seed": self._draws.seed(batch.place, self._parameters.step)}
 
     def _checked(self, result: object) -> Step:
         match result:

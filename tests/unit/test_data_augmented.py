@@ -1,0 +1,287 @@
+"""Data sets made of another one: with its images changed, or with some of its examples."""
+
+import itertools
+import threading
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import errors
+from shoal._participant import FINISHED, DataRange
+from shoal.data import Arrays, Augmented, Seekable, Subset, split
+from shoal.data.augment import Augmentation, Crop, Flip, Normalise, ToFloat
+from shoal.program import BlockDataset, RandomDataset
+from shoal_worker.batches import LeasedBatches, prefetch_of
+from shoal_worker.draws import epoch_seed
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), np.uint8)
+NUMBERS = np.arange(40)
+CHANGE = Augmentation(Flip(), Crop(padding=2), ToFloat())
+PLAIN = Augmentation(ToFloat(), Normalise(0.5, 0.25))
+
+Pair = namedtuple("Pair", "image label")
+
+
+class Stored:
+    """Images read in sequence."""
+
+    def __len__(self):
+        return len(IMAGES)
+
+    def read(self, start, stop):
+        return IMAGES[start:stop], NUMBERS[start:stop]
+
+
+def plain(prefetch=0):
+    return Arrays((IMAGES, NUMBERS), prefetch=prefetch)
+
+
+def in_blocks(prefetch=0):
+    return Seekable(Stored(), block=7, window=2, prefetch=prefetch)
+
+
+def trained_on(dataset, ranges, *, batch_size=4, job_seed=3):
+    """What a program gets, by epoch and example."""
+    answers = [*ranges, FINISHED]
+    batches = LeasedBatches(dataset, batch_size, job_seed, lambda done: answers.pop(0))
+    seen = {}
+    while batches.lease() is not FINISHED:
+        while batches.in_hand:
+            batch = batches.take()
+            images, numbers = batch.data
+            seen.update({(batch.place[0], int(number)): image for image, number in zip(images, numbers, strict=True)})
+    batches.close()
+    return seen
+
+
+def epoch(number, *cuts):
+    ends = [0, *cuts, 40]
+    return [DataRange(1, number, start, stop) for start, stop in itertools.pairwise(ends)]
+
+
+@pytest.mark.parametrize("make", [plain, in_blocks])
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_an_example_is_changed_by_its_epoch_s_seed_and_its_number_whoever_reads_it(make, prefetch):
+    dataset = Augmented(make(prefetch), CHANGE)
+    assert isinstance(dataset, RandomDataset)
+    assert isinstance(dataset, shoal.Dataset)
+    assert isinstance(dataset, BlockDataset) is (make is in_blocks)
+    seen = trained_on(dataset, epoch(0) + epoch(1))
+    assert len(seen) == 80
+    for number in (0, 1):
+        seed = epoch_seed(3, number)
+        expected = CHANGE(IMAGES, seed=seed, examples=NUMBERS)
+        np.testing.assert_array_equal([seen[number, example] for example in range(40)], expected)
+    for example, image in trained_on(dataset, epoch(1, 6, 19), batch_size=5).items():
+        np.testing.assert_array_equal(image, seen[example])
+    same = sum(np.array_equal(seen[0, example], seen[1, example]) for example in range(40))
+    assert same < 8, "of 50 ways to change an image, another epoch should take other ones"
+
+
+def test_the_seeds_of_epochs_are_of_the_job_and_the_epoch():
+    seeds = [epoch_seed(job, number) for job in (0, 1) for number in range(50)]
+    assert len(set(seeds)) == 100
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert epoch_seed(7, 2) == 4956822115422362293, "a job that goes on from a checkpoint of an earlier release"
+
+
+def test_a_data_set_of_your_own_gets_the_seed_if_it_takes_one():
+    class Noisy:
+        def __init__(self):
+            self.seeds = []
+
+        def __len__(self):
+            return 40
+
+        def batch(self, indices, *, seed):
+            self.seeds.append(seed)
+            return indices, indices
+
+    class NoisyBlocks(Noisy):
+        blocks = shoal.program.Blocks([0, 20, 40])
+
+        def batches(self, plan, *, seed):
+            self.seeds.append(seed)
+            for numbers in plan:
+                yield numbers, numbers
+
+    for dataset, times in ((Noisy(), 10), (NoisyBlocks(), 1)):
+        assert isinstance(dataset, RandomDataset)
+        trained_on(dataset, epoch(5))
+        assert dataset.seeds == [epoch_seed(3, 5)] * times
+    inner = Noisy()
+    Subset(inner, slice(10)).batch(np.arange(3), seed=8)
+    assert inner.seeds == [8]
+
+
+def test_images_are_changed_in_the_thread_that_reads_ahead():
+    class Watched:
+        draws = 1
+
+        def __init__(self):
+            self.threads = set()
+
+        def apply(self, images, drawn):
+            self.threads.add(threading.current_thread().name)
+            return images
+
+    for make in (plain, in_blocks):
+        step = Watched()
+        trained_on(Augmented(make(2), Augmentation(step)), epoch(0))
+        assert step.threads == {"read-ahead"}
+
+
+def test_steps_that_draw_nothing_need_no_seed():
+    images, numbers = Augmented(plain(), PLAIN).batch(np.array([3, 1]))
+    np.testing.assert_array_equal(images, PLAIN(IMAGES[[3, 1]], seed=0))
+    assert numbers.tolist() == [3, 1]
+    blocks = list(Augmented(in_blocks(), PLAIN).batches([np.array([3, 1]), np.array([9])]))
+    np.testing.assert_array_equal(blocks[0][0], images)
+    assert len(blocks) == 2
+
+
+def test_steps_that_draw_need_one():
+    with pytest.raises(
+        errors.ProgramError, match=r"without a seed.*leave out Flip, Crop.*batch\(indices, seed=\.\.\.\)"
+    ):
+        Augmented(plain(), CHANGE).batch(np.array([3, 1]))
+    with pytest.raises(errors.ProgramError, match="without a seed"):
+        next(Augmented(in_blocks(), CHANGE).batches([np.array([3, 1])]))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "images"),
+    [
+        ((NUMBERS, IMAGES), 1),
+        ([NUMBERS, IMAGES], -1),
+        ({"image": IMAGES, "label": NUMBERS}, "image"),
+        (Pair(IMAGES, NUMBERS), 0),
+    ],
+    ids=["tuple", "list", "dict", "named"],
+)
+def test_the_images_are_where_they_are_said_to_be_and_the_rest_stays(arrays, images):
+    dataset = Arrays(arrays)
+    before, after = dataset.batch(np.array([5, 2])), Augmented(dataset, CHANGE, images=images).batch([5, 2], seed=1)
+    assert type(after) is type(before)
+    np.testing.assert_array_equal(after[images], CHANGE(IMAGES[[5, 2]], seed=1, examples=np.array([5, 2])))
+    labels = "label" if isinstance(after, dict) else 1 - images % 2
+    assert after[labels].tolist() == [5, 2]
+
+
+def test_two_kinds_of_images_are_changed_alike():
+    both = Arrays({"photo": IMAGES, "mask": IMAGES[..., :1]})
+    flipped = Augmentation(Flip(), Crop(padding=2))
+    batch = Augmented(Augmented(both, flipped, images="photo"), flipped, images="mask").batch(NUMBERS, seed=1)
+    np.testing.assert_array_equal(batch["photo"][..., :1], batch["mask"])
+    assert (batch["photo"] != IMAGES).any()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "images", "said"),
+    [
+        (IMAGES, 0, "a batch of Arrays is a ndarray, and images=0; say which item"),
+        ((IMAGES, NUMBERS), 2, "is a tuple, and images=2"),
+        ((IMAGES, NUMBERS), "image", "is a tuple, and images='image'"),
+        ({"x": IMAGES, "y": NUMBERS}, 0, "is a dict of 'x', 'y', and images=0"),
+        (([IMAGES], NUMBERS), 0, "item 0 of a batch of Arrays is a list; images are NumPy arrays"),
+        ((NUMBERS, IMAGES), 0, r"images have the shape \(2,\)"),
+    ],
+)
+def test_images_that_are_not_where_they_should_be(arrays, images, said):
+    with pytest.raises(errors.InvalidData, match=said):
+        Augmented(Arrays(arrays), PLAIN, images=images).batch(np.arange(2))
+
+
+def test_what_is_no_augmentation_is_refused():
+    with pytest.raises(errors.InvalidData, match=r"a Flip; give shoal.data.augment.Augmentation\(\.\.\.\)"):
+        Augmented(plain(), Flip())
+
+
+def test_what_is_made_of_a_data_set_is_read_ahead_as_far():
+    for made in (Augmented(plain(5), CHANGE), Subset(plain(5), [1]), Augmented(Subset(plain(5), [1]), CHANGE)):
+        assert prefetch_of(made) == 5
+    assert prefetch_of(Subset(Stored(), [1])) == 2
+
+
+def test_a_batches_generator_that_is_closed_closes_the_one_within():
+    closed = []
+
+    class Closing(Stored):
+        blocks = shoal.program.Blocks([0, 40])
+
+        def batches(self, plan):
+            try:
+                for numbers in plan:
+                    yield IMAGES[numbers], numbers
+            finally:
+                closed.append(True)
+
+    reading = Augmented(Closing(), PLAIN).batches(iter([NUMBERS[:4], NUMBERS[4:]]))
+    next(reading)
+    reading.close()
+    assert closed
+
+
+# Some of the examples.
+
+
+@pytest.mark.parametrize("examples", [slice(30, None, -10), [30, 20, 10, 0], np.array([30, 20, 10, 0], np.uint8)])
+def test_a_subset_has_these_examples_in_this_order(examples):
+    subset = Subset(plain(), examples)
+    images, numbers = subset.batch(np.array([3, 0, 1]))
+    assert len(subset) == 4
+    assert numbers.tolist() == [0, 30, 20]
+    np.testing.assert_array_equal(images, IMAGES[[0, 30, 20]])
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"),
+    [
+        ([], "float64 of shape \\(0,\\); give a slice or a list of whole numbers, with one"),
+        (slice(5, 5), r"int64 of shape \(0,\)"),
+        (NUMBERS > 3, "bool of shape"),
+        ([[1]], r"of shape \(1, 1\)"),
+        ([1.5], "float64 of shape"),
+        ([0, 40], "examples are 0 to 40, and Arrays has those from 0 to 39"),
+        ([-1], "examples are -1 to -1"),
+    ],
+)
+def test_examples_that_there_are_not(examples, said):
+    with pytest.raises(errors.InvalidData, match=said):
+        Subset(plain(), examples)
+
+
+def test_a_subset_is_not_changed_with_the_array_that_it_was_made_from():
+    examples = np.array([4, 5])
+    subset = Subset(plain(), examples)
+    examples[:] = 0
+    assert subset.batch(np.arange(2))[1].tolist() == [4, 5]
+
+
+def numbers_of(dataset):
+    return set(dataset.batch(np.arange(len(dataset)))[1].tolist())
+
+
+def test_a_split_is_into_two_with_nothing_in_common():
+    training, held_out = split(plain(), 0.1)
+    assert (len(training), len(held_out)) == (36, 4)
+    assert numbers_of(training) | numbers_of(held_out) == set(range(40))
+    assert numbers_of(split(plain(), 0.1)[1]) == numbers_of(held_out)
+    assert numbers_of(split(plain(), 0.1, seed=1)[1]) != numbers_of(held_out)
+
+
+@pytest.mark.parametrize("share", [0, 1, 1.5, -0.1, 0.01, 0.99, float("nan")])
+def test_a_split_with_nothing_on_one_side_is_refused(share):
+    with pytest.raises(errors.InvalidData, match="of 40 examples leaves one side with none"):
+        split(plain(), share)
+
+
+def test_data_in_blocks_is_not_cut():
+    for made in (in_blocks(), Augmented(in_blocks(), CHANGE)):
+        said = f"{type(made).__name__} is read in blocks, .*files of its own"
+        with pytest.raises(errors.InvalidData, match=f"Subset: {said}"):
+            Subset(made, [1])
+        with pytest.raises(errors.InvalidData, match=f"split: {said}"):
+            split(made, 0.5)
