@@ -75,8 +75,8 @@ class Checkpoints:
         BadRequest: the folder is none that Shoal can use.
     """
 
-    def __init__(self, url: str) -> None:
-        self._catalogue = Catalogue(open_folder(url))
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        self._catalogue = Catalogue(open_folder(os.fspath(url)))
 
     @property
     def url(self) -> str:

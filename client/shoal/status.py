@@ -136,7 +136,8 @@ class Evaluation:
     @classmethod
     def from_proto(cls, message: job_pb2.Evaluation) -> "Evaluation":
         """The evaluation that a message carries."""
-        return cls(message.number, message.step, dict(message.values), message.examples, message.seconds, message.time)
+        values = dict(sorted(message.values.items()))
+        return cls(message.number, message.step, values, message.examples, message.seconds, message.time)
 
 
 @dataclass(frozen=True, slots=True)

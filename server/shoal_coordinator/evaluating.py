@@ -97,7 +97,8 @@ class Evaluating:
             self._best, self._since_best = result, 0
         else:
             self._since_best += 1
-        if best and 0 < self._policy.patience <= self._since_best and not self._stopping:
+        at_end = assignment in self._through
+        if best and 0 < self._policy.patience <= self._since_best and not (at_end or self._stopping):
             self._stopping = (
                 f"stopped early: {metric} was no better than {best.values[metric]:g} (step {best.step}) in "
                 f"{self._since_best} evaluations"

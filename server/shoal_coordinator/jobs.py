@@ -103,6 +103,7 @@ class JobLife:
         if begins:
             changed(Part.SPEC)
             changed(Part.CHECKPOINTS)
+            changed(Part.EVALUATION)
             self._enter(JobState.PENDING, "", now)
 
     # What it is like now.

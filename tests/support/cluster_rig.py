@@ -8,10 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from shoal import errors
 from shoal.consistency import Asynchronous
+from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import StateChanged
 from shoal.initializers import Given
 from shoal.job import Job
-from shoal.status import JobState, Role, SavedCheckpoint
+from shoal.status import Evaluation, JobState, Role, SavedCheckpoint
 from shoal.variables import Variable
 from shoal_coordinator import events
 from shoal_coordinator.cluster import ClusterPolicy
@@ -149,6 +150,16 @@ class Rig:
         part = self.part(name, worker)
         return self.handle(events.WorkerReported(name, worker, self.lives[worker], assignment=part, **figures))
 
+    def ask(self, name, worker, step, *, through=False):
+        part = self.part(name, worker)
+        return self.handle(events.EvaluationAsked(name, worker, self.lives[worker], step, through, part))
+
+    def evaluate(self, name, worker, number, **values):
+        """Reports an evaluation; whether the worker is to wait."""
+        result = Evaluation(number, 7, values, examples=10, seconds=0.5)
+        part = self.part(name, worker)
+        return self.handle(events.EvaluationReported(name, worker, self.lives[worker], result, part))
+
     def finish(self, name, worker, error="", *, lost=False):
         part = self.part(name, worker)
         self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, part, lost=lost))
@@ -217,7 +228,8 @@ class Rig:
         cut = effect.cut
         self.saved[effect.job.name, cut.number] = cut
         saved = SavedCheckpoint(cut.number, cut.step, 100, cut.time)
-        self.handle(events.CheckpointWritten(effect.job, saved, effect=effect.number))
+        best = effect.best is not None
+        self.handle(events.CheckpointWritten(effect.job, saved, best=best, effect=effect.number))
 
     def start(self, name, *workers, variables=VARIABLES, examples=100):
         """Brings a job to RUNNING."""
@@ -272,11 +284,15 @@ class Voyage(RuleBasedStateMachine):
         least=st.sampled_from([0, 1]),
         more=st.integers(0, 2),
         is_session=st.booleans(),
+        evaluates=st.booleans(),
         run=st.booleans(),
     )
-    def submit(self, name, workers, least, more, is_session, run):
-        elastic = {"min_workers": least, "max_workers": workers + more}
-        spec = session(name, workers) if is_session else job(name, workers, **elastic)
+    def submit(self, name, workers, least, more, is_session, evaluates, run):
+        options = {"min_workers": least, "max_workers": workers + more}
+        if evaluates:
+            keeps = self.policy.checkpoints
+            options["evaluation"] = EvaluationPolicy(every_steps=2, patience=2, checkpoint_best=keeps)
+        spec = session(name, workers) if is_session else job(name, workers, **options)
         self.attempt(lambda: self.rig.submit(spec))
         if run:
             self.run_jobs()
@@ -299,6 +315,21 @@ class Voyage(RuleBasedStateMachine):
             lease = self.rig.lease(name, member)
             if isinstance(lease, Lease):
                 self.rig.lease(name, member, lease.number)
+
+        self.attempt(once)
+
+    @rule(
+        name=names,
+        member=members,
+        step=st.integers(0, 9),
+        through=st.booleans(),
+        loss=st.sampled_from([0.5, 0.25, float("nan"), None]),
+    )
+    def evaluate(self, name, member, step, through, loss):
+        def once():
+            asked = self.rig.ask(name, member, step, through=through)
+            if asked.number and loss is not None:
+                self.rig.evaluate(name, member, asked.number, loss=loss)
 
         self.attempt(once)
 

@@ -141,6 +141,7 @@ class Rig:
         overlap=False,
         program=None,
         draws=None,
+        evaluator=None,
     ) -> None:
         self.clock = FakeClock()
         self.stop = FakeStop(self.clock)
@@ -162,6 +163,7 @@ class Rig:
             max_steps=max_steps,
             emit=self.emitted.append,
             draws=draws,
+            evaluator=evaluator,
             clock=self.clock,
             stop=self.stop,
         )
@@ -206,6 +208,51 @@ def test_epochs_are_shuffled_differently_and_cover_everything():
 def test_the_lease_comes_after_the_barrier_and_before_the_pull():
     rig = Rig([DataRange(1, 0, 0, 4), FINISHED]).run()
     assert rig.parameters.calls == ["barrier", "lease", "pull", "push", "barrier", "lease"]
+
+
+@dataclass
+class FakeEvaluator:
+    """Evaluates at these steps; the job ends early after so many of them."""
+
+    steps: tuple[int, ...] = ()
+    patience: int = 99
+    seen: list[tuple[int, float]] = field(default_factory=list)
+    at_the_end: list[tuple[int, float]] = field(default_factory=list)
+
+    def due(self, step):
+        return step in self.steps
+
+    def at_step(self, step, values):
+        self.seen.append((step, float(values["w"][0])))
+        return len(self.seen) < self.patience
+
+    def at_end(self, step, pull):
+        self.at_the_end.append((step, float(pull()["w"][0])))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_was_pulled_for_a_step_is_evaluated_and_in_the_end_what_is_there_then(overlap):
+    evaluator = FakeEvaluator(steps=(1, 2))
+    rig = Rig([DataRange(1, 0, 0, 16), FINISHED], evaluator=evaluator, overlap=overlap).run()
+    assert evaluator.seen == [(1, 1.0), (2, 2.0)]
+    assert evaluator.at_the_end == [(4, 4.0)]
+    assert rig.total("accepted") == 4
+    assert rig.parameters.calls[-2:] == ["barrier", "pull"], "nothing that was pulled before the last push"
+
+
+def test_a_job_that_ends_early_takes_no_further_step():
+    evaluator = FakeEvaluator(steps=(1, 2), patience=2)
+    rig = Rig([DataRange(1, 0, 0, 16)], evaluator=evaluator).run()
+    assert rig.total("accepted") == 2
+    assert evaluator.at_the_end == [(2, 2.0)]
+
+
+def test_who_is_to_leave_does_not_evaluate_the_end():
+    evaluator = FakeEvaluator(steps=(1,))
+    rig = Rig([DataRange(1, 0, 0, 16)], evaluator=evaluator)
+    rig.stop.set()
+    rig.run()
+    assert not evaluator.at_the_end
 
 
 class Noisy(FakeProgram):

@@ -1,0 +1,106 @@
+"""Evaluation in jobs of real processes: in every mode, in the midst of deaths, and what follows from it."""
+
+import pytest
+
+import shoal
+from clusters import local_cluster
+from shoal import optim
+from shoal.events import Evaluated
+
+pytestmark = pytest.mark.cluster
+
+MODES = [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(2)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    with local_cluster(2, 2, checkpoints=folder) as cluster, cluster.client() as client:
+        yield client
+
+
+def counted(mode=MODES[0], policy=None, *, settings=None, **options):
+    """A job of 2 workers that takes 80 steps with them, or a little more."""
+    policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates")
+    return shoal.Job(
+        "evaluated_programs:Counted",
+        workers=2,
+        consistency=mode,
+        optimizer=optim.SGD(1.0),
+        settings=settings or {"size": 640},
+        batch_size=4,
+        evaluation=policy,
+        **options,
+    )
+
+
+def evaluations(job):
+    return [event.result for event in job.events() if isinstance(event, Evaluated)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_it_is_evaluated_on_the_way_and_in_the_end(client, mode):
+    job = client.submit(counted(mode))
+    found = evaluations(job)
+    result = job.result()
+    assert [it.number for it in found] == [*range(1, len(found) + 1)]
+    assert [it.step // 20 for it in found[:-1]] == [1, 2, 3, 4][: len(found) - 1]
+    assert len(found) >= 4
+    assert result.evaluation == found[-1]
+    assert found[-1].values["updates"] == job.pull()["w"][0], "the last one has seen all updates"
+    if mode == shoal.Synchronous():
+        assert all(it.values["updates"] == it.step for it in found[:-1])
+
+
+def test_the_best_ones_checkpoint_has_the_values_that_were_evaluated(client, folder):
+    policy = shoal.EvaluationPolicy(every_steps=7, at_end=False, metric="updates", goal="more", checkpoint_best=True)
+    keeping = shoal.CheckpointPolicy(every_s=0, keep_last=100, at_end=False)
+    job = client.submit(counted(policy=policy, checkpoints=keeping))
+    found = evaluations(job)
+    checkpoints = shoal.Checkpoints(folder)
+    saved = {it.number: it for it in checkpoints.list(job.name)}
+    values = sorted(checkpoints.read(f"{job.name}/{number}")["w"][0] for number in saved)
+    assert values == [it.values["updates"] for it in found]
+    again = client.submit(counted(restore=f"{job.name}/best", partial_restore=True, max_steps=1))
+    again.wait(60)
+    assert again.pull()["w"][0] == found[-1].values["updates"] + 1
+
+
+def test_a_job_that_gets_no_better_stops_early(client):
+    policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", patience=3)
+    job = client.submit(counted(policy=policy))
+    found = evaluations(job)
+    result = job.result()
+    assert result.reason == "stopped early: constant was no better than 1 (step 5) in 3 evaluations"
+    assert [it.step for it in found[:4]] == [5, 10, 15, 20]
+    assert job.pull()["w"][0] <= 25
+
+
+@pytest.mark.parametrize("mode", MODES[:2], ids=str)
+def test_a_worker_dies_while_it_evaluates(client, tmp_path, mode):
+    settings = {"size": 640, "kill": str(tmp_path / "died")}
+    job = client.submit(counted(mode, settings=settings))
+    found = evaluations(job)
+    assert job.result().evaluation == found[-1]
+    assert found[0].number > 1, "the first died with its worker"
+    assert found[-1].values["updates"] == job.pull()["w"][0]
+
+
+def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client):
+    """Longer than a lease, and than a call may take."""
+    policy = shoal.EvaluationPolicy(every_steps=40, at_end=False, metric="updates")
+    job = client.submit(counted(policy=policy, settings={"size": 640, "slow": 2.0}))
+    [first, *_] = evaluations(job)
+    assert first.seconds >= 6.0
+    assert first.values["updates"] == first.step
+    assert job.result().progress.samples == 640
+
+
+def test_a_program_with_nothing_to_evaluate_fails_and_says_so(client):
+    spec = shoal.Job("broken_programs:fine", workers=1, evaluation=shoal.EvaluationPolicy())
+    with pytest.raises(shoal.JobFailed, match="has no `held_out` or no method evaluate"):
+        client.submit(spec).wait(60)

@@ -1,0 +1,274 @@
+"""Evaluations of a job: whose turn it is, which is the best, early stopping, and the checkpoint of the best."""
+
+import math
+
+import pytest
+from tests.support.cluster_rig import KEEPING, Rig, job
+
+import shoal
+from shoal import errors
+from shoal.evaluation_policy import EvaluationPolicy
+from shoal.events import Evaluated
+from shoal.status import Evaluation, JobState
+from shoal_coordinator.evaluating import Evaluating
+from shoal_coordinator.events import CheckpointFailed, CheckpointRequested, CountCheckpoints, TakeCut, WriteCheckpoint
+
+NAN = math.nan
+
+
+def found(number, step=0, **values):
+    return Evaluation(number, step, values)
+
+
+def evaluate(machine, values, *, every=10):
+    """One worker's evaluations of these accuracies, one after the other; for each, whether it was the best."""
+    best = []
+    for place, value in enumerate(values, 1):
+        number = machine.ask(1, place * every, (), through=False)
+        best.append(machine.report(1, found(number, place * every, accuracy=value)) if number else None)
+        machine.validate()
+    return best
+
+
+@pytest.fixture
+def rig():
+    """A job of two workers that runs, and is evaluated every ten steps."""
+    rig = Rig(KEEPING).servers("s0").workers("w0", "w1")
+    policy = EvaluationPolicy(every_steps=10, metric="accuracy", patience=2, checkpoint_best=True)
+    rig.submit(job(evaluation=policy))
+    return rig.start("a", "w0", "w1")
+
+
+def evaluations(rig):
+    return [event for event in rig.machine.job("a").log.after(0) if isinstance(event, Evaluated)]
+
+
+# Whose turn it is.
+
+
+def test_the_first_to_come_to_a_mark_evaluates_and_nobody_else():
+    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    assert machine.ask(1, 9, (2,), through=False) == 0
+    assert machine.ask(1, 13, (2,), through=False) == 1
+    assert machine.ask(2, 10, (1,), through=False) == 0
+    assert machine.report(1, found(1, loss=1.0)) is True
+    assert machine.ask(2, 19, (1,), through=False) == 0, "that mark is done"
+    assert machine.ask(2, 41, (1,), through=False) == 2, "those in between are skipped"
+    assert machine.ask(1, 50, (2,), through=False) == 0, "one at a time"
+
+
+def test_one_that_dies_meanwhile_is_not_waited_for():
+    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    assert machine.ask(1, 10, (2,), through=False) == 1
+    machine.release(1)
+    assert machine.ask(2, 12, (), through=False) == 0
+    assert machine.ask(2, 20, (), through=False) == 2
+    assert machine.report(1, found(1, loss=1.0)) is None, "what the dead one found counts no more"
+    assert machine.report(2, found(2, loss=1.0)) is True
+
+
+def test_at_the_end_the_last_one_that_is_through_evaluates():
+    machine = Evaluating(EvaluationPolicy())
+    assert machine.ask(1, 10, (2, 3), through=True) == 0
+    machine.release(1)
+    assert machine.ask(2, 10, (3,), through=True) == 0
+    assert machine.ask(3, 11, (2,), through=True) == 1, "the other has said so, and is about to go"
+    assert Evaluating(EvaluationPolicy(every_steps=5, at_end=False)).ask(1, 10, (), through=True) == 0
+
+
+def test_a_result_counts_once_and_is_taken_from_who_was_asked():
+    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    number = machine.ask(1, 10, (2,), through=False)
+    assert machine.report(2, found(number, loss=1.0)) is None
+    assert machine.report(1, found(number + 1, loss=1.0)) is None
+    assert machine.report(1, found(number, loss=1.0)) is True
+    assert machine.report(1, found(number, loss=1.0)) is None
+
+
+# Which is the best, and when that is enough.
+
+
+@pytest.mark.parametrize(
+    ("policy", "values", "best"),
+    [
+        ({}, [0.5, 0.6, 0.6, 0.7], [True, True, False, True]),
+        ({"goal": "less"}, [0.5, 0.6, 0.4], [True, False, True]),
+        ({"least_gain": 0.1}, [0.5, 0.55, 0.65], [True, False, True]),
+        ({}, [NAN, NAN, 0.1, NAN], [True, False, True, False]),
+    ],
+)
+def test_which_is_the_best(policy, values, best):
+    assert evaluate(Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", **policy)), values) == best
+
+
+@pytest.mark.parametrize(
+    ("metric", "less"), [("loss", True), ("val_loss", True), ("top5_error", True), ("accuracy", False), ("auc", False)]
+)
+def test_what_is_better_follows_from_the_name_where_it_is_not_said(metric, less):
+    assert EvaluationPolicy(metric=metric).is_better(1.0, 2.0) is less
+    assert EvaluationPolicy(metric=metric, goal="more").is_better(2.0, 1.0)
+
+
+def test_patience_counts_those_since_the_best():
+    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
+    evaluate(machine, [0.5, 0.4, 0.6, 0.6])
+    assert not machine.stopping
+    assert machine.report(1, found(machine.ask(1, 50, (), through=False), 50, accuracy=0.5)) is False
+    assert machine.stopping == "stopped early: accuracy was no better than 0.6 (step 30) in 2 evaluations"
+    assert machine.ask(1, 60, (), through=False) == 0, "only the one at the end follows"
+    assert machine.ask(1, 60, (), through=True) == 6
+
+
+def test_a_job_that_is_through_did_not_stop_early():
+    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1))
+    evaluate(machine, [0.5])
+    machine.report(1, found(machine.ask(1, 12, (), through=True), 12, accuracy=0.4))
+    assert not machine.stopping
+
+
+def test_after_going_back_steps_that_were_evaluated_come_again():
+    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1))
+    evaluate(machine, [0.5, 0.4])
+    machine.restart()
+    machine.validate()
+    assert not machine.stopping
+    assert machine.best == found(1, 10, accuracy=0.5)
+    assert machine.ask(7, 10, (), through=False) == 3
+
+
+def test_it_goes_on_from_its_record():
+    machine, again = (Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1)) for _ in range(2))
+    evaluate(machine, [0.5, 0.4])
+    machine.ask(1, 30, (2,), through=True)
+    machine.await_cut(3)
+    machine.keep(2)
+    again.take_up(machine.to_proto())
+    again.validate()
+    assert again.to_proto() == machine.to_proto()
+    assert (again.latest, again.best, again.kept) == (machine.latest, machine.best, 2)
+
+
+# In a job.
+
+
+def test_a_job_tells_what_was_found_and_stops_early(rig):
+    for step, accuracy in [(10, 0.5), (20, 0.8), (30, 0.8), (40, 0.7)]:
+        asked = rig.ask("a", "w0", step)
+        assert not asked.stop
+        rig.evaluate("a", "w0", asked.number, accuracy=accuracy)
+        rig.perform(step=step)
+    status = rig.status("a")
+    assert (status.evaluation.number, status.evaluation.time) == (4, rig.now)
+    assert status.best.values == {"accuracy": 0.8}
+    assert [(event.worker, event.best) for event in evaluations(rig)] == [
+        ("w0", True),
+        ("w0", True),
+        ("w0", False),
+        ("w0", False),
+    ]
+    rig.crash()  # what was decided is known to the next coordinator
+    assert rig.ask("a", "w1", 40).stop
+    assert rig.lease("a", "w0").name == "FINISHED"
+    rig.workers("w2")
+    assert rig.status("a").workers == ("w0", "w1")
+    rig.leave("w1")
+    assert rig.status("a").workers == ("w0",), "nobody takes the place of one that leaves now"
+    asked = rig.ask("a", "w0", 41, through=True)
+    rig.evaluate("a", "w0", asked.number, accuracy=0.7)
+    rig.finish("a", "w0")
+    rig.perform(step=41)
+    assert rig.state("a") is JobState.SUCCEEDED
+    assert rig.status("a").reason == "stopped early: accuracy was no better than 0.8 (step 7) in 2 evaluations"
+    assert rig.status("a").result().best.values == {"accuracy": 0.8}
+
+
+def test_the_best_ones_checkpoint_is_taken_while_its_evaluator_waits_and_stays(rig):
+    first = rig.ask("a", "w0", 10).number
+    assert rig.evaluate("a", "w0", first, accuracy=0.5), "it is to wait"
+    rig.perform(step=10)
+    assert not rig.evaluate("a", "w0", first, accuracy=0.5), "the cut is made"
+    written = [effect for effect in rig.performed if isinstance(effect, WriteCheckpoint)]
+    assert [(effect.cut.number, effect.best.number, effect.keep) for effect in written] == [(1, first, ())]
+    rig.handle(CheckpointRequested("a"))
+    rig.perform(step=12)
+    [*_, later] = [effect for effect in rig.performed if isinstance(effect, WriteCheckpoint)]
+    assert (later.cut.number, later.best, later.keep) == (2, None, (1,)), "another one, which leaves it"
+    assert len(evaluations(rig)) == 1
+
+
+def test_an_evaluator_does_not_wait_for_a_checkpoint_that_fails(rig):
+    number = rig.ask("a", "w0", 10).number
+    assert rig.evaluate("a", "w0", number, accuracy=0.5)
+    [effect] = [effect for effect in rig.pending if isinstance(effect, CountCheckpoints | TakeCut)]
+    rig.pending.clear()
+    rig.handle(CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
+    assert not rig.evaluate("a", "w0", number, accuracy=0.5)
+
+
+def test_a_job_waits_for_the_checkpoint_of_its_last_evaluation():
+    rig = Rig(KEEPING).servers("s0").workers("w0")
+    policy = EvaluationPolicy(checkpoint_best=True)
+    rig.submit(job(workers=1, evaluation=policy, checkpoints=shoal.CheckpointPolicy(every_s=0, at_end=False)))
+    rig.start("a", "w0", examples=0)
+    rig.evaluate("a", "w0", rig.ask("a", "w0", 3, through=True).number, loss=1.0)
+    rig.finish("a", "w0")
+    assert rig.state("a") is JobState.RUNNING
+    rig.perform(step=3)
+    assert rig.state("a") is JobState.SUCCEEDED
+    assert rig.status("a").checkpoint.number == 1
+
+
+def test_a_figure_that_the_program_does_not_give_fails_the_job_and_says_which_there_are(rig):
+    number = rig.ask("a", "w0", 10).number
+    rig.evaluate("a", "w0", number, loss=0.5, auc=0.5)
+    assert rig.state("a") is JobState.FAILED
+    assert "gives auc, loss, and the job asks for 'accuracy'" in rig.status("a").reason
+
+
+def test_a_worker_without_a_part_is_told_to_stop(rig):
+    rig.workers("w2")
+    assert rig.ask("a", "w2", 10).stop
+    assert not rig.evaluate("a", "w2", 1, accuracy=1.0)
+    assert not evaluations(rig)
+
+
+def test_a_job_that_asks_for_none_gives_none():
+    rig = Rig().servers("s0").workers("w0")
+    rig.submit(job(workers=1))
+    rig.start("a", "w0")
+    assert (rig.ask("a", "w0", 10).number, rig.ask("a", "w0", 10, through=True).number) == (0, 0)
+
+
+def test_a_cluster_without_a_folder_cannot_keep_the_best():
+    rig = Rig().servers("s0").workers("w0")
+    with pytest.raises(errors.InvalidJob, match="no folder of checkpoints"):
+        rig.submit(job(evaluation=EvaluationPolicy(checkpoint_best=True)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"every_steps": -1}, "every_steps of evaluation is -1"),
+        ({"patience": True, "every_steps": 1}, "patience of evaluation is True"),
+        ({"at_end": 1}, "at_end of evaluation is 1"),
+        ({"metric": ""}, "metric of evaluation is ''"),
+        ({"goal": "most"}, "goal of evaluation is 'most'"),
+        ({"least_gain": NAN}, "least_gain of evaluation is nan"),
+        ({"at_end": False}, "neither by steps nor at the end"),
+        ({"patience": 3}, "patience of evaluation without every_steps"),
+    ],
+)
+def test_policies_that_make_no_sense(fields, said):
+    with pytest.raises(errors.InvalidJob, match=said):
+        EvaluationPolicy(**fields)
+
+
+def test_a_policy_travels_with_its_job():
+    policy = EvaluationPolicy(
+        every_steps=7, at_end=False, metric="auc", goal="less", patience=3, least_gain=0.5, checkpoint_best=True
+    )
+    spec = job(evaluation=policy)
+    assert shoal.Job.from_proto(spec.to_proto()).evaluation == policy
+    assert shoal.Job.from_proto(job().to_proto()).evaluation is None
+    with pytest.raises(errors.InvalidJob, match="a session evaluates in its own loop"):
+        shoal.Job(evaluation=policy)

@@ -1,0 +1,212 @@
+"""Evaluating held-out examples: figures of a whole set, here and by a worker whose turn it is."""
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal import errors
+from shoal._participant import Turn
+from shoal.evaluation import Total
+from shoal.status import Evaluation
+from shoal_worker.arrays import Cpu
+from shoal_worker.evaluation import Evaluator
+
+
+@dataclass(frozen=True)
+class Most:
+    """The largest number, as a measure."""
+
+    most: float
+
+    def joined(self, other):
+        return Most(max(self.most, other.most))
+
+    def value(self):
+        return self.most
+
+
+class Numbers:
+    """0, 1, 2 and so on; as float64."""
+
+    def __init__(self, count, prefetch=2):
+        self.count, self.prefetch = count, prefetch
+        self.read = []
+
+    def __len__(self):
+        return self.count
+
+    def batch(self, indices):
+        self.read.append(indices.tolist())
+        return indices.astype(np.float64)
+
+
+class Program:
+    """Its figures are of the numbers, times w."""
+
+    def __init__(self, count=10, figures=None, **options):
+        self.held_out, self.dataset = Numbers(count, **options), None
+        self.figures = figures or (lambda x: {"mean": x.mean(), "most": Most(x.max())})
+
+    def variables(self):
+        return {"w": np.ones(1)}
+
+    def loss_and_gradients(self, params, batch):
+        return 0.0, params
+
+    def evaluate(self, params, batch):
+        return self.figures(batch * params["w"])
+
+
+@dataclass
+class Coordinator:
+    """Gives a turn for each of these, and asks to wait so often."""
+
+    turns: list[Turn] = field(default_factory=list)
+    waits: int = 0
+    asked: list[tuple[int, bool]] = field(default_factory=list)
+    told: list[Evaluation] = field(default_factory=list)
+
+    def ask_evaluation(self, step, *, through=False):
+        self.asked.append((step, through))
+        return self.turns.pop(0) if self.turns else Turn()
+
+    def report_evaluation(self, result):
+        self.told.append(result)
+        self.waits -= 1
+        return self.waits >= 0
+
+
+class Stop(threading.Event):
+    """Waiting takes no time, and is written down."""
+
+    def __init__(self):
+        super().__init__()
+        self.waited = []
+
+    def wait(self, timeout=None):
+        self.waited.append(timeout)
+        return self.is_set()
+
+
+def evaluator(coordinator, program=None, *, every=10, stop=None):
+    ticks = iter(range(1_000_000))
+    return Evaluator(
+        "tests:program",
+        program or Program(),
+        Cpu(),
+        coordinator,
+        every_steps=every,
+        batch_size=4,
+        stop=stop or Stop(),
+        clock=lambda: float(next(ticks)),
+    )
+
+
+VALUES = {"w": np.array([2.0])}
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 10, 99])
+def test_figures_are_those_of_the_whole_set_however_it_is_cut(size):
+    assert shoal.evaluate(Program(), VALUES, batch_size=size) == {"mean": pytest.approx(9.0), "most": 18.0}
+
+
+def test_a_turn_is_taken_in_order_in_batches_and_told():
+    program, coordinator = Program(), Coordinator([Turn(3)])
+    assert evaluator(coordinator, program).at_step(20, VALUES)
+    assert program.held_out.read == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    [told] = coordinator.told
+    assert (told.number, told.step, told.examples) == (3, 20, 10)
+    assert told.values == {"mean": pytest.approx(9.0), "most": 18.0}
+    assert told.seconds > 0
+
+
+def test_it_asks_once_at_each_mark_that_it_comes_to():
+    coordinator = Coordinator()
+    mine = evaluator(coordinator)
+    for step in range(5, 45, 3):
+        if mine.due(step):
+            assert mine.at_step(step, VALUES)
+    assert coordinator.asked == [(11, False), (20, False), (32, False), (41, False)]
+    assert not coordinator.told
+    assert not any(evaluator(coordinator, every=0).due(step) for step in range(100))
+
+
+def test_it_hears_that_the_job_ends_early():
+    assert not evaluator(Coordinator([Turn(0, stop=True)])).at_step(10, VALUES)
+
+
+def test_it_holds_still_until_the_checkpoint_of_what_it_saw_has_begun():
+    coordinator, stop = Coordinator([Turn(1)], waits=3), Stop()
+    evaluator(coordinator, stop=stop).at_step(10, VALUES)
+    assert len(coordinator.told) == 4
+    assert len(set(map(id, coordinator.told))) == 1, "the same each time"
+    assert stop.waited == [0.01, 0.02, 0.04]
+
+
+def test_it_holds_still_no_longer_than_that_is_worth():
+    coordinator = Coordinator([Turn(1)], waits=1_000)
+    evaluator(coordinator).at_step(10, VALUES)
+    assert len(coordinator.told) < 20
+
+
+def test_at_the_end_it_pulls_only_if_it_is_its_turn():
+    coordinator, pulls = Coordinator([Turn(0), Turn(5)]), []
+    mine = evaluator(coordinator)
+    for _ in range(2):
+        mine.at_end(33, lambda: pulls.append(1) or VALUES)
+    assert coordinator.asked == [(33, True), (33, True)]
+    assert len(pulls) == len(coordinator.told) == 1
+
+
+def test_a_worker_that_is_to_leave_leaves_off():
+    stop, coordinator = Stop(), Coordinator([Turn(1)])
+    program = Program(figures=lambda x: stop.set() or {"mean": x.mean()})
+    assert evaluator(coordinator, program, stop=stop).at_step(10, VALUES)
+    assert not coordinator.told
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        (lambda x: x.mean(), "return from 1 to 256 figures by name"),
+        (lambda x: {}, "return from 1 to 256 figures by name"),
+        (lambda x: {str(x[0]): 1.0}, "return the same figures for all"),
+        (lambda x: {"mean": "high"}, "evaluate, step 10, raised ValueError: could not convert"),
+        (lambda x: 1 / 0, "evaluate, step 10, raised ZeroDivisionError"),
+    ],
+)
+def test_a_program_that_evaluates_to_nothing_good_is_told_so(figures, said):
+    with pytest.raises(errors.ProgramError, match=said):
+        evaluator(Coordinator([Turn(1)]), Program(figures=figures)).at_step(10, VALUES)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_examples_that_cannot_be_read_are_the_programs_fault(prefetch):
+    program = Program(prefetch=prefetch)
+    program.held_out.batch = lambda indices: 1 / 0
+    with pytest.raises(errors.ProgramError, match=r"held_out.batch, step 10, raised ZeroDivisionError"):
+        evaluator(Coordinator([Turn(1)]), program).at_step(10, VALUES)
+
+
+def test_no_examples_are_no_set():
+    with pytest.raises(errors.ProgramError, match="held_out has no examples"):
+        evaluator(Coordinator([Turn(1)]), Program(count=0)).at_step(10, VALUES)
+    with pytest.raises(errors.ProgramError, match="held_out has no examples"):
+        shoal.evaluate(Program(count=0), VALUES)
+
+
+def test_a_program_without_held_out_examples_is_refused_at_the_start():
+    program = Program()
+    del program.held_out
+    with pytest.raises(errors.ProgramError, match=r"no `held_out` or no method evaluate\(\)"):
+        evaluator(Coordinator(), program)
+
+
+def test_a_total_of_measures_alone():
+    total = Total()
+    total.add({"most": Most(3.0)}, 2)
+    total.add({"most": Most(5.0)}, 2)
+    assert (total.figures(), total.examples) == ({"most": 5.0}, 4)
