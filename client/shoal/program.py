@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,8 +27,9 @@ class Step:
             loss over the batch. Or pairs of name and array one after the other, such as a generator gives them, in
             whatever order: then the first are pushed while the next are computed. These must not be changed before the
             next step's gradients are asked for; `loss`, `updates` and `metrics` are read before them.
-        updates: for every non-trainable variable, by name: the new value (aggregation MEAN or LAST) or the increment
-            (SUM). Empty: those variables stay as they are.
+        updates: of non-trainable variables, by name: the new value (aggregation MEAN or LAST) or the increment (SUM).
+            Of the variables of an aggregation either every one or none; those that nothing is given of stay as they
+            are, and nothing travels for them.
         metrics: further figures of the batch, shown beside the loss: {"accuracy": 0.93}.
     """
 
@@ -36,6 +37,18 @@ class Step:
     gradients: Mapping[str, Array] | Iterable[tuple[str, Array]]
     updates: Mapping[str, Array] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Measure(Protocol):
+    """A figure of a whole set that is not the mean of its batches' figures."""
+
+    def joined(self, other: Self) -> Self:
+        """That of both sets together, which have no example in common."""
+        ...
+
+    def value(self) -> float:
+        """The figure."""
+        ...
 
 
 @runtime_checkable
@@ -232,4 +245,14 @@ class RandomProgram(Protocol):
         ...
 
 
-__all__ = ["DEFAULT_PREFETCH", "Array", "BlockDataset", "Blocks", "Dataset", "Program", "RandomProgram", "Step"]
+__all__ = [
+    "DEFAULT_PREFETCH",
+    "Array",
+    "BlockDataset",
+    "Blocks",
+    "Dataset",
+    "Measure",
+    "Program",
+    "RandomProgram",
+    "Step",
+]
