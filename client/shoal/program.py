@@ -39,6 +39,7 @@ class Step:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@runtime_checkable
 class Measure(Protocol):
     """A figure of a whole set that is not the mean of its batches' figures."""
 
