@@ -165,7 +165,8 @@ class ParameterClient:
 
         Args:
             gradients: of every trainable variable, in its shape and dtype.
-            updates: of every non-trainable variable, or of none: values, or increments where they are summed.
+            updates: values, or increments where they are summed. Of the non-trainable variables of an aggregation
+                either every one or none.
             weight: in a synchronous step's mean, > 0: the number of samples.
             cursor: how far this worker's data has come with it; kept by checkpoints.
 
@@ -254,7 +255,7 @@ class ParameterClient:
             gradients, updates, weight, cursor: as for `push`.
             memory: for copies, so that the arrays may change before it is sent; None: they will not.
         """
-        aggregations = _brought(weight, updates)
+        aggregations = self._brought(weight, updates or {})
         buffers = gradients if isinstance(gradients, GradientBuffers) else None
         unchanged = buffers is not None and buffers.unchanged
         if buffers is not None and not unchanged:
@@ -294,7 +295,7 @@ class ParameterClient:
         Args:
             updates, weight, cursor: as for `push`; updates are copied.
         """
-        aggregations = _brought(weight, updates)
+        aggregations = self._brought(weight, updates or {})
         outgoing = Outgoing()
         push = Push(
             self.step,
@@ -321,6 +322,14 @@ class ParameterClient:
             push.outgoing.end()
         finally:
             push.give_up()
+
+    def _brought(self, weight: float, updates: Iterable[str]) -> list[Aggregation]:
+        """The aggregations of the arenas that a push brings: those that no update is of do not travel."""
+        if not 0 < weight < math.inf:
+            raise errors.InvalidGradient(f"a push weighs {weight}; it must weigh more than 0 (skip() passes a step by)")
+        known = self._packer.variables
+        updated = {known[name].aggregation for name in updates if name in known}
+        return [Aggregation.TRAINABLE, *(each for each in _NON_TRAINABLE if each in updated)]
 
     def _add(self, push: Push, outgoing: Outgoing, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         for name, array in arrays:
@@ -470,13 +479,6 @@ def _ready(loads: Mapping[Link, Load], link: Link) -> Load:
     if link not in loads:
         raise errors.StaleEpoch("the placement changed while gradients were on their way; they are lost: push again")
     return loads[link]
-
-
-def _brought(weight: float, updates: Mapping[str, np.ndarray] | None) -> list[Aggregation]:
-    """The aggregations of the arenas that a push brings."""
-    if not 0 < weight < math.inf:
-        raise errors.InvalidGradient(f"a push weighs {weight}; it must weigh more than 0 (skip() passes a step by)")
-    return [Aggregation.TRAINABLE, *(_NON_TRAINABLE if updates else ())]
 
 
 __all__ = ["ParameterClient", "Pulled", "Push", "PushResult"]

@@ -27,8 +27,9 @@ class Step:
             loss over the batch. Or pairs of name and array one after the other, such as a generator gives them, in
             whatever order: then the first are pushed while the next are computed. These must not be changed before the
             next step's gradients are asked for; `loss`, `updates` and `metrics` are read before them.
-        updates: for every non-trainable variable, by name: the new value (aggregation MEAN or LAST) or the increment
-            (SUM). Empty: those variables stay as they are.
+        updates: of non-trainable variables, by name: the new value (aggregation MEAN or LAST) or the increment (SUM).
+            Of the variables of an aggregation either every one or none; those that nothing is given of stay as they
+            are, and nothing travels for them.
         metrics: further figures of the batch, shown beside the loss: {"accuracy": 0.93}.
     """
 
@@ -36,6 +37,19 @@ class Step:
     gradients: Mapping[str, Array] | Iterable[tuple[str, Array]]
     updates: Mapping[str, Array] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Measure(Protocol):
+    """A figure of a whole set that is not the mean of its batches' figures."""
+
+    def joined(self, other: Self) -> Self:
+        """That of both sets together, which have no example in common."""
+        ...
+
+    def value(self) -> float:
+        """The figure."""
+        ...
 
 
 @runtime_checkable
@@ -253,19 +267,6 @@ class RandomProgram(Protocol):
             seed: from [0, 2**63), of this batch: the same whenever and on whichever worker it is trained on, another in
                 each epoch. Without a data set, of the step and the worker's rank. It follows from the job's seed.
         """
-        ...
-
-
-@runtime_checkable
-class Measure(Protocol):
-    """A figure of a whole set that is not the mean of its batches' figures."""
-
-    def joined(self, other: Self) -> Self:
-        """Of both sets together, which have no example in common; a new one."""
-        ...
-
-    def value(self) -> float:
-        """The figure."""
         ...
 
 

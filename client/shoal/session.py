@@ -142,7 +142,8 @@ class Session:
                 and array one after the other, such as a generator gives them: then the first go out while the next are
                 computed, in whatever order. Arrays that come so must not be changed before the push is settled. If the
                 generator raises, nothing counts, and the step can be pushed again; it must not use the session itself.
-            updates: of every non-trainable variable, or of none: values, or increments where they are summed.
+            updates: values, or increments where they are summed. Of the non-trainable variables of an aggregation
+                either every one or none; those that nothing is given of stay as they are.
             weight: in a synchronous step's mean, > 0: the number of samples.
             metrics: figures of the step for whoever watches the job: {"loss": 0.3}. Of more than 256 names the first
                 are kept, and "loss".

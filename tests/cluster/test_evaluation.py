@@ -48,11 +48,13 @@ def test_it_is_evaluated_on_the_way_and_in_the_end(client, mode):
     found = evaluations(job)
     result = job.result()
     assert [it.number for it in found] == [*range(1, len(found) + 1)]
-    assert [it.step // 20 for it in found[:-1]] == [1, 2, 3, 4][: len(found) - 1]
+    marks = [it.step // 20 for it in found[:-1]]
+    assert marks == sorted(set(marks)), "once at each"
     assert len(found) >= 4
     assert result.evaluation == found[-1]
     assert found[-1].values["updates"] == job.pull()["w"][0], "the last one has seen all updates"
     if mode == shoal.Synchronous():
+        assert marks == [1, 2, 3, 4][: len(marks)]
         assert all(it.values["updates"] == it.step for it in found[:-1])
 
 

@@ -26,6 +26,7 @@ from shoal._parameters import Push
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
+from shoal_server.arena import Arena
 from waiting import wait_until
 
 VARIABLES = {
@@ -187,6 +188,26 @@ class TestValues:
         np.testing.assert_allclose(values["mean"], (4 * 4.0 + 1 * 1.0) / 5)
         assert values["count"] == 5
         np.testing.assert_array_equal(values["last"], [4.0, 4.0])
+
+    def test_what_no_update_is_of_does_not_travel(self, monkeypatch):
+        variables = {
+            "w": Variable((2,)),
+            "mean": Variable((2,), trainable=False, aggregation="mean"),
+            "last": Variable((3,), trainable=False, aggregation="last"),
+            "other": Variable((4,), trainable=False, aggregation="last"),
+        }
+        arrived = []
+        apply = Arena.apply
+        monkeypatch.setattr(
+            Arena, "apply", lambda arena, *given, **more: arrived.append(arena.layout) or apply(arena, *given, **more)
+        )
+        with ShardServers(variables, servers=2, shards=2) as servers, servers.worker("a") as worker:
+            updates = {"mean": np.ones(2, np.float32)}
+            worker.push({"w": np.zeros(2, np.float32)}, updates=updates)
+            assert {layout.aggregation for layout in arrived} == {Aggregation.TRAINABLE, Aggregation.MEAN}
+            np.testing.assert_array_equal(servers.values()["mean"], [1, 1])
+            with pytest.raises(errors.InvalidGradient, match="'other' is missing"):
+                worker.push({"w": np.zeros(2, np.float32)}, updates={**updates, "last": np.ones(3, np.float32)})
 
 
 class TestBits:

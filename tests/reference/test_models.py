@@ -1,4 +1,4 @@
-"""Models beside torchvision's with the same weights: outputs, a step's loss and every gradient, in float64."""
+"""Models beside PyTorch's with the same weights: outputs, a step's loss and every gradient, in float64."""
 
 import importlib
 import importlib.util
@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from shoal_nn import Training, softmax_cross_entropy
-from shoal_nn.models import mobilenet_v2, resnet
+from shoal_nn import Training, crossed, sigmoid_cross_entropy, softmax_cross_entropy
+from shoal_nn.models import mobilenet_v2, resnet, wide_deep
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make reference` does that")
 if importlib.util.find_spec("torchvision") is None:
@@ -89,3 +89,52 @@ def test_a_step(name):
     theirs.eval()
     evaluated, _, _ = ours.apply(params, moved, x, False)
     close(evaluated, theirs(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).detach().numpy(), "evaluation")
+
+
+class WideDeep(torch.nn.Module):
+    """Of categories a and b, their cross, and a number n."""
+
+    def __init__(self):
+        super().__init__()
+        table, linear = torch.nn.Embedding, torch.nn.Linear
+        self.wide = torch.nn.ModuleList([table(5, 1), table(7, 1), table(11, 1)])
+        self.embedded = torch.nn.ModuleList([table(5, 3), table(7, 3)])
+        self.deep = torch.nn.Sequential(linear(7, 6), torch.nn.ReLU(), linear(6, 4), torch.nn.ReLU(), linear(4, 1))
+
+    def forward(self, a, b, cross, n):
+        wide = sum(table(rows) for table, rows in zip(self.wide, (a, b, cross), strict=True))
+        embedded = [table(rows) for table, rows in zip(self.embedded, (a, b), strict=True)]
+        return wide + self.deep(torch.cat([*embedded, n[:, None]], dim=1))
+
+
+def test_a_step_of_wide_and_deep():
+    torch.manual_seed(1)
+    theirs = WideDeep().double()
+    ours = wide_deep({"a": 5, "b": 7}, ["n"], [("a", "b")], embedding=3, hidden=(6, 4), cross_rows=11)
+    variables = ours.variables({"a": (), "b": (), "n": ()})
+    kept = dict(theirs.named_parameters())
+    assert len(kept) == len(variables)
+
+    def as_mine(key, array):
+        """Their tables are as ours, their linear layers' weights are turned."""
+        return array.T if key.startswith("deep") and array.ndim == 2 else array
+
+    params = {
+        mine: as_mine(key, tensor.detach().numpy().copy())
+        for mine, (key, tensor) in zip(variables, kept.items(), strict=True)
+    }
+    rng = np.random.default_rng(2)
+    x = {"a": rng.integers(0, 5, 40), "b": rng.integers(0, 7, 40), "n": rng.normal(size=40)}
+    labels = rng.integers(0, 2, (40, 1)).astype(float)
+    logits, _, pullback = ours.apply(params, {}, x, Training(0))
+    loss, by_logits = sigmoid_cross_entropy(logits, labels)
+    gradients, _ = pullback(by_logits)
+
+    given = (x["a"], x["b"], crossed(x["a"], x["b"], 11), x["n"])
+    expected = theirs(*map(torch.from_numpy, given))
+    their_loss = torch.nn.functional.binary_cross_entropy_with_logits(expected, torch.from_numpy(labels))
+    their_loss.backward()
+    close(logits, expected.detach().numpy(), "logits")
+    close(np.asarray(loss), np.asarray(their_loss.item()), "loss")
+    for mine, (key, tensor) in zip(variables, kept.items(), strict=True):
+        close(gradients[mine], as_mine(key, tensor.grad.numpy()), mine)

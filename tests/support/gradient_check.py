@@ -1,11 +1,12 @@
 """Whether a layer's pullback is right: against central differences of its values, in float64."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from shoal_nn import Layer, Training
+from shoal_nn.layer import shape_of
 
 # The error of a central difference falls with the square of the step, that of rounding grows with its inverse.
 STEP = 1e-5
@@ -20,13 +21,19 @@ def apart(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return (0.05 * (rng.permutation(size) - size // 2 + 0.5)).reshape(shape)
 
 
-def check_gradients(layer: Layer, x: np.ndarray, rng: np.random.Generator, train: Any = Training(7)) -> None:  # noqa: B008
+def check_gradients(
+    layer: Layer,
+    x: np.ndarray | Mapping[str, np.ndarray],
+    rng: np.random.Generator,
+    train: Any = Training(7),  # noqa: B008
+) -> None:
     """Raises AssertionError unless dx and all dparams are right within a relative error of 1e-6."""
-    params, state = prepared(layer, rng, x.shape[1:])
-    for given in (x, *params.values(), *state.values()):
+    params, state = prepared(layer, rng, shape_of(x))
+    features = x.values() if isinstance(x, Mapping) else [x]
+    for given in (*features, *params.values(), *state.values()):
         given.flags.writeable = False  # what was pulled is not to be changed
     y, _, pullback = layer.apply(params, state, x, train)
-    assert y.shape[1:] == layer.output_shape(x.shape[1:])
+    assert y.shape[1:] == layer.output_shape(shape_of(x))
     weights = rng.standard_normal(y.shape)
     weights.flags.writeable = False
     dparams, dx = pullback(weights)
@@ -44,16 +51,14 @@ def check_gradients(layer: Layer, x: np.ndarray, rng: np.random.Generator, train
     for name, array in params.items():
         assert dparams[name].shape == array.shape
         _check(name, loss_of(name), array, dparams[name], rng)
-    if x.dtype.kind == "f":
+    if isinstance(x, np.ndarray) and x.dtype.kind == "f":
         assert dx.shape == x.shape
         _check("x", loss_of(None), x, dx, rng)
     else:
         assert dx is None
 
 
-def prepared(
-    layer: Layer, rng: np.random.Generator, shape: tuple[int, ...]
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def prepared(layer: Layer, rng: np.random.Generator, shape: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Parameters and state in float64, none of them where initializers leave them."""
     params, state = layer.init(rng, shape)
     moved = {name: value + 0.3 * rng.standard_normal(value.shape) for name, value in params.items()}

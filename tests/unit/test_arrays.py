@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal import errors
-from shoal_worker.arrays import choose_device, namespace_of
+from shoal_worker.arrays import choose_device, namespace_of, on_host
 
 
 class FakeArray:
@@ -95,7 +95,10 @@ def test_a_gpu_is_used_once_it_is_activated(two_gpus):
     assert isinstance(there, FakeArray)
     assert namespace_of(there) is two_gpus
     assert namespace_of(array) is np
-    np.testing.assert_array_equal(device.to_host(there), array)
+    for brought_back in (device.to_host(there), on_host(there)):
+        assert type(brought_back) is np.ndarray
+        np.testing.assert_array_equal(brought_back, array)
+    assert on_host(array) is array
 
 
 def test_batches_are_brought_over_whole(two_gpus):

@@ -10,13 +10,17 @@ from shoal import errors
 from shoal_nn import (
     AvgPool,
     BatchNorm,
+    ByFeature,
+    Column,
     Concat,
     Conv2D,
+    Crossed,
     Dense,
     DepthwiseConv2D,
     Dropout,
     Embedding,
     Flatten,
+    Frozen,
     GlobalAvgPool,
     LayerNorm,
     MaxPool,
@@ -173,6 +177,103 @@ class TestWrongShapes:
         assert layer.apply(params, state, np.ones((1, 3)), False)[0].shape == (1, 3)
 
 
+PEOPLE = {"job": np.array([2, 0, 1]), "age": np.array([0.3, 0.1, 0.9], np.float32), "unused": np.zeros((3, 2))}
+
+
+class TestFeatures:
+    NET = ByFeature({"age": Column(), "job": Embedding(3, 4)}, Concat())
+
+    def test_each_branch_is_fed_its_own(self):
+        params, state = self.NET.init(np.random.default_rng(0), {"age": (), "job": ()})
+        assert params.keys() == {"job/table"}
+        y, after, pullback = self.NET.apply(params, state, PEOPLE, False)
+        np.testing.assert_array_equal(y[:, 0], PEOPLE["age"])
+        np.testing.assert_array_equal(y[:, 1:], params["job/table"][PEOPLE["job"]])
+        assert after == {}
+        found, dx = pullback(y)
+        assert found.keys() == params.keys()
+        assert dx is None
+        assert self.NET.output_shape({"age": (), "job": ()}) == (5,)
+
+    def test_containers_hand_on_what_is_fed_by_name(self):
+        branch = Sequential({"features": self.NET, "head": Dense(2)})
+        net = Parallel({"a": branch, "b": Residual(branch, branch)})
+        params, _ = net.init(np.random.default_rng(0), {"age": (), "job": ()})
+        assert "b/shortcut/features/job/table" in params
+        y, _, pullback = net.apply(params, {}, PEOPLE, Training(0))
+        assert y.shape == (3, 2)
+        assert pullback(y)[0].keys() == params.keys()
+
+    @pytest.mark.parametrize(
+        ("layer", "fed", "got", "wants"),
+        [
+            (NET, {"age": ()}, "{age: ()}", "features by name, age, job; of these it got no job"),
+            (NET, {}, "{}", "features by name, age, job; of these it got no age, job"),
+            (NET, (3,), "(3,)", "features by name, age, job; of these it got no age, job"),
+            (NET, {"age": (2,), "job": ()}, "{age: (2,), job: ()}", "age (2, 1), job (4,)"),
+            (Crossed("a", "b", 9), {"a": ()}, "{a: ()}", "features by name, a, b; of these it got no b"),
+            (Crossed("a", "b", 9), (), "()", "features by name, a, b; of these it got no a, b"),
+            (Crossed("a", "b", 9), {"a": (), "b": (2,)}, "{a: (), b: (2,)}", "a and b of one shape"),
+        ],
+        ids=str,
+    )
+    def test_that_are_missing_or_do_not_fit_are_named(self, layer, fed, got, wants):
+        net = Sequential({"deep": Sequential([layer])})
+        dtypes = {"age": float}
+        x = (
+            np.ones((3, *fed))
+            if isinstance(fed, tuple)
+            else {name: np.zeros((3, *shape), dtypes.get(name, int)) for name, shape in fed.items()}
+        )
+        for ask in (
+            lambda: net.output_shape(fed),
+            lambda: net.variables(fed),
+            lambda: net.apply({"deep/0/job/table": np.ones((3, 4))}, {}, x, False),
+        ):
+            with pytest.raises(errors.InvalidShape) as caught:
+                ask()
+            error = caught.value
+            kind = type(layer).__name__
+            assert error.message.startswith(f"layer 'deep/0' ({kind}) got examples of shape {got}, and wants ")
+            assert wants in error.message
+
+    def test_of_the_wrong_kind(self):
+        with pytest.raises(errors.InvalidShape, match=r"layer 'age' \(Column\) got .* wants floats, not int64"):
+            self.NET.apply({"job/table": np.ones((3, 4))}, {}, {**PEOPLE, "age": PEOPLE["job"]}, False)
+        with pytest.raises(errors.InvalidShape, match=r"Crossed got .* wants whole numbers, not int64 and float32"):
+            Crossed("job", "age", 9).apply({}, {}, PEOPLE, False)
+
+
+class TestFrozen:
+    NET = Sequential([Conv2D(3), BatchNorm(), Dropout(0.5)])
+
+    def test_has_the_variables_of_its_layer_and_trains_none(self):
+        ours, theirs = Frozen(self.NET).variables((4, 4, 2)), self.NET.variables((4, 4, 2))
+        assert {name: (it.shape, it.dtype, it.initializer) for name, it in ours.items()} == {
+            name: (it.shape, it.dtype, it.initializer) for name, it in theirs.items()
+        }
+        assert not any(it.trainable for it in ours.values())
+        assert {it.aggregation.name for it in ours.values()} == {"LAST"}
+
+    def test_is_applied_as_in_evaluation_and_learns_nothing(self):
+        params, state = self.NET.init(np.random.default_rng(0), (4, 4, 2))
+        state["1/mean"] += 3
+        x = np.random.default_rng(1).normal(size=(2, 4, 4, 2)).astype(np.float32)
+        expected, _, pull = self.NET.apply(params, state, x, False)
+        y, after, pullback = Frozen(self.NET).apply({}, params | state, x, Training(3))
+        np.testing.assert_array_equal(y, expected)
+        assert after == {}
+        assert pullback(y) == ({}, None)
+        found, dx = Frozen(self.NET, input_gradient=True).apply({}, params | state, x, Training(3))[2](y)
+        assert found == {}
+        np.testing.assert_array_equal(dx, pull(y)[1])
+
+    def test_a_wrong_shape_is_its_layer_s(self):
+        net = Sequential({"body": Frozen(Sequential({"conv": Conv2D(3)}))})
+        with pytest.raises(errors.InvalidShape, match=r"layer 'body/conv' \(Conv2D\)"):
+            net.output_shape((4, 4))
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -196,6 +297,8 @@ class TestWrongShapes:
         (lambda: Sequential({"a/b": ReLU()}), "Sequential: 'a/b' cannot be a layer's name"),
         (lambda: Parallel({"": ReLU()}), "Parallel: '' cannot be a layer's name"),
         (lambda: Parallel([]), "Parallel: it has no branch"),
+        (lambda: ByFeature({}), "ByFeature: it has no branch"),
+        (lambda: Crossed("a", "b", 0), "Crossed: rows is 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, says):

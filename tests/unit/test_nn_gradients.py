@@ -11,13 +11,17 @@ from shoal_nn import (
     Add,
     AvgPool,
     BatchNorm,
+    ByFeature,
+    Column,
     Concat,
     Conv2D,
+    Crossed,
     Dense,
     DepthwiseConv2D,
     Dropout,
     Embedding,
     Flatten,
+    Frozen,
     GlobalAvgPool,
     Identity,
     LayerNorm,
@@ -31,6 +35,7 @@ from shoal_nn import (
     Tanh,
     Training,
 )
+from shoal_nn.models import wide_deep
 
 twenty = settings(max_examples=20)
 seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
@@ -162,3 +167,45 @@ def test_parallel(join, rng, batch, shape, units):
 def test_an_embedding_comes_first_and_has_no_dx(words, rng, batch, length):
     net = Sequential({"words": words, "flat": Flatten(), "head": Dense(2)})
     check_gradients(net, rng.integers(0, 5, (batch, length)), rng)
+
+
+@twenty
+@given(seeds, batches, leading)
+def test_column(rng, batch, shape):
+    check_gradients(Column(), rng.standard_normal((batch, *shape)), rng)
+
+
+@pytest.mark.parametrize("join", [Add(), Concat()], ids=repr)
+@twenty
+@given(rng=seeds, batch=batches, rows=st.lists(small, min_size=1, max_size=3), width=small)
+def test_features_by_name(join, rng, batch, rows, width):
+    features = {f"category{i}": rng.integers(0, each, batch) for i, each in enumerate(rows)}
+    branches = {f"category{i}": Embedding(each, width) for i, each in enumerate(rows)}
+    features["number"] = rng.standard_normal(batch)
+    branches["number"] = Sequential([Column(), Dense(width)])
+    net = Sequential({"features": ByFeature(branches, join), "head": Dense(2)})
+    check_gradients(net, features, rng)
+
+
+@twenty
+@given(seeds, batches, st.integers(1, 7), small)
+def test_crossed_features(rng, batch, rows, width):
+    features = {name: rng.integers(0, 5, batch) for name in "ab"}
+    check_gradients(Sequential([Crossed("a", "b", rows), Embedding(rows, width)]), features, rng)
+
+
+@settings(max_examples=20, derandomize=True)  # ReLU: now and then a step would cross where its slope jumps
+@given(seeds, st.integers(1, 5), st.lists(small, max_size=2), small, st.booleans())
+def test_wide_and_deep(rng, batch, hidden, classes, crosses):
+    net = wide_deep(
+        {"a": 3, "b": 4}, ["n"], [("a", "b")] if crosses else [], classes=classes, hidden=hidden, cross_rows=5
+    )
+    features = {"a": rng.integers(0, 3, batch), "b": rng.integers(0, 4, batch), "n": rng.standard_normal(batch)}
+    check_gradients(net, features, rng)
+
+
+@twenty
+@given(seeds, batches, small, small)
+def test_frozen_between_layers_that_learn(rng, batch, inputs, units):
+    still = Frozen(Sequential([Dense(units), BatchNorm(epsilon=0.1), Tanh(), Dropout(0.5)]), input_gradient=True)
+    check_gradients(Sequential([Dense(units), still, Dense(2)]), rng.standard_normal((batch, inputs)), rng)

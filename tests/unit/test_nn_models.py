@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal_nn import Training, softmax_cross_entropy
-from shoal_nn.models import mlp, mobilenet_v2, resnet, small_cnn
+from shoal_nn import AreaUnderCurve, Dense, Frozen, Training, sigmoid_cross_entropy, softmax_cross_entropy
+from shoal_nn.models import frozen, mlp, mobilenet_v2, resnet, small_cnn, wide_deep, with_head
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 # Parameters that are trained, as torchvision and the papers give them.
@@ -55,22 +55,142 @@ def test_a_step_has_a_gradient_for_each_parameter_and_moves_each_statistic(name)
     assert all((unmoved[key] == moved[key]).all() for key in moved)
 
 
-def test_the_program_of_the_docs_learns():
-    found = re.search(r"^```python\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+@pytest.fixture(scope="module")
+def documented():
+    """What the docs' programs define, one after the other."""
     names = {}
-    exec(found[1], names)
-    program = names["Shapes"](images=256)
-    assert isinstance(program, shoal.program.RandomProgram)
-    params, state = program.net.init(np.random.default_rng(0), (8, 8, 1))
-    assert program.variables().keys() == params.keys() | state.keys()
-    accuracy = []
-    for step in range(40):
-        given = program.loss_and_gradients({**params, **state}, program.batch(np.arange(256)), seed=step)
-        params = {name: value - 0.1 * given.gradients[name] for name, value in params.items()}
-        state = dict(given.updates)
+    for program in re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL):
+        exec(program, names)
+    return names
+
+
+def trained(program, values, steps):
+    """Values after some steps, and the accuracy at each."""
+    variables, accuracy = program.variables(), []
+    assert variables.keys() == values.keys()
+    for step in range(steps):
+        given = program.loss_and_gradients(values, program.batch(np.arange(256)), seed=step)
+        assert given.gradients.keys() == {name for name, it in variables.items() if it.trainable}
+        moved = {name: values[name] - 0.1 * gradient for name, gradient in given.gradients.items()}
+        values = {**values, **moved, **given.updates}
         accuracy.append(given.metrics["accuracy"])
+    return values, accuracy
+
+
+def begun(net, shape):
+    params, state = net.init(np.random.default_rng(0), shape)
+    return {**params, **state}
+
+
+def test_the_program_of_the_docs_learns(documented):
+    program = documented["Shapes"](images=256)
+    assert isinstance(program, shoal.program.RandomProgram)
+    _, accuracy = trained(program, begun(program.net, (8, 8, 1)), 40)
     assert accuracy[0] < 0.8
     assert accuracy[-1] > 0.9
+
+
+def test_the_fine_tuning_of_the_docs_learns(documented):
+    whole = documented["Shapes"](images=256)
+    learned, _ = trained(whole, begun(whole.net, (8, 8, 1)), 40)
+    head, everything = (documented["FineTuned"](256, head_only=only) for only in (True, False))
+    beginning = begun(head.net, (8, 8, 1))
+    restored = {name: learned.get(name, value) for name, value in beginning.items()}
+    tuned, accuracy = trained(head, restored, 20)
+    assert accuracy[-1] > 0.9
+    assert {name for name in tuned if (tuned[name] != restored[name]).any()} == {"new_head/kernel", "new_head/bias"}
+    further, accuracy = trained(everything, tuned, 10)
+    assert accuracy[-1] > 0.9
+    assert all((further[name] != tuned[name]).any() for name in tuned)
+
+
+class TestFineTuning:
+    WHOLE = mobilenet_v2(10, 0.35, stem_strides=1)
+    SHAPE = (8, 8, 3)
+
+    def test_what_was_trained_fits_by_name_shape_and_dtype(self):
+        tuned = frozen(with_head(self.WHOLE, Dense(4), "new_head"), until="new_head").variables(self.SHAPE)
+        trained = self.WHOLE.variables(self.SHAPE)
+        both = tuned.keys() & trained.keys()
+        assert trained.keys() - both == {"head/kernel", "head/bias"}
+        assert tuned.keys() - both == {"new_head/kernel", "new_head/bias"}
+        assert all(
+            (tuned[name].shape, tuned[name].dtype) == (trained[name].shape, trained[name].dtype) for name in both
+        )
+        assert {name for name in tuned if tuned[name].trainable} == tuned.keys() - both
+
+    @pytest.mark.parametrize("until", ["head", "last"])
+    def test_a_step_brings_nothing_of_what_is_frozen_and_all_that_a_push_wants(self, until):
+        net = frozen(self.WHOLE, until)
+        variables, values = net.variables(self.SHAPE), begun(net, self.SHAPE)
+        x = np.random.default_rng(2).normal(size=(4, *self.SHAPE)).astype(np.float32)
+        logits, updates, pullback = net.apply(values, values, x, Training(3))
+        gradients, dx = pullback(logits)
+        assert dx is None
+        assert gradients.keys() == {name for name, it in variables.items() if it.trainable}
+        assert updates.keys() == {name for name, it in variables.items() if it.aggregation.name == "MEAN"}
+        assert bool(updates) == (until == "last")
+
+    def test_frozen_parts_are_those_before_one(self):
+        net = frozen(mlp(2, (3,)), "relu0")
+        assert {name: isinstance(layer, Frozen) for name, layer in net.layers} == {
+            "flatten": True,
+            "hidden0": True,
+            "relu0": False,
+            "head": False,
+        }
+
+    def test_a_head_takes_the_last_part_s_place(self):
+        assert with_head(mlp(2), Dense(3)).layers == mlp(3).layers
+        assert [name for name, _ in with_head(resnet(18), Dense(3), "digits").layers][-2:] == ["avgpool", "digits"]
+
+
+FEATURES = {"a": (), "b": (), "n": ()}
+
+
+class TestWideAndDeep:
+    def model(self, **settings):
+        return wide_deep({"a": 3, "b": 4}, ["n"], [("a", "b")], hidden=[6, 5], embedding=2, cross_rows=7, **settings)
+
+    def test_has_these_variables(self):
+        assert {name: it.shape for name, it in self.model().variables(FEATURES).items()} == {
+            "wide/features/a/table": (3, 1),
+            "wide/features/b/table": (4, 1),
+            "wide/a*b/weights/table": (7, 1),
+            "deep/features/a/table": (3, 2),
+            "deep/features/b/table": (4, 2),
+            "deep/hidden0/kernel": (5, 6),
+            "deep/hidden0/bias": (6,),
+            "deep/hidden1/kernel": (6, 5),
+            "deep/hidden1/bias": (5,),
+            "deep/head/kernel": (5, 1),
+            "deep/head/bias": (1,),
+        }
+        assert self.model(classes=3).output_shape(FEATURES) == (3,)
+
+    def test_learns_a_pair_by_its_wide_part(self):
+        rng = np.random.default_rng(0)
+        x = {"a": rng.integers(0, 3, 400), "b": rng.integers(0, 4, 400), "n": rng.normal(size=400).astype(np.float32)}
+        labels = (x["a"] == x["b"]).astype(np.float32)
+        params, _ = self.model().init(rng, FEATURES)
+        assert not any(params[name].any() for name in params if name.startswith("wide/"))
+        for step in range(200):
+            logits, _, pullback = self.model().apply(params, {}, x, Training(step))
+            _, by_logits = sigmoid_cross_entropy(logits, labels[:, None])
+            gradients, _ = pullback(by_logits)
+            params = {
+                name: value - (2 * gradients[name] if name.startswith("wide/") else 0) for name, value in params.items()
+            }
+        assert AreaUnderCurve.of(logits, labels).value() > 0.95
+
+    def test_names_a_feature_that_is_missing(self):
+        says = r"layer 'wide/features' \(ByFeature\) got .*\{b: \(\), n: \(\)\}, and wants .* it got no a;"
+        with pytest.raises(shoal.InvalidShape, match=says):
+            self.model().variables({"b": (), "n": ()})
+
+    def test_of_the_docs_has_as_many_parameters_as_they_say(self, documented):
+        count = sum(math.prod(it.shape) for it in documented["variables"].values())
+        assert f"These are {count:,} parameters" in DOCS.read_text()
 
 
 def test_the_docs_have_the_counts():
@@ -83,7 +203,18 @@ def test_a_head_is_the_only_part_that_depends_on_the_classes():
     assert {name for name in few if few[name] != many[name]} == {"head/kernel", "head/bias"}
 
 
-@pytest.mark.parametrize("wrong", [lambda: resnet(19), lambda: mobilenet_v2(width=0), lambda: mlp(0)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: resnet(19),
+        lambda: mobilenet_v2(width=0),
+        lambda: mlp(0),
+        lambda: wide_deep({}),
+        lambda: wide_deep({"a": 3}, crosses=[("a", "b")]),
+        lambda: frozen(mlp(2), "body"),
+        lambda: with_head(mlp(2), Dense(2), "hidden0"),
+    ],
+)
 def test_models_that_there_are_not(wrong):
     with pytest.raises(shoal.InvalidLayer):
         wrong()

@@ -1,12 +1,15 @@
 """Layers and losses over NumPy or CuPy: pure functions with pullbacks. What trains them is a program."""
 
 from shoal_nn.activations import GELU, ReLU, ReLU6, Sigmoid, Tanh
-from shoal_nn.containers import Add, Concat, Identity, Parallel, Residual, Sequential
+from shoal_nn.containers import Add, ByFeature, Concat, Identity, Parallel, Residual, Sequential
 from shoal_nn.convolution import Conv2D, DepthwiseConv2D
 from shoal_nn.dense import Dense, Embedding
 from shoal_nn.dropout import Dropout
+from shoal_nn.features import Column, Crossed, crossed
+from shoal_nn.frozen import Frozen
 from shoal_nn.layer import Layer, Pullback, Training
 from shoal_nn.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
+from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.normalization import BatchNorm, LayerNorm
 from shoal_nn.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
 from shoal_nn.precision import LossScale, Policy
@@ -14,15 +17,20 @@ from shoal_nn.precision import LossScale, Policy
 __all__ = [
     "GELU",
     "Add",
+    "AreaUnderCurve",
     "AvgPool",
     "BatchNorm",
+    "ByFeature",
+    "Column",
     "Concat",
     "Conv2D",
+    "Crossed",
     "Dense",
     "DepthwiseConv2D",
     "Dropout",
     "Embedding",
     "Flatten",
+    "Frozen",
     "GlobalAvgPool",
     "Identity",
     "Layer",
@@ -39,7 +47,10 @@ __all__ = [
     "Sigmoid",
     "Tanh",
     "Training",
+    "accuracy",
+    "crossed",
     "mean_squared_error",
     "sigmoid_cross_entropy",
     "softmax_cross_entropy",
+    "top_k_accuracy",
 ]

@@ -3,12 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal import errors
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, Training, Unweighted, within
+from shoal_nn.layer import Arrays, Fed, Layer, Pullback, Shape, Train, Training, Unweighted, shape_of, within
 from shoal_worker.arrays import namespace_of
 
 _T = TypeVar("_T")
@@ -23,10 +23,10 @@ class _Container(Layer):
     layers: tuple[tuple[str, Layer], ...]
 
     @abstractmethod
-    def _shapes(self, shape: Shape) -> list[Shape]:
+    def _shapes(self, shape: Fed) -> list[Fed]:
         """What each child is fed, for examples of this shape."""
 
-    def variables(self, shape: Shape) -> dict[str, Variable]:
+    def variables(self, shape: Fed) -> dict[str, Variable]:
         kept = {}
         for (name, layer), fed in zip(self.layers, self._shapes(shape), strict=True):
             with within(name):
@@ -75,13 +75,13 @@ class Sequential(_Container):
     def __init__(self, layers: Layers) -> None:
         object.__setattr__(self, "layers", _named("Sequential", layers))
 
-    def output_shape(self, shape: Shape) -> Shape:
+    def output_shape(self, shape: Fed) -> Shape:
         for name, layer in self.layers:
             with within(name):
                 shape = layer.output_shape(shape)
-        return shape
+        return shape  # type: ignore[no-any-return]
 
-    def _shapes(self, shape: Shape) -> list[Shape]:
+    def _shapes(self, shape: Fed) -> list[Fed]:
         fed = []
         for name, layer in self.layers:
             fed.append(shape)
@@ -162,8 +162,67 @@ class Concat(Join):
 _ADD = Add()
 
 
+class _Branches(_Container):
+    """Children side by side, whose outputs are joined."""
+
+    layers: tuple[tuple[str, Layer], ...]
+    join: Join
+
+    def __init__(self, layers: Layers, join: Join) -> None:
+        object.__setattr__(self, "layers", _named(type(self).__name__, layers))
+        object.__setattr__(self, "join", join)
+        self._demand(len(self.layers) > 0, "it has no branch; give one at least")
+
+    @abstractmethod
+    def _shares(self, whole: Any, shape: Fed) -> list[Any]:
+        """What each branch is fed of a batch, or of its shape; the shape comes along for what is said of a misfit."""
+
+    @abstractmethod
+    def _by_input(self, dxs: list[Array | None]) -> Array | None:
+        """The gradient by the input, of those that the branches give."""
+
+    def output_shape(self, shape: Fed) -> Shape:
+        outputs = []
+        for (name, layer), share in zip(self.layers, self._shares(shape, shape), strict=True):
+            with within(name):
+                outputs.append(layer.output_shape(share))
+        return self._joined(outputs, shape)
+
+    def _shapes(self, shape: Fed) -> list[Fed]:
+        self.output_shape(shape)
+        return self._shares(shape, shape)
+
+    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
+        own, kept, shape = _by_child(params), _by_child(state), shape_of(x)
+        applied = [
+            self._apply_child(child, own.get(child[0], {}), kept.get(child[0], {}), share, train)
+            for child, share in zip(self.layers, self._shares(x, shape), strict=True)
+        ]
+        outputs = [y for y, _, _ in applied]
+        self._joined([y.shape[1:] for y in outputs], shape)
+        lengths = [y.shape[-1] for y in outputs]
+        pulls = [pull for _, _, pull in applied]
+
+        def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
+            pulled = [pull(part) for pull, part in zip(pulls, self.join.split(dy, lengths), strict=True)]
+            found = {name: gradient for gradients, _ in pulled for name, gradient in gradients.items()}
+            return found, self._by_input([dx for _, dx in pulled])
+
+        after = {name: array for _, moved, _ in applied for name, array in moved.items()}
+        return self.join.join(outputs), after, pullback
+
+    def _joined(self, outputs: list[Shape], shape: Fed) -> Shape:
+        joined = self.join.output_shape(outputs)
+        named = ", ".join(f"{name} {tuple(each)}" for (name, _), each in zip(self.layers, outputs, strict=True))
+        self._require(
+            joined is not None, shape, f"such that {type(self.join).__name__} can join what its branches give: {named}"
+        )
+        assert joined is not None
+        return joined
+
+
 @dataclass(frozen=True, init=False)
-class Parallel(_Container):
+class Parallel(_Branches):
     """Branches that are all fed the same, and whose outputs are joined.
 
     Args:
@@ -178,52 +237,55 @@ class Parallel(_Container):
     join: Join
 
     def __init__(self, layers: Layers, join: Join = _ADD) -> None:
-        object.__setattr__(self, "layers", _named(type(self).__name__, layers))
-        object.__setattr__(self, "join", join)
-        self._demand(len(self.layers) > 0, "it has no branch; give one at least")
+        super().__init__(layers, join)
 
-    def output_shape(self, shape: Shape) -> Shape:
-        outputs = []
-        for name, layer in self.layers:
-            with within(name):
-                outputs.append(layer.output_shape(shape))
-        return self._joined(outputs, shape)
+    def _shares(self, whole: Any, shape: Fed) -> list[Any]:  # noqa: ARG002 - all fit here
+        return [whole for _ in self.layers]
 
-    def _shapes(self, shape: Shape) -> list[Shape]:
-        self.output_shape(shape)
-        return [shape for _ in self.layers]
+    def _by_input(self, dxs: list[Array | None]) -> Array | None:
+        total = None
+        for dx in dxs:
+            if dx is not None:
+                total = dx if total is None else total + dx
+        return total
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
-        own, kept = _by_child(params), _by_child(state)
-        applied = [
-            self._apply_child(child, own.get(child[0], {}), kept.get(child[0], {}), x, train) for child in self.layers
-        ]
-        outputs = [y for y, _, _ in applied]
-        self._joined([y.shape[1:] for y in outputs], x.shape[1:])
-        lengths = [y.shape[-1] for y in outputs]
-        pulls = [pull for _, _, pull in applied]
 
-        def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
-            found: dict[str, Array] = {}
-            total = None
-            for pull, part in zip(pulls, self.join.split(dy, lengths), strict=True):
-                gradients, dx = pull(part)
-                found |= gradients
-                if dx is not None:
-                    total = dx if total is None else total + dx
-            return found, total
+@dataclass(frozen=True, init=False)
+class ByFeature(_Branches):
+    """Branches that are each fed the feature of their name, and whose outputs are joined.
 
-        after = {name: array for _, moved, _ in applied for name, array in moved.items()}
-        return self.join.join(outputs), after, pullback
+    What it is fed is a mapping: {"age": [batch, ...], "occupation": [batch, ...]}; so are the shapes of an example that
+    `variables` and the like take: {"age": (), "occupation": ()}. Features that no branch is named after are left alone.
+    Features are data, and there is no dx.
 
-    def _joined(self, outputs: list[Shape], shape: Shape) -> Shape:
-        joined = self.join.output_shape(outputs)
-        named = ", ".join(f"{name} {tuple(each)}" for (name, _), each in zip(self.layers, outputs, strict=True))
-        self._require(
-            joined is not None, shape, f"such that {type(self.join).__name__} can join what its branches give: {named}"
-        )
-        assert joined is not None
-        return joined
+    Example:
+        [batch, 9] of two features, one of numbers of rows and one of floats.
+
+            ByFeature({"occupation": Embedding(21, 8), "age": Column()}, Concat())
+
+    Args:
+        layers: the branches by feature, one at least.
+        join: `Add()` or `Concat()`.
+
+    Raises:
+        InvalidLayer: there is no branch, or a name is empty or has a slash.
+    """
+
+    layers: tuple[tuple[str, Layer], ...]
+    join: Join
+
+    def __init__(self, layers: Mapping[str, Layer], join: Join = _ADD) -> None:
+        super().__init__(layers, join)
+
+    def _shares(self, whole: Any, shape: Fed) -> list[Any]:
+        names = [name for name, _ in self.layers]
+        given = shape if isinstance(shape, Mapping) else {}
+        missing = ", ".join(name for name in names if name not in given)
+        self._require(not missing, shape, f"features by name, {', '.join(names)}; of these it got no {missing}")
+        return [whole[name] for name in names]
+
+    def _by_input(self, dxs: list[Array | None]) -> None:
+        """None: nobody before it learns."""
 
 
 @dataclass(frozen=True)
@@ -278,4 +340,4 @@ def _prefixed(child: str, values: Mapping[str, _T]) -> dict[str, _T]:
     return {f"{child}/{name}": value for name, value in values.items()}
 
 
-__all__ = ["Add", "Concat", "Identity", "Join", "Parallel", "Residual", "Sequential"]
+__all__ = ["Add", "ByFeature", "Concat", "Identity", "Join", "Parallel", "Residual", "Sequential"]

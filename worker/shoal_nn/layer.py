@@ -16,6 +16,8 @@ from shoal_worker.arrays import Namespace
 
 # Of one example or an array: lengths of the axes. A model's shapes leave the batch out.
 Shape = tuple[int, ...]
+# What a layer is fed: a Shape, or of features by name (`ByFeature`) a Mapping of such; no type describes both.
+Fed = Any
 # Arrays by name; those of a container's child have its name before theirs: "conv1/kernel".
 Arrays = Mapping[str, Array]
 # Takes dy, the gradient of a loss by a layer's output, of that output's shape and dtype. Gives the gradients by its
@@ -59,14 +61,14 @@ class Layer(ABC):
     """
 
     @abstractmethod
-    def output_shape(self, shape: Shape) -> Shape:
+    def output_shape(self, shape: Fed) -> Shape:
         """The shape of an example of the output, for examples of this shape.
 
         Raises:
             InvalidShape: the layer does not take such examples.
         """
 
-    def variables(self, shape: Shape) -> dict[str, Variable]:
+    def variables(self, shape: Fed) -> dict[str, Variable]:
         """What the layer keeps, by name, for examples of this shape; what is not trainable is its state.
 
         A program's `variables()` can return them: then the servers draw the first values.
@@ -84,18 +86,18 @@ class Layer(ABC):
         Args:
             params: the trainable variables, by name, on the device of x.
             state: the others.
-            x: [batch, ...].
+            x: [batch, ...]; or features by name, each such an array, where the layer is made for them.
             train: how to act where training differs from evaluation.
 
         Returns:
-            The output, the new state (all of it, whether it changed or not), and the pullback, which may be called once
-            or more, or never.
+            The output, the new state (all of it, whether it changed or not, but nothing of what is `Frozen`), and the
+            pullback, which may be called once or more, or never.
 
         Raises:
             InvalidShape: the layer does not take such an array.
         """
 
-    def init(self, rng: np.random.Generator, shape: Shape) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def init(self, rng: np.random.Generator, shape: Fed) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """First values, in float32: parameters and state.
 
         Args:
@@ -115,10 +117,10 @@ class Layer(ABC):
             (params if variable.trainable else state)[name] = values
         return params, state
 
-    def _require(self, fits: bool, got: Shape, wants: str) -> None:
+    def _require(self, fits: bool, got: Fed, wants: str) -> None:
         """Raises InvalidShape unless the examples that the layer got fit; containers add the way to the layer."""
         if not fits:
-            raise _misfit(type(self).__name__, "", str(tuple(got)), wants)
+            raise _misfit(type(self).__name__, "", _shown(got), wants)
 
     def _demand(self, holds: bool, what: str) -> None:
         """Raises InvalidLayer unless a setting is in its range."""
@@ -130,13 +132,18 @@ class Unweighted(Layer):
     """A layer that keeps nothing: a function of its input."""
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002 - there are none
-        self.output_shape(x.shape[1:])
+        self.output_shape(shape_of(x))
         y, pull = self._value(x, train)
         return y, {}, lambda dy: ({}, pull(dy))
 
     @abstractmethod
     def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:
         """The output, and what gives dx for dy."""
+
+
+def shape_of(x: Array | Mapping[str, Array]) -> Fed:
+    """Of an example of what a layer is fed."""
+    return {name: shape_of(each) for name, each in x.items()} if isinstance(x, Mapping) else x.shape[1:]
 
 
 @contextmanager
@@ -172,18 +179,26 @@ def _misfit(kind: str, path: str, got: str, wants: str) -> errors.InvalidShape:
     )
 
 
+def _shown(shape: Fed) -> str:
+    if not isinstance(shape, Mapping):
+        return str(tuple(shape))
+    return "{" + ", ".join(f"{name}: {_shown(each)}" for name, each in shape.items()) + "}"
+
+
 def _joined(path: str, name: str) -> str:
     return f"{path}/{name}" if path and name else path or name
 
 
 __all__ = [
     "Arrays",
+    "Fed",
     "Layer",
     "Pullback",
     "Shape",
     "Train",
     "Training",
     "Unweighted",
+    "shape_of",
     "statistic",
     "trainable",
     "within",

@@ -21,6 +21,12 @@ def namespace_of(array: Array) -> Namespace:
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
 
 
+def on_host(array: Array) -> np.ndarray:
+    """The same values as a NumPy array; waits for the computation that they come from."""
+    xp = namespace_of(array)
+    return np.asarray(array if xp is np else xp.asnumpy(array))
+
+
 class Device(ABC):
     """Where a program computes.
 
@@ -136,4 +142,4 @@ def _find_cupy() -> tuple[Namespace, int, str]:
         return cupy, 0, f"CUDA says {error}"
 
 
-__all__ = ["Cpu", "Cuda", "Device", "Namespace", "choose_device", "namespace_of"]
+__all__ = ["Cpu", "Cuda", "Device", "Namespace", "choose_device", "namespace_of", "on_host"]

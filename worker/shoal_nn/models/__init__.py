@@ -1,7 +1,9 @@
 """Models that people name, made of `shoal_nn`'s layers: functions that give a layer, which holds no array."""
 
+from shoal_nn.models.fine_tuning import frozen, with_head
 from shoal_nn.models.mobilenet import mobilenet_v2
 from shoal_nn.models.resnet import resnet
 from shoal_nn.models.simple import mlp, small_cnn
+from shoal_nn.models.wide_deep import wide_deep
 
-__all__ = ["mlp", "mobilenet_v2", "resnet", "small_cnn"]
+__all__ = ["frozen", "mlp", "mobilenet_v2", "resnet", "small_cnn", "wide_deep", "with_head"]

@@ -1,0 +1,116 @@
+"""Metrics against their definitions: every pair, every rank."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal import errors
+from shoal.program import Measure
+from shoal_nn import AreaUnderCurve, accuracy, top_k_accuracy
+
+scores_and_labels = st.lists(st.tuples(st.integers(-4, 4).map(float), st.booleans()), min_size=1, max_size=40)
+logits_and_labels = st.integers(2, 5).flatmap(
+    lambda classes: st.lists(
+        st.tuples(st.lists(st.integers(-2, 2), min_size=classes, max_size=classes), st.integers(0, classes - 1)),
+        min_size=1,
+        max_size=10,
+    )
+)
+
+
+def arrays(examples):
+    scores, labels = zip(*examples, strict=True)
+    return np.array(scores, np.float32), np.array(labels, np.int64)
+
+
+def of_pairs(scores, labels):
+    """The area by its definition."""
+    pairs = [(p > n) + (p == n) / 2 for p in scores[labels == 1] for n in scores[labels == 0]]
+    return sum(pairs) / len(pairs) if pairs else math.nan
+
+
+def same(a, b):
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+class TestAreaUnderCurve:
+    @given(scores_and_labels)
+    def test_is_the_share_of_pairs_in_order(self, examples):
+        scores, labels = arrays(examples)
+        found, expected = AreaUnderCurve.of(scores, labels).value(), of_pairs(scores, labels)
+        assert found == pytest.approx(expected, rel=1e-12, nan_ok=True)
+
+    @given(scores_and_labels, st.lists(st.integers(0, 40), max_size=4), st.randoms())
+    def test_does_not_depend_on_the_batches(self, examples, cuts, random):
+        scores, labels = arrays(examples)
+        batches = [
+            AreaUnderCurve.of(part, of_part)
+            for part, of_part in zip(np.split(scores, sorted(cuts)), np.split(labels, sorted(cuts)), strict=True)
+        ]
+        random.shuffle(batches)
+        joined = batches[0]
+        assert isinstance(joined, Measure)
+        for batch in batches[1:]:
+            joined = joined.joined(batch)
+        assert same(joined.value(), AreaUnderCurve.of(scores, labels).value())
+
+    def test_of_one_class_or_of_no_numbers_there_is_none(self):
+        one, two = np.ones(2), np.array([0.0, math.nan])
+        assert math.isnan(AreaUnderCurve.of(one, np.array([1, 1])).value())
+        assert math.isnan(AreaUnderCurve.of(one[:0], np.array([], int)).value())
+        assert math.isnan(AreaUnderCurve.of(two, np.array([1, 0])).value())
+
+    @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+    def test_takes_a_column_of_logits_and_labels_of_any_dtype(self, dtype):
+        logits = np.array([[0.5], [2], [-1], [0.5]], dtype)
+        for labels in (np.array([0, 1, 0, 1]), np.array([[0.0], [1], [0], [1]]), np.array([False, True, False, True])):
+            assert AreaUnderCurve.of(logits, labels).value() == 3.5 / 4
+
+    @pytest.mark.parametrize(("dtype", "nbytes"), [(np.float16, 5), (np.float32, 5), (np.float64, 9)])
+    def test_holds_what_it_says_and_nothing_of_what_it_was_given(self, dtype, nbytes):
+        logits, labels = np.zeros(100, dtype), np.ones(100)
+        held = AreaUnderCurve.of(logits, labels)
+        assert sum(array.nbytes for array in held.scores + held.labels) == 100 * nbytes
+        assert not any(np.may_share_memory(array, given) for array in held.scores for given in (logits, labels))
+
+    @pytest.mark.parametrize(
+        ("logits", "labels"), [((3,), (2,)), ((3, 2), (3,)), ((3, 2), (3, 2)), ((), ()), ((3,), (1, 3))]
+    )
+    def test_refuses_shapes_that_do_not_go_together(self, logits, labels):
+        with pytest.raises(errors.InvalidShape, match="AreaUnderCurve got labels of shape"):
+            AreaUnderCurve.of(np.zeros(logits), np.zeros(labels))
+
+    @pytest.mark.parametrize("label", [2, -1, 0.5, math.nan])
+    def test_refuses_other_labels(self, label):
+        with pytest.raises(errors.InvalidData, match="neither 0 nor 1"):
+            AreaUnderCurve.of(np.zeros(2), np.array([label, 1.0]))
+
+
+class TestAccuracy:
+    @given(logits_and_labels, st.integers(1, 5))
+    def test_is_of_those_whose_label_is_among_the_first(self, examples, k):
+        logits, labels = arrays(examples)
+        ranked = np.argsort(-logits, axis=1, kind="stable")  # of equal ones the lower class first, as argmax has it
+        expected = np.mean([label in row[:k] for label, row in zip(labels, ranked, strict=True)])
+        assert top_k_accuracy(logits, labels, k) == pytest.approx(expected)
+        assert accuracy(logits, labels) == pytest.approx((logits.argmax(axis=1) == labels).mean())
+
+    def test_over_further_axes(self):
+        logits = np.eye(3)[[[0, 1], [2, 2]]]
+        assert accuracy(logits, np.array([[0, 1], [2, 0]])) == 0.75
+        assert accuracy(logits.astype(ml_dtypes.bfloat16), np.array([[0, 1], [2, 0]])) == 0.75
+
+    @pytest.mark.parametrize("label", [0, 1, 2])
+    def test_logits_that_are_no_numbers_are_wrong(self, label):
+        assert accuracy(np.array([[1, math.nan, 3]]), np.array([label])) == 0
+
+    @pytest.mark.parametrize(
+        ("logits", "labels"), [((3, 2), np.zeros(2, int)), ((3, 1), np.zeros(3, int)), ((3, 2), np.zeros(3)), ((), 0)]
+    )
+    def test_refuses_shapes_that_do_not_go_together(self, logits, labels):
+        with pytest.raises(errors.InvalidShape, match="top_k_accuracy got labels of shape"):
+            accuracy(np.zeros(logits), np.asarray(labels))

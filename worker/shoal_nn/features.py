@@ -1,0 +1,87 @@
+"""What turns features into what layers take: numbers into columns, pairs of categories into numbers of rows."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shoal.program import Array
+from shoal_nn.layer import Arrays, Fed, Layer, Pullback, Shape, Train, Unweighted, shape_of
+from shoal_worker.arrays import namespace_of
+
+
+@dataclass(frozen=True)
+class Column(Unweighted):
+    """Floats as vectors of one: [batch, ...] to [batch, ..., 1], to be concatenated with others."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (*shape, 1)
+
+    def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
+        self._require(x.dtype.kind not in "iub", x.shape[1:], f"floats, not {x.dtype}")
+        return x[..., None], lambda dy: dy[..., 0]
+
+
+@dataclass(frozen=True)
+class Crossed(Layer):
+    """Of features by name, the cross of two categories: y = crossed(x[first], x[second], rows), for an `Embedding`.
+
+    There is no dx.
+
+    Args:
+        first, second: the features, arrays of whole numbers and of one shape.
+        rows: what comes out is from [0, rows).
+
+    Raises:
+        InvalidLayer: rows is 0 or less.
+    """
+
+    first: str
+    second: str
+    rows: int
+
+    def __post_init__(self) -> None:
+        self._demand(self.rows > 0, f"rows is {self.rows}; it must be 1 or more")
+
+    def output_shape(self, shape: Fed) -> Shape:
+        pair = (self.first, self.second)
+        given = shape if isinstance(shape, Mapping) else {}
+        missing = ", ".join(name for name in pair if name not in given)
+        self._require(not missing, shape, f"features by name, {', '.join(pair)}; of these it got no {missing}")
+        first, second = (tuple(shape[name]) for name in pair)
+        self._require(first == second, shape, f"{self.first} and {self.second} of one shape")
+        return first
+
+    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
+        shape = shape_of(x)
+        self.output_shape(shape)
+        pair = (x[self.first], x[self.second])
+        kinds = " and ".join(str(each.dtype) for each in pair)
+        self._require(all(each.dtype.kind in "iu" for each in pair), shape, f"whole numbers, not {kinds}")
+        return crossed(*pair, self.rows), {}, lambda _: ({}, None)
+
+
+def crossed(a: Array, b: Array, rows: int) -> Array:
+    """A number from [0, rows) for each pair of whole numbers, int64: mix(mix(a) + b) mod rows, in 64 bits.
+
+    mix adds 0x9E3779B97F4A7C15 and goes on with SplitMix64's finalizer (Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014). What is negative counts modulo 2^64. It is the same on every device,
+    and will not change, for tables are trained by it. Pairs may meet in a row, the more the fewer rows there are.
+
+    Args:
+        a, b: of one shape; whose is which matters.
+        rows: > 0.
+    """
+    unsigned = namespace_of(a).uint64
+    mixed = _mixed(_mixed(a.astype(unsigned)) + b.astype(unsigned))
+    return (mixed % unsigned(rows)).astype("int64")
+
+
+def _mixed(numbers: Array) -> Array:
+    """Arrays of uint64, which wrap around."""
+    unsigned = namespace_of(numbers).uint64
+    numbers = numbers + unsigned(0x9E3779B97F4A7C15)
+    numbers = (numbers ^ (numbers >> unsigned(30))) * unsigned(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> unsigned(27))) * unsigned(0x94D049BB133111EB)
+    return numbers ^ (numbers >> unsigned(31))
+
+
+__all__ = ["Column", "Crossed", "crossed"]
