@@ -13,6 +13,7 @@ from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.normalization import BatchNorm, LayerNorm
 from shoal_nn.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
 from shoal_nn.precision import LossScale, Policy
+from shoal_nn.supervised import Objective, OneOfMany, Supervised, YesOrNo
 
 __all__ = [
     "GELU",
@@ -37,6 +38,8 @@ __all__ = [
     "LayerNorm",
     "LossScale",
     "MaxPool",
+    "Objective",
+    "OneOfMany",
     "Parallel",
     "Policy",
     "Pullback",
@@ -45,8 +48,10 @@ __all__ = [
     "Residual",
     "Sequential",
     "Sigmoid",
+    "Supervised",
     "Tanh",
     "Training",
+    "YesOrNo",
     "accuracy",
     "crossed",
     "mean_squared_error",

@@ -6,7 +6,7 @@ float32 (master values) and nothing but the input is cast. Micikevicius et al., 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,9 @@ from shoal.program import Array
 from shoal_nn._arithmetic import widened
 from shoal_worker.arrays import namespace_of
 
-_COMPUTE = {
+Compute = Literal["float64", "float32", "float16", "bfloat16"]
+
+_COMPUTE: Mapping[Compute, np.dtype[Any]] = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -38,14 +40,16 @@ class Policy:
         InvalidLayer: it is none of these.
     """
 
-    compute: Literal["float64", "float32", "float16", "bfloat16"] = "float32"
+    compute: Compute = "float32"
 
     def __post_init__(self) -> None:
         if self.compute not in _COMPUTE:
             raise errors.InvalidLayer(f"a policy computes in one of {', '.join(_COMPUTE)}, not {self.compute!r}")
 
-    def inputs(self, x: Array) -> Array:
-        """A model's input in this dtype; whole numbers stay."""
+    def inputs(self, x: Any) -> Any:
+        """A model's input in this dtype, an array or features by name; whole numbers stay."""
+        if isinstance(x, Mapping):
+            return {name: self.inputs(feature) for name, feature in x.items()}
         return x if x.dtype.kind in "iub" else x.astype(_COMPUTE[self.compute], copy=False)
 
     def outputs(self, y: Array) -> Array:
@@ -118,4 +122,4 @@ class LossScale:
         return replace(self, scale=min(self.scale * 2, _LARGEST_SCALE), good_steps=0)
 
 
-__all__ = ["LossScale", "Policy"]
+__all__ = ["Compute", "LossScale", "Policy"]

@@ -41,7 +41,7 @@ def small_cnn(classes: int, dropout: float = 0.25) -> Sequential:
     """
     return Sequential(
         {
-            "conv1": Conv2D(32),
+            "conv1": Conv2D(32, input_gradient=False),
             "relu1": ReLU(),
             "pool1": MaxPool(2),
             "conv2": Conv2D(64),

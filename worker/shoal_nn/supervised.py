@@ -1,0 +1,128 @@
+"""A program of any layer: it learns labels, and is judged by held-out examples. Not which examples these are."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.program import Array, Dataset, Measure, RandomDataset, Step
+from shoal.variables import Variable
+from shoal_nn.layer import Fed, Layer, Training
+from shoal_nn.losses import sigmoid_cross_entropy, softmax_cross_entropy
+from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
+from shoal_nn.precision import LossScale, Policy
+
+
+class Objective(ABC):
+    """What a model's outputs are to be."""
+
+    @abstractmethod
+    def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
+        """The mean loss of a batch, and its gradient by the outputs."""
+
+    @abstractmethod
+    def accuracy(self, outputs: Array, labels: Array) -> Array:
+        """The share of a batch that is right."""
+
+    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | Measure]:
+        """What an evaluation tells of a batch."""
+        loss, _ = self.loss(outputs, labels)
+        return {"loss": float(loss), "accuracy": float(self.accuracy(outputs, labels))}
+
+
+@dataclass(frozen=True)
+class OneOfMany(Objective):
+    """A class for each example: outputs [batch, classes], labels [batch], whole numbers.
+
+    Args:
+        top: evaluations tell the share of examples whose label is among so many, too; 1: they do not.
+    """
+
+    top: int = 1
+
+    def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
+        return softmax_cross_entropy(outputs, labels)
+
+    def accuracy(self, outputs: Array, labels: Array) -> Array:
+        return accuracy(outputs, labels)
+
+    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | Measure]:
+        more = {f"top{self.top}": float(top_k_accuracy(outputs, labels, self.top))} if self.top > 1 else {}
+        return {**super().figures(outputs, labels), **more}
+
+
+@dataclass(frozen=True)
+class YesOrNo(Objective):
+    """Yes or no for each example: outputs [batch, 1], labels [batch], 0 or 1. Evaluations tell the AUC."""
+
+    def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
+        return sigmoid_cross_entropy(outputs, labels.reshape(outputs.shape))
+
+    def accuracy(self, outputs: Array, labels: Array) -> Array:
+        return ((outputs > 0) == (labels.reshape(outputs.shape) > 0)).mean()
+
+    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | Measure]:
+        return {**super().figures(outputs, labels), "auc": AreaUnderCurve.of(outputs, labels)}
+
+
+class Supervised:
+    """Trains a layer on examples with labels: a `shoal.program.RandomProgram`, and an `EvaluatedProgram`.
+
+        def factory():
+            return Supervised(small_cnn(10), (28, 28, 1), Idx(...), Idx(...), OneOfMany())
+
+    Args:
+        net: gives outputs for a batch of examples.
+        shape: of an example, or by feature.
+        dataset: whose batches are tuples of examples and labels; or features by name, the label among them.
+        held_out: likewise.
+        objective: what the outputs are to be.
+        label: the label's name among the features; empty: batches are tuples.
+        precision: what the model computes in. In float16 the loss is scaled, and a step whose gradient overflows is
+            refused by the servers, as any that is not finite, and passed by.
+    """
+
+    def __init__(
+        self,
+        net: Layer,
+        shape: Fed,
+        dataset: Dataset | RandomDataset,
+        held_out: Dataset,
+        objective: Objective,
+        *,
+        label: str = "",
+        precision: Policy = Policy(),  # noqa: B008 - frozen
+    ) -> None:
+        self.net, self.shape, self.objective = net, shape, objective
+        self.dataset, self.held_out = dataset, held_out
+        self._label, self._policy = label, precision
+        self._scale = LossScale() if precision.compute == "float16" else None
+
+    def variables(self) -> dict[str, Variable]:
+        return self.net.variables(self.shape)
+
+    def loss_and_gradients(self, params: Mapping[str, Array], batch: Any, *, seed: int) -> Step:
+        x, labels = self._taken_apart(batch)
+        policy, scale = self._policy, self._scale
+        y, state, pullback = self.net.apply(params, params, policy.inputs(x), Training(seed))
+        outputs = policy.outputs(y)
+        loss, dy = self.objective.loss(outputs, labels)
+        gradients, _ = pullback(policy.gradient(scale.scaled(dy) if scale else dy))
+        if scale:
+            gradients, finite = scale.unscaled(gradients)
+            self._scale = scale.after(finite)
+        return Step(loss, gradients, updates=state, metrics={"accuracy": self.objective.accuracy(outputs, labels)})
+
+    def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | Measure]:
+        x, labels = self._taken_apart(batch)
+        y, _, _ = self.net.apply(params, params, self._policy.inputs(x), False)
+        return self.objective.figures(self._policy.outputs(y), labels)
+
+    def _taken_apart(self, batch: Any) -> tuple[Any, Array]:
+        if self._label:
+            return batch, batch[self._label]
+        x, labels = batch
+        return x, labels
+
+
+__all__ = ["Objective", "OneOfMany", "Supervised", "YesOrNo"]
