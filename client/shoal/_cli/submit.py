@@ -83,7 +83,7 @@ def submit(
         float | None, typer.Option(help="By so much one has to be better to count as better.")
     ] = None,
     checkpoint_best: Annotated[
-        bool, typer.Option("--checkpoint-best", help="Take one at each best evaluation: JOB/best.")
+        bool, typer.Option("--checkpoint-best", help="A checkpoint at each that is the best so far: JOB/best.")
     ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Watch it to its end, and end as it does. Ctrl-C leaves it running.")
