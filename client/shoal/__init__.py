@@ -13,7 +13,7 @@ from importlib.metadata import version as _version
 from shoal._allocator import tune as tune_allocator
 
 if _typing.TYPE_CHECKING:
-    from shoal import consistency, data, errors, events, initializers, optim, partitioners, status
+    from shoal import callbacks, consistency, data, errors, events, initializers, optim, partitioners, status
     from shoal.checkpoint_policy import CheckpointPolicy
     from shoal.checkpoints import Checkpoint, Checkpoints
     from shoal.client import Client, JobHandle, connect
@@ -113,6 +113,7 @@ __all__ = [
     "Unreachable",
     "Variable",
     "__version__",
+    "callbacks",
     "connect",
     "consistency",
     "data",
@@ -150,7 +151,7 @@ _HOMES = {
     "connect": "client",
     "evaluate": "evaluation",
 }
-_MODULES = {"data", "errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
+_MODULES = {"callbacks", "data", "errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
 
 if not _typing.TYPE_CHECKING:  # to a type checker, every name would be one of this module
 

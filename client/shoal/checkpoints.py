@@ -26,6 +26,8 @@ from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_hea
 from shoal._elements import SUPPORTED_DTYPES, storage_dtype
 from shoal._whole_file import written_whole
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice
+from shoal.status import Evaluation
+from shoal.v1 import job_pb2
 from shoal.variables import Variable
 
 # Read and written at a time.
@@ -46,7 +48,8 @@ class Checkpoint:
         version: updates that the variables had seen.
         nbytes: of all files.
         variables: shape and dtype, by name.
-        passed_by: where JOB was asked for: newer ones that are damaged, each with what is wrong.
+        passed_by: where JOB or JOB/best was asked for: newer ones that are damaged, each with what is wrong.
+        evaluation: the job's best so far, which its variables were taken at; None: they were taken at another time.
     """
 
     job: str
@@ -57,6 +60,7 @@ class Checkpoint:
     nbytes: int
     variables: Mapping[str, tuple[tuple[int, ...], str]]
     passed_by: tuple[str, ...] = ()
+    evaluation: Evaluation | None = None
 
     def __str__(self) -> str:
         return f"{self.job}/{self.number}"
@@ -65,8 +69,8 @@ class Checkpoint:
 class Checkpoints:
     """A folder of checkpoints.
 
-    A checkpoint is named as JOB or JOB/NUMBER. JOB is the newest whole one; damaged ones are passed by, as by a job
-    that begins with it.
+    A checkpoint is named as JOB, JOB/NUMBER or JOB/best. JOB is the newest whole one, JOB/best the newest that was
+    taken at the job's best evaluation; damaged ones are passed by, as by a job that begins with it.
 
     Args:
         url: of the folder: a path of this machine, file://PATH, or of an object store: s3://BUCKET/PREFIX.
@@ -109,7 +113,7 @@ class Checkpoints:
 
         Raises:
             UnknownCheckpoint: there is none.
-            CorruptCheckpoint, IncompatibleCheckpoint: it cannot be used; of JOB: none can.
+            CorruptCheckpoint, IncompatibleCheckpoint: it cannot be used; of JOB and JOB/best: none can.
         """
         return self._used(name, lambda _: None)[1]
 
@@ -131,8 +135,8 @@ class Checkpoints:
         choice = _parsed(name)
         if not choice.number:
             raise errors.BadRequest(
-                f"{name!r} names no checkpoint to remove: say which, as {name}/NUMBER, or that all are to go: `shoal "
-                "checkpoints rm --all`, or `remove_all`"
+                f"{name!r} names no checkpoint to remove: say which, as {choice.job}/NUMBER, or that all are to go: "
+                "`shoal checkpoints rm --all`, or `remove_all`"
             )
         if choice.number not in self._there(choice.job):
             raise self._catalogue.unknown(name)
@@ -217,26 +221,33 @@ class Checkpoints:
         return _described(manifest)
 
     def _used(self, name: str, use: Callable[[Manifest], T]) -> tuple[T, Checkpoint]:
-        """What is made of a checkpoint, and which it was: of JOB the newest that can be used."""
+        """What is made of a checkpoint, and which it was: of JOB and JOB/best the newest that can be used."""
         choice = _parsed(name)
-        numbers = [choice.number] if choice.number else self._catalogue.numbers(choice.job)[::-1]
         passed_by: list[str] = []
-        for number in numbers:
+        for found in self._candidates(choice):
             try:
-                manifest = self._catalogue.manifest(choice.job, number)
-                return use(manifest), _described(manifest, tuple(passed_by))
-            except errors.UnknownCheckpoint:  # or, of JOB, it was removed meanwhile
+                if isinstance(found, errors.ShoalError):
+                    raise found
+                return use(found), _described(found, tuple(passed_by))
+            except errors.UnknownCheckpoint:  # or, without a number, it was removed meanwhile
                 if choice.number:
                     raise self._catalogue.unknown(name) from None
             except errors.CorruptCheckpoint as error:
                 if choice.number:
                     raise
-                passed_by.append(f"{choice.job}/{number}: {error.message}")
+                which = f"{found.job}/{found.number}" if isinstance(found, Manifest) else error.details["checkpoint"]
+                passed_by.append(f"{which}: {error.message}")
         if passed_by:
             raise errors.CorruptCheckpoint(
                 f"no checkpoint of {name} can be used: {'; '.join(passed_by)}", checkpoint=name
             )
         raise self._catalogue.unknown(name)
+
+    def _candidates(self, choice: CheckpointChoice) -> Iterator[Manifest | errors.ShoalError]:
+        """What a user may mean, the most wanted first."""
+        if choice.number:
+            return iter([self._catalogue.found(choice.job, choice.number)])
+        return self._catalogue.best(choice.job) if choice.best else self._catalogue.newest(choice.job)
 
     def _there(self, job: str) -> tuple[int, ...]:
         """All that can be removed, oldest first: whole, damaged and torn."""
@@ -392,7 +403,15 @@ def _described(manifest: Manifest, passed_by: tuple[str, ...] = ()) -> Checkpoin
         manifest.nbytes,
         variables,
         passed_by,
+        _evaluation(manifest),
     )
+
+
+def _evaluation(manifest: Manifest) -> Evaluation | None:
+    if not manifest.evaluation:
+        return None
+    message = json_format.ParseDict(dict(manifest.evaluation), job_pb2.Evaluation(), ignore_unknown_fields=True)
+    return Evaluation.from_proto(message)
 
 
 __all__ = ["Checkpoint", "Checkpoints"]

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 
 import numpy as np
@@ -41,11 +41,13 @@ class JobHandle:
         """
         return JobStatus.from_proto(self._coordinator.call(self._jobs.Get, job_pb2.GetRequest(job=self.name)).status)
 
-    def wait(self, timeout_s: float | None = None) -> JobResult:
+    def wait(self, timeout_s: float | None = None, callbacks: Iterable[Callable[[Event], object]] = ()) -> JobResult:
         """Waits for the job's end and says what it did.
 
         Args:
             timeout_s: how long to wait; None: as long as it takes. The job goes on in any case.
+            callbacks: called with each event, in this order; see `shoal.callbacks`. What one raises ends the waiting
+                and is raised here; the job goes on.
 
         Raises:
             JobFailed: it failed; the message has the reason and the program's traceback.
@@ -53,8 +55,10 @@ class JobHandle:
             DeadlineExceeded: it has not ended in time.
             Unreachable: the coordinator was away for longer than the client's `retry_for_s`.
         """
-        for _ in events.watch(self._coordinator, self.name, timeout_s=timeout_s):
-            pass
+        callbacks = tuple(callbacks)
+        for event in events.watch(self._coordinator, self.name, timeout_s=timeout_s):
+            for callback in callbacks:
+                callback(event)
         return self.result()
 
     def result(self) -> JobResult:

@@ -1,6 +1,7 @@
 """What the cluster says of its jobs and members, as plain values."""
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -58,6 +59,16 @@ class Progress:
     staleness_max: int = 0
     rejected: int = 0
     dropped: int = 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the data is done, at the rate so far; None: not known, as without data or before a rate.
+
+        A job that ends by `max_steps`, or early, ends sooner.
+        """
+        if not self.total_samples or not 0 < self.samples_per_s < math.inf:
+            return None
+        return max(0, self.total_samples - self.samples) / self.samples_per_s
 
     @classmethod
     def from_proto(cls, message: job_pb2.Progress) -> "Progress":
@@ -150,7 +161,7 @@ class JobResult:
         seconds: from its first step's beginning to its end.
         evaluation: the last one; None: there was none.
         best: the best one.
-        reason: why it ended before its data was done; empty: it did not.
+        reason: why it ended before its data was done, or that its last checkpoint failed; empty: neither.
     """
 
     job: str
@@ -404,6 +415,7 @@ __all__ = [
     "ClusterStatus",
     "DataAccount",
     "DataCount",
+    "Evaluation",
     "HeldRange",
     "JobResult",
     "JobState",

@@ -379,10 +379,10 @@ def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path):
 def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path, monkeypatch):
     with servers_of(tmp_path, 1, 1) as servers:
         with monkeypatch.context() as patch:
-            patch.setattr(manifest_module, "VERSION", 2)
+            patch.setattr(manifest_module, "VERSION", 3)
             manifest = servers.save()
         before = state(servers)
-        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 2; this Shoal reads up to 1"):
+        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 3; this Shoal reads up to 2"):
             servers.restore(manifest)
         assert state(servers) == before
 

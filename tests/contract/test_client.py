@@ -8,8 +8,8 @@ import pytest
 
 import shoal
 from fake_coordinator import FakeCoordinator
-from shoal.events import LogLine, MetricsReported, StateChanged
-from shoal.status import JobState, Role
+from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
+from shoal.status import Evaluation, JobState, Role
 from shoal.v1 import coordinator_pb2, job_pb2
 from waiting import wait_until
 
@@ -166,6 +166,28 @@ class TestEvents:
             coordinator.stop()
             with pytest.raises(shoal.Unreachable, match=coordinator.address):
                 next(events)
+
+
+class TestCallbacks:
+    def test_get_every_event_in_order_until_the_end(self, coordinator, job):
+        coordinator.log("linear", "a")
+        coordinator.breaks = [1]
+        found = job_pb2.Evaluation(number=1, step=5, values={"loss": 0.5})
+        coordinator.emit("linear", evaluation=job_pb2.EvaluationEnd(worker="worker-1", result=found, best=True))
+        coordinator.enter("linear", "SUCCEEDED")
+        first, second = [], []
+        assert job.wait(5, [first.append, second.append]).job == "linear"
+        assert [event.sequence for event in first] == [1, 2, 3]
+        assert first == second
+        assert first[1] == Evaluated(2, 10.0, "worker-1", Evaluation(1, 5, {"loss": 0.5}), True)
+
+    def test_that_raise_end_the_waiting_and_not_the_job(self, coordinator, job):
+        coordinator.log("linear", "a")
+        later = []
+        with pytest.raises(ZeroDivisionError):
+            job.wait(callbacks=[lambda event: 1 / 0, later.append])
+        assert later == []
+        assert job.status().state is JobState.RUNNING
 
 
 class TestTheWayThere:

@@ -80,7 +80,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         )
 
     def emit(self, job: str, **kind: Any) -> None:
-        """Adds an event: state=, metrics=, log= or checkpoint=. A state becomes the job's."""
+        """Adds an event: state=, metrics=, log=, checkpoint= or evaluation=. A state becomes the job's."""
         with self._changed:
             events = self._events.setdefault(job, [])
             event = job_pb2.Event(sequence=len(events) + 1, time=10.0, **kind)

@@ -1,6 +1,7 @@
 """Manifests, and the checkpoints that they make."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ def manifest(job: str = "digits", number: int = 1, **fields: Any) -> Manifest:
     return Manifest(job=job, number=number, **{**known, **fields})
 
 
-def save(catalogue: Catalogue, job: str, number: int) -> Manifest:
+def save(catalogue: Catalogue, job: str, number: int, **fields: Any) -> Manifest:
     x = np.arange(100, dtype=np.float32) + number
     path = (*path_of(job, number), "shard-0.safetensors")
     entry = write_tensors(catalogue.folder, path, [("x", x.dtype, x.shape)], [x.data])
-    saved = manifest(job, number, files=(entry,))
+    saved = manifest(job, number, files=(entry,), **fields)
     catalogue.publish(saved)
     return saved
 
@@ -53,6 +54,7 @@ def catalogue(tmp_path: Path) -> Catalogue:
     variables=st.lists(st.dictionaries(st.text(), JSON, max_size=2), max_size=2).map(tuple),
     files=st.lists(st.builds(FileEntry, st.text(), st.integers(0, 10**15), st.lists(st.text()).map(tuple)), max_size=2),
     data=st.dictionaries(st.text(), JSON, max_size=3),
+    evaluation=st.dictionaries(st.text(), JSON, max_size=3),
 )
 def test_a_manifest_is_read_as_it_was_written(files: list[FileEntry], **fields: Any) -> None:
     written = Manifest(step=3, version=5, files=tuple(files), **fields)
@@ -61,7 +63,8 @@ def test_a_manifest_is_read_as_it_was_written(files: list[FileEntry], **fields: 
 
 @given(bit=st.floats(0, 1, exclude_max=True))
 def test_a_manifest_with_any_other_bit_is_damaged(bit: float) -> None:
-    text = bytearray(manifest(spec={"name": "digits", "nested": {"é": [1, 2.5]}}).to_bytes())
+    written = manifest(spec={"name": "digits", "nested": {"é": [1, 2.5]}}, evaluation={"values": {"accuracy": 0.93}})
+    text = bytearray(written.to_bytes())
     at = int(bit * len(text) * 8)
     text[at // 8] ^= 1 << (at % 8)
     with pytest.raises(errors.CorruptCheckpoint, match="m is damaged"):
@@ -84,7 +87,7 @@ def sealed(text: bytes) -> bytes:
 
 
 def signed(**fields: Any) -> bytes:
-    return manifests._signed({"format": "shoal-checkpoint", "schema": 1, **fields})
+    return manifests._signed({"format": "shoal-checkpoint", "schema": manifests.VERSION, **fields})
 
 
 @pytest.mark.parametrize(
@@ -97,14 +100,14 @@ def test_what_is_no_manifest_is_refused(text: bytes) -> None:
 
 
 def test_a_manifest_of_a_later_shoal_is_refused_by_name() -> None:
-    text = signed(schema=2, writer="9.0", more="fields")
-    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 2.*up to 1.*9\.0"):
+    text = signed(schema=3, writer="9.0", more="fields")
+    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 3.*up to 2.*9\.0"):
         Manifest.from_bytes(text, "m")
 
 
 def test_a_later_shoal_may_lay_its_manifest_out_in_another_way() -> None:
-    text = sealed(b'{"writer":"9.0","schema":2,"step":1e400,"format":"shoal-checkpoint", "caf\\u00e9" : [ ] , "sum":3}')
-    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 2.*9\.0"):
+    text = sealed(b'{"writer":"9.0","schema":3,"step":1e400,"format":"shoal-checkpoint", "caf\\u00e9" : [ ] , "sum":3}')
+    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 3.*9\.0"):
         Manifest.from_bytes(text, "m")
     for at in range(len(text)):
         with pytest.raises(errors.CorruptCheckpoint):
@@ -117,6 +120,12 @@ def test_a_later_shoal_may_lay_its_manifest_out_in_another_way() -> None:
 def test_what_is_sealed_and_no_manifest_is_damaged(text: bytes) -> None:
     with pytest.raises(errors.CorruptCheckpoint, match="m is damaged: it is no manifest"):
         Manifest.from_bytes(sealed(text), "m")
+
+
+def test_a_manifest_of_the_version_before_is_read() -> None:
+    written = manifest(spec={"name": "digits"}, progress={"loss": 0.5})
+    record = {name: value for name, value in asdict(written).items() if name != "evaluation"}
+    assert Manifest.from_bytes(signed(**{**record, "schema": 1}), "m") == written
 
 
 # Checkpoints.
@@ -169,6 +178,20 @@ def test_a_damaged_checkpoint_is_passed_by_for_an_older_one(catalogue: Catalogue
     assert older == first
 
 
+def test_those_of_best_evaluations_are_found_newest_first(catalogue: Catalogue, tmp_path: Path) -> None:
+    first, second = (save(catalogue, "digits", number, evaluation={"number": f"{number}"}) for number in (1, 2))
+    for number in (3, 4):
+        save(catalogue, "digits", number)
+    assert list(catalogue.best("digits")) == [second, first]
+    damaged = tmp_path / "digits" / "00000003" / "manifest.json"
+    damaged.write_text(damaged.read_text().replace('"step": 7', '"step": 8'))
+    perhaps, *rest = catalogue.best("digits")
+    assert isinstance(perhaps, errors.CorruptCheckpoint)
+    assert perhaps.details["checkpoint"] == "digits/3"
+    assert rest == [second, first]
+    assert list(catalogue.best("other")) == []
+
+
 def test_a_file_of_tensors_that_is_damaged_fails_the_check(catalogue: Catalogue, tmp_path: Path) -> None:
     saved = save(catalogue, "digits", 1)
     file = tmp_path / "digits" / "00000001" / "shard-0.safetensors"
@@ -197,7 +220,7 @@ def test_a_huge_manifest_is_not_read(catalogue: Catalogue, tmp_path: Path, monke
 def test_manifests_are_json_for_people(catalogue: Catalogue, tmp_path: Path) -> None:
     save(catalogue, "digits", 1)
     record = json.loads((tmp_path / "digits" / "00000001" / "manifest.json").read_text())
-    assert (record["format"], record["schema"], record["step"]) == ("shoal-checkpoint", 1, 7)
+    assert (record["format"], record["schema"], record["step"]) == ("shoal-checkpoint", 2, 7)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from google.protobuf import json_format
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
@@ -14,10 +15,11 @@ from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import write_tensors
 from shoal._checkpoint.folders import LocalFolder
-from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal._checkpoint.manifest import VERSION, FileEntry, Manifest
 from shoal._checkpoint.slices import SavedVariables, tensor_name
 from shoal._cli.app import app
 from shoal.checkpoints import Checkpoints
+from shoal.status import Evaluation
 
 KERNEL = np.arange(60, dtype=np.float32).reshape(10, 6)
 BIAS = np.arange(6, dtype=np.float32) + 100
@@ -30,7 +32,10 @@ def shard(folder: LocalFolder, number: int, name: str, tensors: dict[str, np.nda
     return write_tensors(folder, (*path_of("digits", number), name), named, data)
 
 
-def save(root: Path, number: int = 1) -> Manifest:
+BEST = Evaluation(5, 12, {"accuracy": 0.93, "loss": float("nan")}, examples=360, seconds=0.5, time=9.0)
+
+
+def save(root: Path, number: int = 1, *, best: Evaluation | None = None) -> Manifest:
     """A kernel in three slices on two shards, with a slot beside its values."""
     folder = LocalFolder(root)
     first = {
@@ -47,7 +52,8 @@ def save(root: Path, number: int = 1) -> Manifest:
     }
     files = (shard(folder, number, "a.safetensors", first), shard(folder, number, "b.safetensors", second))
     variables = ({"name": "dense/kernel", "shape": ["10", "6"], "dtype": "FLOAT32"},)
-    manifest = Manifest("digits", number, 1e9, 12, 34, {}, variables, files)
+    evaluation = json_format.MessageToDict(best.to_proto()) if best else {}
+    manifest = Manifest("digits", number, 1e9, 12, 34, {}, variables, files, evaluation=evaluation)
     Catalogue(folder).publish(manifest)
     return manifest
 
@@ -159,10 +165,33 @@ class TestTheFolder:
         with pytest.raises(errors.CorruptCheckpoint, match=r"no checkpoint of digits can be used: .*2: .*digits/1: "):
             found.verify("digits")
 
+    def test_the_best_is_the_newest_that_was_taken_at_the_best_evaluation(self, tmp_path: Path) -> None:
+        for number, best in enumerate((BEST, BEST, None, None), start=1):
+            save(tmp_path, number, best=best)
+        found = Checkpoints(str(tmp_path))
+        shown = found.show("digits/best")
+        assert shown.evaluation
+        assert (str(shown), shown.evaluation.number, shown.evaluation.time) == ("digits/2", 5, 9.0)
+        assert repr(sorted(shown.evaluation.values.items())) == "[('accuracy', 0.93), ('loss', nan)]"
+        assert found.show("digits").evaluation is None
+        assert str(found.verify("digits/best")) == "digits/2"
+        assert np.array_equal(found.read("digits/best")["bias"], BIAS)
+        damage(tmp_path, 4, "manifest.json")  # which may have been one
+        damage(tmp_path, 2, "b.safetensors")
+        passed_by = found.verify("digits/best").passed_by
+        assert [problem.partition(":")[0] for problem in passed_by] == ["digits/4", "digits/2"]
+        with pytest.raises(errors.BadRequest, match=r"say which, as digits/NUMBER"):
+            found.remove("digits/best")
+
+    def test_without_an_evaluation_there_is_no_best(self, tmp_path: Path) -> None:
+        save(tmp_path)
+        with pytest.raises(errors.UnknownCheckpoint, match="there is no checkpoint digits/best in"):
+            Checkpoints(str(tmp_path)).show("digits/best")
+
     def test_one_of_a_later_shoal_is_not_passed_by(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save(tmp_path, 1)
         with monkeypatch.context() as patch:
-            patch.setattr("shoal._checkpoint.manifest.VERSION", 2)
+            patch.setattr("shoal._checkpoint.manifest.VERSION", VERSION + 1)
             save(tmp_path, 2)
         with pytest.raises(errors.IncompatibleCheckpoint):
             Checkpoints(str(tmp_path)).show("digits")
@@ -392,6 +421,22 @@ class TestTheCommands:
         assert run("checkpoints", "rm", "digits").exit_code == 2
         assert run("checkpoints", "rm", "digits", "--all").stdout == "digits/1 is removed\ndigits/2 is removed\n"
         assert run("checkpoints", "rm", "digits", "--all").exit_code == 4
+
+    def test_what_was_taken_at_the_best_evaluation_says_so(self, tmp_path: Path, run: Any) -> None:
+        save(tmp_path, 1, best=BEST)
+        save(tmp_path, 2)
+        titles, last, best = run("checkpoints", "ls").stdout.splitlines()
+        assert titles.split()[-2:] == ["best", "evaluation"]
+        assert best.endswith("accuracy 0.93, loss nan")
+        assert last.rstrip().endswith("-")
+        assert "best evaluation so far: accuracy 0.93, loss nan\n" in run("checkpoints", "show", "digits/best").stdout
+        record = json.loads(run("checkpoints", "show", "digits/best", "--json").stdout)
+        assert record["number"] == 1
+        assert record["evaluation"] == {
+            **{"number": 5, "step": 12, "values": {"accuracy": 0.93, "loss": None}},
+            **{"examples": 360, "seconds": 0.5, "time": 9.0},
+        }
+        assert json.loads(run("checkpoints", "show", "digits", "--json").stdout)["evaluation"] is None
 
     def test_export_and_import(self, tmp_path: Path, run: Any) -> None:
         save(tmp_path)

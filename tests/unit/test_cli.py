@@ -13,8 +13,9 @@ from fake_coordinator import FakeCoordinator
 from shard_servers import ShardServers
 from shoal._cli import options, output
 from shoal._cli.app import app
-from shoal._cli.follow import follow
+from shoal._cli.follow import follow, summary
 from shoal._cli.output import Output
+from shoal.status import Evaluation, JobResult
 from shoal.v1 import coordinator_pb2, job_pb2
 
 
@@ -88,6 +89,29 @@ class TestSubmit:
         timed = shoal.Job.from_proto(coordinator.jobs["timed"].spec)
         assert timed.checkpoints == shoal.CheckpointPolicy(at_end=False)
         for wrong in (["--from", "../x"], ["--partial"], ["--keep", 0], ["--checkpoint-s", -1]):
+            assert run("submit", "models:mlp", *wrong).exit_code == 2
+
+    def test_says_when_to_evaluate_and_when_to_end(self, coordinator, run):
+        options = ["--evaluate-every", 50, "--metric", "accuracy", "--goal", "more", "--patience", 3]
+        options += ["--least-gain", 0.001, "--checkpoint-best", "--no-evaluation-at-end", "--from", "base/best"]
+        assert run("submit", "models:mlp", "--name", "mine", *options).exit_code == 0
+        made = shoal.Job.from_proto(coordinator.jobs["mine"].spec)
+        assert made.evaluation == shoal.EvaluationPolicy(
+            every_steps=50,
+            at_end=False,
+            metric="accuracy",
+            goal="more",
+            patience=3,
+            least_gain=0.001,
+            checkpoint_best=True,
+        )
+        assert made.restore == "base/best"
+        assert run("submit", "models:mlp", "--name", "at-end", "--metric", "error").exit_code == 0
+        at_end = shoal.Job.from_proto(coordinator.jobs["at-end"].spec)
+        assert at_end.evaluation == shoal.EvaluationPolicy(metric="error")
+        assert run("submit", "models:mlp", "--name", "never", "--no-evaluation-at-end").exit_code == 0
+        assert shoal.Job.from_proto(coordinator.jobs["never"].spec).evaluation is None
+        for wrong in (["--patience", 3], ["--goal", "most"], ["--evaluate-every", -1], ["--least-gain", "nan"]):
             assert run("submit", "models:mlp", *wrong).exit_code == 2
 
     def test_defaults_are_those_of_a_job(self, coordinator, run):
@@ -297,6 +321,79 @@ class TestJobs:
         shown = capsys.readouterr().err
         assert "digits checkpoint 2: step 40, 1,000 bytes in 1.2 s" in shown
         assert "digits checkpoint failed, training goes on: the disk is full\n" in shown
+
+    def test_say_what_evaluations_found(self, coordinator, run, capsys):
+        policy = shoal.EvaluationPolicy(every_steps=20, metric="top1", patience=1)
+        latest = job_pb2.Evaluation(number=2, step=40, values={"top1": 0.5, "loss": 1.25, "auc": 0.75}, examples=9)
+        best = job_pb2.Evaluation(number=1, step=20, values={"top1": 0.625, "loss": 1.5})
+        evaluated = shoal.Job("m:f", name="tested", evaluation=policy)
+        progress = job_pb2.Progress(steps=60, samples=40, total_samples=100, samples_per_s=5, loss=1.0)
+        coordinator.add(evaluated, evaluation=latest, best=best, progress=progress)
+        told = [
+            "latest evaluation: step 40, top1 0.5, auc 0.75, loss 1.25",
+            "best evaluation: step 20, top1 0.625, loss 1.5",
+        ]
+        titles, row, *notes = run("jobs").stdout.splitlines()
+        assert notes == [f"tested: {line}" for line in told]
+        assert "12 s" in row[titles.index("left") :][:5]
+        for result, was_best in ((best, True), (latest, False)):
+            end = job_pb2.EvaluationEnd(worker="worker-0", result=result, best=was_best)
+            coordinator.emit("tested", evaluation=end)
+        coordinator.enter("tested", "SUCCEEDED", "top1 is no better than 0.625 in 1 evaluation")
+        with shoal.Client(coordinator.address) as client, Output(False) as out:
+            ended = follow(client.job("tested"), out)
+        assert capsys.readouterr().err.splitlines() == [
+            "tested evaluation 1: step 20, top1 0.625, loss 1.5, the best so far",
+            "tested evaluation 2: step 40, top1 0.5, auc 0.75, loss 1.25",
+            "tested succeeded: top1 is no better than 0.625 in 1 evaluation",
+        ]
+        assert summary(ended, "top1").splitlines()[1:] == ["top1 is no better than 0.625 in 1 evaluation", *told]
+        (record,) = records(run("wait", "tested", "--json").stdout)
+        assert (record["reason"], record["best"]["values"]["top1"]) == (
+            "top1 is no better than 0.625 in 1 evaluation",
+            0.625,
+        )
+        assert record["evaluation"] == {
+            **{"number": 2, "step": 40, "values": {"top1": 0.5, "loss": 1.25, "auc": 0.75}},
+            **{"examples": 9, "seconds": 0.0, "time": 0.0},
+        }
+        assert record["progress"]["seconds_left"] == 12
+        (record,) = records(run("jobs", "--json").stdout)
+        assert (record["evaluation"]["number"], record["best"]["number"]) == (2, 1)
+
+    def test_print_evaluations_for_machines(self, coordinator, job, capsys):
+        result = job_pb2.Evaluation(number=1, step=20, values={"top1": 0.5})
+        coordinator.emit(job, evaluation=job_pb2.EvaluationEnd(worker="worker-0", result=result, best=True))
+        coordinator.enter(job, "SUCCEEDED")
+        with shoal.Client(coordinator.address) as client, Output(True) as out:
+            follow(client.job(job), out)
+        told, _ = records(capsys.readouterr().out)
+        assert (told["event"], told["worker"], told["best"]) == ("evaluation", "worker-0", True)
+        assert (told["result"]["step"], told["result"]["values"]) == (20, {"top1": 0.5})
+
+    def test_whose_best_evaluation_is_the_latest_have_one(self):
+        only = Evaluation(3, 60, {"loss": 0.5})
+        progress = shoal.status.Progress()
+        lines = summary(JobResult("one", progress, 1.0, only, only)).splitlines()
+        assert lines == ["one succeeded in 1.0 s without a step", "latest and best evaluation: step 60, loss 0.5"]
+
+    def test_write_figures_for_tensorboard(self, coordinator, run, job, tmp_path):
+        coordinator.emit(job, metrics=job_pb2.Metrics(worker="worker-0", step=1, values={"loss": 0.5}))
+        coordinator.enter(job, "SUCCEEDED")
+        assert run("wait", job, "--tensorboard", tmp_path / "board").exit_code == 0
+        assert [path.name for path in (tmp_path / "board").iterdir() if path.is_dir()] == ["worker-0"]
+        (tmp_path / "file").touch()
+        refused = run("wait", job, "--tensorboard", tmp_path / "file", "--json")
+        assert (refused.exit_code, records(refused.stderr)[0]["error"]["code"]) == (1, "STORAGE_FAILED")
+
+    def test_are_not_begun_without_what_tensorboard_needs(self, coordinator, run, tmp_path, monkeypatch):
+        board = ["--tensorboard", tmp_path / "board"]
+        unfollowed = run("submit", "m:f", "--name", "mine", *board)
+        assert (unfollowed.exit_code, "add --follow" in unfollowed.stderr) == (2, True)
+        monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+        missing = run("submit", "m:f", "--name", "mine", "--follow", *board)
+        assert (missing.exit_code, "pip install 'shoal[tensorboard]'" in missing.stderr) == (2, True)
+        assert coordinator.jobs == {}
 
     def test_are_cancelled_and_dropped(self, coordinator, run, job):
         refused = run("drop", job)

@@ -23,6 +23,7 @@ HEAVY = {
     "pyarrow",
     "fsspec",
     "PIL",
+    "tensorboardX",
 }
 ROLES = {"shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn", "shoal_distribute"}
 

@@ -48,7 +48,7 @@ class Catalogue:
         return max(_numbers(self.folder.names((job,))), default=0) + 1
 
     def unknown(self, name: str) -> errors.UnknownCheckpoint:
-        """What is said of a checkpoint, as JOB or JOB/NUMBER, that is not there."""
+        """What is said of a checkpoint, as a user names it, that is not there."""
         return errors.UnknownCheckpoint(
             f"there is no checkpoint {name} in {self.folder.url}; `shoal checkpoints ls` lists them", checkpoint=name
         )
@@ -86,12 +86,19 @@ class Catalogue:
 
     def newest(self, job: str) -> Iterator[Manifest | errors.ShoalError]:
         """The job's checkpoints, newest first: of each its manifest, or why it cannot be used, which names it."""
-        for number in reversed(self.numbers(job)):
-            try:
-                yield self.manifest(job, number)
-            except errors.ShoalError as error:
-                error.details["checkpoint"] = f"{job}/{number}"
-                yield error
+        return (self.found(job, number) for number in reversed(self.numbers(job)))
+
+    def best(self, job: str) -> Iterator[Manifest | errors.ShoalError]:
+        """As `newest`, of those that were taken at the job's best evaluation. One that cannot be used may be one."""
+        return (it for it in self.newest(job) if isinstance(it, errors.ShoalError) or it.evaluation)
+
+    def found(self, job: str, number: int) -> Manifest | errors.ShoalError:
+        """The manifest of a checkpoint, or why it cannot be used, which names it."""
+        try:
+            return self.manifest(job, number)
+        except errors.ShoalError as error:
+            error.details["checkpoint"] = f"{job}/{number}"
+            return error
 
     def remove(self, job: str, number: int) -> None:
         """Removes a checkpoint, whole or torn; its manifest first, so that none is ever there in part."""

@@ -15,7 +15,8 @@ import xxhash
 from shoal import errors
 from shoal._checkpoint.tensors import damaged
 
-VERSION = 1
+# 2: `evaluation` is new; a manifest of 1 has none.
+VERSION = 2
 FILE = "manifest.json"
 BLOCK_BYTES = 4 << 20
 MAX_BYTES = 256 << 20
@@ -54,6 +55,8 @@ class Manifest:
         files: those of the tensors.
         data: the ledger's account; empty: the job had no data of its own.
         progress: the job's figures, for people.
+        evaluation: the job's best so far, if the variables were taken at it, as the JSON form of `Evaluation`; else
+            empty.
         writer: the version of Shoal.
     """
 
@@ -67,6 +70,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
     progress: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
     writer: str = ""
 
     @property

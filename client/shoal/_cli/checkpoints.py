@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from shoal import errors
-from shoal._cli import options
+from shoal._cli import options, records
 from shoal._cli.output import Output, Row
+from shoal._telling import figures
 from shoal.checkpoints import Checkpoint, Checkpoints
 
 app = typer.Typer(no_args_is_help=True, help="Looks at the checkpoints in a folder.")
@@ -21,8 +22,9 @@ FolderOption = Annotated[
 ]
 # What has no manifest.
 _TORN = "has no manifest: it is being written, or its writer died; `shoal checkpoints rm` takes what is left of it"
+_COLUMNS = ["checkpoint", "step", "version", "bytes", "variables", "made", "best evaluation"]
 NameArgument = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="JOB for its newest checkpoint, or JOB/NUMBER.")
+    str, typer.Argument(metavar="CHECKPOINT", help="JOB for its newest checkpoint, JOB/NUMBER, or JOB/best.")
 ]
 
 
@@ -53,7 +55,7 @@ def ls(
             notes.append(f"{', '.join(torn)}: {_TORN}")
         if not rows:
             notes.append(f"there is no whole checkpoint in {checkpoints.url}")
-        out.rows("", ["checkpoint", "step", "version", "bytes", "variables", "made"], rows, notes=notes)
+        out.rows("", _COLUMNS, rows, optional=["version", "variables"], notes=notes)
 
 
 @app.command()
@@ -129,8 +131,9 @@ def import_(
 
 def _row(found: Checkpoint) -> tuple[list[str], Row]:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created_at))
-    figures = [f"{found.step:,}", f"{found.version:,}", f"{found.nbytes:,}", f"{len(found.variables):,}", made]
-    return [str(found), *figures], _record(found)
+    counts = [f"{found.step:,}", f"{found.version:,}", f"{found.nbytes:,}", f"{len(found.variables):,}"]
+    best = figures(found.evaluation.values) if found.evaluation else "-"
+    return [str(found), *counts, made, best], _record(found)
 
 
 def _record(found: Checkpoint) -> Row:
@@ -143,6 +146,7 @@ def _record(found: Checkpoint) -> Row:
         "bytes": found.nbytes,
         "variables": {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in found.variables.items()},
         "passed_by": list(found.passed_by),
+        "evaluation": records.evaluation(found.evaluation),
     }
 
 
@@ -160,7 +164,8 @@ def _tell_passed_by(found: Checkpoint, out: Output) -> None:
 
 
 def _sentence(found: Checkpoint) -> str:
-    return f"{found}: step {found.step:,}, {found.version:,} updates, {found.nbytes:,} bytes"
+    best = f", best evaluation so far: {figures(found.evaluation.values)}" if found.evaluation else ""
+    return f"{found}: step {found.step:,}, {found.version:,} updates, {found.nbytes:,} bytes{best}"
 
 
 __all__ = ["app", "export", "import_"]

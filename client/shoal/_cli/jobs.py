@@ -11,12 +11,16 @@ import typer
 
 from shoal import errors
 from shoal._cli import options, records
-from shoal._cli.follow import first_line, summary
+from shoal._cli.follow import evaluations, summary
 from shoal._cli.output import Output, Row
+from shoal._telling import duration, first_line
 from shoal._whole_file import written_whole
 from shoal.client import Client
 from shoal.events import LogLine
 from shoal.status import DataAccount, DataCount, JobStatus
+
+# Columns of `shoal jobs` that go where the screen is narrow, in this order.
+_OPTIONAL = ["age", "stale", "left", "samples/s", "program", "loss", "workers"]
 
 
 def jobs(
@@ -24,28 +28,30 @@ def jobs(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists all jobs, newest first, and what those wait for that do.
+    """Lists all jobs, newest first, what those wait for that do, and what evaluations found.
 
     A narrow screen gets fewer columns; --json has everything.
     """
-    columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "age"]
+    columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "left", "age"]
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         now, found = time.time(), client.jobs()
         rows = [_job_row(status, now) for status in found]
         notes = [f"{status.name}: {note}" for status in found for note in _notes(status)]
-        out.rows("", columns, rows, optional=["age", "stale", "samples/s", "program", "loss", "workers"], notes=notes)
+        out.rows("", columns, rows, optional=_OPTIONAL, notes=notes)
 
 
 def wait(
     job: options.JobArgument,
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; by default as long as it takes.")] = None,
+    tensorboard: options.TensorBoardOption = None,
     coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Waits for a job's end, and ends as it does."""
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
-        result = client.job(job).wait(timeout)
+        with options.tensorboard(tensorboard) as callbacks:
+            result = client.job(job).wait(timeout, callbacks)
         out.say(summary(result), records.result(result))
 
 
@@ -158,14 +164,16 @@ def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
         f"{len(status.workers)}/{status.job.workers}",
         f"{done.steps:,}",
         *(figures if done.steps else ["-"] * len(figures)),
-        _duration(now - status.submitted_at),
+        "-" if status.state.finished or done.seconds_left is None else duration(done.seconds_left),
+        duration(now - status.submitted_at),
     ]
     return cells, records.job(status)
 
 
 def _notes(status: JobStatus) -> list[str]:
     failure = status.checkpoint_failure and f"the last checkpoint failed: {first_line(status.checkpoint_failure)}"
-    return [*filter(None, (first_line(status.reason), failure))]
+    metric = status.job.evaluation.metric if status.job.evaluation else ""
+    return [*filter(None, (first_line(status.reason), failure)), *evaluations(status.evaluation, status.best, metric)]
 
 
 def _data_title(job: str, account: DataAccount) -> str:
@@ -181,11 +189,6 @@ def _counts(count: DataCount) -> list[str]:
 def _holders(account: DataAccount, epoch: int) -> str:
     held = [held for held in account.held if held.epoch == epoch]
     return ", ".join(f"{part.worker} [{part.start:,}, {part.stop:,})" for part in held)
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
 
 
 def _cannot_write(file: Path, why: str) -> errors.ShoalError:

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from shoal import errors, optim
 from shoal._role_flags import RetryFor as RetryOption
+from shoal.callbacks import TensorBoard
 from shoal.client import DEFAULT_ADDRESS
 
 CoordinatorOption = Annotated[
@@ -16,6 +19,10 @@ CoordinatorOption = Annotated[
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="For machines: one JSON object a line; errors on standard error too.")
+]
+TensorBoardOption = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", metavar="DIR", help="Write figures there while waiting, for TensorBoard to show."),
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
 
@@ -70,6 +77,27 @@ def optimizer(text: str) -> optim.Optimizer:
     return made
 
 
+@contextmanager
+def tensorboard(folder: Path | None, *, waiting: bool = True) -> Iterator[list[TensorBoard]]:
+    """The callback that `--tensorboard DIR` asks for, if it does, with its files until the end of the `with`.
+
+    Raises:
+        BadRequest: what it needs is not installed, or nobody is `waiting` for the job.
+        StorageFailed: it cannot write there.
+    """
+    if folder and not waiting:
+        raise errors.BadRequest("--tensorboard writes while the job is followed: add --follow, or `shoal wait` with it")
+    try:
+        board = TensorBoard(folder) if folder else None
+    except ImportError as error:
+        raise errors.BadRequest(str(error)) from None
+    if board is None:
+        yield []
+        return
+    with board:
+        yield [board]
+
+
 def _pairs(text: str, rest: str) -> dict[str, Any]:
     values = {}
     for pair in filter(None, rest.split(",")):
@@ -108,6 +136,8 @@ __all__ = [
     "JobArgument",
     "JsonOption",
     "RetryOption",
+    "TensorBoardOption",
     "optimizer",
     "settings",
+    "tensorboard",
 ]

@@ -3,8 +3,17 @@
 from dataclasses import asdict
 from typing import Any
 
-from shoal.events import CheckpointEnded, Event, LogLine, MetricsReported, StateChanged
-from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, MemberStatus, SavedCheckpoint
+from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
+from shoal.status import (
+    ClusterStatus,
+    DataAccount,
+    Evaluation,
+    JobResult,
+    JobStatus,
+    MemberStatus,
+    Progress,
+    SavedCheckpoint,
+)
 
 
 def job(status: JobStatus) -> dict[str, Any]:
@@ -32,11 +41,23 @@ def job(status: JobStatus) -> dict[str, Any]:
         "submitted_at": status.submitted_at,
         "started_at": status.started_at,
         "finished_at": status.finished_at,
-        "progress": asdict(status.progress),
+        "progress": progress(status.progress),
         "checkpoint": checkpoint(status.checkpoint) if status.checkpoint else None,
         "checkpoint_failure": status.checkpoint_failure,
         "restarts": status.restarts,
+        "evaluation": evaluation(status.evaluation),
+        "best": evaluation(status.best),
     }
+
+
+def progress(done: Progress) -> dict[str, Any]:
+    """How far a job has come."""
+    return {**asdict(done), "seconds_left": done.seconds_left}
+
+
+def evaluation(found: Evaluation | None) -> dict[str, Any] | None:
+    """What an evaluation found; None: there was none."""
+    return asdict(found) if found else None
 
 
 def checkpoint(saved: SavedCheckpoint) -> dict[str, Any]:
@@ -46,7 +67,15 @@ def checkpoint(saved: SavedCheckpoint) -> dict[str, Any]:
 
 def result(result: JobResult) -> dict[str, Any]:
     """What a job did."""
-    return {"name": result.job, "state": "succeeded", "seconds": result.seconds, "progress": asdict(result.progress)}
+    return {
+        "name": result.job,
+        "state": "succeeded",
+        "reason": result.reason,
+        "seconds": result.seconds,
+        "progress": progress(result.progress),
+        "evaluation": evaluation(result.evaluation),
+        "best": evaluation(result.best),
+    }
 
 
 def data(job: str, account: DataAccount) -> dict[str, Any]:
@@ -86,7 +115,7 @@ def event(event: Event) -> dict[str, Any]:
                 "worker": event.worker,
                 "step": event.step,
                 "values": dict(event.values),
-                "progress": asdict(event.progress),
+                "progress": progress(event.progress),
             }
         case CheckpointEnded():
             record |= {
@@ -96,9 +125,16 @@ def event(event: Event) -> dict[str, Any]:
                 "seconds": event.seconds,
                 "failure": event.failure,
             }
+        case Evaluated():
+            record |= {
+                "event": "evaluation",
+                "worker": event.worker,
+                "result": evaluation(event.result),
+                "best": event.best,
+            }
         case LogLine():
             record |= {"event": "log", "worker": event.worker, "text": event.text}
     return record
 
 
-__all__ = ["checkpoint", "cluster", "data", "event", "job", "member", "result"]
+__all__ = ["checkpoint", "cluster", "data", "evaluation", "event", "job", "member", "progress", "result"]

@@ -1,5 +1,6 @@
 """`shoal submit`."""
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -9,8 +10,10 @@ from shoal._cli import options, records
 from shoal._cli.follow import follow as follow_job
 from shoal._cli.follow import summary
 from shoal._cli.output import INTERRUPTED, Output
+from shoal.callbacks import Callback
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.client import Client, JobHandle
+from shoal.evaluation_policy import EvaluationPolicy, Goal
 from shoal.job import Job, Wire
 
 
@@ -43,7 +46,8 @@ def submit(
         typer.Option("--in-turn", help="Pull, compute and push in turn, though the mode allows to overlap them."),
     ] = False,
     from_checkpoint: Annotated[
-        str, typer.Option("--from", metavar="CHECKPOINT", help="Go on from it: JOB for its newest one, or JOB/NUMBER.")
+        str,
+        typer.Option("--from", metavar="CHECKPOINT", help="Go on from it: JOB (its newest), JOB/NUMBER, or JOB/best."),
     ] = "",
     partial: Annotated[
         bool, typer.Option("--partial", help="With --from: take the values of variables that both have, no more.")
@@ -59,9 +63,32 @@ def submit(
     keep_every: Annotated[
         int | None, typer.Option(help="Checkpoints whose number is a multiple of this stay as well.")
     ] = None,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(metavar="STEPS", help="Steps from one evaluation of the held-out examples to the next."),
+    ] = None,
+    no_evaluation_at_end: Annotated[
+        bool, typer.Option("--no-evaluation-at-end", help="None when all workers are through.")
+    ] = False,
+    metric: Annotated[
+        str | None, typer.Option(help="The figure that says which evaluation is the best. By default loss.")
+    ] = None,
+    goal: Annotated[
+        Goal | None, typer.Option(help="Of the metric. By default less of a loss or an error, else more.")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="End after so many evaluations in a row that are no better; 0: never.")
+    ] = None,
+    least_gain: Annotated[
+        float | None, typer.Option(help="By so much one has to be better to count as better.")
+    ] = None,
+    checkpoint_best: Annotated[
+        bool, typer.Option("--checkpoint-best", help="A checkpoint at each that is the best so far: JOB/best.")
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Watch it to its end, and end as it does. Ctrl-C leaves it running.")
     ] = False,
+    tensorboard: options.TensorBoardOption = None,
     coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
@@ -70,7 +97,11 @@ def submit(
 
     --json prints the job; with --follow then its events, and at last its result.
     """
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with (
+        Output(as_json) as out,
+        options.tensorboard(tensorboard, waiting=follow) as callbacks,
+        Client(coordinator, retry_for_s=retry_for) as client,
+    ):
         job = Job(
             program,
             name=name,
@@ -87,7 +118,7 @@ def submit(
             seed=seed,
             wire=wire,
             overlap=not in_turn,
-            checkpoints=_policy(
+            checkpoints=_checkpoints(
                 every_s=checkpoint_s,
                 every_steps=checkpoint_steps,
                 at_end=False if no_checkpoint_at_end else None,
@@ -96,6 +127,15 @@ def submit(
             ),
             restore=from_checkpoint,
             partial_restore=partial,
+            evaluation=_evaluation(
+                every_steps=evaluate_every,
+                at_end=False if no_evaluation_at_end else None,
+                metric=metric,
+                goal=goal,
+                patience=patience,
+                least_gain=least_gain,
+                checkpoint_best=checkpoint_best or None,
+            ),
         )
         handle = client.submit(job)
         if out.as_json:
@@ -103,24 +143,35 @@ def submit(
         elif not follow:
             out.say(f"submitted {handle.name}; watch it with `shoal logs --follow {handle.name}`", {})
         if follow:
-            _follow(handle, out)
+            _follow(handle, out, job, callbacks)
 
 
-def _policy(**given: float | None) -> CheckpointPolicy | None:
+def _checkpoints(**given: Any) -> CheckpointPolicy | None:
     """What was said; None: nothing was."""
-    said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    said = _said(given)
     if said.get("every_steps") and "every_s" not in said:
         said["every_s"] = 0.0
     return CheckpointPolicy(**said) if said else None
 
 
-def _follow(job: JobHandle, out: Output) -> None:
+def _evaluation(**given: Any) -> EvaluationPolicy | None:
+    """What was said; None: nothing was, or that there is to be none."""
+    said = _said(given)
+    return EvaluationPolicy(**said) if said and said != {"at_end": False} else None
+
+
+def _said(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _follow(handle: JobHandle, out: Output, job: Job, callbacks: Iterable[Callback]) -> None:
     try:
-        result = follow_job(job, out)
+        result = follow_job(handle, out, callbacks)
     except KeyboardInterrupt:
-        out.errors.print(f"{job.name} goes on without you; `shoal cancel {job.name}` ends it")
+        out.errors.print(f"{handle.name} goes on without you; `shoal cancel {handle.name}` ends it")
         raise typer.Exit(INTERRUPTED) from None
-    out.say(summary(result), records.result(result))
+    metric = job.evaluation.metric if job.evaluation else ""
+    out.say(summary(result, metric), records.result(result))
 
 
 __all__ = ["submit"]

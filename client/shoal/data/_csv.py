@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
+from shoal._late import load
 from shoal.data import _in_blocks
 from shoal.data._columns import Columns, chosen
 from shoal.data._csv_index import Index, index
 from shoal.data._files import File, Where, blamed, find
 from shoal.data._in_blocks import InBlocks, check_number
-from shoal.data._late import load
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 _SUFFIXES = (".csv", ".tsv")

@@ -9,9 +9,9 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from shoal import errors
+from shoal._late import load
 from shoal.data._files import blamed
 from shoal.data._in_blocks import check_number
-from shoal.data._late import load
 from shoal.program import DEFAULT_PREFETCH
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
+from shoal._late import load
 from shoal.data import _in_blocks
 from shoal.data._columns import Columns
 from shoal.data._files import File, Where, blamed, find
 from shoal.data._in_blocks import InBlocks
-from shoal.data._late import load
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 _SUFFIXES = (".parquet", ".pq")

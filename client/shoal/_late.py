@@ -1,4 +1,4 @@
-"""Packages that only some sources need, imported when one is used."""
+"""Packages that only some of Shoal needs, imported when that is used."""
 
 import importlib
 from typing import Any
