@@ -114,6 +114,7 @@ def _manifest(effect: WriteCheckpoint, files: Iterable[FileEntry]) -> Manifest:
         data=json_format.MessageToDict(cut.data) if cut.data else {},
         progress=json_format.MessageToDict(cut.tally),
         writer=version("shoal"),
+        evaluation=json_format.MessageToDict(effect.best.to_proto()) if effect.best else {},
     )
 
 

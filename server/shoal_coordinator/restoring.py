@@ -57,11 +57,20 @@ def _candidates(
         if source.number:
             yield source
             continue
-        numbers = catalogue.numbers(source.job)
+        numbers = [number for number in catalogue.numbers(source.job) if _may_be(source, number, catalogue)]
         if not numbers:
-            passed_by.append(f"{source.job}: it has no whole checkpoint in {catalogue.folder.url}")
+            which = "checkpoint that was taken at its best evaluation" if source.best else "whole checkpoint"
+            passed_by.append(f"{source.job}: it has no {which} in {catalogue.folder.url}")
         for number in reversed(numbers):
             yield CheckpointChoice(source.job, number, source.partial)
+
+
+def _may_be(source: CheckpointChoice, number: int, catalogue: Catalogue) -> bool:
+    """Whether a checkpoint is one of those that are asked for, or cannot be read, which is then told."""
+    if not source.best:
+        return True
+    found = catalogue.found(source.job, number)
+    return isinstance(found, errors.ShoalError) or bool(found.evaluation)
 
 
 def _restored(

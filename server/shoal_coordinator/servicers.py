@@ -257,10 +257,13 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 return
         try:
             numbers = self._catalogue.numbers(source.job)  # without the lock: it may take a while
+            there = source.number in numbers if source.number else bool(numbers)
+            if source.best:
+                there = any(True for _ in self._catalogue.best(source.job))
         except errors.StorageFailed as error:
             _log.warning("cannot look for a checkpoint", job=spec.name, checkpoint=str(source), reason=error.message)
             return
-        if not numbers or (source.number and source.number not in numbers):
+        if not there:
             raise self._catalogue.unknown(str(source))
 
 

@@ -67,9 +67,27 @@ def test_the_best_ones_checkpoint_has_the_values_that_were_evaluated(client, fol
     saved = {it.number: it for it in checkpoints.list(job.name)}
     values = sorted(checkpoints.read(f"{job.name}/{number}")["w"][0] for number in saved)
     assert values == [it.values["updates"] for it in found]
-    again = client.submit(counted(restore=f"{job.name}/best", partial_restore=True, max_steps=1))
+
+
+def test_the_best_stays_while_others_go_and_a_job_begins_with_it(client, folder):
+    policy = shoal.EvaluationPolicy(every_steps=20, metric="updates", goal="less", checkpoint_best=True)
+    keeping = shoal.CheckpointPolicy(every_s=0, every_steps=10, keep_last=1)
+    job = client.submit(counted(policy=policy, checkpoints=keeping))
+    first = evaluations(job)[0]
+    best, newest = f"{job.name}/best", shoal.Checkpoints(folder).show(job.name)
+    assert shoal.Checkpoints(folder).show(best).evaluation == first == job.status().best
+    assert newest.step > first.step
+    assert len(list(shoal.Checkpoints(folder).list(job.name))) == 2
+    again = client.submit(counted(restore=best, partial_restore=True, max_steps=1))
     again.wait(60)
-    assert again.pull()["w"][0] == found[-1].values["updates"] + 1
+    assert again.pull()["w"][0] == first.values["updates"] + 1
+
+
+def test_a_best_checkpoint_that_is_not_there(client):
+    job = client.submit(counted())
+    job.wait(60)
+    with pytest.raises(shoal.UnknownCheckpoint, match=f"{job.name}/best"):
+        client.submit(counted(restore=f"{job.name}/best"))
 
 
 def test_a_job_that_gets_no_better_stops_early(client):
