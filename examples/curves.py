@@ -1,0 +1,84 @@
+"""What the examples have in common that train models: a job watched to its end, and the curves of its evaluations."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import cycle
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+import shoal
+from shoal.callbacks import ProgressBar
+from shoal.events import Evaluated, Event, MetricsReported
+
+# Told apart by all eyes and printers.
+STYLES = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":")]
+
+
+@dataclass
+class Curve:
+    """A job's evaluations, as they came.
+
+    Attributes:
+        name: of the curve.
+        examples: that the job had trained on at each.
+        accuracy: of the held-out examples then.
+        loss: of them.
+        seconds: from the job's start to its end.
+    """
+
+    name: str
+    examples: list[int] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    _seen: int = field(default=0, repr=False)
+
+    def __call__(self, event: Event) -> None:
+        """Takes in what happened to the job."""
+        match event:
+            case MetricsReported(progress=progress):
+                self._seen = progress.samples
+            case Evaluated(result=result):
+                self.examples.append(self._seen)
+                self.accuracy.append(result.values["accuracy"])
+                self.loss.append(result.values["loss"])
+
+    @property
+    def last(self) -> float:
+        """The accuracy in the end."""
+        return self.accuracy[-1]
+
+
+def trained(client: shoal.Client, job: shoal.Job, name: str) -> Curve:
+    """Trains a job to its end, with a bar.
+
+    Raises:
+        JobFailed: it failed.
+    """
+    curve = Curve(name)
+    with ProgressBar(job) as bar:
+        result = client.submit(job).wait(callbacks=[curve, bar])
+    curve.seconds = result.seconds
+    curve.examples[-1] = result.progress.samples
+    return curve
+
+
+def save(out: Path, name: str, title: str, panels: Sequence[tuple[str, Iterable[Curve]]]) -> None:
+    """Writes NAME.png, with a panel for each group of curves, and NAME.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(4.5 * len(panels) + 1.5, 4.5), layout="constrained")
+    figure.suptitle(title)
+    record = {}
+    for axes, (heading, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for curve, (colour, dashes) in zip(curves, cycle(STYLES), strict=False):
+            thousands = [count / 1000 for count in curve.examples]
+            label = f"{curve.name}: {curve.last:.3f}"
+            axes.plot(thousands, curve.accuracy, dashes, color=colour, marker=".", linewidth=1.8, label=label)
+            record[curve.name] = {key: value for key, value in asdict(curve).items() if not key.startswith("_")}
+        axes.set(title=heading, xlabel="examples seen, thousands", ylabel="accuracy on held-out images")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+    figure.savefig(out / f"{name}.png", dpi=120)
+    (out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")

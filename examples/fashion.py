@@ -1,0 +1,58 @@
+"""Trains a small convolutional network on Fashion-MNIST, once in every consistency mode, and draws the curves.
+
+    python examples/fashion.py --data /usr/share/datasets/fashion-mnist
+
+The data is four idx files (Debian: `apt-get install dataset-fashion-mnist`). The program that is trained comes with
+Shoal: `shoal_nn.programs:image_classifier`. On two cores a mode takes some two minutes.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from curves import Curve, save, trained
+
+import shoal
+from shoal.consistency import Consistency
+
+MODES: tuple[Consistency, ...] = (shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(4))
+SERVERS, WORKERS = 1, 2
+EPOCHS, BATCH = 3, 64
+OPTIMIZER = shoal.optim.Adam(1e-3)
+ENOUGH = 0.89  # of the 10,000 images to be judged by; chance is 0.1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train a small network on Fashion-MNIST in every consistency mode.")
+    parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), help="the idx files")
+    parser.add_argument("--out", type=Path, default=Path("runs/fashion"), help="folder for fashion.png and .json")
+    parser.add_argument("--every", type=int, default=150, help="steps from one evaluation to the next")
+    parser.add_argument("--enough", type=float, default=ENOUGH, help="accuracy that each mode is to reach")
+    arguments = parser.parse_args()
+    settings = {"data": str(arguments.data.resolve()), "format": "idx", "mean": 0.286, "std": 0.353}
+    with shoal.LocalCluster(SERVERS, WORKERS) as cluster, cluster.client() as client:
+        curves = [run(client, mode, settings, arguments.every) for mode in MODES]
+    title = f"Fashion-MNIST, a small CNN: {WORKERS} workers, {EPOCHS} epochs"
+    save(arguments.out, "fashion", title, [("test images", curves)])
+    for curve in curves:
+        print(f"{curve.name}: test accuracy {curve.last:.4f} in {curve.seconds:.0f} s")
+    return 0 if all(curve.last >= arguments.enough for curve in curves) else 1
+
+
+def run(client: shoal.Client, mode: Consistency, settings: dict[str, object], every: int) -> Curve:
+    """One job from its start to its end."""
+    job = shoal.Job(
+        "shoal_nn.programs:image_classifier",
+        workers=WORKERS,
+        consistency=mode,
+        optimizer=OPTIMIZER,
+        settings=settings,
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        evaluation=shoal.EvaluationPolicy(every_steps=every, metric="accuracy"),
+    )
+    return trained(client, job, str(mode))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Trains MobileNetV2 on Fashion-MNIST, and fine-tunes what it has learned on handwritten digits: its head, then all.
+
+    python examples/fine_tuning.py --data /usr/share/datasets/fashion-mnist
+
+Three jobs, each of which begins with the checkpoint of the one before. The digits come with scikit-learn.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from curves import Curve, save, trained
+from sklearn.datasets import load_digits
+
+import shoal
+
+PROGRAM = "shoal_nn.programs:image_classifier"
+# The images are small: with a stride of 1 at first, the last of the five halvings is left out.
+MODEL = {"model": "mobilenet_v2", "options": {"width": 0.35, "stem_strides": 1}, "size": 32}
+WORKERS, BATCH = 2, 64
+ENOUGH = 0.95  # of the digits that are held out; chance is 0.1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fine-tune MobileNetV2 from Fashion-MNIST to handwritten digits.")
+    parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), help="the idx files")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/fine_tuning"), help="folder for fine_tuning.png and .json"
+    )
+    parser.add_argument("--epochs", type=int, nargs=3, default=(1, 8, 8), help="of each of the three jobs")
+    parser.add_argument("--enough", type=float, default=ENOUGH, help="accuracy to be reached in the end")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        curves = run(arguments.data, Path(folder), arguments.epochs)
+    first, *tuned = curves
+    save(arguments.out, "fine_tuning", "MobileNetV2 0.35", [("Fashion-MNIST", [first]), ("then digits", tuned)])
+    for curve in curves:
+        print(f"{curve.name}: accuracy {curve.last:.4f} in {curve.seconds:.0f} s")
+    return 0 if tuned[-1].last >= arguments.enough else 1
+
+
+def run(fashion: Path, folder: Path, epochs: list[int]) -> list[Curve]:
+    """Trains all three jobs, one after the other, in a cluster that keeps its checkpoints in this folder."""
+    digits = folder / "digits.npz"
+    save_digits(digits)
+    jobs = [
+        ("fashion", {"data": str(fashion.resolve()), "format": "idx", "mean": 0.286, "std": 0.353}, 2e-3, 200),
+        ("head only", {**of_digits(digits), "train_from": "digits"}, 3e-3, 10),
+        ("then all", of_digits(digits), 1e-3, 10),
+    ]
+    curves: list[Curve] = []
+    with shoal.LocalCluster(1, WORKERS, checkpoints=folder / "checkpoints") as cluster, cluster.client() as client:
+        before = ""
+        for (name, settings, rate, every), passes in zip(jobs, epochs, strict=True):
+            job = shoal.Job(
+                PROGRAM,
+                name=name.replace(" ", "-"),
+                workers=WORKERS,
+                optimizer=shoal.optim.Adam(rate),
+                settings={**MODEL, **settings},
+                epochs=passes,
+                batch_size=BATCH,
+                evaluation=shoal.EvaluationPolicy(every_steps=every, metric="accuracy"),
+                restore=before,
+                partial_restore=bool(before),
+            )
+            curves.append(trained(client, job, name))
+            before = job.name
+    return curves
+
+
+def save_digits(file: Path) -> None:
+    """Writes 1,797 images of 8 by 8 pixels, from 0 to 240, and their labels."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = (pixels * 15).astype(np.uint8).reshape(-1, 8, 8, 1)
+    np.savez(file, images=images, labels=labels.astype(np.int64))
+
+
+def of_digits(file: Path) -> dict[str, object]:
+    """The settings of both jobs on digits: another head, which begins anew."""
+    return {"data": str(file), "format": "npz", "mean": 0.305, "std": 0.376, "held_out": 0.2, "head": "digits"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
