@@ -101,7 +101,7 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
     Raises:
         ShoalError: what stopped it.
     """
-    device = choose_device(instructions.device)
+    device = choose_device(instructions.device, instructions.device_memory_limit)
     device.activate()
     coordinator = CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s)
     try:
@@ -118,7 +118,7 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
         participant.describe(variables_of(name, program, device), examples)
         batches = _batches(name, program, participant, device)
         try:
-            parameters = participant.enter(stop=leaving.is_set)
+            parameters = participant.enter(stop=leaving.is_set, bring=device.bring)
         except (errors.Cancelled, errors.JobFailed) as error:  # whoever ended the job knows why
             _log.info("not taking part", reason=error.message)
             return Outcome(left=leaving.is_set())
