@@ -96,17 +96,17 @@ class Cuda(Device):
         return dict(brought)
 
     def fetch(self, arrays: Iterable[tuple[str, Array]]) -> Fetched:
-        under_way: deque[_Download] = deque()
+        stream, under_way = self._downloads, deque[_Download]()
         try:
             for name, array in arrays:
-                under_way.append(_Download(self.xp, self._downloads, name, array))
+                under_way.append(_Download(self.xp, stream, name, array))
                 while under_way and (len(under_way) > _DOWNLOADS or under_way[0].done):
                     yield under_way.popleft().wait()
             while under_way:
                 yield under_way.popleft().wait()
         finally:
             if under_way:  # nobody may have their memory while the device writes to it
-                self._downloads.synchronize()
+                stream.synchronize()
 
     def memory(self) -> dict[str, int]:
         pool = self.xp.get_default_memory_pool()
