@@ -37,14 +37,14 @@ class FakeArray(np.ndarray):
 
 class FakeEvent:
     def __init__(self, stream: "FakeStream", position: int) -> None:
-        self._stream, self._position = stream, position
+        self.stream, self._position = stream, position
 
     @property
     def done(self) -> bool:
-        return self._stream.ran >= self._position
+        return self.stream.ran >= self._position
 
     def synchronize(self) -> None:
-        self._stream.run_to(self._position)
+        self.stream.run_to(self._position)
 
 
 class FakeStream:
@@ -53,6 +53,7 @@ class FakeStream:
         self.null = null
         self.ptr = 0 if null else id(self)
         self.ran = 0
+        self.waits: list[FakeEvent] = []
         self._queued: list[Callable[[], None]] = []
 
     def queue(self, work: Callable[[], None]) -> None:
@@ -64,6 +65,7 @@ class FakeStream:
         return FakeEvent(self, len(self._queued))
 
     def wait_event(self, event: FakeEvent) -> None:
+        self.waits.append(event)
         self.queue(event.synchronize)
 
     def synchronize(self) -> None:

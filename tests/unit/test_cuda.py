@@ -90,13 +90,29 @@ def test_memory_of_a_pull_is_given_back_once_computation_has_gone_on(cupy, monke
     device = choose_device("cuda:0")
     waited = []
     for step in range(4):
+        over = [computed for _, computed in device._retired]
         brought = device.bring(values(step, (3,)))
-        assert len(device._retired) == 0, "an upload waits for all that is over"
+        assert device._uploads.stream.waits[-len(over) :] == over, "an upload waits for the end of computation"
+        assert len(device._retired) == 0
         device.receive(brought)
         waited.append(len(device._retired))
     assert waited == [0, 1, 1, 1]
     [(retired, _)] = device._retired
     np.testing.assert_array_equal(np.asarray(retired["v0"]), values(2, (3,))["v0"])
+
+
+def test_a_batch_waits_for_the_computation_that_had_its_memory_before(cupy):
+    device = choose_device("cuda:0")
+    device.to_device(np.ones(3))
+    compute, uploads = cupy.cuda.get_current_stream(), device._uploads.stream
+    assert [event.stream for event in uploads.waits] == [compute]
+    assert [event.stream for event in compute.waits] == [uploads]
+
+
+def test_a_download_waits_for_the_computation_of_its_array(cupy):
+    device = choose_device("cuda:0")
+    device.to_host(cupy.empty((3,)))
+    assert [event.stream for event in device._downloads.waits] == [cupy.cuda.get_current_stream()]
 
 
 def test_values_that_nobody_brought_are_brought(cupy):
