@@ -12,11 +12,12 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo test reference e2e coverage chaos lint bench bench-peers check-protos protos clean help
+.PHONY: demo test test-gpu reference e2e coverage chaos lint bench bench-peers check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
 	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' picks some"
+	@echo "make test-gpu  what needs a GPU, and its benchmark; GPU=gpu13 for CUDA 13"
 	@echo "make reference  layers beside PyTorch's, which it installs"
 	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
 	@echo "make e2e     the tests on real processes, in their long forms (half an hour)"
@@ -51,6 +52,14 @@ endif
 # Branches are counted where the code runs in the tests' own process, which takes those half as long again.
 coverage: $(SETUP)
 	$(TESTS) --cov --cov-report=term tests/unit tests/contract
+
+# The extra with CuPy for this machine's CUDA: gpu for 12, gpu13 for 13.
+GPU ?= gpu
+
+test-gpu: $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,$(GPU)]'
+	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python benchmarks/gpu.py
 
 # A plain install of PyTorch is large: the suite does without.
 reference: $(SETUP)

@@ -13,9 +13,10 @@ In any mode the gradients of one step may be given one by one: then another thre
 computed, and the pull for the step after next waits for that thread.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -39,10 +40,19 @@ class Pipeline:
     Args:
         parameters: used by nobody else while this is.
         overlap: False: everything is done when its call returns.
+        bring: is given each pull's values as soon as they are there, on the thread that fetched them; `pull` returns
+            what it returns. A worker has them brought to its device so.
     """
 
-    def __init__(self, parameters: ParameterClient, *, overlap: bool) -> None:
+    def __init__(
+        self,
+        parameters: ParameterClient,
+        *,
+        overlap: bool,
+        bring: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
+    ) -> None:
         self._parameters = parameters
+        self._bring = bring
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pipeline") if overlap else None
         self._sender: ThreadPoolExecutor | None = None  # of gradients that come one by one
         self._feeding: Push | None = None  # the push whose gradients are still to come
@@ -59,7 +69,7 @@ class Pipeline:
         """As `ParameterClient.pull`; a push that failed meanwhile is for `settle` to tell."""
         self._check_not_feeding()
         if self._thread is None:
-            return self._parameters.pull()
+            return self._bring(self._parameters.pull())
         pulled = self._drain()
         if pulled is None or pulled.step != self.step:  # pulled again, or not at all, since the last push
             pulled = self._run(self.step)
@@ -189,11 +199,15 @@ class Pipeline:
         """The values for the step after this one, with all pushes that were begun before."""
         if sent:
             wait([sent])
-        return self._parameters.fetch(step, ahead=1)
+        return self._fetch(step, ahead=1)
 
     def _run(self, step: int) -> Pulled:
         assert self._thread
-        return self._thread.submit(self._parameters.fetch, step).result()
+        return self._thread.submit(self._fetch, step, ahead=0).result()
+
+    def _fetch(self, step: int, *, ahead: int) -> Pulled:
+        pulled = self._parameters.fetch(step, ahead=ahead)
+        return replace(pulled, values=self._bring(pulled.values))
 
     def _drain(self) -> Pulled | None:
         """Waits for the values that are fetched ahead, if there are any, and lets go of them."""

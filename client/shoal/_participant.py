@@ -192,13 +192,18 @@ class Participant:
         self._coordinator.call(self._jobs.Describe, request)
         self._given = given
 
-    def enter(self, stop: Callable[[], bool] = lambda: False) -> Pipeline:
+    def enter(
+        self,
+        stop: Callable[[], bool] = lambda: False,
+        bring: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
+    ) -> Pipeline:
         """Waits until the variables are placed and this worker is admitted.
 
         Sends the initial values on the way where that is this worker's part.
 
         Args:
             stop: asked between two calls; True gives up.
+            bring: as for `Pipeline`.
 
         Raises:
             JobFailed: the job failed meanwhile; the message says why.
@@ -221,7 +226,8 @@ class Participant:
                 delay = min(2 * delay, _LONGEST_POLL_S)
         self._spec, self.rank = Job.from_proto(reply.spec), reply.rank
         parameters = self._parameters(Placement.from_proto(reply.placement), reply.step)
-        return Pipeline(parameters, overlap=self._spec.overlap and self._spec.consistency.overlaps)
+        overlap = self._spec.overlap and self._spec.consistency.overlaps
+        return Pipeline(parameters, overlap=overlap, bring=bring)
 
     def lease(self, done: int = 0) -> DataRange | NoRange:
         """Takes the next range of examples.

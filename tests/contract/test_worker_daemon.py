@@ -109,6 +109,13 @@ def test_a_job_is_trained_told_of_and_finished(cluster, start, registry):
     assert registry.get_sample_value("shoal_worker_device_info", {"device": "cpu"}) == 1
 
 
+def test_a_job_that_runs_out_of_memory_fails_and_the_daemon_lives_on(cluster, start):
+    daemon = start("np.empty(1 << 57)")
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert "ran out of memory on cpu, with a batch of 4 examples: Unable to allocate 1.00 EiB" in finish.error
+    assert daemon._thread.is_alive()
+
+
 def test_a_job_that_overlaps_is_trained_told_of_and_finished(cluster, start, registry):
     cluster.jobs.job = replace(JOB, consistency=Asynchronous())
     cluster.jobs.joins = [cluster.joined(ready=True, state=job_pb2.RUNNING)]

@@ -2,54 +2,13 @@
 
 import collections
 import sys
-import types
 
 import numpy as np
 import pytest
 
+from fake_cupy import FakeArray, FakeRuntimeError, fake_cupy
 from shoal import errors
 from shoal_worker.arrays import choose_device, namespace_of, on_host
-
-
-class FakeArray:
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
-
-
-class FakeRuntimeError(RuntimeError):
-    pass
-
-
-def fake_cupy(devices: int | Exception) -> types.ModuleType:
-    """As much of CuPy as `arrays` needs, with so many devices, or an error in their place."""
-    cupy = types.ModuleType("cupy")
-    used: list[int] = []
-
-    def count() -> int:
-        if isinstance(devices, Exception):
-            raise devices
-        return devices
-
-    class FakeDevice:
-        def __init__(self, index: int) -> None:
-            self.index = index
-
-        def use(self) -> None:
-            used.append(self.index)
-
-    runtime = types.SimpleNamespace(
-        getDeviceCount=count,
-        getDeviceProperties=lambda index: {"name": f"Fake {index}".encode()},
-        CUDARuntimeError=FakeRuntimeError,
-    )
-    cupy.__dict__.update(
-        ndarray=FakeArray,
-        used=used,
-        asarray=FakeArray,
-        asnumpy=lambda array: array.values if isinstance(array, FakeArray) else array,
-        cuda=types.SimpleNamespace(runtime=runtime, Device=FakeDevice),
-    )
-    return cupy
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Who imports whom, read from the imports themselves: `shoal` knows no role, and no role knows another."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -93,6 +95,7 @@ def test_layers_know_nothing_of_the_worker_but_its_arrays():
     assert {name for name in of_layers if name.startswith("shoal_worker")} <= {
         "shoal_worker.arrays",
         "shoal_worker.arrays.Namespace",
+        "shoal_worker.arrays.fused",
         "shoal_worker.arrays.namespace_of",
         "shoal_worker.arrays.on_host",
     }
@@ -108,6 +111,17 @@ def test_layers_compute_through_the_namespace_of_their_arrays():
     }
     # Dtypes, and what makes first values, which begin on the host.
     assert used <= {"dtype", "float16", "float32", "float64", "ndarray", "random", "empty"}
+
+
+def test_nothing_imports_cupy_or_cudnn_before_a_gpu_is_asked_for():
+    """Whatever is installed: every module of ours, in a process of its own."""
+    names = [path.relative_to(ROOMS[room]).with_suffix("").as_posix().replace("/", ".") for room, path in MODULES]
+    ours = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    script = f"import importlib, sys; [importlib.import_module(name) for name in {ours!r}]; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in ran.stdout.split()}
+    assert ROOMS.keys() & loaded >= {"shoal", "shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn"}
+    assert not loaded & {"cupy", "cupyx", "cupy_backends", "cudnn"}
 
 
 def test_grpc_stops_at_the_edge():

@@ -132,6 +132,20 @@ def train(pipeline: Pipeline, steps: int) -> list[list[int]]:
     return seen
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_values_are_brought_to_a_device_on_the_thread_that_fetched_them(client: FakeClient, overlap: bool) -> None:
+    threads = []
+
+    def bring(values):
+        threads.append(threading.current_thread().name)
+        return {name: np.append(value, 100) for name, value in values.items()}
+
+    with Pipeline(client, overlap=overlap, bring=bring) as pipeline:  # type: ignore[arg-type]
+        assert all(seen[-1] == 100 for seen in train(pipeline, 3))
+    assert len(threads) == (4 if overlap else 3)
+    assert (threading.current_thread().name in threads) is not overlap
+
+
 def test_the_thread_takes_one_after_the_other_in_this_order(pipeline: Pipeline, client: FakeClient) -> None:
     train(pipeline, 3)
     assert client.done == ["pull 0", "pull 1", "push 0", "pull 2", "push 1", "pull 3", "push 2"]

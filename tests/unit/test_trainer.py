@@ -1,12 +1,14 @@
 """What a trainer says of its end. Whole trainers run in the tests of clusters."""
 
 import os
+import threading
 
 import pytest
 
 from shoal import errors
 from shoal._cursor import Cursor
-from shoal_worker.messages import LEAVE, Outcome, decode, encode
+from shoal_worker import trainer
+from shoal_worker.messages import LEAVE, Instructions, Outcome, decode, encode
 from shoal_worker.trainer import _read_line, log_failure, outcome_of
 
 
@@ -31,6 +33,20 @@ def test_what_is_no_failure_of_the_jobs_is_not(capfd, outcome):
 def test_an_outcome_survives_the_way_to_the_daemon():
     for outcome in (Outcome(), Outcome("no", fenced=True), Outcome(left=True), Outcome(left=True, cursor=Cursor(3, 8))):
         assert decode(encode(outcome)) == outcome
+
+
+def test_a_trainer_takes_the_device_that_it_is_told_with_its_limit(monkeypatch):
+    asked = []
+
+    def choose(*wish):
+        asked.append(wish)
+        raise errors.DeviceUnavailable("not here")
+
+    monkeypatch.setattr(trainer, "choose_device", choose)
+    told = Instructions("a:1", "job", "worker-1", 1, 1, "cuda:1", 0.5, ("/programs",), 1.0, 3)
+    with pytest.raises(errors.DeviceUnavailable):
+        trainer.train(Instructions.from_line(told.to_line()), lambda _: None, threading.Event())
+    assert asked == [("cuda:1", 0.5)]
 
 
 def test_a_word_that_comes_with_the_instructions_is_heard():

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from fake_cupy import FakeOutOfMemoryError
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal._parameters import PushResult
@@ -18,7 +19,7 @@ from shoal.program import Step
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches, NoBatches
 from shoal_worker.draws import Draws
-from shoal_worker.messages import Figures
+from shoal_worker.messages import Figures, decode, encode
 from shoal_worker.training import Training
 
 EXAMPLES = 20
@@ -447,6 +448,57 @@ def test_a_program_that_raises_or_returns_something_else_is_blamed(compute, said
     with pytest.raises(errors.ProgramError, match=said) as raised:
         Rig(data=False, max_steps=3, compute=compute).run()
     assert "shoal_worker" not in raised.value.message
+
+
+def too_much(params, batch):
+    return 0.0, {"w": np.empty(1 << 57)}  # on any host
+
+
+def one_too_many(params, batch):
+    yield "w", np.empty(1 << 57)
+
+
+@pytest.mark.parametrize(
+    "compute", [too_much, lambda params, batch: (0.0, one_too_many(params, batch))], ids=["at once", "one by one"]
+)
+def test_a_program_that_runs_out_of_memory_says_how_much_it_asked_for_and_with_which_batch(compute):
+    rig = Rig([DataRange(1, 0, 0, 8), FINISHED], compute=compute, batch_size=4)
+    rig.parameters.push = lambda gradients, **_: PushResult("accepted", len(dict(gradients)), 1)
+    with pytest.raises(errors.ProgramError) as raised:
+        rig.run()
+    assert (
+        "program tests:program: loss_and_gradients, step 0, ran out of memory on cpu, with a batch of 4 examples: "
+        "Unable to allocate 1.00 EiB"
+    ) in raised.value.message
+    assert "batch_size smaller" in raised.value.message
+    assert "test_training.py" in raised.value.message, "the program's own lines are shown"
+
+
+def test_a_pull_that_does_not_fit_on_the_device_says_so():
+    rig = Rig([DataRange(1, 0, 0, 8), FINISHED])
+
+    def pull():
+        raise FakeOutOfMemoryError("Out of memory allocating 400 bytes")
+
+    rig.parameters.pull = pull
+    with pytest.raises(
+        errors.ProgramError, match=r"the pull for step 0 ran out of memory on cpu.*allocating 400 bytes"
+    ):
+        rig.run()
+
+
+class OnDevice(Cpu):
+    """The host, with a memory to tell of."""
+
+    def memory(self):
+        return {"used": 1, "pool": 2, "limit": 3}
+
+
+def test_figures_say_what_memory_of_the_device_is_used(monkeypatch):
+    rig = Rig([DataRange(1, 0, 0, 4), FINISHED])
+    rig.training._device = OnDevice()
+    rig.run()
+    assert [decode(encode(figures)).device_memory for figures in rig.emitted] == [{"used": 1, "pool": 2, "limit": 3}]
 
 
 def test_a_dataset_that_raises_is_blamed():

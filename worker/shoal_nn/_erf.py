@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.program import Array
-from shoal_worker.arrays import namespace_of
+from shoal_worker.arrays import Namespace
 
 # float64: the rational approximations of FreeBSD's msun, s_erf.c (Sun Microsystems, 1993), lowest power first. Off by
 # less than one unit in the last place there; here by a few, for it splits the exponent of exp(-x^2) to be that near.
@@ -104,23 +104,23 @@ _SINGLE_Q = (
 _SINGLE_BOUND = 4.0
 
 
-def erf(x: Array) -> Array:
+def erf(xp: Namespace, x: Array) -> Array:
     """2/sqrt(pi) times the integral of exp(-t^2) from 0 to x, element by element.
 
     Args:
+        xp: its namespace, which is given so that `fused` functions can call this.
         x: float32 or float64.
     """
-    return _single(x) if x.dtype.itemsize == 4 else _double(x)
+    return _single(xp, x) if x.dtype.itemsize == 4 else _double(xp, x)
 
 
-def _single(x: Array) -> Array:
-    x = namespace_of(x).clip(x, -_SINGLE_BOUND, _SINGLE_BOUND)
+def _single(xp: Namespace, x: Array) -> Array:
+    x = xp.clip(x, -_SINGLE_BOUND, _SINGLE_BOUND)
     square = x * x
     return x * _polynomial(_SINGLE_P, square) / _polynomial(_SINGLE_Q, square)
 
 
-def _double(x: Array) -> Array:
-    xp = namespace_of(x)
+def _double(xp: Namespace, x: Array) -> Array:
     size = xp.minimum(xp.abs(x), _TO_CONSTANT)
     # Each range is computed for all elements, as a GPU would: where it does not hold, from a value where it does.
     small = xp.minimum(size, _TO_ONE)

@@ -9,7 +9,9 @@ from shoal.program import Array
 from shoal_nn._arithmetic import widened
 from shoal_nn._erf import erf
 from shoal_nn.layer import Shape, Train, Unweighted
-from shoal_worker.arrays import namespace_of
+from shoal_worker.arrays import Namespace, fused, namespace_of
+
+_STEEPNESS = math.sqrt(2 / math.pi)
 
 
 class Activation(Unweighted):
@@ -46,7 +48,7 @@ class ReLU6(Activation):
 
     def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
         y = namespace_of(x).clip(x, 0, 6)
-        return y, lambda: (y > 0) & (y < 6)
+        return y, lambda: _within(y, 0, 6)
 
 
 @dataclass(frozen=True)
@@ -81,32 +83,47 @@ class GELU(Activation):
         return _gelu_by_tanh(x) if self.approximate else _gelu(x)
 
 
-def sigmoid(x: Array) -> Array:
+@fused
+def sigmoid(xp: Namespace, x: Array) -> Array:
     """1 / (1 + exp(-x)), without an exponential that overflows."""
-    xp = namespace_of(x)
     small = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, 1, small) / (1 + small)
 
 
 def _gelu(x: Array) -> tuple[Array, Callable[[], Array]]:
-    probability = 0.5 * (1 + erf(x * math.sqrt(0.5)))
-
-    def slope() -> Array:
-        density = namespace_of(x).exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
-        return probability + x * density
-
-    return x * probability, slope
+    probability = _normal_probability(x)
+    return x * probability, lambda: _gelu_slope(x, probability)
 
 
 def _gelu_by_tanh(x: Array) -> tuple[Array, Callable[[], Array]]:
-    steepness = math.sqrt(2 / math.pi)
-    tanh = namespace_of(x).tanh(steepness * (x + 0.044715 * x * x * x))
+    tanh = _gelu_tanh(x)
+    return 0.5 * x * (1 + tanh), lambda: _gelu_by_tanh_slope(x, tanh)
 
-    def slope() -> Array:
-        inner = steepness * (1 + 3 * 0.044715 * x * x)
-        return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * inner
 
-    return 0.5 * x * (1 + tanh), slope
+@fused
+def _within(xp: Namespace, y: Array, low: float, high: float) -> Array:  # noqa: ARG001 - by operators alone
+    return (y > low) & (y < high)
+
+
+@fused
+def _normal_probability(xp: Namespace, x: Array) -> Array:
+    return 0.5 * (1 + erf(xp, x * math.sqrt(0.5)))
+
+
+@fused
+def _gelu_slope(xp: Namespace, x: Array, probability: Array) -> Array:
+    return probability + x * (xp.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi)))
+
+
+@fused
+def _gelu_tanh(xp: Namespace, x: Array) -> Array:
+    return xp.tanh(_STEEPNESS * (x + 0.044715 * x * x * x))
+
+
+@fused
+def _gelu_by_tanh_slope(xp: Namespace, x: Array, tanh: Array) -> Array:  # noqa: ARG001 - by operators alone
+    inner = _STEEPNESS * (1 + 3 * 0.044715 * x * x)
+    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * inner
 
 
 __all__ = ["GELU", "Activation", "ReLU", "ReLU6", "Sigmoid", "Tanh", "sigmoid"]

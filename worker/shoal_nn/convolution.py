@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from shoal.initializers import HeNormal, Initializer, Zeros
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn import _convolve
+from shoal_nn import _convolve, _cudnn
 from shoal_nn._arithmetic import column_sums
 from shoal_nn._windows import Padding, Pair, Windows, explicit, pair, windows_over
 from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, trainable
@@ -150,6 +150,8 @@ class DepthwiseConv2D(_Convolution):
 
 
 def _forward(x: Array, kernel: Array, windows: Windows, groups: int) -> Array:
+    if _cudnn.takes(x, windows) and (y := _cudnn.forward(x, kernel, windows)) is not None:
+        return y
     if groups == 1:
         return _convolve.convolve(x, kernel, windows)
     if kernel.shape[2] == 1:
@@ -163,6 +165,8 @@ def _backward(
     x: Array, kernel: Array, dy: Array, windows: Windows, groups: int = 1, *, input_gradient: bool
 ) -> tuple[Array, Array | None]:
     """The gradients by the kernel and, if it is wanted, by the input."""
+    if _cudnn.takes(x, windows) and (gradients := _by_cudnn(x, kernel, dy, windows, input_gradient)):
+        return gradients
     xp = namespace_of(x)
     if groups > 1 and kernel.shape[2] == 1:
         by_kernel, dx = _convolve.gradients_each(_repeated(x, kernel), kernel[:, :, 0], dy, windows, input_gradient)
@@ -178,6 +182,14 @@ def _backward(
         return xp.concatenate([each for each, _ in found], axis=3), dx
     by_kernel = _convolve.gradient_by_kernel(x, dy, windows)
     return by_kernel, _convolve.gradient_by_input(kernel, dy, windows) if input_gradient else None
+
+
+def _by_cudnn(
+    x: Array, kernel: Array, dy: Array, windows: Windows, input_gradient: bool
+) -> tuple[Array, Array | None] | None:
+    by_kernel = _cudnn.gradient_by_kernel(x, kernel, dy, windows)
+    dx = _cudnn.gradient_by_input(x, kernel, dy, windows) if input_gradient else None
+    return None if by_kernel is None or (input_gradient and dx is None) else (by_kernel, dx)
 
 
 def _repeated(x: Array, kernel: Array) -> Array:

@@ -7,7 +7,7 @@ from shoal.program import Array
 from shoal.variables import Variable
 from shoal_nn._arithmetic import column_sums, widened
 from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, statistic, trainable
-from shoal_worker.arrays import namespace_of
+from shoal_worker.arrays import Namespace, fused, namespace_of
 
 _ONES, _ZEROS = Ones(), Zeros()
 
@@ -73,14 +73,10 @@ class BatchNorm(Layer):
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
             flat = widened(dy).reshape(-1, channels)
             by_scale, by_bias = column_sums(flat * centered) * inverse, column_sums(flat)
-            dx = centered * (by_scale * inverse / -count)
-            dx += flat
-            dx -= by_bias / count
-            dx *= factor
+            dx = _normal_gradient(flat, centered, by_scale * inverse / -count, by_bias / count, factor)
             return _like(params, by_scale, by_bias), dx.astype(x.dtype, copy=False).reshape(x.shape)
 
-        y = centered * factor
-        y += params["bias"].astype(rows.dtype, copy=False)
+        y = _scaled(centered, factor, params["bias"].astype(rows.dtype, copy=False))
         return y.astype(x.dtype, copy=False).reshape(x.shape), moved, pullback
 
     def _by_running(
@@ -148,6 +144,29 @@ class LayerNorm(Layer):
             return found, dx.astype(x.dtype, copy=False)
 
         return (normal * scale + bias).astype(x.dtype, copy=False), {}, pullback
+
+
+@fused
+def _scaled(xp: Namespace, centered: Array, factor: Array, bias: Array) -> Array:  # noqa: ARG001 - by operators alone
+    y = centered * factor
+    y += bias
+    return y
+
+
+@fused
+def _normal_gradient(
+    xp: Namespace,  # noqa: ARG001 - by operators alone
+    dy: Array,
+    centered: Array,
+    slope: Array,
+    mean: Array,
+    factor: Array,
+) -> Array:
+    dx = centered * slope
+    dx += dy
+    dx -= mean
+    dx *= factor
+    return dx
 
 
 def _like(params: Arrays, scale: Array, bias: Array) -> dict[str, Array]:

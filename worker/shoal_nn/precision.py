@@ -33,8 +33,8 @@ class Policy:
     """What a model computes in.
 
     Args:
-        compute: "float16" wants a `LossScale`; "bfloat16" has the range of float32 and wants none, but NumPy alone has
-            it, not CuPy.
+        compute: "float16" wants a `LossScale`; "bfloat16" has the range of float32 and wants none; CuPy has it from
+            version 14 on.
 
     Raises:
         InvalidLayer: it is none of these.

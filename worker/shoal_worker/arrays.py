@@ -1,15 +1,18 @@
 """The array namespace: NumPy on a CPU, CuPy on a GPU. The one module that imports cupy."""
 
+import functools
 import importlib
 import re
 import sys
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from shoal import errors
 from shoal.program import Array
+from shoal_worker.cuda import Cuda
+from shoal_worker.devices import Cpu, Device
 
 # A module with NumPy's interface; no type describes both.
 Namespace = Any
@@ -27,90 +30,38 @@ def on_host(array: Array) -> np.ndarray:
     return np.asarray(array if xp is np else xp.asnumpy(array))
 
 
-class Device(ABC):
-    """Where a program computes.
-
-    Attributes:
-        name: "cpu", or "cuda:0 NVIDIA H200".
-        xp: the namespace of its arrays.
-    """
-
-    name: str
-    xp: Namespace
-
-    @abstractmethod
-    def activate(self) -> None:
-        """Makes it the device of this thread; takes its memory from now on."""
-
-    @abstractmethod
-    def to_device(self, array: np.ndarray) -> Array:
-        """The same values here; the array itself where it is here already."""
-
-    @abstractmethod
-    def to_host(self, array: Array) -> np.ndarray:
-        """The same values as a NumPy array; waits for the computation that they come from."""
-
-    def put(self, batch: Any) -> Any:
-        """A batch with its NumPy arrays brought here, also those inside tuples, lists and dicts."""
-        match batch:
-            case np.ndarray():
-                return self.to_device(batch)
-            case dict():
-                return {key: self.put(value) for key, value in batch.items()}
-            case list():
-                return [self.put(value) for value in batch]
-            case tuple() if type(batch) is tuple:
-                return tuple(self.put(value) for value in batch)
-            case tuple():  # a named one
-                return type(batch)(*(self.put(value) for value in batch))
-        return batch
-
-
-class Cpu(Device):
-    """The host itself."""
-
-    name = "cpu"
-    xp = np
-
-    def activate(self) -> None:
-        """There is nothing to choose."""
-
-    def to_device(self, array: np.ndarray) -> Array:
-        return array
-
-    def to_host(self, array: Array) -> np.ndarray:
-        return np.asarray(array)
-
-
-class Cuda(Device):
-    """One of the GPUs that `CUDA_VISIBLE_DEVICES` shows, through CuPy.
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Has CuPy make one kernel of a function's expressions; on NumPy it is the function itself.
 
     Args:
-        cupy: the module.
-        index: of the device among those shown.
+        function: of the namespace, and then of arrays and numbers, an array first: element by element, without a look
+            at shapes, with what `cupy.fuse` takes (arithmetic, comparisons, `where`, ufuncs).
+
+    Returns:
+        The same, without the namespace, which is that of its first array.
     """
 
-    def __init__(self, cupy: Namespace, index: int) -> None:
-        self.xp = cupy
-        self._index = index
-        model = cupy.cuda.runtime.getDeviceProperties(index)["name"]
-        self.name = f"cuda:{index} {model.decode() if isinstance(model, bytes) else model}"
+    @functools.wraps(function)
+    def call(first: Array, *others: Any) -> Any:
+        xp = namespace_of(first)
+        return function(np, first, *others) if xp is np else kernel_of(xp)(first, *others)
 
-    def activate(self) -> None:
-        self.xp.cuda.Device(self._index).use()
+    @functools.cache  # each has a memory of its own, for what it was compiled to
+    def kernel_of(cupy: Namespace) -> Callable[..., Any]:
+        kernel: Callable[..., Any] = cupy.fuse(kernel_name=function.__name__.strip("_"))(
+            functools.wraps(function)(functools.partial(function, cupy))
+        )
+        return kernel
 
-    def to_device(self, array: np.ndarray) -> Array:
-        return self.xp.asarray(array)
-
-    def to_host(self, array: Array) -> np.ndarray:
-        return np.asarray(self.xp.asnumpy(array))
+    return call
 
 
-def choose_device(wish: str) -> Device:
+def choose_device(wish: str, memory_limit: float = 0.0) -> Device:
     """Finds the device that is asked for.
 
     Args:
         wish: "cpu", "cuda:N", or "auto": the first GPU if there is one, else the CPU.
+        memory_limit: of a GPU, as `Cuda` has it; no matter to the CPU.
 
     Raises:
         DeviceUnavailable: there is no such device here; the message says which there are.
@@ -123,7 +74,7 @@ def choose_device(wish: str) -> Device:
     index = int(cuda[1]) if cuda else 0
     cupy, count, reason = _find_cupy()
     if index < count:
-        return Cuda(cupy, index)
+        return Cuda(cupy, index, memory_limit)
     if wish == "auto":
         return Cpu()
     there = f"there are {count}, cuda:0 to cuda:{count - 1}" if count else reason
@@ -142,4 +93,4 @@ def _find_cupy() -> tuple[Namespace, int, str]:
         return cupy, 0, f"CUDA says {error}"
 
 
-__all__ = ["Cpu", "Cuda", "Device", "Namespace", "choose_device", "namespace_of", "on_host"]
+__all__ = ["Cpu", "Cuda", "Device", "Namespace", "choose_device", "fused", "namespace_of", "on_host"]

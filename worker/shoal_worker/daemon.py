@@ -67,6 +67,7 @@ class WorkerConfig:
         leave_grace_s: seconds that `leave` lets it take to finish its batch.
         listen: host:port of the health service; port 0 takes any free one.
         advertise: host that others reach it by; empty: the one bound.
+        device_memory_limit: of a GPU: bytes, or a share of it if at most 1; 0: none.
     """
 
     coordinator: str
@@ -78,6 +79,7 @@ class WorkerConfig:
     leave_grace_s: float = 30.0
     listen: str = "127.0.0.1:0"
     advertise: str = ""
+    device_memory_limit: float = 0.0
 
 
 @dataclass
@@ -242,6 +244,7 @@ class Daemon:
             incarnation=work.incarnation,
             assignment=work.assignment,
             device=config.device,
+            device_memory_limit=config.device_memory_limit,
             paths=config.paths,
             retry_for_s=config.retry_for_s,
             figures_fd=-1,
@@ -249,6 +252,7 @@ class Daemon:
 
         def on_end(ending: Ending) -> None:
             self._metrics.count("log_lines_dropped", part.outbox.lines_lost)
+            self._metrics.trainer_ended()
             self._events.put(TrainerEnded(ending.status, ending.outcome, part.progressed))
 
         try:

@@ -2,20 +2,18 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any, Protocol
-
-import numpy as np
 
 from shoal import errors
 from shoal._participant import Turn
 from shoal.evaluation import Total, batches_of
-from shoal.program import EvaluatedProgram, Program
+from shoal.program import Array, EvaluatedProgram, Program
 from shoal.status import Evaluation
-from shoal_worker.arrays import Device
 from shoal_worker.batches import ahead_of
-from shoal_worker.programs import blamed
+from shoal_worker.devices import Device
+from shoal_worker.programs import blamed, memory_told
 
 # How long to hold still for the checkpoint of what was evaluated, and how often to ask: at first, and at the most.
 _CUT_WITHIN_S = 10.0
@@ -80,12 +78,12 @@ class Evaluator:
         """Whether to ask at this step."""
         return self._every > 0 and step // self._every > self._asked_at // self._every
 
-    def at_step(self, step: int, values: Mapping[str, np.ndarray]) -> bool:
+    def at_step(self, step: int, params: Mapping[str, Array]) -> bool:
         """Evaluates if it is this worker's turn.
 
         Args:
             step: its own.
-            values: as they were pulled for it.
+            params: the variables as they were pulled for it, on the device.
 
         Returns:
             Whether the job goes on; False: it ends early.
@@ -93,23 +91,23 @@ class Evaluator:
         self._asked_at = step
         turn = self._turns.ask_evaluation(step)
         if turn.number:
-            self._take(turn.number, step, values)
+            self._take(turn.number, step, params)
         return not turn.stop
 
-    def at_end(self, step: int, pull: Callable[[], Mapping[str, np.ndarray]]) -> None:
+    def at_end(self, step: int, pull: Callable[[], Mapping[str, Array]]) -> None:
         """Evaluates once this worker is through, if it is the last.
 
         Args:
             step: its own.
-            pull: gives the variables as they are in the end.
+            pull: gives the variables as they are in the end, on the device.
         """
         turn = self._turns.ask_evaluation(step, through=True)
         if turn.number:
             self._take(turn.number, step, pull())
 
-    def _take(self, number: int, step: int, values: Mapping[str, np.ndarray]) -> None:
+    def _take(self, number: int, step: int, params: Mapping[str, Array]) -> None:
         start = self._clock()
-        found = self._evaluated(values, step)
+        found = self._evaluated(params, step)
         if found is None:
             return
         figures, examples = found
@@ -118,10 +116,9 @@ class Evaluator:
         while self._turns.report_evaluation(result) and self._clock() < deadline and not self._stop.wait(delay):
             delay = min(2 * delay, _LONGEST_POLL_S)
 
-    def _evaluated(self, values: Mapping[str, np.ndarray], step: int) -> tuple[dict[str, float], int] | None:
+    def _evaluated(self, params: Mapping[str, Array], step: int) -> tuple[dict[str, float], int] | None:
         """The figures, and of how many examples; None: this worker is to leave."""
         program, device, total = self._program, self._device, Total()
-        params = {name: device.to_device(value) for name, value in values.items()}
         with self._blamed("held_out", step):
             plan = batches_of(program, self._batch_size)
         with closing(ahead_of(program.held_out, plan, prepare=device.activate)) as batches:
@@ -135,8 +132,11 @@ class Evaluator:
         with self._blamed("evaluate", step):
             return total.figures(), total.examples
 
-    def _blamed(self, what: str, step: int) -> AbstractContextManager[None]:
-        return blamed(f"program {self._name}: {what}, step {step},")
+    @contextmanager
+    def _blamed(self, what: str, step: int) -> Iterator[None]:
+        who = f"program {self._name}: {what}, step {step},"
+        with blamed(who), memory_told(who, f"{self._device.name}, with a batch of {self._batch_size} examples"):
+            yield
 
 
 def _checked(name: str, program: Any) -> EvaluatedProgram:

@@ -20,6 +20,14 @@ def worker(
     device: Annotated[
         str, typer.Option(envvar="SHOAL_DEVICE", help="cpu, cuda:N, or auto: the first GPU if there is one.")
     ] = "auto",
+    device_memory_limit: Annotated[
+        float,
+        typer.Option(
+            envvar="SHOAL_DEVICE_MEMORY_LIMIT",
+            min=0,
+            help="Of a GPU's memory, the most that a job's arrays may take: bytes, or a share if at most 1; 0: all.",
+        ),
+    ] = 0.0,
     path: Annotated[
         list[Path] | None,
         typer.Option(
@@ -46,6 +54,7 @@ def worker(
         coordinator=coordinator,
         name=name or default_name("worker"),
         device=device,
+        device_memory_limit=device_memory_limit,
         paths=tuple(str(folder.resolve()) for folder in path or [Path()]),
         retry_for_s=retry_for,
         leave_grace_s=grace,

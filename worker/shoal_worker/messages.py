@@ -29,6 +29,7 @@ class Instructions:
         incarnation: of the daemon.
         assignment: what the coordinator calls this part in the job.
         device: "auto", "cpu" or "cuda:N".
+        device_memory_limit: of a GPU: bytes, or a share of it if at most 1; 0: none.
         paths: folders that the program is imported from, before all others.
         retry_for_s: how long calls are repeated while nobody answers, in seconds.
         figures_fd: the file that the trainer writes its lines to.
@@ -40,6 +41,7 @@ class Instructions:
     incarnation: int
     assignment: int
     device: str
+    device_memory_limit: float
     paths: tuple[str, ...]
     retry_for_s: float
     figures_fd: int
@@ -80,10 +82,12 @@ class Figures:
     Attributes:
         report: for the coordinator.
         durations: for metrics, by phase of a step.
+        device_memory: for metrics, bytes now: what `Device.memory` says.
     """
 
     report: Report
     durations: Mapping[str, Durations]
+    device_memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,7 @@ def decode(line: bytes) -> Figures | Outcome:
     return Figures(
         report=Report(**{**report, "staleness": staleness, "log": tuple(report["log"])}),
         durations={phase: Durations(**durations) for phase, durations in fields["durations"].items()},
+        device_memory=fields["device_memory"],
     )
 
 

@@ -2,11 +2,12 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
+    GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
@@ -44,9 +45,10 @@ class WorkerMetrics(Collector):
     """
 
     def __init__(self, registry: CollectorRegistry, device: str) -> None:
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._counts: Counter[str] = Counter()
         self._durations = {phase: Durations() for phase in PHASES}
+        self._memory: Mapping[str, int] = {}  # the trainer's, as it said last; empty without one, and on a CPU
         self._device = device
         registry.register(self)
 
@@ -60,6 +62,12 @@ class WorkerMetrics(Collector):
             self._counts["dropped"] += report.dropped
             for phase, durations in figures.durations.items():
                 self._durations[phase].add(durations)
+            self._memory = figures.device_memory
+
+    def trainer_ended(self) -> None:
+        """What it held of the device is free again."""
+        with self._lock:
+            self._memory = {}
 
     def count(self, what: str, amount: int = 1) -> None:
         """Adds to the counter `shoal_worker_{what}_total`."""
@@ -71,7 +79,16 @@ class WorkerMetrics(Collector):
         yield InfoMetricFamily("shoal_worker_device", "Where programs compute.", {"device": self._device})
         with self._lock:
             counts = dict(self._counts)
+            memory = dict(self._memory)
             durations = {phase: (list(d.counts), d.total_s) for phase, d in self._durations.items()}
+        held = GaugeMetricFamily(
+            "shoal_worker_device_memory_bytes",
+            "A GPU's memory: used by the trainer's arrays, in CuPy's pool, and the pool's limit (0: none).",
+            labels=["kind"],
+        )
+        for kind, nbytes in memory.items():
+            held.add_metric([kind], nbytes)
+        yield held
         for what, text in _COUNTERS.items():
             yield CounterMetricFamily(f"shoal_worker_{what}", text, counts.get(what, 0))
         for phase, (in_buckets, total_s) in durations.items():

@@ -55,6 +55,24 @@ def blamed(who: str) -> Iterator[None]:
         raise errors.ProgramError(f"{who} raised {type(error).__name__}: {error}{_program_trace(error)}") from None
 
 
+@contextmanager
+def memory_told(who: str, where: str) -> Iterator[None]:
+    """Turns a lack of memory in the block, of the host or of a device, into a ProgramError that says what to do.
+
+    Args:
+        who: begins the message, as for `blamed`.
+        where: of which device, and with how large a batch: "cuda:0 NVIDIA H200, with a batch of 64 examples".
+    """
+    try:
+        yield
+    except MemoryError as error:  # CuPy's is one, too; both say how much was asked for, and Python's own nothing
+        asked = f": {error}" if str(error) else ""
+        raise errors.ProgramError(
+            f"{who} ran out of memory on {where}{asked}. Make the job's batch_size smaller, or the model; on a GPU "
+            f"also see --device-memory-limit of shoal worker, and what else uses it{_program_trace(error)}"
+        ) from None
+
+
 def _program_trace(error: BaseException) -> str:
     trace = traceback.TracebackException.from_exception(error)
     trace.stack = traceback.StackSummary.from_list([*dropwhile(_is_ours, list(trace.stack))])
@@ -126,4 +144,4 @@ def _checked(reference: str, program: Any) -> Program:
     return checked
 
 
-__all__ = ["blamed", "load_program"]
+__all__ = ["blamed", "load_program", "memory_told"]

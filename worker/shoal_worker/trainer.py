@@ -103,7 +103,7 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
     Raises:
         ShoalError: what stopped it.
     """
-    device = choose_device(instructions.device)
+    device = choose_device(instructions.device, instructions.device_memory_limit)
     device.activate()
     coordinator = CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s)
     try:
@@ -121,7 +121,7 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
         batches = _batches(name, program, participant, device)
         evaluator = _evaluator(name, program, participant, device, leaving)
         try:
-            parameters = participant.enter(stop=leaving.is_set)
+            parameters = participant.enter(stop=leaving.is_set, bring=device.bring)
         except (errors.Cancelled, errors.JobFailed) as error:  # whoever ended the job knows why
             _log.info("not taking part", reason=error.message)
             return Outcome(left=leaving.is_set())

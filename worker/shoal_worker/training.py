@@ -3,8 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +15,12 @@ from shoal._overlap import Gradients
 from shoal._parameters import PushResult
 from shoal._participant import NoRange
 from shoal.program import Array, Program, Step
-from shoal_worker.arrays import Device
 from shoal_worker.batches import Batch, Batches
+from shoal_worker.devices import Device
 from shoal_worker.draws import Draws
 from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import Figures
-from shoal_worker.programs import blamed
+from shoal_worker.programs import blamed, memory_told
 from shoal_worker.tally import Tally
 
 _REPORT_EVERY_S = 0.5
@@ -39,7 +39,7 @@ class Parameters(Protocol):
         ...
 
     def pull(self) -> dict[str, np.ndarray]:
-        """The variables, when the consistency mode lets this step have them."""
+        """The variables, when the consistency mode lets this step have them; perhaps as `Device.bring` gave them."""
         ...
 
     def push(
@@ -99,7 +99,7 @@ class Training:
         name: of the program, for messages.
         program: what to compute.
         device: where to compute it; active on this thread.
-        parameters: where values come from and gradients go.
+        parameters: where values come from, brought to the device or not, and gradients go.
         batches: which examples come next.
         max_steps: the step to stop at; 0: none.
         emit: is given the figures about every half second, and once at the end, however it ends. Must not block long.
@@ -142,6 +142,7 @@ class Training:
         self._tally = Tally(clock)
         self._rejected_in_a_row = 0
         self._computing_s = 0.0  # while the step's first gradients were pushed
+        self._samples = 0  # of the last batch
         self._sent: tuple[int, dict[str, float]] = (0, {})  # samples and figures of the push that is on its way
 
     def run(self) -> bool:
@@ -155,7 +156,7 @@ class Training:
             while not through and not self._stop.is_set():
                 through = not self._advance() or self._at_last_step()
                 if self._tally.age_s >= _REPORT_EVERY_S:
-                    self._emit(self._tally.take(self._parameters.step))
+                    self._emit(self._figures())
             self._settle()
             if through:
                 self._evaluate_at_end()
@@ -165,7 +166,10 @@ class Training:
                 self._parameters.barrier()
             return through
         finally:
-            self._emit(self._tally.take(self._parameters.step))
+            self._emit(self._figures())
+
+    def _figures(self) -> Figures:
+        return replace(self._tally.take(self._parameters.step), device_memory=self._device.memory())
 
     def _at_last_step(self) -> bool:
         return 0 < self._max_steps <= self._parameters.step
@@ -186,33 +190,41 @@ class Training:
 
     def _train(self) -> bool:
         """Trains on a batch; False when the job ends before its data is done."""
-        with self._tally.timed("pull"):
-            values = self._parameters.pull()
-        if not self._evaluate(values):
+        with (
+            self._tally.timed("pull"),
+            memory_told(f"{self._who}: the pull for step {self._parameters.step}", self._where),
+        ):
+            params = self._pull()
+        if not self._evaluate(params):
             return False
-        self._train_on(values)
+        self._train_on(params)
         return True
 
-    def _evaluate(self, values: Mapping[str, np.ndarray]) -> bool:
+    def _pull(self) -> dict[str, Array]:
+        """The variables for this step, on the device."""
+        return self._device.receive(self._parameters.pull())
+
+    def _evaluate(self, params: Mapping[str, Array]) -> bool:
         """Evaluates if that is due here; False when the job ends early."""
         evaluator, step = self._evaluator, self._parameters.step
         if evaluator is None or not evaluator.due(step):
             return True
         with self._tally.timed("evaluate"):
-            return evaluator.at_step(step, values)
+            return evaluator.at_step(step, params)
 
     def _evaluate_at_end(self) -> None:
         if self._evaluator is None:
             return
         with self._tally.timed("evaluate"):
             self._parameters.barrier()  # what was pulled ahead lacks the last push
-            self._evaluator.at_end(self._parameters.step, self._parameters.pull)
+            self._evaluator.at_end(self._parameters.step, self._pull)
 
-    def _train_on(self, values: Mapping[str, np.ndarray]) -> None:
+    def _train_on(self, params: Mapping[str, Array]) -> None:
         with self._tally.timed("read"), self._blamed("dataset.batch"):
             batch = self._batches.take()
+        self._samples = batch.samples
         with self._tally.timed("compute"):
-            computed = self._compute(values, batch)
+            computed = self._compute(params, batch)
         samples = batch.samples
         self._computing_s = 0.0
         with self._tally.timed("push", but=lambda: self._computing_s):
@@ -245,9 +257,8 @@ class Training:
         self._rejected_in_a_row = 0
         self._tally.pushed(result, *self._sent)
 
-    def _compute(self, values: Mapping[str, np.ndarray], given: Batch) -> _Computed:
+    def _compute(self, params: Mapping[str, Array], given: Batch) -> _Computed:
         program, device = self._program, self._device
-        params = {name: device.to_device(value) for name, value in values.items()}
         with self._blamed("dataset.batch"):
             batch = device.put(given.data)
         with self._blamed("loss_and_gradients"):
@@ -275,22 +286,21 @@ class Training:
         )
 
     def _on_host(self, arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
-        return {name: self._device.to_host(array) for name, array in arrays.items()}
+        return dict(self._device.fetch(arrays.items()))
 
     def _one_by_one(self, gradients: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, np.ndarray]]:
         """Goes on with the program's computation, while what it has computed before is pushed."""
         with self._blamed("loss_and_gradients"):
-            arrays = iter(gradients)
-        while True:
-            start = self._clock()
-            with self._blamed("loss_and_gradients"):
-                following = next(arrays, None)
+            arrays = self._device.fetch(iter(gradients))
+        with closing(arrays):
+            while True:
+                start = self._clock()
+                with self._blamed("loss_and_gradients"):
+                    following = next(arrays, None)
                 if following is None:
                     return
-                name, array = following
-                on_host = self._device.to_host(array)
-            self._computing_s += self._clock() - start
-            yield name, on_host
+                self._computing_s += self._clock() - start
+                yield following
 
     def _reject(self, error: errors.NonFiniteGradient) -> None:
         """Goes on without a gradient, unless that has happened too often."""
@@ -303,8 +313,19 @@ class Training:
                 "A lower learning rate, or a look at the data, may help"
             ) from None
 
-    def _blamed(self, what: str) -> AbstractContextManager[None]:
-        return blamed(f"program {self._name}: {what}, step {self._parameters.step},")
+    @contextmanager
+    def _blamed(self, what: str) -> Iterator[None]:
+        who = f"{self._who}: {what}, step {self._parameters.step},"
+        with blamed(who), memory_told(who, self._where):
+            yield
+
+    @property
+    def _who(self) -> str:
+        return f"program {self._name}"
+
+    @property
+    def _where(self) -> str:
+        return f"{self._device.name}, with a batch of {self._samples} examples"
 
 
 __all__ = ["Parameters", "Training"]

@@ -1,0 +1,200 @@
+"""ResNet-50 on a GPU: python benchmarks/gpu.py, or `make test-gpu`; writes results/gpu.json.
+
+The same steps in three ways, float32, 64 images of 224x224 that come from the host each time: alone (the gradients are
+applied where they are computed), through a cluster on this machine (one server, one worker, asynchronous, overlapped),
+and by PyTorch where it and torchvision are installed. Steps are timed one by one from where the last ended, and the
+median counts; the first ones, which compile and plan, do not.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shoal
+from shoal import errors
+from shoal_nn import Training, softmax_cross_entropy
+from shoal_nn.models import resnet
+from shoal_worker.arrays import choose_device
+from shoal_worker.devices import Device
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "gpu.json"
+BATCH, STEPS, SKIPPED = 64, 60, 10
+LEARNING_RATE = 0.01
+
+# When a step's computing began and ended, in seconds.
+Note = tuple[float, float]
+
+
+class Images:
+    """A net on images that are the same in each step; it notes when each step's computing began and ended.
+
+    Args:
+        depth: of the residual network.
+        size: of an image, down and across.
+        examples: in the data set.
+        notes: the file that times are written to; empty: none.
+    """
+
+    def __init__(self, depth: int, size: int, examples: int, notes: str = "") -> None:
+        self.net, self.shape = resnet(depth), (size, size, 3)
+        self.dataset = self
+        self._examples, self._notes = examples, notes
+        rng = np.random.default_rng(0)
+        self._x = rng.normal(size=(BATCH, *self.shape)).astype(np.float32)
+        self._y = rng.integers(0, 1000, BATCH)
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._x[: len(indices)], self._y[: len(indices)]
+
+    def variables(self) -> Mapping[str, shoal.Variable]:
+        return self.net.variables(self.shape)
+
+    def loss_and_gradients(self, params: Mapping[str, Any], batch: Any, *, seed: int) -> shoal.Step:
+        begun = time.monotonic()
+        x, y = batch
+        logits, state, pullback = self.net.apply(params, params, x, Training(seed))
+        loss, dlogits = softmax_cross_entropy(logits, y)
+        gradients, _ = pullback(dlogits)
+        loss = float(loss)
+        float(gradients["conv1/kernel"].sum())  # the last one: what follows is not computing any more
+        if self._notes:
+            with open(self._notes, "a") as notes:
+                notes.write(json.dumps((begun, time.monotonic())) + "\n")
+        return shoal.Step(loss, gradients, updates=state)
+
+
+def alone(device: Device, program: Images, batch: int, steps: int) -> list[Note]:
+    """Steps on a device, applied on it."""
+    params, state = program.net.init(np.random.default_rng(0), program.shape)
+    held = {name: device.to_device(value) for name, value in (params | state).items()}
+    notes = []
+    for number in range(steps):
+        begun = time.monotonic()
+        step = program.loss_and_gradients(held, device.put(program.batch(np.arange(batch))), seed=number)
+        for name, gradient in step.gradients.items():
+            held[name] = held[name] - LEARNING_RATE * gradient
+        held |= step.updates
+        notes.append((begun, time.monotonic()))
+    return notes
+
+
+def through_cluster(device: str, depth: int, size: int, batch: int, steps: int) -> list[Note]:
+    """The same steps as a job."""
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder) / "notes"
+        settings = {"depth": depth, "size": size, "examples": batch * steps, "notes": str(notes)}
+        with (
+            shoal.LocalCluster(
+                servers=1, workers=1, path=[HERE], flags={"worker": ["--device", device.partition(" ")[0]]}
+            ) as cluster,
+            cluster.client() as client,
+        ):
+            job = shoal.Job(
+                "gpu:Images",
+                settings=settings,
+                batch_size=batch,
+                consistency=shoal.Asynchronous(),
+                optimizer=shoal.optim.SGD(LEARNING_RATE),
+            )
+            client.submit(job).wait()
+        return [tuple(json.loads(line)) for line in notes.read_text().splitlines()]
+
+
+def by_torch(batch: int, size: int, steps: int) -> list[Note]:
+    """The same model in PyTorch, as it is fastest in float32: channels last, cuDNN's choice by trial, no TF32."""
+    torch, models = importlib.import_module("torch"), importlib.import_module("torchvision.models")
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    model = models.resnet50().cuda().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    x, y = torch.randn(batch, 3, size, size).pin_memory(), torch.randint(0, 1000, (batch,)).pin_memory()
+    notes = []
+    for _ in range(steps):
+        begun = time.monotonic()
+        there = x.cuda(non_blocking=True).contiguous(memory_format=torch.channels_last)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(there), y.cuda(non_blocking=True)).backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        notes.append((begun, time.monotonic()))
+    return notes
+
+
+def images_per_s(notes: Sequence[Note], batch: int, skipped: int = SKIPPED) -> float:
+    """By the median time from one step's end to the next one's.
+
+    Raises:
+        ValueError: there are too few steps.
+    """
+    ends = [ended for _, ended in notes[skipped:]]
+    if len(ends) < 2:
+        raise ValueError(f"{len(notes)} steps are too few, of which {skipped} do not count")
+    return batch / statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
+
+
+def share_waiting(notes: Sequence[Note], skipped: int = SKIPPED) -> float:
+    """Of the time from the first step's end to the last one's, what the program did not compute in."""
+    counted = notes[skipped:]
+    span = counted[-1][1] - counted[0][1]
+    return max(0.0, 1 - sum(ended - begun for begun, ended in counted[1:]) / span)
+
+
+def figures(
+    device: Device, *, depth: int = 50, size: int = 224, batch: int = BATCH, steps: int = STEPS
+) -> dict[str, Any]:
+    """What gpu.json has: of rows, gpu_resnet50_alone is `images_per_s_alone`, gpu_resnet50_cluster the one after it.
+
+    Args:
+        device: a GPU, activated.
+        depth, size: of the model and its images.
+        batch, steps: of each way.
+    """
+    found: dict[str, Any] = {"device": device.name, "model": f"ResNet-{depth}, {size}x{size}, float32", "batch": batch}
+    found["images_per_s_alone"] = images_per_s(alone(device, Images(depth, size, batch), batch, steps), batch)
+    device.xp.get_default_memory_pool().free_all_blocks()  # the worker is another process
+    notes = through_cluster(device.name, depth, size, batch, steps)
+    found |= {"images_per_s_cluster": images_per_s(notes, batch), "share_waiting": share_waiting(notes)}
+    if depth == 50 and all(importlib.util.find_spec(name) for name in ("torch", "torchvision")):
+        found["images_per_s_torch"] = images_per_s(by_torch(batch, size, steps), batch)
+    return found
+
+
+def found_gpu(say: Callable[[str], object]) -> Device | None:
+    """The first GPU; says why there is none."""
+    try:
+        device = choose_device("cuda:0")
+    except errors.DeviceUnavailable as error:
+        say(f"the GPU is not measured: {error.message}")
+        return None
+    device.activate()
+    return device
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=RESULT, help="the file to write")
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    device = found_gpu(lambda reason: print(reason, file=sys.stderr))
+    if device is None:
+        return
+    result = figures(device)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

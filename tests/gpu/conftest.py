@@ -1,0 +1,16 @@
+"""A GPU, or a word on why there is none."""
+
+import pytest
+
+from shoal import errors
+from shoal_worker.arrays import choose_device
+
+
+@pytest.fixture
+def device():
+    try:
+        device = choose_device("cuda:0")
+    except errors.DeviceUnavailable as error:
+        pytest.skip(error.message)
+    device.activate()
+    return device

@@ -1,0 +1,93 @@
+"""Layers and a model on CuPy beside the same on NumPy: values, gradients, statistics."""
+
+import numpy as np
+import pytest
+
+from shoal_nn import (
+    GELU,
+    AvgPool,
+    BatchNorm,
+    Conv2D,
+    Dense,
+    DepthwiseConv2D,
+    Embedding,
+    Flatten,
+    GlobalAvgPool,
+    LayerNorm,
+    MaxPool,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    Tanh,
+    Training,
+    softmax_cross_entropy,
+)
+from shoal_nn.models import resnet
+
+pytestmark = pytest.mark.gpu
+IMAGES = (4, 9, 8, 6)
+LAYERS = [
+    (Dense(5), (4, 7)),
+    (Conv2D(8), IMAGES),
+    (Conv2D(8, window=5, strides=2, padding=2), IMAGES),
+    (Conv2D(8, strides=2), IMAGES),
+    (Conv2D(8, window=1, padding=0, strides=2), IMAGES),
+    (Conv2D(9, groups=3), IMAGES),
+    (DepthwiseConv2D(), IMAGES),
+    (DepthwiseConv2D(multiplier=2, strides=2, padding=1), IMAGES),
+    (BatchNorm(), IMAGES),
+    (LayerNorm(), (4, 7)),
+    *((pool, IMAGES) for pool in (MaxPool(3, strides=2, padding=1), AvgPool(2), GlobalAvgPool(), Flatten())),
+    *((curve, (40, 50)) for curve in (ReLU(), ReLU6(), GELU(), GELU(approximate=True), Sigmoid(), Tanh())),
+]
+
+
+def step(layer, x, place, dtype):
+    """Output, gradients and state of one step of training, on the host."""
+    params, state = layer.init(np.random.default_rng(3), x.shape[1:])
+    params = {name: place(value.astype(dtype)) for name, value in params.items()}
+    state = {name: place(value.astype(dtype)) for name, value in state.items()}
+    y, moved, pullback = layer.apply(params, state, place(x), Training(7))
+    dy = np.random.default_rng(4).normal(size=y.shape).astype(dtype)
+    found, dx = pullback(place(dy))
+    return {"y": y, "dx": dx, **found, **moved}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-4), (np.float64, 1e-10)])
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=repr)
+def test_a_layer_is_the_same_on_both(device, layer, shape, dtype, tolerance):
+    x = (3 * np.random.default_rng(1).normal(size=shape)).astype(dtype)
+    there = step(layer, x, device.to_device, dtype)
+    here = step(layer, x, lambda array: array, dtype)
+    assert there.keys() == here.keys()
+    for name, wanted in here.items():
+        np.testing.assert_allclose(
+            device.to_host(there[name]), wanted, rtol=tolerance, atol=tolerance * abs(wanted).max(), err_msg=name
+        )
+
+
+def test_an_embedding_is_the_same_on_both(device):
+    layer, numbers = Embedding(10, 4), np.array([[1, 2, 1], [9, 0, 1]])
+    table = np.random.default_rng(3).normal(size=(10, 4)).astype(np.float32)
+    [name] = layer.variables((3,))
+    outcomes = []
+    for place in (device.to_device, lambda array: array):
+        y, _, pullback = layer.apply({name: place(table)}, {}, place(numbers), False)
+        gradients, _ = pullback(place(np.ones((2, 3, 4), np.float32)))
+        outcomes.append((y, gradients[name]))
+    for there, here in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(device.to_host(there), here, rtol=1e-6)
+
+
+def test_a_step_of_resnet_50_has_the_loss_that_it_has_on_the_cpu(device):
+    net, size, batch = resnet(50), (224, 224, 3), 4
+    params, state = net.init(np.random.default_rng(0), size)
+    rng = np.random.default_rng(1)
+    x, labels = rng.normal(size=(batch, *size)).astype(np.float32), rng.integers(0, 1000, batch)
+    losses = []
+    for place in (device.to_device, lambda array: array):
+        there = {name: place(value) for name, value in (params | state).items()}
+        logits, _, _ = net.apply(there, there, place(x), Training(7))
+        loss, _ = softmax_cross_entropy(logits, place(labels))
+        losses.append(float(loss))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

@@ -1,0 +1,150 @@
+"""A stand-in for NVIDIA's cudnn-frontend: graphs of one convolution, computed tap by tap from bare pointers.
+
+It knows an array by its address, lengths and strides alone, as cuDNN does, so a wrong stride shows in the values.
+"""
+
+import ctypes
+import enum
+import itertools
+import types
+
+import numpy as np
+
+DataType = enum.Enum("data_type", ["HALF", "BFLOAT16", "FLOAT", "DOUBLE"])
+Note = enum.Enum("numerical_note", ["NONDETERMINISTIC", "TENSOR_CORE", "DOWN_CONVERT_INPUTS"])
+Heuristic = enum.Enum("heur_mode", ["A", "FALLBACK"])
+NUMPY = {DataType.HALF: np.float16, DataType.FLOAT: np.float32}
+
+
+class GraphNotSupportedError(Exception):
+    pass
+
+
+class Tensor:
+    def __init__(self, dim=None, stride=None, data_type=None) -> None:
+        self.dim, self.stride, self.data_type = dim, stride, data_type
+
+    def set_output(self, is_output):
+        assert is_output
+        return self
+
+    def set_data_type(self, data_type):
+        self.data_type = data_type
+        return self
+
+    def set_dim(self, dim):
+        self.dim = dim
+        return self
+
+    def set_stride(self, stride):
+        self.stride = stride
+        return self
+
+    def at(self, pointer: int) -> np.ndarray:
+        dtype = np.dtype(NUMPY[self.data_type])
+        length = 1 + sum((size - 1) * step for size, step in zip(self.dim, self.stride, strict=True))
+        memory = (ctypes.c_uint8 * (length * dtype.itemsize)).from_address(pointer)
+        strides = [step * dtype.itemsize for step in self.stride]
+        return np.lib.stride_tricks.as_strided(np.frombuffer(memory, dtype), self.dim, strides, writeable=True)
+
+
+def fake_cudnn(*, refuses: Exception | None = None) -> types.ModuleType:
+    """A module that keeps the `graphs` that were built and the `streams` that were set, or refuses each graph."""
+    cudnn = types.ModuleType("cudnn")
+
+    class Graph:
+        def __init__(self, *, name, io_data_type, intermediate_data_type, compute_data_type, handle) -> None:
+            assert compute_data_type is DataType.FLOAT
+            self.name, self.handle, self.unwanted, self.built = name, handle, [], False
+
+        def tensor(self, *, name, dim, stride, data_type):
+            return Tensor(dim, stride, data_type)
+
+        def conv_fprop(self, *, image, weight, **how):
+            return self._add("fprop", image, weight, how)
+
+        def conv_dgrad(self, *, loss, filter, **how):
+            return self._add("dgrad", loss, filter, how)
+
+        def conv_wgrad(self, *, image, loss, **how):
+            return self._add("wgrad", image, loss, how)
+
+        def _add(self, kind, first, second, how):
+            assert how["dilation"] == [1, 1]
+            assert how["pre_padding"] == how["post_padding"]
+            self.kind, self.operands, self.how, self.result = kind, (first, second), how, Tensor()
+            return self.result
+
+        def validate(self):
+            assert self.result.dim
+
+        def build_operation_graph(self):
+            pass
+
+        def create_execution_plans(self, heuristics):
+            assert heuristics == [Heuristic.A, Heuristic.FALLBACK]
+
+        def deselect_numeric_notes(self, notes):
+            self.unwanted += notes
+
+        def deselect_workspace_greater_than(self, nbytes):
+            pass
+
+        def check_support(self):
+            if refuses:
+                raise refuses
+
+        def build_plans(self):
+            self.built = True
+            cudnn.graphs.append(self)
+
+        def get_workspace_size(self):
+            return 0
+
+        def execute(self, pointers, workspace, handle):
+            assert self.built
+            assert handle == self.handle
+            assert all(pointer % 16 == 0 for pointer in pointers.values())
+            first, second = (tensor.at(pointers[tensor]) for tensor in self.operands)
+            result = self.result.at(pointers[self.result])
+            result[...] = 0
+            by_kind = {
+                "fprop": (first, second, result),
+                "dgrad": (result, second, first),
+                "wgrad": (first, result, second),
+            }
+            _convolve(self.kind, *by_kind[self.kind], self.how["stride"], self.how["pre_padding"])
+
+    cudnn.__dict__.update(
+        graphs=[],
+        streams=[],
+        pygraph=Graph,
+        data_type=DataType,
+        numerical_note=Note,
+        heur_mode=Heuristic,
+        cudnnGraphNotSupportedError=GraphNotSupportedError,
+        backend_version=lambda: 91000,
+        create_handle=lambda: 1,
+        set_stream=lambda *, handle, stream: cudnn.streams.append((handle, stream)),
+    )
+    return cudnn
+
+
+def _convolve(kind, image, weight, output, strides, padding) -> None:
+    """Computes the one that `kind` wants of the three, in the order of axes that cuDNN has."""
+    (down, across), (top, left) = strides, padding
+    filters, channels, height, width = weight.shape
+    per_group = filters // (image.shape[1] // channels)
+    for n, f, i, j in np.ndindex(output.shape):
+        first = f // per_group * channels
+        for h, w in itertools.product(range(height), range(width)):
+            y, x = i * down + h - top, j * across + w - left
+            if not (0 <= y < image.shape[2] and 0 <= x < image.shape[3]):
+                continue
+            seen = image[n, first : first + channels, y, x]
+            if kind == "fprop":
+                output[n, f, i, j] += seen @ weight[f, :, h, w]
+            elif kind == "dgrad":
+                seen += output[n, f, i, j] * weight[f, :, h, w]
+            else:
+                weight[f, :, h, w] += output[n, f, i, j] * seen

@@ -1,0 +1,172 @@
+"""A stand-in for CuPy where there is no GPU: NumPy's functions, and streams that do nothing until they are waited for.
+
+Computation, on the null stream, happens at once. A copy on another stream happens when somebody waits for it, as late
+as a device may do it: so a buffer that is used again too early, or an event that is missing, shows in the values.
+"""
+
+import types
+from collections.abc import Callable
+
+import numpy as np
+
+GARBAGE = 0xAA  # what fresh memory holds
+
+
+class FakeArray(np.ndarray):
+    """A device's array."""
+
+    @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.ctypes.data)
+
+    @property
+    def device(self):
+        return types.SimpleNamespace(id=0)
+
+    def set(self, source: np.ndarray, stream: "FakeStream") -> None:
+        assert source.flags.c_contiguous
+        assert source.dtype == self.dtype
+        stream.queue(lambda: np.copyto(self, source))
+
+    def get(self, stream: "FakeStream", out: np.ndarray, blocking: bool) -> None:
+        assert self.flags.c_contiguous, "CuPy would make a copy, and drop it while the device reads from it"
+        assert out.dtype == self.dtype
+        assert not blocking
+        stream.queue(lambda: np.copyto(out, self.view(np.ndarray)))
+
+
+class FakeEvent:
+    def __init__(self, stream: "FakeStream", position: int) -> None:
+        self.stream, self._position = stream, position
+
+    @property
+    def done(self) -> bool:
+        return self.stream.ran >= self._position
+
+    def synchronize(self) -> None:
+        self.stream.run_to(self._position)
+
+
+class FakeStream:
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        assert null or non_blocking, "others wait for the null stream, and it for them"
+        self.null = null
+        self.ptr = 0 if null else id(self)
+        self.ran = 0
+        self.waits: list[FakeEvent] = []
+        self._queued: list[Callable[[], None]] = []
+
+    def queue(self, work: Callable[[], None]) -> None:
+        self._queued.append(work)
+        if self.null:
+            self.synchronize()
+
+    def record(self) -> FakeEvent:
+        return FakeEvent(self, len(self._queued))
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.waits.append(event)
+        self.queue(event.synchronize)
+
+    def synchronize(self) -> None:
+        self.run_to(len(self._queued))
+
+    def run_to(self, position: int) -> None:
+        while self.ran < position:
+            self.ran += 1
+            self._queued[self.ran - 1]()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+class FakePool:
+    def __init__(self) -> None:
+        self.limits: list[dict] = []
+
+    def set_limit(self, **limit) -> None:
+        self.limits.append(limit)
+
+    def used_bytes(self) -> int:
+        return 100
+
+    def total_bytes(self) -> int:
+        return 200
+
+    def get_limit(self) -> int:
+        return 300
+
+
+class FakeRuntimeError(RuntimeError):
+    pass
+
+
+class FakeOutOfMemoryError(MemoryError):
+    """As CuPy's, which is a MemoryError, too."""
+
+
+def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:
+    """As much of CuPy as Shoal needs, with so many devices, or an error in their place.
+
+    It keeps `used` (devices), `pinned` (bytes of each allocation) and `kernels` (names of what was fused), and refuses
+    arrays larger than `room` bytes.
+    """
+    cupy = types.ModuleType("cupy")
+    pool, null = FakePool(), FakeStream(null=True)
+
+    def count() -> int:
+        if isinstance(devices, Exception):
+            raise devices
+        return devices
+
+    class FakeDevice:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def use(self) -> None:
+            cupy.used.append(self.index)
+
+    def empty(shape, dtype=np.float64):
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if nbytes > cupy.room:
+            raise FakeOutOfMemoryError(f"Out of memory allocating {nbytes:,} bytes (allocated so far: 0 bytes).")
+        return np.full(nbytes, GARBAGE, np.uint8).view(dtype).reshape(shape).view(FakeArray)
+
+    def alloc_pinned_memory(nbytes: int) -> bytearray:
+        cupy.pinned.append(nbytes)
+        return bytearray([GARBAGE]) * nbytes
+
+    def fuse(kernel_name: str):
+        cupy.kernels.append(kernel_name)
+        return lambda function: function
+
+    runtime = types.SimpleNamespace(
+        getDeviceCount=count,
+        getDeviceProperties=lambda index: {"name": f"Fake {index}".encode()},
+        CUDARuntimeError=FakeRuntimeError,
+    )
+    cupy.__dict__.update(
+        ndarray=FakeArray,
+        used=[],
+        pinned=[],
+        kernels=[],
+        room=1 << 40,
+        pool=pool,
+        empty=empty,
+        fuse=fuse,
+        ascontiguousarray=lambda array: np.ascontiguousarray(array).view(FakeArray),
+        asnumpy=lambda array: np.asarray(array).view(np.ndarray),
+        get_default_memory_pool=lambda: pool,
+        cuda=types.SimpleNamespace(
+            runtime=runtime,
+            Device=FakeDevice,
+            Stream=FakeStream,
+            get_current_stream=lambda: null,
+            alloc_pinned_memory=alloc_pinned_memory,
+        ),
+    )
+    cupy.__getattr__ = lambda name: getattr(np, name)
+    return cupy

@@ -1,0 +1,190 @@
+"""What a GPU is to the loop: which copies wait for what, in pinned memory that is used again; CuPy is a stand-in."""
+
+import itertools
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fake_cupy import FakeArray, FakeOutOfMemoryError, fake_cupy
+from shoal_worker.arrays import choose_device, fused
+from shoal_worker.cuda import _STAGE_BYTES, _STAGES
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    cupy = fake_cupy(2)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return cupy
+
+
+def values(seed: int, *shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {f"v{index}": rng.normal(size=shape).astype(np.float32) for index, shape in enumerate(shapes)}
+
+
+def same(found: dict, wanted: dict) -> None:
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(np.asarray(found[name]), array)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.bool_])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (0, 4)])
+def test_any_array_goes_there_and_back(cupy, dtype, shape):
+    device = choose_device("cuda:0")
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    there = device.to_device(array)
+    assert isinstance(there, FakeArray)
+    assert there.dtype == array.dtype
+    back = device.to_host(there)
+    assert type(back) is np.ndarray
+    assert back.shape == shape
+    np.testing.assert_array_equal(back, array)
+
+
+def test_arrays_that_do_not_lie_in_one_run_go_there_and_back(cupy):
+    device = choose_device("cuda:0")
+    array = np.arange(12.0).reshape(3, 4).T
+    there = device.to_device(array)
+    np.testing.assert_array_equal(np.asarray(there), array)
+    np.testing.assert_array_equal(device.to_host(there.T), array.T)
+
+
+def test_an_array_that_is_there_stays(cupy):
+    device = choose_device("cuda:0")
+    there = cupy.empty((2,))
+    assert device.to_device(there) is there
+
+
+def test_the_source_of_an_upload_may_change_at_once(cupy):
+    device = choose_device("cuda:0")
+    given = {"a": np.zeros(4, np.float32)}
+    brought = device.bring(given)
+    given["a"][:] = 7
+    np.testing.assert_array_equal(np.asarray(device.receive(brought)["a"]), np.zeros(4))
+
+
+def test_pulls_of_any_size_go_through_a_few_pinned_buffers(cupy):
+    device = choose_device("cuda:0")
+    large = values(1, (3 * _STAGE_BYTES // 4 + 5,), (10,), (_STAGE_BYTES,), (0,), (7, 3))
+    for _ in range(3):
+        same(device.receive(device.bring(large)), large)
+    assert cupy.pinned == [_STAGE_BYTES] * _STAGES
+
+
+def test_a_pull_is_brought_while_the_last_one_is_computed_on(cupy):
+    device = choose_device("cuda:0")
+    pulls = [values(seed, (5, 3), (4,)) for seed in range(4)]
+    first = device.receive(device.bring(pulls[0]))
+    for now, following in itertools.pairwise(pulls):
+        brought = device.bring(following)
+        same(first, now)
+        first = device.receive(brought)
+    same(first, pulls[-1])
+
+
+def test_memory_of_a_pull_is_given_back_once_computation_has_gone_on(cupy, monkeypatch):
+    """What was received is kept until an upload waits for the end of the computation on it."""
+    device = choose_device("cuda:0")
+    waited = []
+    for step in range(4):
+        over = [computed for _, computed in device._retired]
+        brought = device.bring(values(step, (3,)))
+        assert device._uploads.stream.waits[-len(over) :] == over, "an upload waits for the end of computation"
+        assert len(device._retired) == 0
+        device.receive(brought)
+        waited.append(len(device._retired))
+    assert waited == [0, 1, 1, 1]
+    [(retired, _)] = device._retired
+    np.testing.assert_array_equal(np.asarray(retired["v0"]), values(2, (3,))["v0"])
+
+
+def test_a_batch_waits_for_the_computation_that_had_its_memory_before(cupy):
+    device = choose_device("cuda:0")
+    device.to_device(np.ones(3))
+    compute, uploads = cupy.cuda.get_current_stream(), device._uploads.stream
+    assert [event.stream for event in uploads.waits] == [compute]
+    assert [event.stream for event in compute.waits] == [uploads]
+
+
+def test_a_download_waits_for_the_computation_of_its_array(cupy):
+    device = choose_device("cuda:0")
+    device.to_host(cupy.empty((3,)))
+    assert [event.stream for event in device._downloads.waits] == [cupy.cuda.get_current_stream()]
+
+
+def test_values_that_nobody_brought_are_brought(cupy):
+    given = values(1, (3,))
+    same(choose_device("cuda:0").receive(given), given)
+
+
+def test_gradients_are_fetched_in_their_order_while_later_ones_are_computed(cupy):
+    device = choose_device("cuda:0")
+    wanted = values(2, *[(3, 2)] * 9)
+    asked = []
+
+    def gradients():
+        for name, array in wanted.items():
+            asked.append(name)
+            yield name, array.view(FakeArray)
+
+    fetched = device.fetch(gradients())
+    name, _ = next(fetched)
+    assert name == "v0"
+    assert 1 < len(asked) < 9, "some are asked for before the first is awaited, and not all"
+    same(dict([(name, wanted[name]), *fetched]), wanted)
+
+
+def test_downloads_lie_in_memory_of_their_own(cupy):
+    device = choose_device("cuda:0")
+    wanted = values(3, (4,), (4,))
+    found = dict(device.fetch((name, array.view(FakeArray)) for name, array in wanted.items()))
+    same(found, wanted)
+    assert not np.shares_memory(found["v0"], found["v1"])
+    assert cupy.pinned == [16, 16]
+
+
+def test_what_the_host_has_already_is_taken_as_it_is(cupy):
+    found = dict(choose_device("cuda:0").fetch({"a": np.ones(2), "b": np.float32(3)}.items()))
+    np.testing.assert_array_equal(found["a"], [1, 1])
+    assert found["b"] == 3
+
+
+def test_downloads_that_nobody_takes_are_over_when_they_are_given_up(cupy):
+    device = choose_device("cuda:0")
+    fetched = device.fetch(iter([(str(index), cupy.empty((2,))) for index in range(6)]))
+    next(fetched)
+    stream = device._downloads
+    assert stream.ran < len(stream._queued)
+    fetched.close()
+    assert stream.ran == len(stream._queued)
+
+
+@pytest.mark.parametrize(("limit", "asked"), [(0.0, []), (0.5, [{"fraction": 0.5}]), (6e9, [{"size": 6_000_000_000}])])
+def test_the_pool_is_bounded(cupy, limit, asked):
+    device = choose_device("cuda:1", limit)
+    device.activate()
+    assert cupy.pool.limits == asked
+    assert device.memory() == {"used": 100, "pool": 200, "limit": 300}
+
+
+def test_a_pull_that_does_not_fit_says_so(cupy):
+    cupy.room = 100
+    with pytest.raises(FakeOutOfMemoryError, match="allocating 400 bytes"):
+        choose_device("cuda:0").bring({"a": np.zeros(100, np.float32)})
+
+
+def test_a_fused_function_is_itself_on_numpy_and_a_kernel_on_cupy(cupy):
+    @fused
+    def _twice(xp, x, plus):
+        return xp.maximum(x, 0) * 2 + plus
+
+    np.testing.assert_array_equal(_twice(np.array([-1.0, 2.0]), 1), [1, 5])
+    assert cupy.kernels == []
+    for _ in range(2):
+        found = _twice(np.array([-1.0, 2.0]).view(FakeArray), 1)
+        assert isinstance(found, FakeArray)
+        np.testing.assert_array_equal(np.asarray(found), [1, 5])
+    assert cupy.kernels == ["twice"]
