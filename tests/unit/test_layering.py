@@ -105,7 +105,7 @@ def test_layers_compute_through_the_namespace_of_their_arrays():
     used = {
         node.attr
         for room, path in MODULES
-        if room == "shoal_nn"
+        if room == "shoal_nn" and path.name != "programs.py"  # which reads data, on the host
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "np"
     }
