@@ -10,12 +10,13 @@ from shoal import errors, optim
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import write_tensors
 from shoal._checkpoint.folders import LocalFolder
-from shoal._checkpoint.manifest import Manifest
+from shoal._checkpoint.manifest import FILE, Manifest
 from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.job import Job
 from shoal.partitioners import FixedShards
+from shoal.status import Evaluation
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
@@ -120,8 +121,9 @@ def cut(number, **fields):
     return CutMade(REF, number, **{**known, **fields})
 
 
-def write(servers, catalogue, number, policy=None, **fields):
-    effect = WriteCheckpoint(REF, placement(), spec(checkpoints=policy), cut(number, **fields), number=number)
+def write(servers, catalogue, number, policy=None, *, best=None, keep=(), **fields):
+    made = cut(number, **fields)
+    effect = WriteCheckpoint(REF, placement(), spec(checkpoints=policy), made, best, keep, number=number)
     return publishing.write(effect, servers, catalogue)
 
 
@@ -249,6 +251,16 @@ class TestTheManifest:
         assert last.removed == (1,)
         assert catalogue.folder.names(("a",)) == ["00000003", "00000004", "00000006"]
 
+    def test_says_at_which_evaluation_it_was_taken_and_the_best_stays(self, servers, catalogue):
+        policy, best = CheckpointPolicy(keep_last=1), Evaluation(3, 20, {"auc": 0.5, "loss": float("nan")})
+        written = write(servers, catalogue, 1, policy, best=best)
+        assert written.best
+        assert catalogue.manifest("a", 1).evaluation["values"] == {"auc": 0.5, "loss": "NaN"}
+        for number in (2, 3):
+            assert not write(servers, catalogue, number, policy, keep=(1,)).best
+        assert catalogue.numbers("a") == [1, 3]
+        assert write(servers, catalogue, 4, policy, best=best, keep=(1,)).removed == (1, 3), "a better one"
+
     def test_is_not_waited_for_in_vain(self, servers, catalogue):
         servers.answers["CollectFiles"] = lambda _server, _request: (
             setattr(servers, "wanted", False) or (pb.CollectFilesReply())
@@ -269,6 +281,22 @@ class TestTheWayBack:
         assert restored.passed_by == ("a/3: a bit is another",)
         assert len(created) == 2
         assert ("DropShards", "s0") in servers.calls, "what was read in part stays"
+
+    def test_takes_the_best_where_that_is_asked_for_and_tells_which_may_have_been_better(self, servers, catalogue):
+        for number in (1, 2, 3, 4):
+            best = Evaluation(number, 10 * number, {"auc": 0.5}) if number < 3 else None
+            write(servers, catalogue, number, best=best)
+        catalogue.folder.write((*path_of("a", 3), FILE), [b"not a manifest"])
+        servers.answers["Restore"] = pb.RestoreReply()
+        restored = restore(servers, catalogue, CheckpointChoice.parse("a/best"))
+        assert restored.source == CheckpointChoice("a", 2)
+        [passed_by] = restored.passed_by
+        assert passed_by.startswith("a/3: ")
+
+    def test_ends_where_no_checkpoint_is_of_a_best_evaluation(self, servers, catalogue):
+        write(servers, catalogue, 1)
+        with pytest.raises(errors.CorruptCheckpoint, match="a: it has no checkpoint that was taken at its best"):
+            restore(servers, catalogue, CheckpointChoice.parse("a/best"))
 
     def test_ends_where_nothing_can_be_read(self, servers, catalogue):
         with pytest.raises(errors.CorruptCheckpoint, match="b: it has no whole checkpoint"):
