@@ -139,13 +139,15 @@ class _Expected:
 
     Args:
         variables: by name.
+        wires: dtypes on the wire, of those that travel in another than their own: arrays may have these already.
     """
 
-    def __init__(self, variables: Mapping[str, Variable]) -> None:
+    def __init__(self, variables: Mapping[str, Variable], wires: Mapping[str, np.dtype]) -> None:
         self.variables = variables
         self._get = _getter([*variables])
         self._shapes = [variable.shape for variable in variables.values()]
         self._dtypes = [variable.dtype for variable in variables.values()]
+        self._wires = [wires.get(name, variable.dtype) for name, variable in variables.items()]
 
     def fit(self, arrays: Mapping[str, np.ndarray]) -> bool:
         """Whether they are arrays of just these names, shapes and dtypes."""
@@ -156,8 +158,9 @@ class _Expected:
         except KeyError:
             return False
         try:
-            return all(map(eq, map(attrgetter("shape"), found), self._shapes)) and all(
-                map(eq, map(attrgetter("dtype"), found), self._dtypes)
+            return all(map(eq, map(attrgetter("shape"), found), self._shapes)) and (
+                all(map(eq, map(attrgetter("dtype"), found), self._dtypes))
+                or all(map(eq, map(attrgetter("dtype"), found), self._wires))
             )
         except AttributeError:
             return False
@@ -177,6 +180,13 @@ class Packer:
             for key, arena in arenas_of(shard.layout for shard in placement.shards).items()
         }
         self.nothing: dict[str, Any] = dict.fromkeys(self.variables)  # all names, in the placement's order
+        # Of the variables that travel in another dtype than their own.
+        self._wires = {
+            part.variable: plan.arena.wire
+            for plan in self.plans.values()
+            if not plan.travels_as_it_is
+            for part in plan.parts
+        }
         self._expected: dict[frozenset[Aggregation], _Expected] = {}
         # Variables of which no arena has all rows.
         self.split = {part.variable for plan in self.plans.values() for part in plan.partial}
@@ -184,7 +194,8 @@ class Packer:
     def check(self, arrays: Mapping[str, np.ndarray], aggregations: Collection[Aggregation]) -> None:
         """Checks that there is an array for every variable of some aggregations, and for no other.
 
-        A scalar variable takes a number of Python or NumPy as well, if it is of the variable's kind.
+        An array has its variable's dtype, or that on the wire. A scalar variable takes a number of Python or NumPy as
+        well, if it is of the variable's kind.
 
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit; the message lists all that do not (the first 50).
@@ -193,13 +204,13 @@ class Packer:
         expected = self._expected.get(key)
         if expected is None:
             chosen = {name: variable for name, variable in self.variables.items() if variable.aggregation in key}
-            expected = self._expected.setdefault(key, _Expected(chosen))
+            expected = self._expected.setdefault(key, _Expected(chosen, self._wires))
         if expected.fit(arrays):
             return
         complaints = [
             f"{name!r} {complaint}"
-            for name, variable in expected.variables.items()
-            if (complaint := _complaint(arrays.get(name), variable))
+            for name in expected.variables
+            if (complaint := self._complaint(name, arrays.get(name)))
         ]
         if complaints or len(arrays) != len(expected.variables):
             complaints += self._unexpected(arrays, aggregations)
@@ -215,10 +226,14 @@ class Packer:
             InvalidGradient: there is no such variable in these aggregations, or it does not fit.
         """
         complaints = list(self._unexpected([name], aggregations))
-        if not complaints and (complaint := _complaint(array, self.variables[name])):
+        if not complaints and (complaint := self._complaint(name, array)):
             complaints = [f"{name!r} {complaint}"]
         if complaints:
             raise errors.InvalidGradient(f"the arrays do not fit the job's variables: {complaints[0]}")
+
+    def _complaint(self, name: str, array: object) -> str:
+        variable = self.variables[name]
+        return _complaint(array, variable, self._wires.get(name, variable.dtype))
 
     def _unexpected(self, arrays: Iterable[str], aggregations: Collection[Aggregation]) -> Iterator[str]:
         for name in arrays:
@@ -407,15 +422,14 @@ def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[Part]:
     return parts
 
 
-def _complaint(array: object, variable: Variable) -> str:
+def _complaint(array: object, variable: Variable, wire: np.dtype) -> str:
     """What is wrong with an array for a variable; empty if nothing is."""
     if array is None:
         return "is missing"
     if isinstance(array, np.ndarray):
-        if array.shape == variable.shape and array.dtype == variable.dtype:
-            return ""
+        fits = array.dtype in (variable.dtype, wire)
         wrong_shape = f"has shape {array.shape}, not {variable.shape}" if array.shape != variable.shape else ""
-        wrong_dtype = f"is {array.dtype}: cast it to {variable.dtype}" if array.dtype != variable.dtype else ""
+        wrong_dtype = "" if fits else f"is {array.dtype}: cast it to {variable.dtype}"
         return " and ".join(filter(None, (wrong_shape, wrong_dtype)))
     if not isinstance(array, int | float | np.generic):
         return f"is a {type(array).__name__}, not a NumPy array"

@@ -115,6 +115,7 @@ def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:
     arrays larger than `room` bytes.
     """
     cupy = types.ModuleType("cupy")
+    cupy.__version__ = "14.2.0"
     pool, null = FakePool(), FakeStream(null=True)
 
     def count() -> int:

@@ -137,6 +137,25 @@ def test_gradients_are_fetched_in_their_order_while_later_ones_are_computed(cupy
     same(dict([(name, wanted[name]), *fetched]), wanted)
 
 
+@pytest.mark.parametrize(
+    ("version", "wire", "comes"),
+    [
+        ("14.2.0", "bfloat16", "bfloat16"),
+        ("14.2.0", "float16", "float16"),
+        ("13.6.0", "float16", "float16"),
+        ("13.6.0", "bfloat16", "float32"),  # it has none: it is cast on the host
+    ],
+)
+def test_gradients_come_down_in_the_half_that_they_travel_in(cupy, version, wire, comes):
+    cupy.__version__ = version
+    given = values(6, (3, 2))["v0"]
+    arrays = {"f": given.view(FakeArray), "n": np.arange(3).view(FakeArray), "h": given, "x": 1.5}
+    found = dict(choose_device("cuda:0").fetch(arrays.items(), np.dtype(wire)))
+    assert [found[name].dtype.name for name in "fnh"] == [comes, "int64", "float32"]
+    np.testing.assert_array_equal(found["f"], given.astype(comes))
+    assert cupy.pinned == [given.size * np.dtype(comes).itemsize, 24]
+
+
 def test_downloads_lie_in_memory_of_their_own(cupy):
     device = choose_device("cuda:0")
     wanted = values(3, (4,), (4,))

@@ -467,6 +467,21 @@ def test_check_says_what_does_not_fit(changes: dict[str, object], complaint: str
     assert raised.value.message == f"the arrays do not fit the job's variables: {complaint}"
 
 
+@pytest.mark.parametrize("elements", [12, CHUNK_BYTES])
+def test_what_has_the_wires_dtype_already_travels_as_the_same_bytes(elements: int) -> None:
+    """Gradients that a device has cast, or that a program computes in halves; perhaps not all of them."""
+    placement = placed({"kernel": Variable(elements), "bias": Variable(3)}, wire="bfloat16")
+    arrays = {"kernel": np.linspace(-1, 1, elements, dtype=np.float32), "bias": np.ones(3, np.float32)}
+    halves = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
+    packer, wanted = Packer(placement), [chunk.data.tobytes() for chunk in sent(placement, arrays, TRAINABLE)]
+    for cast in (halves, arrays | {"kernel": halves["kernel"]}):
+        packer.check(cast, TRAINABLE)
+        packer.check_one("kernel", cast["kernel"], TRAINABLE)
+        assert [chunk.data.tobytes() for chunk in sent(placement, cast, TRAINABLE)] == wanted
+    with pytest.raises(errors.InvalidGradient, match="'bias' is float16: cast it to float32"):
+        packer.check(arrays | {"bias": np.ones(3, np.float16)}, TRAINABLE)
+
+
 def test_check_lists_all_that_does_not_fit() -> None:
     with pytest.raises(errors.InvalidGradient) as raised:
         Packer(placed(JOB)).check({"kernels": GOOD["kernel"], "bias": np.zeros(3), "scale": 1.0}, TRAINABLE)

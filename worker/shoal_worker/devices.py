@@ -46,8 +46,13 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def fetch(self, arrays: Iterable[tuple[str, Array]]) -> Fetched:
-        """Named arrays on the host, in their order. Where copying takes time, later ones are asked for meanwhile."""
+    def fetch(self, arrays: Iterable[tuple[str, Array]], wire: np.dtype | None = None) -> Fetched:
+        """Named arrays on the host, in their order. Where copying takes time, later ones are asked for meanwhile.
+
+        Args:
+            arrays: by name.
+            wire: a half that arrays of float32 travel on in: where that saves copying, they come in it.
+        """
 
     @abstractmethod
     def memory(self) -> dict[str, int]:
@@ -90,7 +95,7 @@ class Cpu(Device):
     def receive(self, values: dict[str, Array]) -> dict[str, Array]:
         return values
 
-    def fetch(self, arrays: Iterable[tuple[str, Array]]) -> Fetched:
+    def fetch(self, arrays: Iterable[tuple[str, Array]], wire: np.dtype | None = None) -> Fetched:  # noqa: ARG002
         for name, array in arrays:
             yield name, np.asarray(array)
 

@@ -138,6 +138,7 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
                 if takes_seed(program.loss_and_gradients)
                 else None,
                 evaluator=evaluator,
+                wire=None if participant.spec.wire == "float32" else np.dtype(participant.spec.wire),
                 stop=leaving,
             )
             return Outcome() if training.run() else Outcome(left=True, cursor=batches.cursor)

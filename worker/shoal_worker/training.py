@@ -105,6 +105,7 @@ class Training:
         emit: is given the figures about every half second, and once at the end, however it ends. Must not block long.
         draws: gives the program a seed for each batch; None: it takes none.
         evaluator: evaluates where that is due; None: the job wants none.
+        wire: the half that gradients of float32 travel in; None: they travel as they are.
         clock: seconds, from any start.
         stop: set to end after the step in progress.
 
@@ -125,6 +126,7 @@ class Training:
         emit: Callable[[Figures], None],
         draws: Draws | None = None,
         evaluator: Evaluator | None = None,
+        wire: np.dtype | None = None,
         clock: Callable[[], float] = time.monotonic,
         stop: threading.Event | None = None,
     ) -> None:
@@ -137,6 +139,7 @@ class Training:
         self._emit = emit
         self._draws = draws
         self._evaluator = evaluator
+        self._wire = wire
         self._clock = clock
         self._stop = stop or threading.Event()
         self._tally = Tally(clock)
@@ -266,8 +269,10 @@ class Training:
             metrics = {name: float(value) for name, value in step.metrics.items()}
             gradients = step.gradients
             return _Computed(
-                gradients=self._on_host(gradients) if isinstance(gradients, Mapping) else self._one_by_one(gradients),
-                updates=self._on_host(step.updates) or None,
+                gradients=dict(device.fetch(gradients.items(), self._wire))
+                if isinstance(gradients, Mapping)
+                else self._one_by_one(gradients),
+                updates=dict(device.fetch(step.updates.items())) or None,
                 values={**metrics, "loss": float(step.loss)},
             )
 
@@ -285,13 +290,10 @@ class Training:
             "return (loss, gradients by name) or a shoal.Step"
         )
 
-    def _on_host(self, arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
-        return dict(self._device.fetch(arrays.items()))
-
     def _one_by_one(self, gradients: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, np.ndarray]]:
         """Goes on with the program's computation, while what it has computed before is pushed."""
         with self._blamed("loss_and_gradients"):
-            arrays = self._device.fetch(iter(gradients))
+            arrays = self._device.fetch(iter(gradients), self._wire)
         with closing(arrays):
             while True:
                 start = self._clock()
