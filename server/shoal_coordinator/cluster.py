@@ -19,7 +19,7 @@ from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
-from shoal_coordinator import events
+from shoal_coordinator import events, milestones
 from shoal_coordinator.checkpointing import NO_FOLDER
 from shoal_coordinator.durable_job import DurableJob
 from shoal_coordinator.events import (
@@ -278,7 +278,7 @@ class Cluster:
         self._forget(job)
 
     def _checkpoint_requested(self, event: events.CheckpointRequested, now: float) -> Attempt:
-        attempt, effects = self.job(event.job).request_checkpoint(now)
+        attempt, effects = milestones.request_checkpoint(self.job(event.job), now)
         self._emit(effects)
         return attempt
 
@@ -320,14 +320,14 @@ class Cluster:
         job = self.job(event.job)
         if not job.crew.has_part(event.worker, event.assignment):
             return events.Asked(stop=True)
-        return job.ask_evaluation(event.worker, event.step, through=event.through)
+        return milestones.ask_evaluation(job, event.worker, event.step, through=event.through)
 
     def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> bool:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
         if not job.crew.has_part(event.worker, event.assignment):
             return False
-        wait, effects = job.report_evaluation(event.worker, event.result, now)
+        wait, effects = milestones.report_evaluation(job, event.worker, event.result, now)
         self._emit(effects)
         return wait
 
@@ -411,19 +411,19 @@ class Cluster:
         job = self._live_job(event.job)
         if job is None:
             raise errors.Cancelled(f"job {event.job.name} is over")
-        return job.held()
+        return job.accounting.held(job.crew.ranks)
 
     def _checkpoints_counted(self, event: events.CheckpointsCounted, _: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.checkpoints_counted(event.largest))
+            self._emit(milestones.checkpoints_counted(job, event.largest))
 
     def _cut_made(self, event: events.CutMade, _: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.cut_made(event))
+            self._emit(milestones.cut_made(job, event))
 
     def _checkpoint_written(self, event: events.CheckpointWritten, now: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.checkpoint_written(event, now))
+            self._emit(milestones.checkpoint_written(job, event, now))
             self._schedule(now)
 
     def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
@@ -431,7 +431,7 @@ class Cluster:
             if event.lost and job.recovery.possible:
                 self._lose_shards(job, event.reason, now)
             else:
-                self._emit(job.checkpoint_failed(event.reason, now))
+                self._emit(milestones.checkpoint_failed(job, event.reason, now))
             self._schedule(now)
 
     def _job_of_outcome(self, event: AnyOutcome) -> DurableJob | None:

@@ -14,9 +14,8 @@ from shoal_coordinator import codecs
 from shoal_coordinator.event_log import Kept
 from shoal_coordinator.events import JobRef
 from shoal_coordinator.jobs import JobLife
-from shoal_coordinator.ledger import Ledger
 from shoal_coordinator.parts import Description
-from shoal_coordinator.progress import Tally, told_from_proto
+from shoal_coordinator.progress import told_from_proto
 from shoal_coordinator.records import Part, SavedJob
 
 
@@ -94,7 +93,7 @@ class DurableJob(JobLife):
             assigned=self._assigned,
             created=self._created,
             numbered=self.log.numbered,
-            closing=self._closing,
+            closing=self.closing,
             restored=sorted(self._restored),
         )
         self.crew.write_to(record)
@@ -111,7 +110,7 @@ class DurableJob(JobLife):
             state.finished_at,
         )
         self._assigned, self._created = state.assigned, state.created
-        self._closing, self._restored = state.closing, frozenset(state.restored)
+        self.closing, self._restored = state.closing, frozenset(state.restored)
         self.crew.take_up(state)
         self.recovery.take_up(state)
         if saved.checkpoints:
@@ -122,9 +121,7 @@ class DurableJob(JobLife):
             self.evaluating.take_up(saved.evaluation)
         if plan := saved.plan:
             self._restore_plan(plan)
-        if saved.ledger:
-            self._ledger = Ledger.from_proto(saved.ledger, lambda: self._changed(Part.LEDGER))
-        self._tally = Tally.from_proto(saved.tally)
+        self.accounting.take_up(saved)
         for participant in self.crew.active.values():
             if participant.assignment in saved.tally.told:
                 participant.told = told_from_proto(saved.tally.told[participant.assignment])
