@@ -155,7 +155,7 @@ class Cluster:
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         self._members.validate()
-        placements = [job.placement.epoch for job in self._jobs.values() if job.placement]
+        placements = [job.plan.placement.epoch for job in self._jobs.values() if job.plan.placement]
         assert len(set(placements)) == len(placements), "two jobs share a placement"
         assert max(placements, default=0) <= self._scheduler.epoch
         busy = Counter(worker for job in self._jobs.values() for worker in job.crew.active)
@@ -165,7 +165,7 @@ class Cluster:
             job.validate()
             for worker, participant in job.crew.active.items():
                 self._members.check(worker, participant.incarnation)
-            lost = [server.member for server in job.servers if not self._members.is_alive(server.member)]
+            lost = [server.member for server in job.plan.servers if not self._members.is_alive(server.member)]
             assert job.ended or not lost, "a job goes on without its shards"
         assert sum(job.ended for job in self._jobs.values()) <= self._policy.keep_finished
         submissions = [job.ref.submission for job in self._jobs.values()]
@@ -223,8 +223,8 @@ class Cluster:
             self._emit(job.lose(member.id, now, cursor))
         if member.role is Role.SERVER:
             for job in self._jobs.live:
-                if job.placement and any(server.member == member.id for server in job.servers):
-                    lost = _lost_shards(member.id, job.placement, again=not job.recovery.possible)
+                if job.plan.placement and any(server.member == member.id for server in job.plan.servers):
+                    lost = _lost_shards(member.id, job.plan.placement, again=not job.recovery.possible)
                     self._outcomes.lose_shards(job, lost, now)
 
     # Jobs, as users see them.
@@ -331,7 +331,7 @@ class Cluster:
             return
         if not (event.lost and job.recovery.possible):
             self._emit(job.finish(event.worker, event.error, now))
-        elif job.placement:
+        elif job.plan.placement:
             lost = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
             self._outcomes.lose_shards(job, lost, now)
         else:  # the job has gone back meanwhile: this worker found the shards that it had before

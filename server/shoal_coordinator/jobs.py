@@ -41,12 +41,11 @@ from shoal_coordinator.events import (
     Joined,
     RemoveWorker,
     Restored,
-    ServerRef,
     WorkerReported,
-    servers_of,
 )
 from shoal_coordinator.ledger import Lease, Ledger, NoRange
 from shoal_coordinator.parts import Description, Participant, Stage
+from shoal_coordinator.plan import Plan
 from shoal_coordinator.progress import Tally
 from shoal_coordinator.records import Part
 from shoal_coordinator.recovery import Recovery
@@ -80,15 +79,11 @@ class JobLife:
         self._changed = changed
         self.log = EventLog(lambda number: changed(f"{Part.EVENT}/{number}"), lambda: changed(Part.STATE))
         self.state = JobState.PENDING
-        self.placement: Placement | None = None  # set when the shards are planned; None again when they are dropped
         self.crew = Crew(spec)  # nobody works there once the job has ended
         self._reason = ""  # why it failed
         self._lack = ""  # what it waits for
         self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
-        self._description: Description | None = None
-        self._assigned = False  # the given values are in place
-        self._restored: frozenset[str] = frozenset()  # of the given ones, those that a checkpoint has put in place
-        self._created = False  # the shards are on the servers
+        self.plan = Plan(changed)
         self.accounting = Accounting(spec, changed)
         self.closing = False  # all workers are through, and the last checkpoint is being taken, or was
         policy = spec.checkpoints or CheckpointPolicy()
@@ -120,17 +115,13 @@ class JobLife:
         Raises:
             NotPlaced: they are not on servers yet, or no more.
         """
-        if self.placement is None or not self._created:
+        placement = self.plan.created_placement
+        if placement is None:
             raise errors.NotPlaced(
                 f"the variables of job {self.spec.name} are not on servers; it is {self.state.value}",
                 job=self.spec.name,
             )
-        return self.placement
-
-    @property
-    def servers(self) -> tuple[ServerRef, ...]:
-        """Who holds its shards, or is asked to."""
-        return servers_of(self.placement) if self.placement else ()
+        return placement
 
     @property
     def vacancies(self) -> list[int]:
@@ -147,9 +138,10 @@ class JobLife:
     @property
     def unplaced(self) -> Mapping[str, Variable] | None:
         """The variables that wait for a place on servers; None: none do."""
-        if self._description is None or self.placement is not None or self.ended or not self.crew.active:
+        plan = self.plan
+        if plan.description is None or plan.placement is not None or self.ended or not self.crew.active:
             return None
-        return self._description.variables
+        return plan.description.variables
 
     def status(self, now: float) -> JobStatus:
         """The job as its user sees it."""
@@ -175,10 +167,10 @@ class JobLife:
         if participant is None:
             return Joined(self.state, self.spec)
         ready = self.state is JobState.RUNNING and participant.stage is Stage.ADMITTED
-        placement = self.placement if self._created else None
-        assigns = participant.assignment == self.crew.assigner and not self._assigned
-        restored = self._restored if assigns else frozenset()
-        return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step, assigns, restored)
+        assigns = participant.assignment == self.crew.assigner and not self.plan.assigned
+        restored = self.plan.restored if assigns else frozenset()
+        placement, rank, step = self.plan.created_placement, participant.rank, participant.step
+        return Joined(self.state, self.spec, ready, placement, rank, step, assigns, restored)
 
     # Workers come.
 
@@ -205,30 +197,28 @@ class JobLife:
         description = Description(dict(event.variables), event.examples)
         if not description.variables:
             raise errors.InvalidJob(f"the program of job {self.spec.name} has no variables; there is nothing to train")
-        if self._description is None:
-            self._description = description
+        if self.plan.description is None:
+            self.plan.describe(description)
             self.accounting.begin(event.examples)
-            self._changed(Part.PLAN)
-        elif conflict := self._description.conflict(description):
+        elif conflict := self.plan.description.conflict(description):
             reason = f"{event.worker} describes the job in another way than its first worker: {conflict}"
             return Described(conflict=reason), self.fail(reason, now)
         participant.described = True
-        if self._lacks_values:
+        if self.plan.lacks_values:
             self.crew.elect_assigner()
         self._changed(Part.STATE)
         return Described(), []
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
         """Has the shards allocated where they are planned."""
-        self.placement = placement
-        self._changed(Part.PLAN)
+        self.plan.place(placement)
         if self.state is not JobState.PLACING:  # or it tries again, of which there is nothing to tell
             self._enter(JobState.PLACING, "", now)
         return [CreateShards(self.ref, placement, self.spec, self.recovery.sources)]
 
     def shards_created(self, now: float, restored: Restored | None = None) -> list[Effect]:
         """All servers hold the shards."""
-        self._created = True
+        self.plan.created = True
         self._changed(Part.STATE)
         if restored and (problem := self._go_on_from(restored, now)):
             return self.fail(problem, now)
@@ -238,13 +228,13 @@ class JobLife:
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
         """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
         part = self.crew.active[worker]
-        if assigned and part.assignment == self.crew.assigner and not self._assigned:
-            self._assigned = True
+        if assigned and part.assignment == self.crew.assigner and not self.plan.assigned:
+            self.plan.assigned = True
             self._changed(Part.STATE)
-        if self._created and part.stage is Stage.ASSIGNED:
+        if self.plan.created and part.stage is Stage.ASSIGNED:
             part.stage = Stage.ENTERING
             self._changed(Part.STATE)
-            return [AdmitWorker(self.ref, worker, part.incarnation, part.rank, part.assignment, self.servers)]
+            return [AdmitWorker(self.ref, worker, part.incarnation, part.rank, part.assignment, self.plan.servers)]
         self._run_when_ready(now)
         return []
 
@@ -288,7 +278,7 @@ class JobLife:
 
     def checkpoint_when_due(self, now: float) -> list[Effect]:
         """Begins a checkpoint, if it is time."""
-        if self.state is not JobState.RUNNING or self.placement is None:
+        if self.state is not JobState.RUNNING or self.plan.placement is None:
             return []
         if not self.checkpoints.due(now, self.crew.step):
             return []
@@ -313,24 +303,23 @@ class JobLife:
             patience_s: how long to wait for as many servers as there were.
             now: the time.
         """
-        if self.ended or self.placement is None:
+        if self.ended or self.plan.placement is None:
             return []
-        servers = self.servers
-        goes_back, told = self.recovery.lose(reason, len(servers), now + patience_s)
+        goes_back, told = self.recovery.lose(reason, len(self.plan.servers), now + patience_s)
         if not goes_back:
             return self.fail(told, now)
         for worker in list(self.crew.active):
             self._release(worker)  # what servers know of it goes with the shards
         self.crew.clear()
-        self.placement, self._created, self._assigned, self.closing = None, False, False, False
-        self._restored = frozenset()
+        self.closing = False
+        servers = self.plan.drop()
+        self.plan.restart()
         self.accounting.restart()
         if self.checkpoints.pending:  # somebody may wait for it
             self.checkpoint_ended(self.checkpoints.pending_attempt, None, reason, now)
         self.checkpoints.restart(now, 0)
         if self.evaluating:
             self.evaluating.restart()
-        self._changed(Part.PLAN)
         self._enter(JobState.PENDING, told, now)
         return [DropShards(self.ref, servers)]
 
@@ -341,9 +330,9 @@ class JobLife:
 
     def _go_on_from(self, restored: Restored, now: float) -> str:
         """Takes up where a checkpoint was; what is wrong with that, if anything is."""
-        assert self._description is not None
-        resumption = self.recovery.resume(restored, self._description, self.accounting.ledger_changed)
-        self._assigned, self._restored = self._assigned or resumption.assigned, resumption.given
+        assert self.plan.description is not None
+        resumption = self.recovery.resume(restored, self.plan.description, self.accounting.ledger_changed)
+        self.plan.assigned, self.plan.restored = self.plan.assigned or resumption.assigned, resumption.given
         if resumption.ledger:
             self.accounting.resume_data(resumption.ledger)
         if resumption.problem:
@@ -380,7 +369,7 @@ class JobLife:
         participant = self.crew.active[worker]
         effects = self._release(worker, cursor)
         self.crew.vacate(participant.rank)
-        if self._lacks_values:
+        if self.plan.lacks_values:
             self.crew.elect_assigner()
         self._enter(self.state, f"worker {worker} (rank {participant.rank}) is gone", now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
@@ -403,8 +392,7 @@ class JobLife:
 
     def drop(self) -> list[Effect]:
         """Frees the variables."""
-        servers, self.placement, self._created = self.servers, None, False
-        self._changed(Part.PLAN)
+        servers = self.plan.drop()
         self._changed(Part.STATE)
         return [DropShards(self.ref, servers)] if servers else []
 
@@ -413,11 +401,10 @@ class JobLife:
         self.crew.validate()
         assert not (self.ended and self.crew.active), "a job that ended has workers"
         assert self.ended == bool(self._finished_at) == self.log.ended
-        assert not self._created or self.placement is not None
         assert self._started_at or self.state is not JobState.RUNNING
         assert self.state is not JobState.PENDING or not self.crew.active
-        assert self._description is None or self._description.variables, "there is nothing to train"
-        assert self._created or not self.crew.entering, "servers were told of a worker before they had the shards"
+        self.plan.validate()
+        assert self.plan.created or not self.crew.entering, "servers were told of a worker before they had the shards"
         self.accounting.validate()
         self.checkpoints.validate()
         self.recovery.validate()
@@ -439,13 +426,8 @@ class JobLife:
         self._changed(Part.STATE)
         self.log.append(StateChanged(self.log.next, now, state, reason))
 
-    @property
-    def _lacks_values(self) -> bool:
-        """Whether the program gives initial values, which are not in place yet."""
-        return bool(self._description and self._description.given) and not self._assigned
-
     def _run_when_ready(self, now: float) -> None:
-        if self.state is JobState.PLACING and self._created and self.crew.admitted and not self._lacks_values:
+        if self.state is JobState.PLACING and self.plan.created and self.crew.admitted and not self.plan.lacks_values:
             self._started_at = self._started_at or now
             self._enter(JobState.RUNNING, "", now)
 
@@ -456,7 +438,7 @@ class JobLife:
         self.accounting.release(worker, cursor)
         if participant.stage is Stage.ASSIGNED:
             return []
-        return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
+        return [RemoveWorker(self.ref, worker, participant.incarnation, self.plan.servers)]
 
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""

@@ -62,20 +62,20 @@ def request_checkpoint(job: JobLife, now: float) -> tuple[Attempt, list[Effect]]
 
 def checkpoints_counted(job: JobLife, largest: int) -> list[Effect]:
     """What the folder has under this name is known, so that the checkpoint under way can have a number."""
-    if job.placement is None:
+    if job.plan.placement is None:
         return []
     number = job.checkpoints.take_number(above=largest)
-    return [TakeCut(job.ref, job.placement.epoch, job.servers, number)]
+    return [TakeCut(job.ref, job.plan.placement.epoch, job.plan.servers, number)]
 
 
 def cut_made(job: JobLife, cut: CutMade) -> list[Effect]:
     """All servers write their part."""
-    if job.placement is None:
+    if job.plan.placement is None:
         return []
     evaluating = job.evaluating
     best = evaluating.cut_made(job.checkpoints.attempt) if evaluating else None
     keep = (evaluating.kept,) if evaluating and evaluating.kept else ()
-    return [WriteCheckpoint(job.ref, job.placement, job.spec, cut, best, keep)]
+    return [WriteCheckpoint(job.ref, job.plan.placement, job.spec, cut, best, keep)]
 
 
 def checkpoint_written(job: JobLife, written: CheckpointWritten, now: float) -> list[Effect]:

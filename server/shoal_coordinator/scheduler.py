@@ -111,7 +111,7 @@ class Scheduler:
         """Bytes of values that are placed on each server; heartbeats would tell it later."""
         held: Counter[str] = Counter()
         for job in self._jobs.values():
-            for shard in job.placement.shards if job.placement else ():
+            for shard in job.plan.placement.shards if job.plan.placement else ():
                 held[shard.server] += shard.layout.nbytes
         return held
 
