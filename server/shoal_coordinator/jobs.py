@@ -10,8 +10,8 @@ the death of the last one leaves it running, for its user to come back to.
 A job whose shards are lost goes back: to its newest whole checkpoint, or to its beginning if it has none yet; its
 workers start anew. A session job fails instead, for its users' programs would not know. `recovery` decides it.
 
-Who works on it, what is done of its data, and which checkpoints and evaluations there are, its parts know: `crew`,
-`accounting`, `checkpointing`, `evaluating`. How the latter two play together is for `milestones`.
+What it trains and where, who works on it, what was done, and which checkpoints and evaluations there are, its parts
+know: `plan`, `crew`, `accounting`, `checkpointing`, `evaluating`. How the latter two play together is in `milestones`.
 """
 
 from collections.abc import Callable, Mapping
@@ -79,13 +79,13 @@ class JobLife:
         self._changed = changed
         self.log = EventLog(lambda number: changed(f"{Part.EVENT}/{number}"), lambda: changed(Part.STATE))
         self.state = JobState.PENDING
-        self.crew = Crew(spec)  # nobody works there once the job has ended
         self._reason = ""  # why it failed
         self._lack = ""  # what it waits for
         self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
-        self.plan = Plan(changed)
-        self.accounting = Accounting(spec, changed)
         self.closing = False  # all workers are through, and the last checkpoint is being taken, or was
+        self.plan = Plan(changed)
+        self.crew = Crew(spec)  # nobody works there once the job has ended
+        self.accounting = Accounting(spec, changed)
         policy = spec.checkpoints or CheckpointPolicy()
         self.checkpoints = Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS), possible=checkpoints)
         self.recovery = Recovery(spec, self.checkpoints)
@@ -172,8 +172,6 @@ class JobLife:
         placement, rank, step = self.plan.created_placement, participant.rank, participant.step
         return Joined(self.state, self.spec, ready, placement, rank, step, assigns, restored)
 
-    # Workers come.
-
     def wait_for(self, what: str, now: float) -> None:
         """Tells the user what the job lacks, once when that changes; "" is nothing."""
         if what and what != self._lack:
@@ -181,6 +179,8 @@ class JobLife:
         if what != self._lack:
             self._lack = what
             self._changed(Part.STATE)
+
+    # Workers come.
 
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> Participant:
         """Gives a worker the first vacant rank, or else the first that is open to it."""
@@ -278,9 +278,8 @@ class JobLife:
 
     def checkpoint_when_due(self, now: float) -> list[Effect]:
         """Begins a checkpoint, if it is time."""
-        if self.state is not JobState.RUNNING or self.plan.placement is None:
-            return []
-        if not self.checkpoints.due(now, self.crew.step):
+        placed = self.state is JobState.RUNNING and self.plan.placement is not None
+        if not placed or not self.checkpoints.due(now, self.crew.step):
             return []
         self.checkpoints.begin(now, self.crew.step)
         return [CountCheckpoints(self.ref)]
