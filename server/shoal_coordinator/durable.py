@@ -72,7 +72,8 @@ class DurableCluster(Cluster):
 
     def _restore(self, saved: Saved, now: float) -> None:
         counts = saved.cluster
-        self._epoch, self._submissions, self._assignments = counts.epoch, counts.submissions, counts.assignments
+        self._submissions = counts.submissions
+        self._scheduler.epoch, self._scheduler.assignments = counts.epoch, counts.assignments
         self._members.restore(saved.members, counts.incarnation, now)
         for number, job in saved.jobs.items():
             spec = Job.from_proto(job.submission.spec)
@@ -81,7 +82,7 @@ class DurableCluster(Cluster):
         for life in self._jobs.values():
             life.validate()  # before anything is made of it
         # By this coordinator's policy, which may be another one: without a folder, no last checkpoint is waited for.
-        for life in self._live():
+        for life in self._jobs.live:
             self._emit(life.end_when_saved(now))
         self._schedule(now)
         self._effects.clear()  # they are outstanding, as all others are
@@ -111,9 +112,9 @@ class DurableCluster(Cluster):
     def _counts(self) -> state_pb2.ClusterRecord:
         return state_pb2.ClusterRecord(
             cluster=self._id,
-            epoch=self._epoch,
+            epoch=self._scheduler.epoch,
             submissions=self._submissions,
-            assignments=self._assignments,
+            assignments=self._scheduler.assignments,
             effects=self._outstanding.last,
             incarnation=self._members.incarnation,
         )

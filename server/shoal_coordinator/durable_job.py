@@ -4,19 +4,15 @@ from collections.abc import Callable, Iterator
 
 from google.protobuf.message import Message
 
-from shoal._layout import Placement
 from shoal.events import from_proto as event_from_proto
 from shoal.job import Job
 from shoal.status import JobState
-from shoal.v1 import state_pb2, tensor_pb2
-from shoal.variables import from_proto as variable_from_proto
+from shoal.v1 import state_pb2
 from shoal_coordinator import codecs
 from shoal_coordinator.event_log import Kept
 from shoal_coordinator.events import JobRef
 from shoal_coordinator.jobs import JobLife
-from shoal_coordinator.ledger import Ledger
-from shoal_coordinator.parts import Description
-from shoal_coordinator.progress import Tally, told_from_proto
+from shoal_coordinator.progress import told_from_proto
 from shoal_coordinator.records import Part, SavedJob
 
 
@@ -56,7 +52,7 @@ class DurableJob(JobLife):
             case Part.SPEC:
                 return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
             case Part.PLAN:
-                return self._plan_record()
+                return self.plan.to_proto()
             case Part.STATE:
                 return self._state_record()
             case Part.LEDGER:
@@ -71,18 +67,6 @@ class DurableJob(JobLife):
         event = self.log.find(int(number))
         return codecs.event_message(event) if event else None
 
-    def _plan_record(self) -> state_pb2.PlanRecord | None:
-        if self._description is None:
-            return None
-        record = state_pb2.PlanRecord(
-            variables=[variable.to_proto(name) for name, variable in self._description.variables.items()],
-            examples=self._description.examples,
-            placement=self.placement.to_proto() if self.placement else None,
-        )
-        if self.placement:
-            record.placement.ClearField("variables")
-        return record
-
     def _state_record(self) -> state_pb2.JobRecord:
         record = state_pb2.JobRecord(
             state=codecs.state_code(self.state),
@@ -91,12 +75,10 @@ class DurableJob(JobLife):
             submitted_at=self._submitted_at,
             started_at=self._started_at,
             finished_at=self._finished_at,
-            assigned=self._assigned,
-            created=self._created,
             numbered=self.log.numbered,
-            closing=self._closing,
-            restored=sorted(self._restored),
+            closing=self.closing,
         )
+        self.plan.write_to(record)
         self.crew.write_to(record)
         self.recovery.write_to(record)
         return record
@@ -110,8 +92,8 @@ class DurableJob(JobLife):
             state.started_at,
             state.finished_at,
         )
-        self._assigned, self._created = state.assigned, state.created
-        self._closing, self._restored = state.closing, frozenset(state.restored)
+        self.closing = state.closing
+        self.plan.take_up(state, saved.plan)
         self.crew.take_up(state)
         self.recovery.take_up(state)
         if saved.checkpoints:
@@ -120,22 +102,9 @@ class DurableJob(JobLife):
             self._changed(Part.CHECKPOINTS)
         if self.evaluating and saved.evaluation:
             self.evaluating.take_up(saved.evaluation)
-        if plan := saved.plan:
-            self._restore_plan(plan)
-        if saved.ledger:
-            self._ledger = Ledger.from_proto(saved.ledger, lambda: self._changed(Part.LEDGER))
-        self._tally = Tally.from_proto(saved.tally)
+        self.accounting.take_up(saved)
         for participant in self.crew.active.values():
             if participant.assignment in saved.tally.told:
                 participant.told = told_from_proto(saved.tally.told[participant.assignment])
         events = [event_from_proto(event) for event in saved.events]
         self.log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
-
-    def _restore_plan(self, plan: state_pb2.PlanRecord) -> None:
-        variables = dict(variable_from_proto(variable) for variable in plan.variables)
-        self._description = Description(variables, plan.examples)
-        if plan.HasField("placement"):
-            placement = tensor_pb2.Placement()
-            placement.CopyFrom(plan.placement)
-            placement.variables.extend(plan.variables)
-            self.placement = Placement.from_proto(placement)

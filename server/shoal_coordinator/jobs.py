@@ -9,48 +9,43 @@ the death of the last one leaves it running, for its user to come back to.
 
 A job whose shards are lost goes back: to its newest whole checkpoint, or to its beginning if it has none yet; its
 workers start anew. A session job fails instead, for its users' programs would not know. `recovery` decides it.
+
+What it trains and where, who works on it, what was done, and which checkpoints and evaluations there are, its parts
+know: `plan`, `crew`, `accounting`, `checkpointing`, `evaluating`. How the latter two play together is in `milestones`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal._layout import Placement
 from shoal.checkpoint_policy import CheckpointPolicy
-from shoal.events import CheckpointEnded, Evaluated, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
-from shoal.status import DataAccount, Evaluation, JobState, JobStatus, Progress, SavedCheckpoint
+from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint
 from shoal.variables import Variable
-from shoal_coordinator.checkpointing import NO_FOLDER, Checkpointing
+from shoal_coordinator.accounting import Accounting
+from shoal_coordinator.checkpointing import Checkpointing
 from shoal_coordinator.crew import Crew
 from shoal_coordinator.evaluating import Evaluating
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import (
     AdmitWorker,
-    Asked,
-    Attempt,
-    CheckpointWritten,
     CountCheckpoints,
     CreateShards,
-    CutMade,
     Described,
     DropShards,
     Effect,
-    Held,
     JobDescribed,
     JobRef,
     Joined,
     RemoveWorker,
     Restored,
-    ServerRef,
-    TakeCut,
     WorkerReported,
-    WriteCheckpoint,
-    servers_of,
 )
 from shoal_coordinator.ledger import Lease, Ledger, NoRange
 from shoal_coordinator.parts import Description, Participant, Stage
+from shoal_coordinator.plan import Plan
 from shoal_coordinator.progress import Tally
 from shoal_coordinator.records import Part
 from shoal_coordinator.recovery import Recovery
@@ -84,18 +79,13 @@ class JobLife:
         self._changed = changed
         self.log = EventLog(lambda number: changed(f"{Part.EVENT}/{number}"), lambda: changed(Part.STATE))
         self.state = JobState.PENDING
-        self.placement: Placement | None = None  # set when the shards are planned; None again when they are dropped
-        self.crew = Crew(spec)  # nobody works there once the job has ended
         self._reason = ""  # why it failed
         self._lack = ""  # what it waits for
         self._submitted_at, self._started_at, self._finished_at = now, 0.0, 0.0
-        self._description: Description | None = None
-        self._assigned = False  # the given values are in place
-        self._restored: frozenset[str] = frozenset()  # of the given ones, those that a checkpoint has put in place
-        self._created = False  # the shards are on the servers
-        self._ledger: Ledger | None = None  # None until the job is described
-        self._tally = Tally()
-        self._closing = False  # all workers are through, and the last checkpoint is being taken, or was
+        self.closing = False  # all workers are through, and the last checkpoint is being taken, or was
+        self.plan = Plan(changed)
+        self.crew = Crew(spec)  # nobody works there once the job has ended
+        self.accounting = Accounting(spec, changed)
         policy = spec.checkpoints or CheckpointPolicy()
         self.checkpoints = Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS), possible=checkpoints)
         self.recovery = Recovery(spec, self.checkpoints)
@@ -125,36 +115,33 @@ class JobLife:
         Raises:
             NotPlaced: they are not on servers yet, or no more.
         """
-        if self.placement is None or not self._created:
+        placement = self.plan.created_placement
+        if placement is None:
             raise errors.NotPlaced(
                 f"the variables of job {self.spec.name} are not on servers; it is {self.state.value}",
                 job=self.spec.name,
             )
-        return self.placement
-
-    @property
-    def servers(self) -> tuple[ServerRef, ...]:
-        """Who holds its shards, or is asked to."""
-        return servers_of(self.placement) if self.placement else ()
+        return placement
 
     @property
     def vacancies(self) -> list[int]:
         """The ranks that wait for a worker."""
-        over = self.ended or self._stopping or (self._closing and not self.spec.is_session)
+        over = self.ended or self.stopping or (self.closing and not self.spec.is_session)
         return [] if over else self.crew.free(range(self.spec.workers))
 
     @property
     def openings(self) -> list[int]:
         """The ranks of extra workers, which may join it while it runs, and as long as nobody is through with it."""
-        joinable = self.state is JobState.RUNNING and not (self.crew.finished or self._closing or self._stopping)
+        joinable = self.state is JobState.RUNNING and not (self.crew.finished or self.closing or self.stopping)
         return self.crew.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
 
     @property
     def unplaced(self) -> Mapping[str, Variable] | None:
         """The variables that wait for a place on servers; None: none do."""
-        if self._description is None or self.placement is not None or self.ended or not self.crew.active:
+        plan = self.plan
+        if plan.description is None or plan.placement is not None or self.ended or not self.crew.active:
             return None
-        return self._description.variables
+        return plan.description.variables
 
     def status(self, now: float) -> JobStatus:
         """The job as its user sees it."""
@@ -180,12 +167,10 @@ class JobLife:
         if participant is None:
             return Joined(self.state, self.spec)
         ready = self.state is JobState.RUNNING and participant.stage is Stage.ADMITTED
-        placement = self.placement if self._created else None
-        assigns = participant.assignment == self.crew.assigner and not self._assigned
-        restored = self._restored if assigns else frozenset()
-        return Joined(self.state, self.spec, ready, placement, participant.rank, participant.step, assigns, restored)
-
-    # Workers come.
+        assigns = participant.assignment == self.crew.assigner and not self.plan.assigned
+        restored = self.plan.restored if assigns else frozenset()
+        placement, rank, step = self.plan.created_placement, participant.rank, participant.step
+        return Joined(self.state, self.spec, ready, placement, rank, step, assigns, restored)
 
     def wait_for(self, what: str, now: float) -> None:
         """Tells the user what the job lacks, once when that changes; "" is nothing."""
@@ -195,11 +180,13 @@ class JobLife:
             self._lack = what
             self._changed(Part.STATE)
 
+    # Workers come.
+
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> Participant:
         """Gives a worker the first vacant rank, or else the first that is open to it."""
         participant = Participant(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
         self.crew.enrol(participant)
-        self._closing = False
+        self.closing = False
         state = JobState.STARTING if self.state is JobState.PENDING else self.state
         self._enter(state, f"worker {worker} enters as rank {participant.rank}", now)
         return participant
@@ -210,31 +197,28 @@ class JobLife:
         description = Description(dict(event.variables), event.examples)
         if not description.variables:
             raise errors.InvalidJob(f"the program of job {self.spec.name} has no variables; there is nothing to train")
-        if self._description is None:
-            self._description = description
-            self._ledger = self._new_ledger(event.examples)
-            self._changed(Part.PLAN)
-            self._changed(Part.LEDGER)
-        elif conflict := self._description.conflict(description):
+        if self.plan.description is None:
+            self.plan.describe(description)
+            self.accounting.begin(event.examples)
+        elif conflict := self.plan.description.conflict(description):
             reason = f"{event.worker} describes the job in another way than its first worker: {conflict}"
             return Described(conflict=reason), self.fail(reason, now)
         participant.described = True
-        if self._lacks_values:
+        if self.plan.lacks_values:
             self.crew.elect_assigner()
         self._changed(Part.STATE)
         return Described(), []
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
         """Has the shards allocated where they are planned."""
-        self.placement = placement
-        self._changed(Part.PLAN)
+        self.plan.place(placement)
         if self.state is not JobState.PLACING:  # or it tries again, of which there is nothing to tell
             self._enter(JobState.PLACING, "", now)
         return [CreateShards(self.ref, placement, self.spec, self.recovery.sources)]
 
     def shards_created(self, now: float, restored: Restored | None = None) -> list[Effect]:
         """All servers hold the shards."""
-        self._created = True
+        self.plan.created = True
         self._changed(Part.STATE)
         if restored and (problem := self._go_on_from(restored, now)):
             return self.fail(problem, now)
@@ -244,13 +228,13 @@ class JobLife:
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
         """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
         part = self.crew.active[worker]
-        if assigned and part.assignment == self.crew.assigner and not self._assigned:
-            self._assigned = True
+        if assigned and part.assignment == self.crew.assigner and not self.plan.assigned:
+            self.plan.assigned = True
             self._changed(Part.STATE)
-        if self._created and part.stage is Stage.ASSIGNED:
+        if self.plan.created and part.stage is Stage.ASSIGNED:
             part.stage = Stage.ENTERING
             self._changed(Part.STATE)
-            return [AdmitWorker(self.ref, worker, part.incarnation, part.rank, part.assignment, self.servers)]
+            return [AdmitWorker(self.ref, worker, part.incarnation, part.rank, part.assignment, self.plan.servers)]
         self._run_when_ready(now)
         return []
 
@@ -268,129 +252,43 @@ class JobLife:
             return NoRange.WAIT
         if done:
             self._ledger.complete(worker, done)
-        if self._stopping:
+        if self.stopping:
             return NoRange.FINISHED
         return self._ledger.lease(worker, self.crew.active[worker].rank, len(self.crew.active))
 
     def data(self) -> DataAccount:
         """What became of its data; of a job that was not described yet, nothing is known."""
-        return self._ledger.account() if self._ledger else DataAccount()
+        return self.accounting.account()
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts in what a worker did, and shows it to those who watch."""
-        participant = self.crew.active[report.worker]
-        fresh = report.since(participant.told)
-        participant.told = report
-        self._tally.add(fresh)
+        fresh = self.accounting.count(self.crew.active[report.worker], report)
         for line in report.log:
             self.log.append(LogLine(self.log.next, now, report.worker, line))
         if fresh.accepted or fresh.rejected or fresh.dropped:
             values, progress = dict(report.values), self._progress(now)
             self.log.append(MetricsReported(self.log.next, now, report.worker, report.step, values, progress))
 
-    # They evaluate.
-
-    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Asked:
-        """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
-        if self.evaluating is None or self.state is not JobState.RUNNING:
-            return Asked()
-        own = self.crew.active[worker].assignment
-        others = {part.assignment for part in self.crew.active.values()} - {own}
-        return Asked(self.evaluating.ask(own, step, others, through=through), stop=bool(self._stopping))
-
-    def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[bool, list[Effect]]:
-        """Takes what a worker has found; whether it should wait for the checkpoint of it."""
-        if self.evaluating is None:
-            return False, []
-        result = replace(result, time=now)
-        if lack := self.evaluating.lacks(result):
-            return False, self.fail(lack, now)
-        best = self.evaluating.report(self.crew.active[worker].assignment, result)
-        effects: list[Effect] = []
-        if best is not None:
-            self.log.append(Evaluated(self.log.next, now, worker, result, best))
-            if self._stopping:
-                self.wait_for(self._stopping, now)
-        if best and self.evaluating.checkpoints_best and self.checkpoints.possible:
-            self.evaluating.await_cut(self.checkpoints.request(now))
-            effects = self.checkpoint_when_due(now)
-        return self.evaluating.awaits_cut, effects
+    # They evaluate, and checkpoints are taken: see `shoal_coordinator.milestones`.
 
     @property
-    def _stopping(self) -> str:
+    def stopping(self) -> str:
         """Why it ends before its data is done; empty: it does not."""
         return self.evaluating.stopping if self.evaluating else ""
 
-    # Checkpoints are taken.
-
-    def request_checkpoint(self, now: float) -> tuple[Attempt, list[Effect]]:
-        """Takes one more, now or when the one under way is over."""
-        if not self.checkpoints.possible:
-            raise errors.StorageFailed(NO_FOLDER)
-        if self.state is not JobState.RUNNING:
-            self.placed  # noqa: B018 - says what is wrong
-            raise errors.NotPlaced(f"job {self.ref.name} is {self.state.value}; only a running one is saved")
-        attempt = Attempt(self.checkpoints.request(now), self.log.last)
-        return attempt, self.checkpoint_when_due(now)
-
     def checkpoint_when_due(self, now: float) -> list[Effect]:
         """Begins a checkpoint, if it is time."""
-        if self.state is not JobState.RUNNING or self.placement is None:
-            return []
-        if not self.checkpoints.due(now, self.crew.step):
+        placed = self.state is JobState.RUNNING and self.plan.placement is not None
+        if not placed or not self.checkpoints.due(now, self.crew.step):
             return []
         self.checkpoints.begin(now, self.crew.step)
         return [CountCheckpoints(self.ref)]
 
-    def checkpoints_counted(self, largest: int) -> list[Effect]:
-        """What the folder has under this name is known, so that the checkpoint under way can have a number."""
-        if self.placement is None:
-            return []
-        number = self.checkpoints.take_number(above=largest)
-        return [TakeCut(self.ref, self.placement.epoch, self.servers, number)]
-
-    def held(self) -> Held:
-        """The coordinator's part of a cut: to be asked for while all servers hold back commits."""
-        return Held(
-            self._ledger.to_proto() if self._ledger and self._ledger.examples else None,
-            self.crew.ranks,
-            self._tally.to_proto({}),
-        )
-
-    def cut_made(self, cut: CutMade) -> list[Effect]:
-        """All servers write their part."""
-        if self.placement is None:
-            return []
-        evaluating = self.evaluating
-        best = evaluating.cut_made(self.checkpoints.attempt) if evaluating else None
-        keep = (evaluating.kept,) if evaluating and evaluating.kept else ()
-        return [WriteCheckpoint(self.ref, self.placement, self.spec, cut, best, keep)]
-
-    def checkpoint_written(self, written: CheckpointWritten, now: float) -> list[Effect]:
-        """The checkpoint that was under way is whole."""
-        saved = written.saved
-        self.checkpoints.written(saved, written.removed)
-        if self.evaluating and written.best:
-            self.evaluating.keep(saved.number)
-        self.recovery.checkpointed()
-        self._changed(Part.STATE)
-        return self._checkpoint_ended(saved, "", now)
-
-    def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
-        """The checkpoint that was under way was given up."""
-        self.checkpoints.failed(reason)
-        if self.evaluating:
-            self.evaluating.cut_failed(self.checkpoints.attempt)
-        if self._closing and not self.checkpoints.pending:
-            self.checkpoints.request_again(now)
-        return self._checkpoint_ended(None, reason, now)
-
-    def _checkpoint_ended(self, saved: SavedCheckpoint | None, failure: str, now: float) -> list[Effect]:
-        self._tell_checkpoint(self.checkpoints.attempt, saved, failure, now)
-        effects = self.checkpoint_when_due(now)  # another one was asked for meanwhile
-        return effects + self.end_when_saved(now)
-
-    def _tell_checkpoint(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
+    def checkpoint_ended(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
+        """Tells those who wait for an attempt at a checkpoint what became of it."""
+        if saved:
+            self.recovery.checkpointed()
+            self._changed(Part.STATE)
         seconds = max(0.0, now - self.checkpoints.began_at)
         self.log.append(CheckpointEnded(self.log.next, now, attempt, saved, seconds, failure))
 
@@ -404,26 +302,23 @@ class JobLife:
             patience_s: how long to wait for as many servers as there were.
             now: the time.
         """
-        if self.ended or self.placement is None:
+        if self.ended or self.plan.placement is None:
             return []
-        servers = self.servers
-        goes_back, told = self.recovery.lose(reason, len(servers), now + patience_s)
+        goes_back, told = self.recovery.lose(reason, len(self.plan.servers), now + patience_s)
         if not goes_back:
             return self.fail(told, now)
         for worker in list(self.crew.active):
             self._release(worker)  # what servers know of it goes with the shards
         self.crew.clear()
-        self.placement, self._created, self._assigned, self._closing = None, False, False, False
-        self._restored = frozenset()
-        self._tally = Tally()
-        self._ledger = self._new_ledger(self._description.examples) if self._description else None
+        self.closing = False
+        servers = self.plan.drop()
+        self.plan.restart()
+        self.accounting.restart()
         if self.checkpoints.pending:  # somebody may wait for it
-            self._tell_checkpoint(self.checkpoints.pending_attempt, None, reason, now)
+            self.checkpoint_ended(self.checkpoints.pending_attempt, None, reason, now)
         self.checkpoints.restart(now, 0)
         if self.evaluating:
             self.evaluating.restart()
-        for part in (Part.PLAN, Part.LEDGER, Part.TALLY):
-            self._changed(part)
         self._enter(JobState.PENDING, told, now)
         return [DropShards(self.ref, servers)]
 
@@ -434,18 +329,14 @@ class JobLife:
 
     def _go_on_from(self, restored: Restored, now: float) -> str:
         """Takes up where a checkpoint was; what is wrong with that, if anything is."""
-        assert self._description is not None
-        resumption = self.recovery.resume(restored, self._description, lambda: self._changed(Part.LEDGER))
-        self._assigned, self._restored = self._assigned or resumption.assigned, resumption.given
+        assert self.plan.description is not None
+        resumption = self.recovery.resume(restored, self.plan.description, self.accounting.ledger_changed)
+        self.plan.assigned, self.plan.restored = self.plan.assigned or resumption.assigned, resumption.given
         if resumption.ledger:
-            self._ledger = resumption.ledger
-            self._changed(Part.LEDGER)
+            self.accounting.resume_data(resumption.ledger)
         if resumption.problem:
             return resumption.problem
-        self._tally = Tally.from_proto(restored.tally)
-        if not self._started_at:
-            self._tally.begin()  # what another job did is not this one's speed
-        self._changed(Part.TALLY)
+        self.accounting.resume_figures(restored.tally, of_another=not self._started_at)
         self.checkpoints.restart(now, restored.step)
         self._enter(self.state, resumption.note, now)
         return ""
@@ -477,17 +368,17 @@ class JobLife:
         participant = self.crew.active[worker]
         effects = self._release(worker, cursor)
         self.crew.vacate(participant.rank)
-        if self._lacks_values:
+        if self.plan.lacks_values:
             self.crew.elect_assigner()
         self._enter(self.state, f"worker {worker} (rank {participant.rank}) is gone", now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
 
     def end_when_saved(self, now: float) -> list[Effect]:
         """Ends a job that is closing, once its last checkpoint is whole or given up, or there is no folder for it."""
-        if not self._closing or self.checkpoints.pending:
+        if not self.closing or self.checkpoints.pending:
             return []
         failure = self.checkpoints.failure
-        told = [self._stopping, f"its last checkpoint failed: {failure}" if failure else ""]
+        told = [self.stopping, f"its last checkpoint failed: {failure}" if failure else ""]
         return self._end(JobState.SUCCEEDED, "; ".join(filter(None, told)), now)
 
     def fail(self, reason: str, now: float) -> list[Effect]:
@@ -500,8 +391,7 @@ class JobLife:
 
     def drop(self) -> list[Effect]:
         """Frees the variables."""
-        servers, self.placement, self._created = self.servers, None, False
-        self._changed(Part.PLAN)
+        servers = self.plan.drop()
         self._changed(Part.STATE)
         return [DropShards(self.ref, servers)] if servers else []
 
@@ -510,35 +400,33 @@ class JobLife:
         self.crew.validate()
         assert not (self.ended and self.crew.active), "a job that ended has workers"
         assert self.ended == bool(self._finished_at) == self.log.ended
-        assert not self._created or self.placement is not None
         assert self._started_at or self.state is not JobState.RUNNING
         assert self.state is not JobState.PENDING or not self.crew.active
-        assert self._description is None or self._description.variables, "there is nothing to train"
-        assert self._created or not self.crew.entering, "servers were told of a worker before they had the shards"
-        if self._ledger:
-            self._ledger.validate()
+        self.plan.validate()
+        assert self.plan.created or not self.crew.entering, "servers were told of a worker before they had the shards"
+        self.accounting.validate()
         self.checkpoints.validate()
         self.recovery.validate()
         if self.evaluating:
             self.evaluating.validate()
-        assert not (self._closing and self.crew.active), "it closes while workers work"
+        assert not (self.closing and self.crew.active), "it closes while workers work"
         self.log.validate()
+
+    @property
+    def _ledger(self) -> Ledger | None:
+        return self.accounting.ledger
+
+    @property
+    def _tally(self) -> Tally:
+        return self.accounting.tally
 
     def _enter(self, state: JobState, reason: str, now: float) -> None:
         self.state = state
         self._changed(Part.STATE)
         self.log.append(StateChanged(self.log.next, now, state, reason))
 
-    def _new_ledger(self, examples: int) -> Ledger:
-        return Ledger.of(self.spec, examples, lambda: self._changed(Part.LEDGER))
-
-    @property
-    def _lacks_values(self) -> bool:
-        """Whether the program gives initial values, which are not in place yet."""
-        return bool(self._description and self._description.given) and not self._assigned
-
     def _run_when_ready(self, now: float) -> None:
-        if self.state is JobState.PLACING and self._created and self.crew.admitted and not self._lacks_values:
+        if self.state is JobState.PLACING and self.plan.created and self.crew.admitted and not self.plan.lacks_values:
             self._started_at = self._started_at or now
             self._enter(JobState.RUNNING, "", now)
 
@@ -546,26 +434,22 @@ class JobLife:
         participant = self.crew.active.pop(worker)
         if self.evaluating:
             self.evaluating.release(participant.assignment)
-        self._changed(Part.TALLY)  # nobody will report again what this one did
-        if self._ledger:
-            held = self._ledger.held_by(worker)
-            known = cursor is not None and held is not None and cursor.lease == held.number
-            self._ledger.take_back(worker, cursor.consumed if cursor and known else 0)
+        self.accounting.release(worker, cursor)
         if participant.stage is Stage.ASSIGNED:
             return []
-        return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
+        return [RemoveWorker(self.ref, worker, participant.incarnation, self.plan.servers)]
 
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
         enough = self.spec.is_session or self.crew.finished >= self.spec.fewest_workers
-        through = enough or bool(self._stopping) or (self._ledger is not None and self._ledger.finished)
+        through = enough or bool(self.stopping) or self.accounting.finished
         if not self.crew.finished or self.crew.active or not through:
             return []
         if self.checkpoints.at_end:
             self.checkpoints.request(now)
         if not self.checkpoints.pending:
-            return self._end(JobState.SUCCEEDED, self._stopping, now)
-        self._closing = True
+            return self._end(JobState.SUCCEEDED, self.stopping, now)
+        self.closing = True
         self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
         return self.checkpoint_when_due(now)
 
@@ -580,9 +464,4 @@ class JobLife:
         return effects if self._started_at else effects + self.drop()
 
     def _progress(self, now: float) -> Progress:
-        ledger = self._ledger
-        return self._tally.progress(
-            total_samples=ledger.samples if ledger else 0,
-            epoch=ledger.epoch if ledger else 0,
-            seconds=(self._finished_at or now) - self._started_at if self._started_at else 0.0,
-        )
+        return self.accounting.progress((self._finished_at or now) - self._started_at if self._started_at else 0.0)

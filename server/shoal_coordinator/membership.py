@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal import errors
-from shoal.status import Role
+from shoal.status import MemberStatus, Role
 from shoal.v1 import coordinator_pb2, state_pb2
 
 _ID = re.compile(r"[a-z0-9-]{1,63}")
@@ -95,6 +95,22 @@ class Member:
     def role(self) -> Role:
         """What it is."""
         return self.registration.role
+
+    def status(self, now: float, job: str) -> MemberStatus:
+        """This member as users see it; `job` is what it works on, or empty."""
+        return MemberStatus(
+            member=self.id,
+            role=self.role,
+            incarnation=self.incarnation,
+            address=self.registration.address,
+            device=self.registration.device,
+            metrics_address=self.registration.metrics_address,
+            alive=self.alive,
+            silent_s=max(0.0, now - self.last_seen),
+            shards=self.shards,
+            bytes=self.bytes,
+            job=job,
+        )
 
     def to_proto(self) -> state_pb2.MemberRecord:
         """The record of this member."""

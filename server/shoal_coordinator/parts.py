@@ -20,7 +20,7 @@ class Stage(enum.Enum):
 
 @dataclass(slots=True)
 class Participant:
-    """A live worker's part in a job. Only `JobLife` and its `Crew` change it."""
+    """A live worker's part in a job. Only `JobLife`, its `Crew` and its `Accounting` change it."""
 
     worker: str
     incarnation: int
