@@ -12,10 +12,11 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo test test-gpu reference e2e coverage chaos lint bench bench-peers check-protos protos clean help
+.PHONY: demo models test test-gpu reference e2e coverage chaos lint bench bench-peers check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
+	@echo "make models  train models of docs/models.md at length, draw their curves; FASHION=folder of Fashion-MNIST (runs/models)"
 	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' picks some"
 	@echo "make test-gpu  what needs a GPU, and its benchmark; GPU=gpu13 for CUDA 13"
 	@echo "make reference  layers beside PyTorch's, which it installs"
@@ -36,6 +37,13 @@ $(SETUP): pyproject.toml
 
 demo: $(SETUP)
 	$(BIN)/python examples/demo.py --out runs/demo
+
+# Where Debian's dataset-fashion-mnist puts it.
+FASHION ?= /usr/share/datasets/fashion-mnist
+
+models: $(SETUP)
+	$(BIN)/python examples/fashion.py --data $(FASHION) --out runs/models
+	$(BIN)/python examples/fine_tuning.py --data $(FASHION) --out runs/models
 
 # A worker that has nothing left takes from the other: tests on real processes last from one second to forty.
 TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --dist worksteal
