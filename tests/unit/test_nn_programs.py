@@ -5,12 +5,11 @@ import pickle
 import struct
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 import shoal
+from model_data import bright, pairs
 from shoal import errors
 from shoal.program import BlockDataset
 from shoal_nn import AreaUnderCurve, Dense, OneOfMany, Sequential, Supervised, YesOrNo
@@ -197,6 +196,7 @@ def test_options_are_the_model_s(npz):
         ({"options": {"width": 2}}, "options have 'width'; give, by name, what mlp has: hidden, dropout"),
         ({"options": "hidden"}, "options have 'hidden'; give, by name, what mlp has"),
         ({"model": "resnet18", "options": {"classes": 2}}, "options have 'classes'; .*resnet18 has: small_images"),
+        ({"classes": 1}, "classes is 1; give 2 or more"),
         ({"top": 5}, "top is 5; give a number from 1 to the number of classes, 4"),
         ({"top": 0}, "top is 0"),
         ({"format": "folder"}, "wants a size"),
@@ -354,16 +354,6 @@ def test_float16_passes_by_what_overflows_and_finds_a_scale_that_does_not(npz):
 # What it learns, and is judged by.
 
 
-def bright(path, count=300):
-    """The upper or the lower half of an image is brighter."""
-    labels = RNG.integers(0, 2, count)
-    images = RNG.integers(0, 200, (count, 8, 8, 1))
-    images[labels == 0, :4] += 50
-    images[labels == 1, 4:] += 50
-    np.savez(path, images=images.astype(np.uint8), labels=labels)
-    return str(path)
-
-
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_it_learns(tmp_path, precision):
     program = small(bright(tmp_path / "bright.npz"), "mlp", classes=2, augment=["flip"], precision=precision)
@@ -392,27 +382,10 @@ def test_figures_are_of_the_whole_set_whatever_its_batches_are(npz):
 # Tables.
 
 
-def table(path, rows, seed):
-    """The label is a matter of pairs of a and b: a or b alone says nothing of it."""
-    rng = np.random.default_rng(seed)
-    a, b = rng.integers(0, 12, rows), rng.integers(0, 12, rows)
-    columns = {
-        "a": a,
-        "b": b.astype(np.int8),
-        "flag": rng.integers(0, 2, rows).astype(bool),
-        "age": rng.integers(18, 80, rows),
-        "rate": rng.normal(size=rows),
-        "name": rng.choice(["x", "y"], rows),
-        "label": np.random.default_rng(1).permuted(np.arange(144) % 2).reshape(12, 12)[a, b],
-    }
-    pq.write_table(pa.table(columns), path, row_group_size=50)
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
-    return {"data": table(folder / "train.parquet", 1000, 2), "held_out": table(folder / "test.parquet", 300, 3)}
+    return {"data": pairs(folder / "train.parquet", 1000, 2), "held_out": pairs(folder / "test.parquet", 300, 3)}
 
 
 CATEGORIES = {"a": 12, "b": 12, "flag": 2}

@@ -66,7 +66,7 @@ def image_classifier(
             wants `size`, and images that cannot be read are passed by. "npz": a file with "images" [n, height, width,
             channels] or [n, height, width], uint8 or floats from 0 to 1, and "labels" [n].
         model: one of `MODELS`.
-        classes: how many there are.
+        classes: how many there are, 2 or more.
         options: further arguments of the model: {"width": 0.35}.
         size: images are resized to this height and width; 0: they stay as they are.
         augment: what is done at random to images to train on, a list or "flip,crop": "flip" (left and right), "crop"
@@ -86,6 +86,8 @@ def image_classifier(
         InvalidLayer: the model does not take the values of these options, or has no such part.
         InvalidShape: the model does not take images of this size.
     """
+    if classes < 2:
+        raise errors.ProgramError(f"classes is {classes}; give 2 or more")
     net = _model(model, classes, options or {})
     if head:
         net = models.with_head(net, Dense(classes), head)
