@@ -1,4 +1,4 @@
-"""Programs to submit as they are: every format, model and setting, and what users hear of those that make no sense."""
+"""`image_classifier`: every format, model and setting, and what users hear of those that make no sense."""
 
 import gzip
 import pickle
@@ -9,11 +9,14 @@ import pytest
 from PIL import Image
 
 import shoal
-from model_data import bright, pairs
+from model_data import bright
+from model_steps import begun, stepped, trained
 from shoal import errors
+from shoal.data import Arrays
 from shoal.program import BlockDataset
 from shoal_nn import AreaUnderCurve, Dense, OneOfMany, Sequential, Supervised, YesOrNo
-from shoal_nn.programs import MODELS, image_classifier, wide_and_deep
+from shoal_nn.models import mlp
+from shoal_nn.programs import MODELS, image_classifier
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (40, 8, 8, 3), np.uint8)
@@ -29,40 +32,6 @@ def npz(tmp_path_factory):
 
 def small(npz, model="mlp", **settings):
     return image_classifier(npz, "npz", model, **{"classes": 4, **settings})
-
-
-def begun(program):
-    """First values of all variables, by name."""
-    params, state = program.net.init(np.random.default_rng(1), program.shape)
-    values = {**params, **state}
-    assert values.keys() == program.variables().keys()
-    return values
-
-
-def stepped(program, values, batch=None, *, seed=3):
-    """One step as a worker takes it; what is given has the names, shapes and dtypes that servers take."""
-    assert isinstance(program, shoal.program.RandomProgram)
-    batch = program.dataset.batch(np.arange(8), seed=7) if batch is None else batch
-    step = program.loss_and_gradients(values, batch, seed=seed)
-    variables = program.variables()
-    trained = {name for name, it in variables.items() if it.trainable}
-    assert {name: (it.shape, it.dtype) for name, it in step.gradients.items()} == {
-        name: (variables[name].shape, variables[name].dtype) for name in trained
-    }
-    statistics = {name for name, it in variables.items() if it.aggregation.name == "MEAN"}
-    assert step.updates.keys() == statistics, "all of an aggregation or none"
-    return step
-
-
-def trained(program, steps, rate, *, batch=64):
-    values = begun(program)
-    rng = np.random.default_rng(0)
-    for number in range(steps):
-        numbers = rng.integers(0, len(program.dataset), batch)
-        step = stepped(program, values, program.dataset.batch(numbers, seed=0), seed=number)
-        moved = {name: values[name] - rate * gradient for name, gradient in step.gradients.items()}
-        values = {**values, **moved, **step.updates}
-    return values
 
 
 # Formats.
@@ -379,97 +348,6 @@ def test_figures_are_of_the_whole_set_whatever_its_batches_are(npz):
         assert shoal.evaluate(program, values, batch_size=batch_size) == pytest.approx(wanted, rel=1e-4)
 
 
-# Tables.
-
-
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tables")
-    return {"data": pairs(folder / "train.parquet", 1000, 2), "held_out": pairs(folder / "test.parquet", 300, 3)}
-
-
-CATEGORIES = {"a": 12, "b": 12, "flag": 2}
-
-
-def wide(tables, **settings):
-    wanted = {"label": "label", "categories": CATEGORIES, "numbers": ["rate"], "hidden": [4], "embedding": 2}
-    return wide_and_deep(**{**tables, **wanted, **settings})
-
-
-def test_a_table_is_read_in_blocks_and_takes_a_step(tables):
-    program = wide(tables, numbers={"age": [50, 20], "rate": [0, 1]}, crosses=[["a", "b"]])
-    assert isinstance(program.dataset, BlockDataset)
-    assert program.dataset.blocks.window == 8
-    [first, second] = program.dataset.batches(iter([np.arange(3), np.arange(3, 8)]))
-    assert [len(batch["label"]) for batch in (first, second)] == [3, 5]
-    assert np.abs(second["age"]).max() < 2
-    np.testing.assert_array_equal(second["age"], program.dataset.batch(np.arange(3, 8))["age"])
-    step = stepped(program, begun(program), first)
-    assert float(step.loss) == pytest.approx(np.log(2), abs=0.5)
-
-
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-def test_a_cross_learns_what_its_categories_alone_do_not(tables, precision):
-    settings = {"hidden": [1], "embedding": 1, "precision": precision}  # so that its deep part does not either
-    with_cross, without = wide(tables, crosses=[["a", "b"]], **settings), wide(tables, **settings)
-    best, other = (shoal.evaluate(it, trained(it, 60, 4.0, batch=256))["auc"] for it in (with_cross, without))
-    assert best > 0.9
-    assert other < 0.7
-
-
-def test_its_figures_are_of_the_whole_set(tables):
-    program = wide(tables)
-    values = begun(program)
-    batch = program.held_out.batch(np.arange(300))
-    logits = program.net.apply(values, values, program._policy.inputs(batch), False)[0][:, 0]
-    positive = batch["label"] == 1
-    pairs = logits[positive][:, None] - logits[~positive]
-    wanted = ((pairs > 0) + 0.5 * (pairs == 0)).mean()
-    for batch_size in (300, 37):
-        found = shoal.evaluate(program, values, batch_size=batch_size)
-        assert found.keys() == {"loss", "accuracy", "auc"}
-        assert found["auc"] == pytest.approx(wanted, abs=1e-12)
-        assert found["accuracy"] == pytest.approx(((logits > 0) == positive).mean())
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "said"),
-    [
-        ({"categories": ["a"]}, errors.ProgramError, r"categories are \['a'\]; say how many there are by column"),
-        ({"crosses": [["a", "b", "flag"]]}, errors.ProgramError, "crosses have .*; give pairs of categories"),
-        ({"crosses": ["ab"]}, errors.ProgramError, "crosses have 'ab'"),
-        ({"numbers": {"age": 3}}, errors.ProgramError, r"numbers have 3 for 'age'; give \[mean, std\]"),
-        ({"numbers": {"age": [3, 0]}}, errors.ProgramError, "the latter not 0"),
-        ({"crosses": [["a", "age"]]}, errors.InvalidLayer, "'age' is none"),
-        ({"precision": "int8"}, errors.InvalidLayer, "not 'int8'"),
-        ({"label": "income"}, errors.InvalidData, "income"),
-        ({"label": "a"}, errors.InvalidData, "'a'.*twice"),
-    ],
-)
-def test_settings_of_tables_that_make_no_sense(tables, settings, error, said):
-    with pytest.raises(error, match=said):
-        wide(tables, **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"categories": {"a": 5}}, r"column 'a' has 11, and categories says 5, 0 to 4; set a larger number"),
-        ({"categories": {"name": 2}}, "column 'name' is of object; categories are whole numbers, from 0 to 1"),
-        ({"numbers": "rate, name"}, "column 'name' is of object; numbers are"),
-        ({"label": "age"}, r"the label \d+ is neither 0 nor 1; mend the labels"),
-        ({"label": "name"}, "the label [xy] is neither 0 nor 1"),
-    ],
-)
-def test_tables_of_something_else_are_met_as_they_are_read(tables, settings, said):
-    program = wide(tables, **settings)
-    for part, rows in ((program.dataset, 1000), (program.held_out, 300)):
-        with pytest.raises(errors.InvalidData, match=said):
-            part.batch(np.arange(rows))
-        with pytest.raises(errors.InvalidData, match=said):
-            list(part.batches(iter([np.arange(rows)])))
-
-
 # Of any layer.
 
 
@@ -494,6 +372,15 @@ def test_a_data_set_is_read_as_it_says_itself():
     assert (x == 5).all()
     with pytest.raises(errors.InvalidShape, match="Dense"):
         Supervised(net, (), Drawn(), Drawn(), OneOfMany())
+
+
+def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them():
+    data = Arrays((IMAGES, LABELS))
+    program = Supervised(mlp(4), (8, 8, 3), data, data, OneOfMany())
+    values, batch = begun(program), program.dataset.batch(np.arange(4))
+    for use in (lambda: program.loss_and_gradients(values, batch, seed=0), lambda: program.evaluate(values, batch)):
+        with pytest.raises(errors.InvalidData, match=r"outputs are uint8, .*augment\.ToFloat"):
+            use()
 
 
 def test_yes_or_no_is_judged_alike_by_columns_and_by_the_rule_of_its_loss():

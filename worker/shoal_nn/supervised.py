@@ -105,7 +105,8 @@ class Supervised:
     """Trains a layer on examples with labels: a `shoal.program.RandomProgram`, and an `EvaluatedProgram`.
 
         def factory():
-            return Supervised(small_cnn(10), (28, 28, 1), Idx(...), Idx(...), OneOfMany())
+            training, held_out = split(Arrays((images, labels)), 0.1)
+            return Supervised(small_cnn(10), (28, 28, 1), training, held_out, OneOfMany())
 
     Args:
         net: gives outputs for a batch of examples.
@@ -118,7 +119,8 @@ class Supervised:
             refused by the servers, as any that is not finite, and passed by.
 
     Raises:
-        InvalidShape: the net does not take such examples. From a batch, InvalidData: a label makes no sense.
+        InvalidShape: the net does not take such examples. From a batch, InvalidData: a label makes no sense. From a
+            step, InvalidData: the net computes in whole numbers, such as images of uint8.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class Supervised:
         policy, scale = self._policy, self._scale
         with _overflowing() if scale else nullcontext():
             y, state, pullback = self.net.apply(params, params, policy.inputs(x), Training(seed))
-            outputs = policy.outputs(y)
+            outputs = self._floats(policy.outputs(y))
             loss, dy = self.objective.loss(outputs, labels)
             gradients, _ = pullback(policy.gradient(scale.scaled(dy) if scale else dy))
             if scale:
@@ -157,7 +159,15 @@ class Supervised:
     def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | Measure]:
         x, labels = self._taken_apart(batch)
         y, _, _ = self.net.apply(params, params, self._policy.inputs(x), False)
-        return self.objective.figures(self._policy.outputs(y), labels)
+        return self.objective.figures(self._floats(self._policy.outputs(y)), labels)
+
+    def _floats(self, outputs: Array) -> Array:
+        if outputs.dtype.kind != "f":  # a layer computes in the dtype of its input
+            raise errors.InvalidData(
+                f"the model's outputs are {outputs.dtype}, for it was fed whole numbers; make floats of them first, "
+                "images with shoal.data.augment.ToFloat"
+            )
+        return outputs
 
     def _checked(self, batch: Any) -> Any:
         _, labels = self._taken_apart(batch)
