@@ -26,8 +26,7 @@ def train(client, factory, settings, **options):
             f"shoal_nn.programs:{factory}",
             workers=2,
             settings=settings,
-            batch_size=16,
-            **{"optimizer": optim.Adam(0.002), **options},
+            **{"optimizer": optim.Adam(0.002), "batch_size": 16, **options},
         )
     )
     return job.wait(60), job.pull()
@@ -78,6 +77,15 @@ def test_a_table_is_learned_asynchronously_and_the_best_is_by_auc(client, tmp_pa
     assert result.best.values.keys() == {"loss", "accuracy", "auc"}
     assert result.best.values["auc"] >= result.evaluation.values["auc"] > 0.9
     assert result.evaluation.examples == 300
+
+
+def test_steps_that_overflow_in_float16_are_rejected_until_a_scale_fits(client, tmp_path):
+    settings = {"data": bright(tmp_path / "bright.npz"), "format": "npz", "model": "mlp", "classes": 2}
+    # Gradients by so many units, of so few that come before them, are large.
+    large = {"std": 0.01, "precision": "float16", "options": {"hidden": [2, 2048]}}
+    result, values = train(client, "image_classifier", {**settings, **large}, batch_size=1)
+    assert 0 < result.progress.rejected < result.progress.steps
+    assert all(np.isfinite(value).all() for value in values.values())
 
 
 def test_a_label_that_the_model_has_no_class_for_fails_the_job_and_says_so(client, tmp_path):
