@@ -80,7 +80,8 @@ def save_digits(file: Path) -> None:
 
 def of_digits(file: Path) -> dict[str, object]:
     """The settings of both jobs on digits: another head, which begins anew."""
-    return {"data": str(file), "format": "npz", "mean": 0.305, "std": 0.376, "held_out": 0.2, "head": "digits"}
+    found = {"data": str(file), "format": "npz", "mean": 0.305, "std": 0.376, "held_out_share": 0.2}
+    return {**found, "augment": "crop", "head": "digits"}
 
 
 if __name__ == "__main__":

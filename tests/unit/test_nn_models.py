@@ -1,15 +1,22 @@
 """Models: their published sizes, what they give for an image, and gradients for all that they train."""
 
+import inspect
 import math
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import shoal
-from shoal_nn import AreaUnderCurve, Dense, Frozen, Training, sigmoid_cross_entropy, softmax_cross_entropy
+from shoal._cli import options
+from shoal._cli.submit import submit
+from shoal_nn import AreaUnderCurve, Dense, Frozen, Training, programs, sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.models import frozen, mlp, mobilenet_v2, resnet, small_cnn, wide_deep, with_head
+from shoal_nn.programs import image_classifier, wide_and_deep
+from shoal_worker.programs import load_program
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 # Parameters that are trained, as torchvision and the papers give them.
@@ -102,6 +109,42 @@ def test_the_fine_tuning_of_the_docs_learns(documented):
     further, accuracy = trained(everything, tuned, 10)
     assert accuracy[-1] > 0.9
     assert all((further[name] != tuned[name]).any() for name in tuned)
+
+
+DATA = {"format": "npz", "held_out_share": 0.25}
+
+
+def test_the_jobs_of_the_docs_fine_tune_a_model(documented, tmp_path):
+    whole, head_only, everything = (documented[name] for name in ("whole", "head_only", "everything"))
+    for name, classes, job in (("a", 10, whole), ("b", 37, head_only), ("b", 37, everything)):
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, images=np.zeros((8, 32, 32, 3), np.uint8), labels=np.arange(8) + classes - 8)
+        program = load_program(job.program, {**job.settings, **DATA, "data": str(path)})
+        assert isinstance(program, shoal.program.EvaluatedProgram)
+        kept = {name for name, it in program.variables().items() if not it.trainable and "/bn/" not in name}
+        assert bool(kept) == (job is head_only)
+        assert job.partial_restore == (job is not whole)
+    assert (head_only.restore, everything.restore) == (f"{whole.name}/best", f"{head_only.name}/best")
+
+
+@pytest.mark.parametrize("factory", [image_classifier, wide_and_deep])
+def test_the_docs_have_every_setting_of_a_program(factory):
+    text = DOCS.read_text()
+    [_, table, *_] = text.split(f"| of `{factory.__name__}` |")
+    rows = re.findall(r"^\| (`.*?`) \|", table.split("\n\n")[0], re.MULTILINE)
+    assert re.findall("`([a-z_]+)`", " ".join(rows)) == [*inspect.signature(factory).parameters]
+
+
+def test_the_docs_command_lines_fit_the_programs():
+    lines = re.findall(r"^shoal (submit shoal_nn\.programs:.*?[^\\])$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(lines) == 2
+    for line in lines:
+        words = shlex.split(line.replace("\\\n", " "))
+        _, name = words[1].split(":")
+        settings = options.settings([value for flag, value in pairwise(words) if flag == "--set"])
+        inspect.signature(getattr(programs, name)).bind(**settings)
+        known = {f"--{flag.replace('_', '-')}" for flag in inspect.signature(submit).parameters} | {"--set"}
+        assert {word for word in words if word.startswith("--")} <= known
 
 
 class TestFineTuning:

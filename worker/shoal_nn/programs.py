@@ -1,25 +1,32 @@
 """Programs to submit as they are: their settings say which model, and which data.
 
     shoal submit shoal_nn.programs:image_classifier --set data=/data/cifar-10-batches-py --set format=cifar10 \\
-        --set model=resnet18 --set options='{"small_images": true}' --set augment='["flip", "crop"]'
+        --set model=resnet18 --set options='{"small_images": true}' --set augment=flip,crop
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import structlog
 
 from shoal import data as sources
 from shoal import errors
 from shoal.data.augment import Augmentation, Crop, Flip, Normalise, Resize, Step, ToFloat
 from shoal.program import Dataset
 from shoal_nn import models
+from shoal_nn._mapped import Mapped
 from shoal_nn.containers import Sequential
 from shoal_nn.dense import Dense
 from shoal_nn.precision import Compute, Policy
 from shoal_nn.supervised import OneOfMany, Supervised, YesOrNo
+
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
 
 # By name; each takes the number of classes, and options of its own.
 MODELS: Mapping[str, Callable[..., Sequential]] = {
@@ -30,8 +37,7 @@ MODELS: Mapping[str, Callable[..., Sequential]] = {
     "resnet50": partial(models.resnet, 50),
     "mobilenet_v2": models.mobilenet_v2,
 }
-# Images to train on and images to be judged by, from a path; of those in one part the latter are None.
-_Pair = tuple[Dataset, Dataset | None]
+_SHARE = 0.1  # of images in one part, where nothing is said
 
 
 def image_classifier(
@@ -42,10 +48,10 @@ def image_classifier(
     *,
     options: Mapping[str, Any] | None = None,
     size: int = 0,
-    augment: Sequence[str] = (),
+    augment: str | Sequence[str] = (),
     mean: float | Sequence[float] = 0.5,
     std: float | Sequence[float] = 0.25,
-    held_out: float = 0.1,
+    held_out_share: float | None = None,
     top: int = 1,
     precision: Compute = "float32",
     head: str = "",
@@ -54,20 +60,22 @@ def image_classifier(
     """Learns which class an image is of.
 
     Args:
-        data: path of the images, the same on every worker.
+        data: path of the images, the same on every worker; "~" is the home of the user whose worker it is.
         format: what is there. "idx": a folder with the four files of MNIST or Fashion-MNIST. "cifar10": CIFAR-10's
             folder for Python. "folder": "train" and, if it is there, "test", with a folder of images for each class;
-            wants `size`. "npz": a file with "images" [n, height, width, channels] and "labels" [n].
+            wants `size`, and images that cannot be read are passed by. "npz": a file with "images" [n, height, width,
+            channels] or [n, height, width], uint8 or floats from 0 to 1, and "labels" [n].
         model: one of `MODELS`.
-        classes: how many there are.
+        classes: how many there are, 2 or more.
         options: further arguments of the model: {"width": 0.35}.
         size: images are resized to this height and width; 0: they stay as they are.
-        augment: what is done at random to images to train on: "flip" (left and right), "crop" (with 4 pixels of zeros
-            around).
+        augment: what is done at random to images to train on, once they are resized, a list or "flip,crop": "flip"
+            (left and right), "crop" (with 4 pixels of zeros around).
         mean, std: pixels from 0 to 1 are shifted and scaled by these; a number, or one for each channel.
-        held_out: the share of the images that the model is judged by, where they are in one part.
+        held_out_share: of the images to train on, the share that is left out and that the model is judged by. None: it
+            is judged by the images to test on; where the format has none, by a tenth.
         top: evaluations tell the share of images whose class is among the so many likeliest, too; 1: they do not.
-        precision: what is computed in: float32, float16, bfloat16, float64.
+        precision: what is computed in: float32, float16, bfloat16 (not on a GPU), float64.
         head: name of the model's last layer, for fine-tuning: by a new name it begins anew in a partial restore. Empty:
             as the model has it.
         train_from: the model's first part that is trained; those before stay as they were restored. Empty: all are.
@@ -75,37 +83,37 @@ def image_classifier(
     Raises:
         ProgramError: a setting is none of those that there are.
         InvalidData: the images are not there, or not what they should be.
-        InvalidLayer: the model does not take these options.
+        InvalidLayer: the model does not take the values of these options, or has no such part.
+        InvalidShape: the model does not take images of this size.
     """
-    _choose("format", format, _FORMATS)
-    _choose("model", model, MODELS)
-    unknown = [step for step in augment if step not in _STEPS]
-    if unknown:
-        raise errors.ProgramError(f"augment has {unknown[0]!r}; choose of {', '.join(_STEPS)}")
-    net = MODELS[model](classes, **(options or {}))
+    if classes < 2:
+        raise errors.ProgramError(f"classes is {classes}; give 2 or more")
+    net = _model(model, classes, options or {})
     if head:
         net = models.with_head(net, Dense(classes), head)
     if train_from:
         net = models.frozen(net, train_from)
-    training, judging = _FORMATS[format](Path(data), size)
-    there = len(getattr(training, "classes", ())) or classes
-    if there != classes:
+    changes = [_choice("augment", step, _CHANGES)() for step in _listed(augment)]
+    policy = Policy(precision)
+    if not 1 <= top <= classes:
+        raise errors.ProgramError(f"top is {top}; give a number from 1 to the number of classes, {classes}")
+    images = _choice("format", format, _FORMATS)(Path(data).expanduser(), size)
+    if images.classes and len(images.classes) != classes:
+        there = len(images.classes)
         raise errors.ProgramError(f"{data} has {there} classes, and the model {classes}; set classes={there}")
-    if judging is None:
-        training, judging = sources.split(training, held_out)
-    # ImageFolder resizes as it decodes; where that is done, there is nothing left to do.
-    resized: list[Step] = [Resize((size, size))] if size and format != "folder" else []
+    training, judging = images.training, images.judging
+    if judging is None or held_out_share is not None:
+        training, judging = sources.split(training, _SHARE if held_out_share is None else held_out_share)
+    resized: list[Step] = [Resize((size, size))] if size and images.like.shape[1:3] != (size, size) else []
     plain = Augmentation(*resized, ToFloat(), Normalise(mean, std))
-    changed = Augmentation(*(_STEPS[step]() for step in augment), plain)
-    examples = sources.Augmented(judging, plain)
-    shape = examples.batch(np.arange(1))[0].shape[1:]
+    changed = Augmentation(*resized, *changes, ToFloat(), Normalise(mean, std))
     return Supervised(
         net,
-        shape,
+        plain(images.like, seed=0).shape[1:],
         sources.Augmented(training, changed),
-        examples,
+        sources.Augmented(judging, plain),
         OneOfMany(top),
-        precision=Policy(precision),
+        precision=policy,
     )
 
 
@@ -114,7 +122,7 @@ def wide_and_deep(
     held_out: str,
     label: str,
     categories: Mapping[str, int],
-    numbers: Sequence[str] = (),
+    numbers: str | Sequence[str] | Mapping[str, Sequence[float]] = (),
     crosses: Sequence[Sequence[str]] = (),
     *,
     embedding: int = 8,
@@ -130,83 +138,175 @@ def wide_and_deep(
         held_out: those to be judged by.
         label: the column of labels, 0 or 1.
         categories: how many there are, by column: whole numbers from [0, that many).
-        numbers: columns of floats, best of about unit size.
-        crosses: pairs of categories.
+        numbers: columns of numbers, a list or "age,hours": best of about unit size, or by column the mean and the
+            standard deviation that they are shifted and scaled by: {"age": [38.6, 13.7]}.
+        crosses: pairs of categories: [["education", "occupation"]].
         embedding, hidden, cross_rows: of the model.
         window: blocks that are shuffled together.
-        precision: what is computed in: float32, float16, bfloat16, float64.
+        precision: what is computed in: float32, float16, bfloat16 (not on a GPU), float64.
 
     Raises:
+        ProgramError: a setting is not of this form.
         InvalidData: the files are not there, or not what they should be.
         InvalidLayer: the model does not take these settings.
     """
-    pairs = [(pair[0], pair[1]) for pair in crosses]
-    net = models.wide_deep(categories, numbers, pairs, embedding=embedding, hidden=tuple(hidden), cross_rows=cross_rows)
-    features = (*categories, *numbers)
-    training, judging = (
-        sources.Parquet(path, columns=[*features, label], window=blocks)
-        for path, blocks in ((data, window), (held_out, 0))
+    if not isinstance(categories, Mapping):
+        raise errors.ProgramError(f'categories are {categories!r}; say how many there are by column: {{"sex": 2}}')
+    scales = _scales(numbers)
+    pairs = [_pair(cross) for cross in crosses]
+    net = models.wide_deep(
+        categories, list(scales), pairs, embedding=embedding, hidden=tuple(hidden), cross_rows=cross_rows
     )
-    shape = dict.fromkeys(features, ())
-    return Supervised(net, shape, training, judging, YesOrNo(), label=label, precision=Policy(precision))
+    columns, policy = [*categories, *scales], Policy(precision)
+    ready = partial(_features, categories, scales)
+    training, judging = (
+        Mapped(sources.Parquet(files, columns=[*columns, label], window=blocks), ready)
+        for files, blocks in ((data, window), (held_out, 0))
+    )
+    return Supervised(net, dict.fromkeys(columns, ()), training, judging, YesOrNo(), label=label, precision=policy)
 
 
-def _idx(folder: Path, _: int) -> _Pair:
+@dataclass(frozen=True)
+class _Images:
+    """What a path has. Batches of both data sets are tuples of images and labels."""
+
+    training: Dataset
+    judging: Dataset | None  # None: there is one part
+    like: np.ndarray  # [1, height, width, channels], as images are read
+    classes: tuple[str, ...] = ()  # names, where they have any
+
+
+def _idx(folder: Path, _: int) -> _Images:
     def part(name: str) -> Dataset:
         files = [folder / f"{name}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
         return sources.Idx(*(file if file.exists() else f"{file}.gz" for file in files))
 
-    return part("train"), part("t10k")
+    training = part("train")
+    return _Images(training, part("t10k"), training.batch(np.arange(1))[0])
 
 
-def _cifar10(folder: Path, _: int) -> _Pair:
-    return sources.Cifar10(folder), sources.Cifar10(folder, train=False)
+def _cifar10(folder: Path, _: int) -> _Images:
+    training = sources.Cifar10(folder)
+    return _Images(training, sources.Cifar10(folder, train=False), training.batch(np.arange(1))[0], training.classes)
 
 
-def _folder(folder: Path, size: int) -> _Pair:
+def _folder(folder: Path, size: int) -> _Images:
     if not size:
         raise errors.ProgramError("format 'folder' wants a size, for images differ in theirs; set size, such as 224")
 
-    def part(name: str) -> Dataset:
-        return sources.ImageFolder(folder / name, size=(size, size), crop=True, skip_unreadable=True)
+    def part(name: str) -> sources.ImageFolder:
+        images = sources.ImageFolder(folder / name, size=(size, size), crop=True, skip_unreadable=True)
+        if images.unreadable:
+            first = next(iter(images.unreadable))
+            _log.warning("images_unreadable", folder=str(folder / name), images=len(images.unreadable), first=first)
+        return images
 
-    return part("train"), part("test") if (folder / "test").exists() else None
+    training = part("train")
+    judging = part("test") if (folder / "test").exists() else None
+    if judging and judging.classes != training.classes:
+        other = sorted({*training.classes} ^ {*judging.classes})[0]
+        raise errors.InvalidData(
+            f"of train and test in {folder} one has a class {other!r} and the other has not, so their labels would "
+            "not mean the same; give both the same folders"
+        )
+    return _Images(training, judging, np.zeros((1, size, size, 3), np.uint8), training.classes)
 
 
-def _npz(file: Path, _: int) -> _Pair:
+def _npz(file: Path, _: int) -> _Images:
     arrays = sources.Arrays(file)
     example = arrays.batch(np.arange(1))
     if not isinstance(example, dict) or not {"images", "labels"} <= example.keys():
-        raise errors.ProgramError(f"{file} does not have the arrays images and labels; write it with numpy.savez")
-    return _Images(arrays), None
+        found = ", ".join(example) if isinstance(example, dict) else "one without a name"
+        raise errors.InvalidData(
+            f"{file} has not the arrays images and labels, but {found}; write it with numpy.savez(file, images=..., "
+            "labels=...)"
+        )
+    if example["images"].ndim not in {3, 4}:
+        shape = ", ".join(["n", *map(str, example["images"].shape[1:])])
+        raise errors.InvalidData(f"images in {file} are [{shape}]; give [n, height, width, channels]")
+
+    def pair(batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        images = batch["images"]
+        return images if images.ndim == 4 else images[..., np.newaxis], batch["labels"]
+
+    return _Images(Mapped(arrays, pair), None, pair(example)[0])
 
 
-class _Images:
-    """The batches of a dict of arrays, as tuples of images and labels."""
-
-    def __init__(self, arrays: Dataset) -> None:
-        self._arrays = arrays
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        batch = self._arrays.batch(indices)
-        return batch["images"], batch["labels"]
-
-
-_FORMATS: Mapping[str, Callable[[Path, int], _Pair]] = {
+_FORMATS: Mapping[str, Callable[[Path, int], _Images]] = {
     "idx": _idx,
     "cifar10": _cifar10,
     "folder": _folder,
     "npz": _npz,
 }
-_STEPS: Mapping[str, Callable[[], Step]] = {"flip": Flip, "crop": Crop}
+_CHANGES: Mapping[str, Callable[[], Step]] = {"flip": Flip, "crop": Crop}
 
 
-def _choose(what: str, choice: str, choices: Mapping[str, object]) -> None:
-    if choice not in choices:
-        raise errors.ProgramError(f"{what} is {choice!r}; choose one of {', '.join(choices)}")
+def _model(name: str, classes: int, options: Mapping[str, Any]) -> Sequential:
+    build = _choice("model", name, MODELS)
+    known = [option for option in inspect.signature(build).parameters if option != "classes"]
+    given: object = options
+    wrong = [option for option in given if option not in known] if isinstance(given, Mapping) else [given]
+    if wrong:
+        raise errors.ProgramError(f"options have {wrong[0]!r}; give, by name, what {name} has: {', '.join(known)}")
+    return build(classes, **options)
+
+
+def _choice(what: str, name: str, choices: Mapping[str, _T]) -> _T:
+    if name not in choices:
+        raise errors.ProgramError(f"{what} is {name!r}; choose of {', '.join(choices)}")
+    return choices[name]
+
+
+def _listed(names: str | Sequence[str]) -> list[str]:
+    """A list, which is a text with commas on the command line."""
+    return [name.strip() for name in names.split(",") if name.strip()] if isinstance(names, str) else list(names)
+
+
+def _scales(numbers: str | Sequence[str] | Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation, by column."""
+    if not isinstance(numbers, Mapping):
+        return dict.fromkeys(_listed(numbers), (0.0, 1.0))
+    scales = {}
+    for name, scale in numbers.items():
+        try:
+            mean, std = map(float, scale)
+        except (TypeError, ValueError):
+            mean = std = np.nan
+        if not (np.isfinite(mean) and np.isfinite(std) and std):
+            raise errors.ProgramError(f"numbers have {scale!r} for {name!r}; give [mean, std], the latter not 0")
+        scales[name] = mean, std
+    return scales
+
+
+def _pair(cross: Sequence[str]) -> tuple[str, str]:
+    if isinstance(cross, str) or len(cross) != 2:
+        raise errors.ProgramError(f'crosses have {cross!r}; give pairs of categories: [["education", "occupation"]]')
+    return cross[0], cross[1]
+
+
+def _features(
+    categories: Mapping[str, int], scales: Mapping[str, tuple[float, float]], batch: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """A batch of a table as the model takes it, if it does: numbers of about unit size, categories in their ranges."""
+    features = dict(batch)
+    for name, count in categories.items():
+        column = batch[name]
+        if column.dtype.kind not in "iub":
+            raise errors.InvalidData(
+                f"column {name!r} is of {column.dtype}; categories are whole numbers, from 0 to {count - 1}"
+            )
+        low, high = int(column.min()), int(column.max())
+        if low < 0 or high >= count:
+            raise errors.InvalidData(
+                f"column {name!r} has {low if low < 0 else high}, and categories says {count}, 0 to {count - 1}; set a "
+                "larger number, or mend the table"
+            )
+        features[name] = column.astype(np.uint8) if column.dtype.kind == "b" else column
+    for name, (mean, std) in scales.items():
+        if batch[name].dtype.kind not in "iuf":
+            raise errors.InvalidData(f"column {name!r} is of {batch[name].dtype}; numbers are whole ones or floats")
+        features[name] = (batch[name] - mean) / std
+    return features
 
 
 __all__ = ["MODELS", "image_classifier", "wide_and_deep"]

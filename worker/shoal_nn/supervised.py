@@ -2,12 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from shoal import errors
 from shoal.program import Array, Dataset, Measure, RandomDataset, Step
 from shoal.variables import Variable
-from shoal_nn.layer import Fed, Layer, Training
+from shoal_nn._mapped import Mapped
+from shoal_nn.layer import Fed, Layer, Shape, Training
 from shoal_nn.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.precision import LossScale, Policy
@@ -15,6 +20,18 @@ from shoal_nn.precision import LossScale, Policy
 
 class Objective(ABC):
     """What a model's outputs are to be."""
+
+    @abstractmethod
+    def check(self, labels: np.ndarray, shape: Shape) -> None:
+        """Looks at a batch's labels while they are on the host: on a GPU a wrong one would be met by chance, or not.
+
+        Args:
+            labels: [batch].
+            shape: of an example of the outputs.
+
+        Raises:
+            InvalidData: the outputs cannot be what a label says.
+        """
 
     @abstractmethod
     def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
@@ -40,6 +57,20 @@ class OneOfMany(Objective):
 
     top: int = 1
 
+    def check(self, labels: np.ndarray, shape: Shape) -> None:
+        classes = shape[-1]
+        if labels.dtype.kind not in "iu" or labels.ndim != 1:
+            raise errors.InvalidData(
+                f"labels are {labels.dtype} of shape {labels.shape}; give each example the number of its class, a "
+                "whole number"
+            )
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise errors.InvalidData(
+                f"the label {low if low < 0 else high} is of none of the model's {classes} classes, 0 to "
+                f"{classes - 1}; give the model more classes, or mend the labels"
+            )
+
     def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
         return softmax_cross_entropy(outputs, labels)
 
@@ -55,6 +86,11 @@ class OneOfMany(Objective):
 class YesOrNo(Objective):
     """Yes or no for each example: outputs [batch, 1], labels [batch], 0 or 1. Evaluations tell the AUC."""
 
+    def check(self, labels: np.ndarray, shape: Shape) -> None:  # noqa: ARG002 - whatever it is
+        wrong = (labels != 0) & (labels != 1)
+        if wrong.any():
+            raise errors.InvalidData(f"the label {labels[wrong][0]} is neither 0 nor 1; mend the labels")
+
     def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
         return sigmoid_cross_entropy(outputs, labels.reshape(outputs.shape))
 
@@ -69,7 +105,8 @@ class Supervised:
     """Trains a layer on examples with labels: a `shoal.program.RandomProgram`, and an `EvaluatedProgram`.
 
         def factory():
-            return Supervised(small_cnn(10), (28, 28, 1), Idx(...), Idx(...), OneOfMany())
+            training, held_out = split(Arrays((images, labels)), 0.1)
+            return Supervised(small_cnn(10), (28, 28, 1), training, held_out, OneOfMany())
 
     Args:
         net: gives outputs for a batch of examples.
@@ -80,6 +117,10 @@ class Supervised:
         label: the label's name among the features; empty: batches are tuples.
         precision: what the model computes in. In float16 the loss is scaled, and a step whose gradient overflows is
             refused by the servers, as any that is not finite, and passed by.
+
+    Raises:
+        InvalidShape: the net does not take such examples. From a batch, InvalidData: a label makes no sense. From a
+            step, InvalidData: the net computes in whole numbers, such as images of uint8.
     """
 
     def __init__(
@@ -94,7 +135,8 @@ class Supervised:
         precision: Policy = Policy(),  # noqa: B008 - frozen
     ) -> None:
         self.net, self.shape, self.objective = net, shape, objective
-        self.dataset, self.held_out = dataset, held_out
+        self._outputs = net.output_shape(shape)
+        self.dataset, self.held_out = Mapped(dataset, self._checked), Mapped(held_out, self._checked)
         self._label, self._policy = label, precision
         self._scale = LossScale() if precision.compute == "float16" else None
 
@@ -104,25 +146,45 @@ class Supervised:
     def loss_and_gradients(self, params: Mapping[str, Array], batch: Any, *, seed: int) -> Step:
         x, labels = self._taken_apart(batch)
         policy, scale = self._policy, self._scale
-        y, state, pullback = self.net.apply(params, params, policy.inputs(x), Training(seed))
-        outputs = policy.outputs(y)
-        loss, dy = self.objective.loss(outputs, labels)
-        gradients, _ = pullback(policy.gradient(scale.scaled(dy) if scale else dy))
-        if scale:
-            gradients, finite = scale.unscaled(gradients)
-            self._scale = scale.after(finite)
+        with _overflowing() if scale else nullcontext():
+            y, state, pullback = self.net.apply(params, params, policy.inputs(x), Training(seed))
+            outputs = self._floats(policy.outputs(y))
+            loss, dy = self.objective.loss(outputs, labels)
+            gradients, _ = pullback(policy.gradient(scale.scaled(dy) if scale else dy))
+            if scale:
+                gradients, finite = scale.unscaled(gradients)
+                self._scale = scale.after(finite)
         return Step(loss, gradients, updates=state, metrics={"accuracy": self.objective.accuracy(outputs, labels)})
 
     def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | Measure]:
         x, labels = self._taken_apart(batch)
         y, _, _ = self.net.apply(params, params, self._policy.inputs(x), False)
-        return self.objective.figures(self._policy.outputs(y), labels)
+        return self.objective.figures(self._floats(self._policy.outputs(y)), labels)
+
+    def _floats(self, outputs: Array) -> Array:
+        if outputs.dtype.kind != "f":  # a layer computes in the dtype of its input
+            raise errors.InvalidData(
+                f"the model's outputs are {outputs.dtype}, for it was fed whole numbers; make floats of them first, "
+                "images with shoal.data.augment.ToFloat"
+            )
+        return outputs
+
+    def _checked(self, batch: Any) -> Any:
+        _, labels = self._taken_apart(batch)
+        if isinstance(labels, np.ndarray):
+            self.objective.check(labels, self._outputs)
+        return batch
 
     def _taken_apart(self, batch: Any) -> tuple[Any, Array]:
         if self._label:
             return batch, batch[self._label]
         x, labels = batch
         return x, labels
+
+
+def _overflowing() -> AbstractContextManager[Any]:
+    """NumPy is not to warn of what a scale is there to find: halves that overflow."""
+    return np.errstate(over="ignore", invalid="ignore")
 
 
 __all__ = ["Objective", "OneOfMany", "Supervised", "YesOrNo"]

@@ -1,0 +1,96 @@
+"""Programs to submit as they are, in jobs of real processes: from a whole model to a fine-tuned one, and a table."""
+
+import numpy as np
+import pytest
+
+import shoal
+from clusters import local_cluster
+from model_data import bright, pairs
+from shoal import optim
+
+pytestmark = pytest.mark.cluster
+
+IMAGES = {"format": "npz", "model": "mobilenet_v2", "options": {"width": 0.35}, "classes": 2}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with local_cluster(2, 2, checkpoints=tmp_path_factory.mktemp("checkpoints")) as cluster, cluster.client() as client:
+        yield client
+
+
+def train(client, factory, settings, **options):
+    """A job that is through, and its variables."""
+    job = client.submit(
+        shoal.Job(
+            f"shoal_nn.programs:{factory}",
+            workers=2,
+            settings=settings,
+            **{"optimizer": optim.Adam(0.002), "batch_size": 16, **options},
+        )
+    )
+    return job.wait(60), job.pull()
+
+
+def test_a_model_is_fine_tuned_its_head_alone_and_then_whole(client, tmp_path):
+    data = {"data": bright(tmp_path / "bright.npz", 160, channels=3)}
+    judged = {"evaluation": shoal.EvaluationPolicy(metric="accuracy")}
+    first, whole = train(client, "image_classifier", {**data, **IMAGES}, **judged)
+    assert first.evaluation.examples == 16
+    assert first.evaluation.values.keys() == {"loss", "accuracy"}
+
+    new = {**data, **IMAGES, "head": "digits"}
+    begin = {"restore": first.job, "partial_restore": True}
+    second, head_only = train(client, "image_classifier", {**new, "train_from": "digits"}, **begin, **judged)
+    kept = whole.keys() - {"head/kernel", "head/bias"}
+    assert head_only.keys() - kept == {"digits/kernel", "digits/bias"}
+    assert all(head_only[name].tobytes() == whole[name].tobytes() for name in kept), "statistics, too"
+    assert head_only["digits/bias"].any(), "it begins with zeros"
+
+    begin = {"restore": second.job, "partial_restore": True}
+    third, everything = train(client, "image_classifier", new, **begin, optimizer=optim.SGD(0.01))
+    assert everything.keys() == head_only.keys()
+    still = [name for name in everything if everything[name].tobytes() == head_only[name].tobytes()]
+    assert not still
+    assert third.progress.steps > 0
+
+
+def test_a_table_is_learned_asynchronously_and_the_best_is_by_auc(client, tmp_path):
+    settings = {
+        "data": pairs(tmp_path / "train.parquet", 2000, 2),
+        "held_out": pairs(tmp_path / "test.parquet", 300, 3),
+        "label": "label",
+        "categories": {"a": 12, "b": 12, "flag": 2},
+        "numbers": {"age": [50, 20]},
+        "crosses": [["a", "b"]],
+        "hidden": [8],
+    }
+    result, _ = train(
+        client,
+        "wide_and_deep",
+        settings,
+        consistency=shoal.Asynchronous(),
+        optimizer=optim.Adam(0.02),
+        epochs=4,
+        evaluation=shoal.EvaluationPolicy(every_steps=50, metric="auc"),
+    )
+    assert result.best.values.keys() == {"loss", "accuracy", "auc"}
+    assert result.best.values["auc"] >= result.evaluation.values["auc"] > 0.9
+    assert result.evaluation.examples == 300
+
+
+def test_steps_that_overflow_in_float16_are_rejected_until_a_scale_fits(client, tmp_path):
+    settings = {"data": bright(tmp_path / "bright.npz"), "format": "npz", "model": "mlp", "classes": 2}
+    # Gradients by so many units, of so few that come before them, are large.
+    large = {"std": 0.01, "precision": "float16", "options": {"hidden": [2, 2048]}}
+    result, values = train(client, "image_classifier", {**settings, **large}, batch_size=1)
+    assert 0 < result.progress.rejected < result.progress.steps
+    assert all(np.isfinite(value).all() for value in values.values())
+
+
+def test_a_label_that_the_model_has_no_class_for_fails_the_job_and_says_so(client, tmp_path):
+    path = tmp_path / "images.npz"
+    np.savez(path, images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) // 4)
+    settings = {"data": str(path), "format": "npz", "model": "mlp", "classes": 9}
+    with pytest.raises(shoal.JobFailed, match=r"dataset\.batch.* InvalidData: the label 9 is of none of .* 9 classes"):
+        train(client, "image_classifier", settings)

@@ -1,0 +1,33 @@
+"""Small data that models can learn, as files."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+def bright(path, count=300, channels=1):
+    """An .npz of images of 8 x 8, by class brighter in their upper or in their lower half."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, count)
+    images = rng.integers(0, 200, (count, 8, 8, channels))
+    images[labels == 0, :4] += 50
+    images[labels == 1, 4:] += 50
+    np.savez(path, images=images.astype(np.uint8), labels=labels)
+    return str(path)
+
+
+def pairs(path, rows, seed):
+    """A table whose label is a matter of pairs of a and b; a or b alone says nothing of it, nor does anything else."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 12, rows), rng.integers(0, 12, rows)
+    columns = {
+        "a": a,
+        "b": b.astype(np.int8),
+        "flag": rng.integers(0, 2, rows).astype(bool),
+        "age": rng.integers(18, 80, rows),
+        "rate": rng.normal(size=rows),
+        "name": rng.choice(["x", "y"], rows),
+        "label": np.random.default_rng(1).permuted(np.arange(144) % 2).reshape(12, 12)[a, b],
+    }
+    pq.write_table(pa.table(columns), path, row_group_size=50)
+    return str(path)

@@ -1,0 +1,40 @@
+"""Steps of `shoal_nn`'s programs as a worker takes them, without one."""
+
+import numpy as np
+
+import shoal
+
+
+def begun(program):
+    """First values of all variables, by name."""
+    params, state = program.net.init(np.random.default_rng(1), program.shape)
+    values = {**params, **state}
+    assert values.keys() == program.variables().keys()
+    return values
+
+
+def stepped(program, values, batch=None, *, seed=3):
+    """One step as a worker takes it; what is given has the names, shapes and dtypes that servers take."""
+    assert isinstance(program, shoal.program.RandomProgram)
+    batch = program.dataset.batch(np.arange(8), seed=7) if batch is None else batch
+    step = program.loss_and_gradients(values, batch, seed=seed)
+    variables = program.variables()
+    trained = {name for name, it in variables.items() if it.trainable}
+    assert {name: (it.shape, it.dtype) for name, it in step.gradients.items()} == {
+        name: (variables[name].shape, variables[name].dtype) for name in trained
+    }
+    statistics = {name for name, it in variables.items() if it.aggregation.name == "MEAN"}
+    assert step.updates.keys() == statistics, "all of an aggregation or none"
+    return step
+
+
+def trained(program, steps, rate, *, batch=64):
+    """All variables after steps of SGD, from examples drawn at random."""
+    values = begun(program)
+    rng = np.random.default_rng(0)
+    for number in range(steps):
+        numbers = rng.integers(0, len(program.dataset), batch)
+        step = stepped(program, values, program.dataset.batch(numbers, seed=0), seed=number)
+        moved = {name: values[name] - rate * gradient for name, gradient in step.gradients.items()}
+        values = {**values, **moved, **step.updates}
+    return values
