@@ -34,6 +34,7 @@ from shoal_nn import (
     _depthwise,
     _windows,
     normalization,
+    pooling,
 )
 from shoal_nn._erf import erf
 from shoal_nn._windows import windows_over
@@ -173,6 +174,14 @@ def test_a_normalization_in_blocks_is_the_same(monkeypatch):
     monkeypatch.setattr(normalization, "blocks", lambda *_: [slice(0, 100), slice(100, 250), slice(250, 288)])
     for got, want in zip(normalized(x), whole, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_largest_in_blocks_are_the_same(monkeypatch):
+    x = np.random.default_rng(0).integers(0, 3, (5, 6, 6, 4)).astype(np.float32)  # with ties
+    whole = everything(MaxPool(3, strides=2), x)
+    monkeypatch.setattr(pooling, "blocks", lambda *_: [slice(0, 2), slice(2, 5)])
+    for got, want in zip(everything(MaxPool(3, strides=2), x), whole, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def normalized(x):
