@@ -12,6 +12,7 @@ _MORE_IS_BETTER = {
     "GB/s": True,
     "steps/s": True,
     "M parameters/s": True,
+    "images/s": True,
     "ms": False,
     "s": False,
     "MB": False,
@@ -134,6 +135,10 @@ def _kernel(optimizer: str) -> Figure:
     return Figure("kernels", what, "at least 0.95 of torch's", 0.95, needs_peers=True)
 
 
+def _model(what: str, asked: str = "", at_least: float | None = None) -> Figure:
+    return Figure("nn", f"{what}, forward and backward, one thread", asked, at_least, needs_peers=True)
+
+
 CHUNKS_KIB = (64, 256, 512, 1024, 2048, 4096)
 
 FIGURES: Mapping[str, Figure] = {
@@ -190,6 +195,11 @@ FIGURES: Mapping[str, Figure] = {
     "checkpoint_slowdown": Figure(
         "checkpoints", "steps with 256 MB of state, a checkpoint every 10 s", "slowed by at most 3.5%", 1 - 0.035
     ),
+    "resnet18_cpu": _model("ResNet-18, 32 images of 32x32", "at least 0.5 of torch's speed", 0.5),
+    "mobilenet_v2_cpu": _model("MobileNetV2 of width 0.35, 64 images of 32x32"),
+    "small_cnn_cpu": _model("the small CNN, 64 images of 28x28"),
+    "gpu_resnet50_alone": Figure("nn", "ResNet-50 on a GPU, 64 images of 224x224, float32", needs_peers=True),
+    "gpu_resnet50_cluster": Figure("nn", "the same through a cluster on one host", "at least 0.9 of alone", 0.9),
     **{
         f"chunks_{kib}k": Figure("chunks", f"dense step over TCP in turn, chunks of {kib} KiB")
         for kib in CHUNKS_KIB
@@ -197,4 +207,4 @@ FIGURES: Mapping[str, Figure] = {
     },
 }
 
-DEFAULT_BENCHES = ("dense", "small", "kernels", "scale", "memory", "waiting_pulls", "data", "checkpoints")
+DEFAULT_BENCHES = ("dense", "small", "kernels", "scale", "memory", "waiting_pulls", "data", "checkpoints", "nn")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import nn
 import processes
 import psutil
 import record
@@ -111,6 +112,7 @@ BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "waiting_pulls": waiting_pulls,
     "data": data,
     "checkpoints": checkpoints,
+    "nn": nn.nn,
     "chunks": steps.chunks,
 }
 

@@ -1,6 +1,7 @@
 """The benchmarks' own arithmetic: who is best, what is missing, what is asked, and what the docs say of it."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -11,16 +12,19 @@ from pathlib import Path
 import pytest
 
 import leaks
+from shoal import errors
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-import record  # noqa: E402 - benchmarks are no package
+import nn  # noqa: E402 - benchmarks are no package
+import nn_step  # noqa: E402
+import record  # noqa: E402
 import rivals  # noqa: E402
 import rows  # noqa: E402
 from harness import Contestant, Run, alternate, median  # noqa: E402
-from peers import workload  # noqa: E402
+from peers import nn_workload, workload  # noqa: E402
 from processes import last_object  # noqa: E402
 from record import Results  # noqa: E402
 from rows import Row, against_best, compared  # noqa: E402
@@ -30,6 +34,7 @@ ISSUE = [
     *("dense_tcp", "dense_shm", "small"),
     *("kernel_sgd", "kernel_adagrad", "kernel_adam", "kernel_adamw"),
     *("many_variables", "shards_4", "memory_rest", "memory_pull_6gb", "ready_seconds"),
+    *("resnet18_cpu", "gpu_resnet50_cluster"),
 ]
 MACHINE = {
     "cpu": "a",
@@ -76,6 +81,9 @@ def test_the_best_peer_is_the_one_with_the_best_median() -> None:
         ("shards_4", 0.953, True),
         ("shards_4", 0.952, False),
         ("ready_seconds", 0.99, False),
+        ("resnet18_cpu", 0.5, True),
+        ("resnet18_cpu", 0.49, False),
+        ("gpu_resnet50_cluster", 0.89, False),
         ("waiting_pulls", 0.49, False),
         ("small_overlapped", 0.1, None),
         ("small", None, None),
@@ -272,3 +280,83 @@ def test_more_variables_are_as_many_bytes() -> None:
     assert len(shapes) == 10_000
     assert 4 * sum(length for (length,) in shapes) == workload.DENSE_BYTES == 105_971_712
     assert {length for (length,) in shapes} == {2649, 2650}
+
+
+# Models.
+
+
+class Fake(Run):
+    """A run whose contestants take so many milliseconds, by the end of their names."""
+
+    def __init__(self, times: dict[str, list[float]], torch: str = "") -> None:
+        self.told: list[str] = []
+        super().__init__(3, short=True, interpreters={"torch": torch} if torch else {}, say=self.told.append)
+        self.times = times
+
+    def contest(self, bench: str, contestants, *, rounds: int | None = None):
+        ends = {each.name: each.name.rpartition(", ")[2] for each in contestants}
+        return {
+            name: [{"ms_per_step": ms} for ms in self.times[end]] for name, end in ends.items() if end in self.times
+        }
+
+
+def test_a_model_is_compared_with_the_faster_of_the_layouts_and_each_round_is_told() -> None:
+    run = Fake({"Shoal": [40, 60, 50], "channels first": [30, 30, 30], "channels last": [20, 24, 25]}, torch="python")
+    assert nn.on_cpu(run, "resnet18") == [Row("resnet18_cpu", 50, "ms", "ResNet-18, torch, channels last", 24, 0.48)]
+    assert run.told == ["resnet18_cpu: ratio of each round: 0.50, 0.40, 0.50"]
+
+
+def test_without_torch_the_row_says_so_and_is_not_missed() -> None:
+    run = Fake({"Shoal": [50]})
+    found = nn.on_cpu(run, "resnet18")
+    assert found == [Row("resnet18_cpu", 50, "ms", "no torch is given", None, None)]
+    others = [name for name in rows.expected(["nn"]) if name != "resnet18_cpu"]
+    assert rows.missing(found, ["nn"], peers=True, skipped=run.skipped) == others
+
+
+def test_a_torch_that_failed_is_missed() -> None:
+    run = Fake({"Shoal": [50]}, torch="python")
+    assert "resnet18_cpu" in rows.missing(nn.on_cpu(run, "resnet18"), ["nn"], peers=True, skipped=run.skipped)
+    assert nn.on_cpu(Fake({}), "resnet18") == []
+
+
+@pytest.mark.parametrize("name", nn_workload.MODELS)
+def test_both_sides_models_have_as_many_parameters(name: str) -> None:
+    work = nn_workload.MODELS[name]
+    kept = nn_step.model(name).variables(work.image).values()
+    count = sum(math.prod(variable.shape) for variable in kept if variable.trainable)
+    assert nn.objection({"parameters": count, "loss": 2.0}, work) == ""
+    assert "parameters" in nn.objection({"parameters": count + 1, "loss": 2.0}, work)
+    assert "finite" in nn.objection({"parameters": count, "loss": None}, work)
+
+
+def test_a_step_is_timed_by_the_median_after_two_that_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    durations = [9, 9, 3, 1, 2, 1, 5, 2, 2]
+    now = [0.0]
+
+    def step() -> float:
+        now[0] += durations.pop(0)
+        return float(len(durations))
+
+    monkeypatch.setattr(nn_workload.time, "perf_counter", lambda: now[0])
+    assert nn_workload.measure(step, short=False) == (2, 0)
+
+
+def test_the_rows_of_a_gpu_are_those_of_its_script_and_are_skipped_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"images_per_s_alone": 200.0, "images_per_s_cluster": 190.0, "images_per_s_torch": 250.0}
+    alone, cluster = nn.gpu_rows(Fake({}), figures)
+    assert (alone.peer, alone.ratio, alone.holds) == ("torch", 0.8, None)
+    assert (cluster.peer, cluster.ratio, cluster.holds) == ("Shoal, alone", 0.95, True)
+
+    del figures["images_per_s_torch"]
+    run = Fake({})
+    assert [row.ratio for row in nn.gpu_rows(run, figures)] == [None, 0.95]
+    assert run.skipped.keys() == {"gpu_resnet50_alone"}
+
+    def none(wish: str) -> None:
+        raise errors.DeviceUnavailable(f"device {wish} is not here", device=wish)
+
+    monkeypatch.setattr(nn, "choose_device", none)
+    run = Fake({})
+    assert nn.on_gpu(run) == []
+    assert run.skipped == dict.fromkeys(nn.ON_GPU, "device cuda:0 is not here")

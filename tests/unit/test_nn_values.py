@@ -29,10 +29,15 @@ from shoal_nn import (
     Sigmoid,
     Tanh,
     Training,
+    _arithmetic,
     _convolve,
+    _depthwise,
     _windows,
+    normalization,
+    pooling,
 )
 from shoal_nn._erf import erf
+from shoal_nn._windows import windows_over
 
 twenty = settings(max_examples=20)
 seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
@@ -102,6 +107,26 @@ def test_depthwise_is_a_group_for_each_channel(rng, window, strides, channels, m
     np.testing.assert_allclose(y[..., last:], wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-5), (np.float16, 1e-2)])
+@twenty
+@given(data=st.data())
+def test_depthwise_compiled_for_a_cpu_is_what_the_arrays_give(dtype, tolerance, data):
+    rng, window, strides, channels = (data.draw(each) for each in (seeds, pairs, pairs, small))
+    over = windows_over((4, 5), window, strides, data.draw(st.sampled_from(["same", 0, 2, ((2, 0), (0, 1))])))
+    if min(over.outputs) < 1:
+        return
+    x, kernel = rng.standard_normal((3, 4, 5, channels)), rng.standard_normal((*over.window, channels))
+    dy = rng.standard_normal((3, *over.outputs, channels))
+    x, kernel, dy = x.astype(dtype)[:, ::-1], kernel.astype(np.float32), dy.astype(dtype)
+    x.flags.writeable = False
+    found = _depthwise.convolve_each(x, kernel, over), *_depthwise.gradients_each(x, kernel, dy, over, True)
+    wanted = _convolve.convolve_each(x, kernel, over), *_convolve.gradients_each(x, kernel, dy, over, True)
+    for got, want in zip(found, wanted, strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * 10)
+    assert _depthwise.gradients_each(x, kernel, dy, over, False)[1] is None
+
+
 def test_a_convolution_in_blocks_is_the_same(monkeypatch):
     x = np.random.default_rng(0).standard_normal((5, 6, 6, 4)).astype(np.float32)
     layers = [Conv2D(3), Conv2D(3, strides=2), Conv2D(4, groups=2), DepthwiseConv2D(2), DepthwiseConv2D(strides=2)]
@@ -127,6 +152,44 @@ def everything(layer, x):
     y, _, pullback = layer.apply(params, state, x, False)
     dparams, dx = pullback(np.cos(y))
     return y, *dparams.values(), dx
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 3), (2, 70, 3), (7, 40, 40, 3), (2, 2, 5000)])
+def test_sums_and_products_by_runs_are_those_by_channels(shape):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, *shape))
+    rows = _arithmetic.in_runs(a)
+    assert rows.shape[1] <= max(_arithmetic._RUN, shape[-1])
+    axes, channels = tuple(range(a.ndim - 1)), shape[-1]
+    np.testing.assert_allclose(_arithmetic.column_sums(a), a.sum(axis=axes), rtol=1e-12, atol=1e-12)
+    found = _arithmetic.column_products(rows, _arithmetic.in_runs(b), channels)
+    np.testing.assert_allclose(found, (a * b).sum(axis=axes), rtol=1e-12, atol=1e-12)
+    vector = rng.standard_normal(channels)
+    np.testing.assert_array_equal((rows * _arithmetic.along(rows, vector)).reshape(shape), a * vector)
+
+
+def test_a_normalization_in_blocks_is_the_same(monkeypatch):
+    x = np.random.default_rng(0).standard_normal((9, 32, 32, 8)).astype(np.float32)
+    whole = normalized(x)
+    monkeypatch.setattr(normalization, "pieces", lambda *_, **__: [slice(0, 100), slice(100, 250), slice(250, 288)])
+    for got, want in zip(normalized(x), whole, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_largest_in_blocks_are_the_same(monkeypatch):
+    x = np.random.default_rng(0).integers(0, 3, (5, 6, 6, 4)).astype(np.float32)  # with ties
+    whole = everything(MaxPool(3, strides=2), x)
+    monkeypatch.setattr(pooling, "blocks", lambda *_: [slice(0, 2), slice(2, 5)])
+    for got, want in zip(everything(MaxPool(3, strides=2), x), whole, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def normalized(x):
+    """The value, all gradients and the running statistics, in training."""
+    params, state = prepared(BatchNorm(), np.random.default_rng(3), x.shape[1:])
+    y, moved, pullback = BatchNorm().apply(params, state, x, Training(0))
+    dparams, dx = pullback(np.cos(y))
+    return y, *dparams.values(), dx, *moved.values()
 
 
 def test_the_first_layer_need_not_look_for_dx():

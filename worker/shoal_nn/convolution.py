@@ -2,6 +2,9 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from shoal.initializers import HeNormal, Initializer, Zeros
 from shoal.program import Array
@@ -155,7 +158,7 @@ def _forward(x: Array, kernel: Array, windows: Windows, groups: int) -> Array:
     if groups == 1:
         return _convolve.convolve(x, kernel, windows)
     if kernel.shape[2] == 1:
-        return _convolve.convolve_each(_repeated(x, kernel), kernel[:, :, 0], windows)
+        return _depthwise(x).convolve_each(_repeated(x, kernel), kernel[:, :, 0], windows)
     xp = namespace_of(x)
     parts = zip(xp.split(x, groups, axis=3), xp.split(kernel, groups, axis=3), strict=True)
     return xp.concatenate([_convolve.convolve(each, filters, windows) for each, filters in parts], axis=3)
@@ -169,7 +172,7 @@ def _backward(
         return gradients
     xp = namespace_of(x)
     if groups > 1 and kernel.shape[2] == 1:
-        by_kernel, dx = _convolve.gradients_each(_repeated(x, kernel), kernel[:, :, 0], dy, windows, input_gradient)
+        by_kernel, dx = _depthwise(x).gradients_each(_repeated(x, kernel), kernel[:, :, 0], dy, windows, input_gradient)
         if dx is not None and dx.shape != x.shape:
             dx = dx.reshape(*x.shape, -1).sum(axis=4)
         return by_kernel.reshape(kernel.shape), dx
@@ -190,6 +193,15 @@ def _by_cudnn(
     by_kernel = _cudnn.gradient_by_kernel(x, kernel, dy, windows)
     dx = _cudnn.gradient_by_input(x, kernel, dy, windows) if input_gradient else None
     return None if by_kernel is None or (input_gradient and dx is None) else (by_kernel, dx)
+
+
+def _depthwise(x: Array) -> Any:
+    """The module that has `convolve_each` and its gradients for such arrays."""
+    if namespace_of(x) is not np:
+        return _convolve
+    from shoal_nn import _depthwise as compiled  # noqa: PLC0415 - numba takes a second to import
+
+    return compiled
 
 
 def _repeated(x: Array, kernel: Array) -> Array:

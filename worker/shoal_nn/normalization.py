@@ -1,11 +1,12 @@
 """Normalization: of a channel over the batch, of an example over its features."""
 
+import math
 from dataclasses import dataclass
 
 from shoal.initializers import Ones, Zeros
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn._arithmetic import column_sums, widened
+from shoal_nn._arithmetic import along, column_products, column_sums, in_runs, joined, pieces, widened
 from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, statistic, trainable
 from shoal_worker.arrays import Namespace, fused, namespace_of
 
@@ -55,28 +56,34 @@ class BatchNorm(Layer):
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
         channels = params["scale"].shape[0]
         self._require(x.ndim > 1 and x.shape[-1] == channels, x.shape[1:], f"(..., {channels})")
-        rows = widened(x).reshape(-1, channels)
         if train is False:
-            return self._by_running(params, state, x, rows)
-        count = len(rows)
+            return self._by_running(params, state, x, widened(x).reshape(-1, channels))
+        count = math.prod(x.shape[:-1])
         self._require(count > 1, x.shape[1:], "two values a channel to train on: more examples, or larger ones")
-        mean = column_sums(rows) / count
-        centered = rows - mean
-        var = column_sums(centered * centered) / count
+        xp, rows = namespace_of(x), in_runs(widened(x))
+        parts = pieces(rows, arrays=3)
+        mean = column_sums(x) / count
+        middle = along(rows, mean)
+        squares = (rows[part] - middle for part in parts)
+        var = sum(column_products(each, each, channels) for each in squares) / count
         moved = {
             "mean": self._moved(state["mean"], mean),
             "var": self._moved(state["var"], var * (count / (count - 1))),
         }
-        inverse = 1 / namespace_of(x).sqrt(var + self.epsilon)
-        factor = inverse * params["scale"].astype(rows.dtype, copy=False)
+        inverse = 1 / xp.sqrt(var + self.epsilon)
+        factor = along(rows, inverse * params["scale"].astype(rows.dtype, copy=False))
+        bias = along(rows, params["bias"].astype(rows.dtype, copy=False))
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
-            flat = widened(dy).reshape(-1, channels)
-            by_scale, by_bias = column_sums(flat * centered) * inverse, column_sums(flat)
-            dx = _normal_gradient(flat, centered, by_scale * inverse / -count, by_bias / count, factor)
+            flat = widened(dy).reshape(rows.shape)
+            # The input is centered again: that is done in the cache, and one array less is kept.
+            products = sum(column_products(flat[part], rows[part] - middle, channels) for part in parts)
+            by_scale, by_bias = products * inverse, column_sums(dy)
+            slope, shift = along(rows, by_scale * inverse / -count), along(rows, by_bias / count)
+            dx = joined(rows, parts, lambda part: _by_input(rows[part], flat[part], middle, slope, shift, factor))
             return _like(params, by_scale, by_bias), dx.astype(x.dtype, copy=False).reshape(x.shape)
 
-        y = _scaled(centered, factor, params["bias"].astype(rows.dtype, copy=False))
+        y = joined(rows, parts, lambda part: _scaled(rows[part], middle, factor, bias))
         return y.astype(x.dtype, copy=False).reshape(x.shape), moved, pullback
 
     def _by_running(
@@ -147,24 +154,27 @@ class LayerNorm(Layer):
 
 
 @fused
-def _scaled(xp: Namespace, centered: Array, factor: Array, bias: Array) -> Array:  # noqa: ARG001 - by operators alone
-    y = centered * factor
+def _scaled(xp: Namespace, x: Array, middle: Array, factor: Array, bias: Array) -> Array:  # noqa: ARG001 - by operators
+    y = x - middle
+    y *= factor
     y += bias
     return y
 
 
 @fused
-def _normal_gradient(
+def _by_input(
     xp: Namespace,  # noqa: ARG001 - by operators alone
+    x: Array,
     dy: Array,
-    centered: Array,
+    middle: Array,
     slope: Array,
-    mean: Array,
+    shift: Array,
     factor: Array,
 ) -> Array:
-    dx = centered * slope
+    dx = x - middle
+    dx *= slope
     dx += dy
-    dx -= mean
+    dx -= shift
     dx *= factor
     return dx
 

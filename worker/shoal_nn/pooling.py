@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.program import Array
 from shoal_nn._arithmetic import widened
-from shoal_nn._windows import Padding, Pair, Windows, explicit, pair, windows_over
+from shoal_nn._windows import Padding, Pair, Windows, blocks, explicit, pair, windows_over
 from shoal_nn.layer import Shape, Train, Unweighted
 from shoal_worker.arrays import namespace_of
 
@@ -62,11 +62,14 @@ class MaxPool(_Pooling):
 
         def pull(dy: Array) -> Array:
             dx = xp.zeros(padded.shape, dy.dtype)
-            open_ = xp.ones(y.shape, bool)
-            for index in taps:
-                hit = (padded[index] == y) & open_
-                dx[index] += dy * hit.astype(dy.dtype)
-                open_ &= ~hit
+            for which in blocks(xp, len(x), 4 * math.prod(padded.shape[1:]) * padded.itemsize):
+                seen, largest, part, found = padded[which], y[which], dy[which], dx[which]
+                open_ = xp.ones(largest.shape, bool)
+                for index in taps:
+                    hit = seen[index] == largest
+                    hit &= open_
+                    open_ ^= hit
+                    found[index] += part * hit.astype(dy.dtype)
             return dx[:, *windows.interior]
 
         return y, pull

@@ -1,0 +1,97 @@
+"""Models of `shoal_nn` on one thread beside PyTorch's; on a GPU, ResNet-50 beside the same through a cluster."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from harness import HERE, Contestant, Run, median, ours
+from peers.nn_workload import MODELS, ONE_THREAD, Work
+from processes import Line
+from rows import Row, against_best, compared
+
+from shoal import errors
+from shoal_worker.arrays import choose_device
+
+ON_GPU = ("gpu_resnet50_alone", "gpu_resnet50_cluster")
+NO_TORCH = "no torch is given"
+# Of channels in memory: PyTorch's own, and the one that is faster for some models.
+LAYOUTS = ("first", "last")
+
+
+def nn(run: Run) -> list[Row]:
+    """The models on a CPU, and the rows of a GPU where CuPy finds one."""
+    return [row for model in MODELS for row in on_cpu(run, model)] + on_gpu(run)
+
+
+def on_cpu(run: Run, model: str) -> list[Row]:
+    """A model's row, against the faster of PyTorch's layouts; without torch it says so, and is not missed."""
+    row, work = f"{model}_cpu", MODELS[model]
+    shoal = ours(
+        f"{work.name}, Shoal",
+        "nn_step.py",
+        model,
+        *run.short_flag,
+        env=ONE_THREAD,
+        objection=lambda line: objection(line, work),
+    )
+    torch = run.interpreters.get("torch", "")
+    theirs = [_torch(run, torch, model, layout) for layout in LAYOUTS] if torch else []
+    seen = run.contest("nn", [shoal, *theirs])
+    if shoal.name not in seen:
+        return []
+    mine = median(seen[shoal.name], "ms_per_step")
+    if not torch:
+        run.skip(row, f"{NO_TORCH} to compare with; Shoal's own {mine:.3g} ms are kept")
+        return [compared(row, mine, "ms", NO_TORCH, None)]
+    found = against_best(
+        row, mine, "ms", {name: median(seen[name], "ms_per_step") for name in seen if name != shoal.name}
+    )
+    if found.peer:
+        by_round = ", ".join(f"{ratio:.2f}" for ratio in ratios(seen[shoal.name], seen[found.peer]))
+        run.say(f"{row}: ratio of each round: {by_round}")
+    return [found]
+
+
+def ratios(mine: Sequence[Line], theirs: Sequence[Line]) -> list[float]:
+    """How many times as fast as theirs ours was, round by round."""
+    pairs = zip(mine, theirs, strict=True)
+    return [their_line["ms_per_step"] / line["ms_per_step"] for line, their_line in pairs]
+
+
+def objection(line: Line, work: Work) -> str:
+    """What speaks against a line: another model's, or a step that went wrong."""
+    if line["parameters"] != work.parameters:
+        return f"its model has {line['parameters']} parameters, and {work.name} {work.parameters}"
+    return "" if line["loss"] is not None else "its loss is not finite"
+
+
+def on_gpu(run: Run) -> list[Row]:
+    """What gpu.py measures; skipped without a GPU."""
+    try:
+        choose_device("cuda:0")
+    except errors.DeviceUnavailable as error:
+        for row in ON_GPU:
+            run.skip(row, error.message)
+        return []
+    script = ours("ResNet-50 on a GPU", "gpu.py", "--out", os.devnull, timeout_s=600)
+    lines = run.contest("nn", [script], rounds=1).get(script.name)
+    return gpu_rows(run, lines[0]) if lines else []
+
+
+def gpu_rows(run: Run, figures: Mapping[str, float]) -> list[Row]:
+    """The rows of gpu.py's figures. PyTorch is the one beside CuPy, if it is there, not the peers'."""
+    alone, cluster = ON_GPU
+    mine, theirs = figures["images_per_s_alone"], figures.get("images_per_s_torch")
+    if theirs is None:
+        run.skip(alone, f"no PyTorch to compare with; Shoal's own {mine:.3g} images/s are kept")
+    return [
+        compared(alone, mine, "images/s", "no torch beside CuPy" if theirs is None else "torch", theirs),
+        compared(cluster, figures["images_per_s_cluster"], "images/s", "Shoal, alone", mine),
+    ]
+
+
+def _torch(run: Run, interpreter: str, model: str, layout: str) -> Contestant:
+    work = MODELS[model]
+    command = (interpreter, str(HERE / "peers" / "torch_nn.py"), model, layout, *run.short_flag)
+    return Contestant(
+        f"{work.name}, torch, channels {layout}", command, ONE_THREAD, objection=lambda line: objection(line, work)
+    )

@@ -1,0 +1,55 @@
+"""Models that Shoal's layers and PyTorch's compute steps of, on one thread, in float32.
+
+A step is the model's output in training, the cross-entropy of labels, and the gradients by every parameter; nothing is
+updated, and images have no gradient. Every interpreter that runs it brings its own NumPy.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CLASSES = 10
+# One thread, whichever library it is that multiplies.
+ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, and what it is fed."""
+
+    name: str  # for tables
+    parameters: int  # without running statistics: both sides' models must have as many
+    batch: int
+    image: tuple[int, int, int]  # height, width, channels
+
+
+MODELS = {
+    "resnet18": Work("ResNet-18", 11_173_962, 32, (32, 32, 3)),
+    "mobilenet_v2": Work("MobileNetV2 0.35", 408_938, 64, (32, 32, 3)),
+    "small_cnn": Work("the small CNN", 421_642, 64, (28, 28, 1)),
+}
+
+
+def measure(step: Callable[[], float], *, short: bool) -> tuple[float, float]:
+    """Median seconds of a step, of seven or more in three seconds after two that do not count; and the last loss.
+
+    Args:
+        step: takes one and gives its loss.
+        short: one step is enough.
+    """
+    for _ in range(0 if short else 2):
+        step()
+    times: list[float] = []
+    while True:
+        began = time.perf_counter()
+        loss = step()
+        times.append(time.perf_counter() - began)
+        if short or (len(times) >= 7 and sum(times) >= 3):
+            return sorted(times)[len(times) // 2], loss
+
+
+def report(peer: str, parameters: int, seconds: float, loss: float) -> None:
+    figure = {"ms_per_step": seconds * 1e3, "parameters": parameters, "loss": loss if math.isfinite(loss) else None}
+    print(json.dumps({"peer": peer, **figure}), flush=True)

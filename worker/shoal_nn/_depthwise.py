@@ -1,0 +1,89 @@
+"""Depthwise convolutions of NumPy's arrays: one pass over memory, compiled by Numba. For GPUs, see `_convolve`.
+
+To be imported by whoever needs it: Numba takes a second. A kernel compiles at its first call, in a second or two, and
+is kept on disk as the servers' are: beside this file or in the user's cache, unless NUMBA_CACHE_DIR says where.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+
+from shoal.program import Array
+from shoal_nn._arithmetic import widened
+from shoal_nn._windows import Windows
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def convolve_each(x: Array, kernel: Array, windows: Windows) -> Array:
+    """What `_convolve.convolve_each` gives."""
+    seen, weights = _readable(x), _readable(kernel.astype(x.dtype, copy=False))
+    y = np.empty((len(x), *windows.outputs, x.shape[3]), seen.dtype)
+    _convolve(seen, weights, y, windows.strides, windows.before)
+    return y.astype(x.dtype, copy=False)
+
+
+def gradients_each(
+    x: Array, kernel: Array, dy: Array, windows: Windows, input_gradient: bool
+) -> tuple[Array, Array | None]:
+    """What `_convolve.gradients_each` gives."""
+    seen, weights = _readable(x), _readable(kernel.astype(x.dtype, copy=False))
+    by_kernel, dx = np.zeros(kernel.shape, seen.dtype), np.zeros(x.shape, seen.dtype)
+    _gradients(seen, weights, _readable(dy), by_kernel, dx, windows.strides, windows.before)
+    return by_kernel, dx.astype(x.dtype, copy=False) if input_gradient else None
+
+
+def _readable(x: Array) -> Array:
+    """Of one type for each dtype, whoever may write to the array: a kernel compiles once for each."""
+    view = np.ascontiguousarray(widened(x)).view()
+    view.flags.writeable = False
+    return view
+
+
+def _kernel(function: F) -> F:
+    return cast(F, numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy", cache=True)(function))
+
+
+@_kernel
+def _convolve(x: Any, kernel: Any, y: Any, strides: Any, before: Any) -> None:
+    (_, inputs_down, inputs_across, channels), (height, width) = x.shape, kernel.shape[:2]
+    for n in range(y.shape[0]):
+        for i in range(y.shape[1]):
+            top = i * strides[0] - before[0]
+            for j in range(y.shape[2]):
+                left = j * strides[1] - before[1]
+                out = y[n, i, j]
+                out[:] = 0
+                # Only the taps that lie in the image.
+                for a in range(max(0, -top), min(height, inputs_down - top)):
+                    for b in range(max(0, -left), min(width, inputs_across - left)):
+                        seen, weight = x[n, top + a, left + b], kernel[a, b]
+                        for c in range(channels):
+                            out[c] += seen[c] * weight[c]
+
+
+@_kernel
+def _gradients(x: Any, kernel: Any, dy: Any, by_kernel: Any, dx: Any, strides: Any, before: Any) -> None:
+    """Adds to by_kernel and dx, which are zeros."""
+    (_, inputs_down, inputs_across, channels), (height, width) = x.shape, kernel.shape[:2]
+    of_one = np.empty_like(by_kernel)  # an example's sum first: long sums lose more
+    for n in range(dy.shape[0]):
+        of_one[:] = 0
+        for i in range(dy.shape[1]):
+            top = i * strides[0] - before[0]
+            for j in range(dy.shape[2]):
+                left = j * strides[1] - before[1]
+                part = dy[n, i, j]
+                for a in range(max(0, -top), min(height, inputs_down - top)):
+                    for b in range(max(0, -left), min(width, inputs_across - left)):
+                        seen, weight = x[n, top + a, left + b], kernel[a, b]
+                        found, back = of_one[a, b], dx[n, top + a, left + b]
+                        for c in range(channels):
+                            found[c] += seen[c] * part[c]
+                            back[c] += weight[c] * part[c]
+        by_kernel += of_one
+
+
+__all__ = ["convolve_each", "gradients_each"]
