@@ -17,8 +17,9 @@ from shoal.consistency import Consistency
 
 MODES: tuple[Consistency, ...] = (shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(4))
 SERVERS, WORKERS = 1, 2
-EPOCHS, BATCH = 3, 64
-OPTIMIZER = shoal.optim.Adam(1e-3)
+IMAGES, EPOCHS, BATCH = 60_000, 3, 32
+# The rate in the end is this share of the first. It falls at each update: in synchronous jobs one a step, else a push.
+RATE, FALL = 2e-3, 0.05
 ENOUGH = 0.89  # of the 10,000 images to be judged by; chance is 0.1
 
 
@@ -26,7 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train a small network on Fashion-MNIST in every consistency mode.")
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), help="the idx files")
     parser.add_argument("--out", type=Path, default=Path("runs/fashion"), help="folder for fashion.png and .json")
-    parser.add_argument("--every", type=int, default=150, help="steps from one evaluation to the next")
+    parser.add_argument("--every", type=int, default=300, help="steps from one evaluation to the next")
     parser.add_argument("--enough", type=float, default=ENOUGH, help="accuracy that each mode is to reach")
     arguments = parser.parse_args()
     settings = {"data": str(arguments.data.resolve()), "format": "idx", "mean": 0.286, "std": 0.353}
@@ -45,13 +46,20 @@ def run(client: shoal.Client, mode: Consistency, settings: dict[str, object], ev
         "shoal_nn.programs:image_classifier",
         workers=WORKERS,
         consistency=mode,
-        optimizer=OPTIMIZER,
+        optimizer=optimizer(mode),
         settings=settings,
         epochs=EPOCHS,
         batch_size=BATCH,
         evaluation=shoal.EvaluationPolicy(every_steps=every, metric="accuracy"),
     )
     return trained(client, job, str(mode))
+
+
+def optimizer(mode: Consistency) -> shoal.optim.Optimizer:
+    """Adam, with a rate that falls as far in every mode."""
+    pushes = EPOCHS * IMAGES / BATCH
+    updates = pushes / WORKERS if isinstance(mode, shoal.Synchronous) else pushes
+    return shoal.optim.Adam(shoal.optim.Exponential(RATE, gamma=FALL ** (1 / updates)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import shoal
 PROGRAM = "shoal_nn.programs:image_classifier"
 # The images are small: with a stride of 1 at first, the last of the five halvings is left out.
 MODEL = {"model": "mobilenet_v2", "options": {"width": 0.35, "stem_strides": 1}, "size": 32}
-WORKERS, BATCH = 2, 64
+WORKERS = 2
+FALL = 0.995  # of the rate, at each update
 ENOUGH = 0.95  # of the digits that are held out; chance is 0.1
 
 
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/fine_tuning"), help="folder for fine_tuning.png and .json"
     )
-    parser.add_argument("--epochs", type=int, nargs=3, default=(1, 8, 8), help="of each of the three jobs")
+    parser.add_argument("--epochs", type=int, nargs=3, default=(1, 12, 25), help="of each of the three jobs")
     parser.add_argument("--enough", type=float, default=ENOUGH, help="accuracy to be reached in the end")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -46,22 +47,22 @@ def run(fashion: Path, folder: Path, epochs: list[int]) -> list[Curve]:
     digits = folder / "digits.npz"
     save_digits(digits)
     jobs = [
-        ("fashion", {"data": str(fashion.resolve()), "format": "idx", "mean": 0.286, "std": 0.353}, 2e-3, 200),
-        ("head only", {**of_digits(digits), "train_from": "digits"}, 3e-3, 10),
-        ("then all", of_digits(digits), 1e-3, 10),
+        ("fashion", {"data": str(fashion.resolve()), "format": "idx", "mean": 0.286, "std": 0.353}, 2e-3, 64, 150),
+        ("head only", {**of_digits(digits), "train_from": "digits"}, 5e-3, 32, 50),
+        ("then all", of_digits(digits), 2e-3, 32, 50),
     ]
     curves: list[Curve] = []
     with shoal.LocalCluster(1, WORKERS, checkpoints=folder / "checkpoints") as cluster, cluster.client() as client:
         before = ""
-        for (name, settings, rate, every), passes in zip(jobs, epochs, strict=True):
+        for (name, settings, rate, batch, every), passes in zip(jobs, epochs, strict=True):
             job = shoal.Job(
                 PROGRAM,
                 name=name.replace(" ", "-"),
                 workers=WORKERS,
-                optimizer=shoal.optim.Adam(rate),
+                optimizer=shoal.optim.Adam(shoal.optim.Exponential(rate, gamma=FALL)),
                 settings={**MODEL, **settings},
                 epochs=passes,
-                batch_size=BATCH,
+                batch_size=batch,
                 evaluation=shoal.EvaluationPolicy(every_steps=every, metric="accuracy"),
                 restore=before,
                 partial_restore=bool(before),

@@ -59,6 +59,27 @@ class Turn:
     stop: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from an evaluation.
+
+    Attributes:
+        wait: a checkpoint of it is on its way: hold still, and say it again soon.
+        stop: the job ends early; this worker is through.
+    """
+
+    wait: bool = False
+    stop: bool = False
+
+
+class Heard(enum.Enum):
+    """What the coordinator says to a report."""
+
+    GO_ON = "there is more to do"
+    ENOUGH = "the job ends early: the worker is through once the batch in hand is trained on"
+    OVER = "the job is over for this worker"
+
+
 class NoRange(enum.Enum):
     """Why there is no range to train on."""
 
@@ -257,13 +278,14 @@ class Participant:
         reply = self._coordinator.call(self._jobs.AskEvaluation, request)
         return Turn(reply.number, reply.stop)
 
-    def report_evaluation(self, result: Evaluation) -> bool:
-        """Says what an evaluation has found; True: say it again soon, a checkpoint of it is on its way."""
+    def report_evaluation(self, result: Evaluation) -> Verdict:
+        """Says what an evaluation has found. To be said again, where the worker is to wait."""
         request = job_pb2.ReportEvaluationRequest(**self._identity, result=result.to_proto())
-        return self._coordinator.call(self._jobs.ReportEvaluation, request).wait
+        reply = self._coordinator.call(self._jobs.ReportEvaluation, request)
+        return Verdict(reply.wait, reply.stop)
 
-    def report(self, report: Report) -> bool:
-        """Sends progress, once; True says that the job is over for this worker.
+    def report(self, report: Report) -> Heard:
+        """Sends progress, once.
 
         Raises:
             Unreachable, DeadlineExceeded: the coordinator does not answer; report the same with the next one
@@ -283,7 +305,9 @@ class Participant:
         )
         reply = self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0)
         self._told = totals
-        return reply.stop
+        if reply.stop:
+            return Heard.OVER
+        return Heard.ENOUGH if reply.enough else Heard.GO_ON
 
     def finish(self, error: str = "", *, lost: bool = False, retry_for_s: float | None = None) -> None:
         """Says that this worker is through with the job.
@@ -353,4 +377,4 @@ def _variable(value: Variable | np.ndarray) -> Variable:
     return variable_from_array(value) if isinstance(value, np.ndarray) else value
 
 
-__all__ = ["FINISHED", "WAIT", "DataRange", "NoRange", "Participant", "Report", "Turn"]
+__all__ = ["FINISHED", "WAIT", "DataRange", "Heard", "NoRange", "Participant", "Report", "Turn", "Verdict"]

@@ -18,7 +18,7 @@ from shoal._gradient_buffers import GradientBuffers
 from shoal._outbox import Outbox
 from shoal._overlap import Gradients, Pipeline
 from shoal._parameters import PushResult
-from shoal._participant import Participant, Report
+from shoal._participant import Heard, Participant, Report
 from shoal.job import Job
 from shoal.status import JobStatus
 from shoal.v1 import coordinator_pb2, job_pb2
@@ -326,7 +326,7 @@ class Session:
         self._reported_at = self._clock()
         while report := self._unreported.take():
             try:
-                self._over = self._participant.report(report)
+                self._over = self._participant.report(report) is Heard.OVER
             except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training goes on without the coordinator
                 _log.debug("could not report", job=self.job, reason=error.message)
                 self._unreported.put_back(report)

@@ -13,6 +13,7 @@ from typing import Any
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal._layout import Placement
+from shoal._participant import Heard, Verdict
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobState, JobStatus, Role
 from shoal_coordinator import events, milestones
@@ -306,23 +307,23 @@ class Cluster:
             return events.Asked(stop=True)
         return milestones.ask_evaluation(job, event.worker, event.step, through=event.through)
 
-    def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> bool:
+    def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> Verdict:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
         if not job.crew.has_part(event.worker, event.assignment):
-            return False
-        wait, effects = milestones.report_evaluation(job, event.worker, event.result, now)
+            return Verdict(stop=True)
+        verdict, effects = milestones.report_evaluation(job, event.worker, event.result, now)
         self._emit(effects)
-        return wait
+        return verdict
 
-    def _worker_reported(self, event: events.WorkerReported, now: float) -> bool:
+    def _worker_reported(self, event: events.WorkerReported, now: float) -> Heard:
         self._members.check(event.worker, event.incarnation)
         job = self.job(event.job)
         if not job.crew.has_part(event.worker, event.assignment):
-            return True
+            return Heard.OVER
         job.report(event, now)
         self._emit(job.checkpoint_when_due(now))
-        return False
+        return Heard.ENOUGH if job.stopping else Heard.GO_ON
 
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)

@@ -5,7 +5,9 @@ that is ahead. One that dies meanwhile is not waited for: the next is due soon. 
 evaluates, when nobody changes the variables any more.
 """
 
+import math
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.status import Evaluation
@@ -27,12 +29,15 @@ class Evaluating:
         self._mark = 0  # how many times `every_steps` had come then
         self._holder = 0  # the assignment of who evaluates; 0: nobody does
         self._through: set[int] = set()  # assignments of those that are through, but for the end's evaluation
+        self._furthest = 0  # the largest step that any worker has said
+        self._ended = False  # the end's evaluation was reported
         self._latest: Evaluation | None = None
         self._best: Evaluation | None = None
-        self._since_best = 0  # how many came after it
+        self._bar: Evaluation | None = None  # the best since the job began or went back, for patience
+        self._since_bar = 0  # how many came after it
         self._stopping = ""  # why the job ends early
-        self._cut_attempt = 0  # at the best one's checkpoint, until its cut is made or given up
-        self._kept = 0  # number of the newest whole checkpoint that was taken at a best one
+        self._attempt, self._cut = 0, False  # at the best one's checkpoint, until it is over; whether its cut is made
+        self._kept = self._kept_evaluation = 0  # the newest whole checkpoint of a best one, and which one that was
 
     @property
     def latest(self) -> Evaluation | None:
@@ -41,13 +46,18 @@ class Evaluating:
 
     @property
     def best(self) -> Evaluation | None:
-        """The best one so far."""
+        """The best one so far; None: none gave a number."""
         return self._best
 
     @property
     def stopping(self) -> str:
         """Why the job ends before its data is done; empty: it does not."""
         return self._stopping
+
+    @property
+    def owes(self) -> bool:
+        """Whether the evaluation at the end is to come."""
+        return self._policy.at_end and not self._ended
 
     @property
     def checkpoints_best(self) -> bool:
@@ -71,10 +81,15 @@ class Evaluating:
         Returns:
             The number of the evaluation that it is to do; 0: none.
         """
+        if assignment == self._holder and (assignment in self._through) == through:
+            return self._number  # it asks again, for the answer was lost
+        if step > self._furthest:
+            self._furthest = step
+            self._changed()
         if through:
             self._through.add(assignment)
             self._changed()
-            return self._give(assignment) if self._policy.at_end and self._through.issuperset(others) else 0
+            return self._give(assignment) if self.owes and self._through.issuperset(others) else 0
         every = self._policy.every_steps
         mark = step // every if every else 0
         if mark <= self._mark or self._holder or self._stopping:
@@ -82,29 +97,30 @@ class Evaluating:
         self._mark = mark
         return self._give(assignment)
 
-    def report(self, assignment: int, result: Evaluation) -> bool | None:
+    def report(self, assignment: int, result: Evaluation) -> tuple[Evaluation, bool] | None:
         """What a worker has found.
 
         Returns:
-            Whether it is the best so far; None: this was not its to do, or it has said so before.
+            The result, and whether it is the best so far; None: this was not its to do, or it has said so before.
         """
         if assignment != self._holder or result.number != self._number:
             return None
-        self._holder, self._latest = 0, result
-        metric, best = self._policy.metric, self._best
-        is_best = best is None or self._policy.is_better(result.values[metric], best.values[metric])
+        if at_end := assignment in self._through:  # others may have gone further, and it has seen all that they did
+            result = replace(result, step=max(result.step, self._furthest))
+        self._holder, self._latest, self._ended = 0, result, at_end
+        is_best = self._beats(result, self._best)
         if is_best:
-            self._best, self._since_best = result, 0
+            self._best = result
+        if self._beats(result, self._bar):
+            self._bar, self._since_bar = result, 0
         else:
-            self._since_best += 1
-        at_end = assignment in self._through
-        if best and 0 < self._policy.patience <= self._since_best and not (at_end or self._stopping):
-            self._stopping = (
-                f"stopped early: {metric} was no better than {best.values[metric]:g} (step {best.step}) in "
-                f"{self._since_best} evaluations"
-            )
+            self._since_bar += 1
+        if 0 < self._policy.patience <= self._since_bar and not (at_end or self._stopping):
+            metric, bar = self._policy.metric, self._bar
+            than = f"no better than {bar.values[metric]:g} (step {bar.step})" if bar else "no number"
+            self._stopping = f"stopped early: {metric} was {than} in {self._since_bar} evaluations"
         self._changed()
-        return is_best
+        return result, is_best
 
     def lacks(self, result: Evaluation) -> str:
         """Why a result is of no use; empty: it is of use."""
@@ -126,43 +142,56 @@ class Evaluating:
     def restart(self) -> None:
         """The job goes on from a checkpoint or from its beginning, so steps that were evaluated come again.
 
-        What was the best stays the best: its checkpoint is still there.
+        What was the best stays the best where its variables are kept; patience is counted anew in any case.
         """
-        self._mark, self._holder, self._cut_attempt = 0, 0, 0
+        self._mark = self._holder = self._furthest = self._attempt = self._since_bar = 0
+        self._cut = self._ended = False
         self._through.clear()
-        self._stopping, self._since_best = "", 0
+        self._bar, self._stopping = None, ""
+        if self._best and self._best.number != self._kept_evaluation:
+            self._best = None
         self._changed()
+
+    def _beats(self, result: Evaluation, other: Evaluation | None) -> bool:
+        value = result.values[self._policy.metric]
+        if other is None:
+            return not math.isnan(value)
+        return self._policy.is_better(value, other.values[self._policy.metric])
 
     # The best one's checkpoint.
 
-    def await_cut(self, attempt: int) -> None:
+    def expect_checkpoint(self, attempt: int) -> None:
         """A checkpoint of the best one is to be taken."""
-        self._cut_attempt = attempt
+        self._attempt, self._cut = attempt, False
         self._changed()
 
     @property
     def awaits_cut(self) -> bool:
-        """Whether who has just evaluated should hold still for a moment, so that the checkpoint has what it saw."""
-        return self._cut_attempt > 0
+        """Whether the cut for the best one's checkpoint is to come."""
+        return self._attempt > 0 and not self._cut
 
     def cut_made(self, attempt: int) -> Evaluation | None:
         """The servers have the values of an attempt at a checkpoint. The evaluation that it is for; None: for none."""
-        if not 0 < self._cut_attempt <= attempt:
+        if not (self.awaits_cut and self._attempt <= attempt):
             return None
-        self._cut_attempt = 0
+        self._attempt, self._cut = attempt, True
         self._changed()
         return self._best
 
-    def cut_failed(self, attempt: int) -> None:
-        """An attempt at a checkpoint was given up."""
-        if 0 < self._cut_attempt <= attempt:
-            self._cut_attempt = 0
-            self._changed()
-
-    def keep(self, number: int) -> None:
-        """A checkpoint that was taken at the best one is whole."""
-        self._kept = number
+    def checkpoint_written(self, number: int, best: int) -> None:
+        """A checkpoint that was taken at a best evaluation, this one, is whole."""
+        self._kept, self._kept_evaluation = number, best
+        if self._cut:
+            self._attempt, self._cut = 0, False
         self._changed()
+
+    def checkpoint_failed(self, attempt: int) -> bool:
+        """An attempt at a checkpoint was given up. Whether it was at the best one's."""
+        if not 0 < self._attempt <= attempt:
+            return False
+        self._attempt, self._cut = 0, False
+        self._changed()
+        return True
 
     def _give(self, assignment: int) -> int:
         self._number += 1
@@ -178,11 +207,16 @@ class Evaluating:
             holder=self._holder,
             latest=self._latest.to_proto() if self._latest else None,
             best=self._best.to_proto() if self._best else None,
-            since_best=self._since_best,
+            bar=self._bar.to_proto() if self._bar else None,
+            since_bar=self._since_bar,
             through=sorted(self._through),
+            furthest=self._furthest,
+            ended=self._ended,
             stopping=self._stopping,
-            cut_attempt=self._cut_attempt,
+            attempt=self._attempt,
+            cut=self._cut,
             kept=self._kept,
+            kept_evaluation=self._kept_evaluation,
         )
 
     def take_up(self, record: state_pb2.EvaluationRecord) -> None:
@@ -190,11 +224,16 @@ class Evaluating:
         self._number, self._mark, self._holder = record.number, record.mark, record.holder
         self._latest = Evaluation.from_proto(record.latest) if record.HasField("latest") else None
         self._best = Evaluation.from_proto(record.best) if record.HasField("best") else None
-        self._since_best, self._through = record.since_best, set(record.through)
-        self._stopping, self._cut_attempt, self._kept = record.stopping, record.cut_attempt, record.kept
+        self._bar = Evaluation.from_proto(record.bar) if record.HasField("bar") else None
+        self._since_bar, self._through = record.since_bar, set(record.through)
+        self._furthest, self._ended, self._stopping = record.furthest, record.ended, record.stopping
+        self._attempt, self._cut = record.attempt, record.cut
+        self._kept, self._kept_evaluation = record.kept, record.kept_evaluation
 
-    def validate(self) -> None:
-        """Raises AssertionError if an invariant is broken."""
+    def validate(self, active: Collection[int]) -> None:
+        """Raises AssertionError if an invariant is broken; `active` are the assignments of those at work."""
         assert self._number or not self._holder
-        assert bool(self._best) == bool(self._latest)
-        assert self._best or not (self._since_best or self._stopping or self._cut_attempt or self._kept)
+        assert not self._holder or self._holder in active, "who evaluates is gone"
+        assert self._through.issubset(active), "who is through is gone"
+        assert self._latest or not (self._best or self._since_bar or self._stopping or self._attempt or self._kept)
+        assert self._attempt or not self._cut

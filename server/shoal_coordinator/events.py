@@ -6,6 +6,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shoal._cursor import Cursor
 from shoal._layout import Placement
+from shoal._participant import Heard, Verdict
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, JobStatus, SavedCheckpoint
@@ -265,8 +266,8 @@ class EvaluationAsked(Event[Asked]):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationReported(Event[bool]):
-    """A worker has evaluated. The answer: it should wait, for a checkpoint of what it saw is about to be taken."""
+class EvaluationReported(Event[Verdict]):
+    """A worker has evaluated."""
 
     job: str
     worker: str
@@ -276,8 +277,8 @@ class EvaluationReported(Event[bool]):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReported(Event[bool]):
-    """What a worker did since it entered; values and log since its last report. The answer: is the job over for it."""
+class WorkerReported(Event[Heard]):
+    """What a worker did since it entered; values and log since its last report. The answer: what it is to do."""
 
     job: str
     worker: str
@@ -391,7 +392,7 @@ class CheckpointWritten(Outcome):
     job: JobRef
     saved: SavedCheckpoint
     removed: tuple[int, ...] = ()
-    best: bool = False  # it was taken at the best evaluation so far
+    best: int = 0  # the number of the evaluation that it was taken at, the best so far; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,9 +377,7 @@ class JobLife:
         """Ends a job that is closing, once its last checkpoint is whole or given up, or there is no folder for it."""
         if not self.closing or self.checkpoints.pending:
             return []
-        failure = self.checkpoints.failure
-        told = [self.stopping, f"its last checkpoint failed: {failure}" if failure else ""]
-        return self._end(JobState.SUCCEEDED, "; ".join(filter(None, told)), now)
+        return self._succeed(now)
 
     def fail(self, reason: str, now: float) -> list[Effect]:
         """Ends the job for a reason that its user is told."""
@@ -408,7 +406,9 @@ class JobLife:
         self.checkpoints.validate()
         self.recovery.validate()
         if self.evaluating:
-            self.evaluating.validate()
+            self.evaluating.validate({participant.assignment for participant in self.crew.active.values()})
+        waits = self.spec.is_session or self.closing or self.crew.active or self.vacancies
+        assert waits or self.state is not JobState.RUNNING, "nobody is there, or will come, to end it"
         assert not (self.closing and self.crew.active), "it closes while workers work"
         self.log.validate()
 
@@ -442,16 +442,25 @@ class JobLife:
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
         enough = self.spec.is_session or self.crew.finished >= self.spec.fewest_workers
-        through = enough or bool(self.stopping) or self.accounting.finished
-        if not self.crew.finished or self.crew.active or not through:
+        through = bool(self.crew.finished) and (enough or self.accounting.finished)
+        if self.crew.active or not (through or self.stopping):
             return []
         if self.checkpoints.at_end:
             self.checkpoints.request(now)
         if not self.checkpoints.pending:
-            return self._end(JobState.SUCCEEDED, self.stopping, now)
+            return self._succeed(now)
         self.closing = True
         self._enter(self.state, "all workers are through; the last checkpoint is taken", now)
         return self.checkpoint_when_due(now)
+
+    def _succeed(self, now: float) -> list[Effect]:
+        failure = self.checkpoints.failure if self.closing else ""
+        told = [
+            self.stopping,
+            "the evaluation at its end was lost with its worker" if self.evaluating and self.evaluating.owes else "",
+            f"its last checkpoint failed: {failure}" if failure else "",
+        ]
+        return self._end(JobState.SUCCEEDED, "; ".join(filter(None, told)), now)
 
     def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
         if self.ended:

@@ -9,6 +9,8 @@ checkpoint.
 from dataclasses import replace
 
 from shoal import errors
+from shoal._participant import Verdict
+from shoal.consistency import Synchronous
 from shoal.events import Evaluated
 from shoal.status import Evaluation, JobState
 from shoal_coordinator.checkpointing import NO_FOLDER
@@ -27,23 +29,31 @@ def ask_evaluation(job: JobLife, worker: str, step: int, *, through: bool) -> As
     return Asked(job.evaluating.ask(own, step, others, through=through), stop=bool(job.stopping))
 
 
-def report_evaluation(job: JobLife, worker: str, result: Evaluation, now: float) -> tuple[bool, list[Effect]]:
-    """Takes what a worker has found; whether it should wait for the checkpoint of it."""
-    if job.evaluating is None:
-        return False, []
-    result = replace(result, time=now)
-    if lack := job.evaluating.lacks(result):
-        return False, job.fail(lack, now)
-    best = job.evaluating.report(job.crew.active[worker].assignment, result)
+def report_evaluation(job: JobLife, worker: str, result: Evaluation, now: float) -> tuple[Verdict, list[Effect]]:
+    """Takes what a worker has found, and says what follows for it."""
+    evaluating = job.evaluating
+    if evaluating is None:
+        return Verdict(), []
+    if lack := evaluating.lacks(result):
+        return Verdict(stop=True), job.fail(lack, now)
     effects: list[Effect] = []
-    if best is not None:
-        job.log.append(Evaluated(job.log.next, now, worker, result, best))
+    if reported := evaluating.report(job.crew.active[worker].assignment, replace(result, time=now)):
+        found, is_best = reported
+        job.log.append(Evaluated(job.log.next, now, worker, found, is_best))
         if job.stopping:
             job.wait_for(job.stopping, now)
-    if best and job.evaluating.checkpoints_best and job.checkpoints.possible:
-        job.evaluating.await_cut(job.checkpoints.request(now))
-        effects = job.checkpoint_when_due(now)
-    return job.evaluating.awaits_cut, effects
+        if is_best and evaluating.checkpoints_best and job.checkpoints.possible:
+            evaluating.expect_checkpoint(job.checkpoints.request(now))
+            effects = job.checkpoint_when_due(now)
+    # Where others go on meanwhile, it would hold still for nothing.
+    wait = evaluating.awaits_cut and not job.checkpoints.failure and _stands_still(job)
+    return Verdict(wait, stop=bool(job.stopping)), effects
+
+
+def _stands_still(job: JobLife) -> bool:
+    """Whether the variables stay what they are as long as one worker takes no step."""
+    mode = job.spec.consistency
+    return isinstance(mode, Synchronous) and not mode.backup_workers
 
 
 # Checkpoints, in the order in which they go on.
@@ -54,7 +64,6 @@ def request_checkpoint(job: JobLife, now: float) -> tuple[Attempt, list[Effect]]
     if not job.checkpoints.possible:
         raise errors.StorageFailed(NO_FOLDER)
     if job.state is not JobState.RUNNING:
-        job.placed  # noqa: B018 - says what is wrong
         raise errors.NotPlaced(f"job {job.ref.name} is {job.state.value}; only a running one is saved")
     attempt = Attempt(job.checkpoints.request(now), job.log.last)
     return attempt, job.checkpoint_when_due(now)
@@ -83,7 +92,7 @@ def checkpoint_written(job: JobLife, written: CheckpointWritten, now: float) -> 
     saved = written.saved
     job.checkpoints.written(saved, written.removed)
     if job.evaluating and written.best:
-        job.evaluating.keep(saved.number)
+        job.evaluating.checkpoint_written(saved.number, written.best)
     job.checkpoint_ended(job.checkpoints.attempt, saved, "", now)
     return _after_checkpoint(job, now)
 
@@ -91,10 +100,10 @@ def checkpoint_written(job: JobLife, written: CheckpointWritten, now: float) -> 
 def checkpoint_failed(job: JobLife, reason: str, now: float) -> list[Effect]:
     """The checkpoint that was under way was given up."""
     job.checkpoints.failed(reason)
-    if job.evaluating:
-        job.evaluating.cut_failed(job.checkpoints.attempt)
-    if job.closing and not job.checkpoints.pending:
-        job.checkpoints.request_again(now)
+    of_best = job.evaluating is not None and job.evaluating.checkpoint_failed(job.checkpoints.attempt)
+    again = (of_best or job.closing) and not job.checkpoints.pending and job.checkpoints.request_again(now)
+    if of_best and job.evaluating and (again or job.checkpoints.pending):
+        job.evaluating.expect_checkpoint(job.checkpoints.pending_attempt)
     job.checkpoint_ended(job.checkpoints.attempt, None, reason, now)
     return _after_checkpoint(job, now)
 

@@ -62,7 +62,7 @@ def write(effect: WriteCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> 
     policy = effect.spec.checkpoints or CheckpointPolicy()
     keep = {*effect.keep} if effect.best is None else set()  # the best one so far takes the place of the last
     removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy, keep)) or ()
-    return CheckpointWritten(effect.job, saved, removed, effect.best is not None, effect=effect.number)
+    return CheckpointWritten(effect.job, saved, removed, effect.best.number if effect.best else 0, effect=effect.number)
 
 
 def _published(effect: WriteCheckpoint, catalogue: Catalogue) -> Manifest | None:

@@ -11,6 +11,7 @@ from shoal import _limits, _rpc, errors, variables
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import Folder
 from shoal._cursor import Cursor
+from shoal._participant import Heard
 from shoal.job import Job
 from shoal.status import Evaluation
 from shoal.v1 import coordinator_pb2 as members_pb
@@ -203,15 +204,15 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 f"most {_limits.METRICS}"
             )
         result = Evaluation.from_proto(request.result)
-        wait = self._coordinator.handle(
+        verdict = self._coordinator.handle(
             events.EvaluationReported(request.job, request.worker, request.incarnation, result, request.assignment)
         )
-        return pb.ReportEvaluationReply(wait=wait)
+        return pb.ReportEvaluationReply(wait=verdict.wait, stop=verdict.stop)
 
     @_rpc.servicer
     def Report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportReply:
         _check_report(request)
-        stop = self._coordinator.handle(
+        heard = self._coordinator.handle(
             events.WorkerReported(
                 job=request.job,
                 worker=request.worker,
@@ -227,7 +228,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 assignment=request.assignment,
             )
         )
-        return pb.ReportReply(stop=stop)
+        return pb.ReportReply(stop=heard is Heard.OVER, enough=heard is Heard.ENOUGH)
 
     @_rpc.servicer
     def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:

@@ -100,6 +100,16 @@ def test_a_job_that_gets_no_better_stops_early(client):
     assert job.pull()["w"][0] <= 25
 
 
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_all_hear_at_once_that_the_job_stops_early(client, mode):
+    """Not at their next step to ask at, nor at their next range."""
+    policy = shoal.EvaluationPolicy(every_steps=20, at_end=False, metric="constant", patience=1)
+    settings = {"size": 64_000, "seconds": 0.02}
+    job = client.submit(counted(mode, policy, settings=settings, range_size=32_000))
+    assert len(evaluations(job)) == 2
+    assert job.result().progress.samples < 2 * 4 * 200, "a second or two after it was decided"
+
+
 @pytest.mark.parametrize("mode", MODES[:2], ids=str)
 def test_a_worker_dies_while_it_evaluates(client, tmp_path, mode):
     settings = {"size": 640, "kill": str(tmp_path / "died")}

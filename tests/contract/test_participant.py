@@ -9,7 +9,7 @@ import pytest
 from fake_cluster import FakeCluster, fake_cluster
 from shoal import errors
 from shoal._coordinator import CoordinatorClient
-from shoal._participant import FINISHED, WAIT, DataRange, Participant, Report
+from shoal._participant import FINISHED, WAIT, DataRange, Heard, Participant, Report
 from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
 from shoal.job import Job
 from shoal.v1 import job_pb2
@@ -146,7 +146,7 @@ def test_leases(rig):
 def test_a_report_carries_everything_and_brings_the_end(rig):
     rig.jobs.stop = True
     report = Report(3, 4, 5, 6, 7, {"loss": 0.5}, {0: 3, 2: 1}, ("hello",))
-    assert rig.participant.report(report) is True
+    assert rig.participant.report(report) is Heard.OVER
     [request] = rig.record.requests
     assert (request.step, request.accepted, request.rejected, request.dropped, request.samples) == (3, 4, 5, 6, 7)
     assert dict(request.values) == {"loss": 0.5}

@@ -155,7 +155,7 @@ class Rig:
         return self.handle(events.EvaluationAsked(name, worker, self.lives[worker], step, through, part))
 
     def evaluate(self, name, worker, number, **values):
-        """Reports an evaluation; whether the worker is to wait."""
+        """Reports an evaluation; what follows for the worker."""
         result = Evaluation(number, 7, values, examples=10, seconds=0.5)
         part = self.part(name, worker)
         return self.handle(events.EvaluationReported(name, worker, self.lives[worker], result, part))
@@ -228,7 +228,7 @@ class Rig:
         cut = effect.cut
         self.saved[effect.job.name, cut.number] = cut
         saved = SavedCheckpoint(cut.number, cut.step, 100, cut.time)
-        best = effect.best is not None
+        best = effect.best.number if effect.best else 0
         self.handle(events.CheckpointWritten(effect.job, saved, best=best, effect=effect.number))
 
     def start(self, name, *workers, variables=VARIABLES, examples=100):
@@ -328,6 +328,7 @@ class Voyage(RuleBasedStateMachine):
     def evaluate(self, name, member, step, through, loss):
         def once():
             asked = self.rig.ask(name, member, step, through=through)
+            assert self.rig.ask(name, member, step, through=through) == asked, "a call that is repeated"
             if asked.number and loss is not None:
                 self.rig.evaluate(name, member, asked.number, loss=loss)
 

@@ -9,6 +9,7 @@ from hypothesis import settings
 from cluster_rig import GIVEN, KEEPING, LEASE_S, VARIABLES, Rig, Voyage, job, session
 from shoal import errors
 from shoal._cursor import Cursor
+from shoal._participant import Heard
 from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
@@ -58,7 +59,7 @@ def test_a_job_from_submission_to_success(rig):
     assert rig.state("a") is JobState.RUNNING
 
     rig.now += 10
-    assert rig.report("a", "w0", step=5, accepted=5, samples=160, values={"loss": 0.5}) is False
+    assert rig.report("a", "w0", step=5, accepted=5, samples=160, values={"loss": 0.5}) is Heard.GO_ON
     assert rig.status("a").progress.samples_per_s == pytest.approx(16)
     while isinstance(lease := rig.lease("a", "w0"), Lease):
         rig.lease("a", "w0", lease.number)
@@ -188,7 +189,7 @@ def test_the_trainer_of_an_earlier_job_of_that_name_cannot_speak_for_the_new_one
     rig.submit(job())
     life = rig.lives["w0"]
     assert rig.part("a", "w0") != old
-    assert rig.handle(events.WorkerReported("a", "w0", life, accepted=500, assignment=old)) is True
+    assert rig.handle(events.WorkerReported("a", "w0", life, accepted=500, assignment=old)) is Heard.OVER
     assert rig.handle(events.LeaseRequested("a", "w0", life, 1, old)) is NoRange.FINISHED
     rig.handle(events.WorkerFinished("a", "w0", life, "UNKNOWN_JOB", old))
     for late in (
@@ -231,7 +232,7 @@ def test_cancelling_stops_the_workers(rig):
     rig.start("a", "w0", "w1")
     assert rig.handle(events.JobCancelled("a")).state is JobState.CANCELLED
     assert rig.beat("w0", "w1") == [None, None]
-    assert rig.report("a", "w0", step=1, accepted=1) is True
+    assert rig.report("a", "w0", step=1, accepted=1) is Heard.OVER
     assert rig.lease("a", "w0") is NoRange.FINISHED
     assert rig.enter("a", "w0").state is JobState.CANCELLED
     rig.finish("a", "w0", "too late to matter")
@@ -405,7 +406,7 @@ def test_a_worker_without_a_part_is_told_so(rig):
     with pytest.raises(errors.Cancelled):
         rig.describe("a", "w1")
     assert rig.lease("a", "w1") is NoRange.FINISHED
-    assert rig.report("a", "w1") is True
+    assert rig.report("a", "w1") is Heard.OVER
     with pytest.raises(errors.UnknownJob):
         rig.enter("nope", "w1")
 

@@ -1,12 +1,14 @@
 """Evaluations of a job: whose turn it is, which is the best, early stopping, and the checkpoint of the best."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from tests.support.cluster_rig import KEEPING, Rig, job
 
 import shoal
 from shoal import errors
+from shoal._participant import Heard
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import Evaluated
 from shoal.status import Evaluation, JobState
@@ -25,8 +27,9 @@ def evaluate(machine, values, *, every=10):
     best = []
     for place, value in enumerate(values, 1):
         number = machine.ask(1, place * every, (), through=False)
-        best.append(machine.report(1, found(number, place * every, accuracy=value)) if number else None)
-        machine.validate()
+        reported = machine.report(1, found(number, place * every, accuracy=value)) if number else None
+        best.append(reported and reported[1])
+        machine.validate({1})
     return best
 
 
@@ -35,7 +38,7 @@ def rig():
     """A job of two workers that runs, and is evaluated every ten steps."""
     rig = Rig(KEEPING).servers("s0").workers("w0", "w1")
     policy = EvaluationPolicy(every_steps=10, metric="accuracy", patience=2, checkpoint_best=True)
-    rig.submit(job(evaluation=policy))
+    rig.submit(replace(job(evaluation=policy), consistency=shoal.Synchronous()))
     return rig.start("a", "w0", "w1")
 
 
@@ -51,7 +54,7 @@ def test_the_first_to_come_to_a_mark_evaluates_and_nobody_else():
     assert machine.ask(1, 9, (2,), through=False) == 0
     assert machine.ask(1, 13, (2,), through=False) == 1
     assert machine.ask(2, 10, (1,), through=False) == 0
-    assert machine.report(1, found(1, loss=1.0)) is True
+    assert machine.report(1, found(1, loss=1.0)) == (found(1, loss=1.0), True)
     assert machine.ask(2, 19, (1,), through=False) == 0, "that mark is done"
     assert machine.ask(2, 41, (1,), through=False) == 2, "those in between are skipped"
     assert machine.ask(1, 50, (2,), through=False) == 0, "one at a time"
@@ -64,7 +67,7 @@ def test_one_that_dies_meanwhile_is_not_waited_for():
     assert machine.ask(2, 12, (), through=False) == 0
     assert machine.ask(2, 20, (), through=False) == 2
     assert machine.report(1, found(1, loss=1.0)) is None, "what the dead one found counts no more"
-    assert machine.report(2, found(2, loss=1.0)) is True
+    assert machine.report(2, found(2, loss=1.0)) == (found(2, loss=1.0), True)
 
 
 def test_at_the_end_the_last_one_that_is_through_evaluates():
@@ -81,7 +84,7 @@ def test_a_result_counts_once_and_is_taken_from_who_was_asked():
     number = machine.ask(1, 10, (2,), through=False)
     assert machine.report(2, found(number, loss=1.0)) is None
     assert machine.report(1, found(number + 1, loss=1.0)) is None
-    assert machine.report(1, found(number, loss=1.0)) is True
+    assert machine.report(1, found(number, loss=1.0))
     assert machine.report(1, found(number, loss=1.0)) is None
 
 
@@ -94,7 +97,7 @@ def test_a_result_counts_once_and_is_taken_from_who_was_asked():
         ({}, [0.5, 0.6, 0.6, 0.7], [True, True, False, True]),
         ({"goal": "less"}, [0.5, 0.6, 0.4], [True, False, True]),
         ({"least_gain": 0.1}, [0.5, 0.55, 0.65], [True, False, True]),
-        ({}, [NAN, NAN, 0.1, NAN], [True, False, True, False]),
+        ({}, [NAN, NAN, 0.1, NAN], [False, False, True, False]),
     ],
 )
 def test_which_is_the_best(policy, values, best):
@@ -113,7 +116,7 @@ def test_patience_counts_those_since_the_best():
     machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
     evaluate(machine, [0.5, 0.4, 0.6, 0.6])
     assert not machine.stopping
-    assert machine.report(1, found(machine.ask(1, 50, (), through=False), 50, accuracy=0.5)) is False
+    assert machine.report(1, found(machine.ask(1, 50, (), through=False), 50, accuracy=0.5))
     assert machine.stopping == "stopped early: accuracy was no better than 0.6 (step 30) in 2 evaluations"
     assert machine.ask(1, 60, (), through=False) == 0, "only the one at the end follows"
     assert machine.ask(1, 60, (), through=True) == 6
@@ -126,24 +129,64 @@ def test_a_job_that_is_through_did_not_stop_early():
     assert not machine.stopping
 
 
-def test_after_going_back_steps_that_were_evaluated_come_again():
-    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1))
-    evaluate(machine, [0.5, 0.4])
+def test_a_run_that_gives_no_number_has_no_best_and_patience_ends():
+    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
+    assert evaluate(machine, [NAN, NAN]) == [False, False]
+    assert machine.best is None
+    assert machine.stopping == "stopped early: accuracy was no number in 2 evaluations"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_after_going_back_steps_that_were_evaluated_come_again(kept):
+    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
+    evaluate(machine, [0.5, 0.9, 0.4, 0.4])
+    if kept:
+        machine.checkpoint_written(1, best=2)
     machine.restart()
-    machine.validate()
+    machine.validate(())
     assert not machine.stopping
-    assert machine.best == found(1, 10, accuracy=0.5)
-    assert machine.ask(7, 10, (), through=False) == 3
+    assert machine.best == (found(2, 20, accuracy=0.9) if kept else None), "its variables are lost, or are not"
+    best = evaluate(machine, [0.5, 0.7, 0.8])
+    assert best == ([False] * 3 if kept else [True] * 3)
+    assert not machine.stopping, "it learns, and has lost what it had learned"
+    evaluate(machine, [0.0, 0.0, 0.0, 0.6, 0.8])
+    assert machine.stopping == "stopped early: accuracy was no better than 0.8 (step 30) in 2 evaluations"
+
+
+def test_who_asks_again_is_answered_as_before():
+    """The answer was lost, or the coordinator died behind it."""
+    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    assert machine.ask(1, 10, (2,), through=False) == machine.ask(1, 10, (2,), through=False) == 1
+    assert machine.ask(2, 10, (1,), through=False) == 0
+    machine.release(1)
+    assert machine.ask(2, 20, (), through=True) == machine.ask(2, 20, (), through=True) == 2
+
+
+def test_one_that_was_evaluating_when_it_came_to_its_end_evaluates_the_end():
+    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    machine.ask(1, 10, (), through=False)
+    assert machine.ask(1, 10, (), through=True) == 2
+    assert machine.report(1, found(1, loss=1.0)) is None
+
+
+def test_the_end_is_at_the_furthest_step_that_anybody_took():
+    machine = Evaluating(EvaluationPolicy())
+    machine.ask(1, 90, (2,), through=True)
+    machine.release(1)
+    result, _ = machine.report(2, found(machine.ask(2, 60, (), through=True), 60, loss=1.0))
+    assert result.step == 90
 
 
 def test_it_goes_on_from_its_record():
     machine, again = (Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1)) for _ in range(2))
     evaluate(machine, [0.5, 0.4])
     machine.ask(1, 30, (2,), through=True)
-    machine.await_cut(3)
-    machine.keep(2)
+    machine.expect_checkpoint(3)
+    assert machine.cut_made(3) == found(1, 10, accuracy=0.5)
+    machine.checkpoint_written(2, best=1)
+    machine.expect_checkpoint(4)
     again.take_up(machine.to_proto())
-    again.validate()
+    again.validate({1})
     assert again.to_proto() == machine.to_proto()
     assert (again.latest, again.best, again.kept) == (machine.latest, machine.best, 2)
 
@@ -155,7 +198,7 @@ def test_a_job_tells_what_was_found_and_stops_early(rig):
     for step, accuracy in [(10, 0.5), (20, 0.8), (30, 0.8), (40, 0.7)]:
         asked = rig.ask("a", "w0", step)
         assert not asked.stop
-        rig.evaluate("a", "w0", asked.number, accuracy=accuracy)
+        assert rig.evaluate("a", "w0", asked.number, accuracy=accuracy).stop == (step == 40)
         rig.perform(step=step)
     status = rig.status("a")
     assert (status.evaluation.number, status.evaluation.time) == (4, rig.now)
@@ -168,6 +211,7 @@ def test_a_job_tells_what_was_found_and_stops_early(rig):
     ]
     rig.crash()  # what was decided is known to the next coordinator
     assert rig.ask("a", "w1", 40).stop
+    assert rig.report("a", "w1", step=40) is Heard.ENOUGH
     assert rig.lease("a", "w0").name == "FINISHED"
     rig.workers("w2")
     assert rig.status("a").workers == ("w0", "w1")
@@ -184,9 +228,9 @@ def test_a_job_tells_what_was_found_and_stops_early(rig):
 
 def test_the_best_ones_checkpoint_is_taken_while_its_evaluator_waits_and_stays(rig):
     first = rig.ask("a", "w0", 10).number
-    assert rig.evaluate("a", "w0", first, accuracy=0.5), "it is to wait"
+    assert rig.evaluate("a", "w0", first, accuracy=0.5).wait
     rig.perform(step=10)
-    assert not rig.evaluate("a", "w0", first, accuracy=0.5), "the cut is made"
+    assert not rig.evaluate("a", "w0", first, accuracy=0.5).wait, "the cut is made"
     written = [effect for effect in rig.performed if isinstance(effect, WriteCheckpoint)]
     assert [(effect.cut.number, effect.best.number, effect.keep) for effect in written] == [(1, first, ())]
     rig.handle(CheckpointRequested("a"))
@@ -196,13 +240,55 @@ def test_the_best_ones_checkpoint_is_taken_while_its_evaluator_waits_and_stays(r
     assert len(evaluations(rig)) == 1
 
 
-def test_an_evaluator_does_not_wait_for_a_checkpoint_that_fails(rig):
-    number = rig.ask("a", "w0", 10).number
-    assert rig.evaluate("a", "w0", number, accuracy=0.5)
-    [effect] = [effect for effect in rig.pending if isinstance(effect, CountCheckpoints | TakeCut)]
+def fail_checkpoint(rig):
+    [effect] = [it for it in rig.pending if isinstance(it, CountCheckpoints | TakeCut | WriteCheckpoint)]
     rig.pending.clear()
     rig.handle(CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
-    assert not rig.evaluate("a", "w0", number, accuracy=0.5)
+
+
+def test_a_checkpoint_of_the_best_that_fails_is_tried_again_and_nobody_waits_for_it(rig):
+    number = rig.ask("a", "w0", 10).number
+    assert rig.evaluate("a", "w0", number, accuracy=0.5).wait
+    fail_checkpoint(rig)
+    assert not rig.evaluate("a", "w0", number, accuracy=0.5).wait
+    rig.pass_time(12)
+    rig.perform(step=14)
+    [written] = [effect for effect in rig.performed if isinstance(effect, WriteCheckpoint)]
+    assert (written.best.number, written.cut.step) == (number, 14)
+    assert rig.machine.job("a").evaluating.kept == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "waits"),
+    [
+        (shoal.Synchronous(), True),
+        (shoal.Synchronous(backup_workers=1), False),
+        (shoal.Asynchronous(), False),
+        (shoal.BoundedStaleness(2), False),
+    ],
+    ids=str,
+)
+def test_it_holds_still_only_where_that_keeps_the_variables_as_they_are(mode, waits):
+    rig = Rig(KEEPING).servers("s0").workers("w0", "w1")
+    policy = EvaluationPolicy(every_steps=10, checkpoint_best=True)
+    rig.submit(replace(job(evaluation=policy), consistency=mode))
+    rig.start("a", "w0", "w1")
+    assert rig.evaluate("a", "w0", rig.ask("a", "w0", 10).number, loss=0.5).wait is waits
+    rig.perform(step=11)
+    assert rig.machine.job("a").evaluating.kept == 1
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_job_that_stops_early_ends_though_its_last_worker_dies(others):
+    rig = Rig().servers("s0").workers("w0")
+    rig.submit(job(workers=1, evaluation=EvaluationPolicy(every_steps=10, patience=1)))
+    rig.start("a", "w0")
+    for step in (10, 20):
+        rig.evaluate("a", "w0", rig.ask("a", "w0", step).number, loss=0.5)
+    rig.workers(*["w1", "w2"][:others])
+    rig.leave("w0")
+    assert rig.state("a") is JobState.SUCCEEDED
+    assert rig.status("a").reason.endswith("; the evaluation at its end was lost with its worker")
 
 
 def test_a_job_waits_for_the_checkpoint_of_its_last_evaluation():
@@ -228,7 +314,7 @@ def test_a_figure_that_the_program_does_not_give_fails_the_job_and_says_which_th
 def test_a_worker_without_a_part_is_told_to_stop(rig):
     rig.workers("w2")
     assert rig.ask("a", "w2", 10).stop
-    assert not rig.evaluate("a", "w2", 1, accuracy=1.0)
+    assert rig.evaluate("a", "w2", 1, accuracy=1.0).stop
     assert not evaluations(rig)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._participant import Turn
+from shoal._participant import Turn, Verdict
 from shoal.evaluation import Total
 from shoal.status import Evaluation
 from shoal_worker.arrays import Cpu
@@ -66,6 +66,7 @@ class Coordinator:
 
     turns: list[Turn] = field(default_factory=list)
     waits: int = 0
+    stop: bool = False
     asked: list[tuple[int, bool]] = field(default_factory=list)
     told: list[Evaluation] = field(default_factory=list)
 
@@ -76,7 +77,7 @@ class Coordinator:
     def report_evaluation(self, result):
         self.told.append(result)
         self.waits -= 1
-        return self.waits >= 0
+        return Verdict(self.waits >= 0, self.stop)
 
 
 class Stop(threading.Event):
@@ -136,6 +137,7 @@ def test_it_asks_once_at_each_mark_that_it_comes_to():
 
 def test_it_hears_that_the_job_ends_early():
     assert not evaluator(Coordinator([Turn(0, stop=True)])).at_step(10, VALUES)
+    assert not evaluator(Coordinator([Turn(1)], stop=True)).at_step(10, VALUES), "for what it has found"
 
 
 def test_it_holds_still_until_the_checkpoint_of_what_it_saw_has_begun():

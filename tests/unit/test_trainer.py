@@ -1,7 +1,6 @@
 """What a trainer says of its end. Whole trainers run in the tests of clusters."""
 
 import os
-import threading
 
 import pytest
 
@@ -45,7 +44,7 @@ def test_a_trainer_takes_the_device_that_it_is_told_with_its_limit(monkeypatch):
     monkeypatch.setattr(trainer, "choose_device", choose)
     told = Instructions("a:1", "job", "worker-1", 1, 1, "cuda:1", 0.5, ("/programs",), 1.0, 3)
     with pytest.raises(errors.DeviceUnavailable):
-        trainer.train(Instructions.from_line(told.to_line()), lambda _: None, threading.Event())
+        trainer.train(Instructions.from_line(told.to_line()), lambda _: None, trainer.Words())
     assert asked == [("cuda:1", 0.5)]
 
 
@@ -55,3 +54,12 @@ def test_a_word_that_comes_with_the_instructions_is_heard():
     assert _read_line(reading) == (b"{}", LEAVE)
     os.close(reading)
     os.close(writing)
+
+
+def test_words_of_the_daemon_are_understood_however_they_come():
+    words = trainer.Words()
+    for piece in (b"eno", b"ugh\nle", b"ave"):
+        words.take(piece)
+    assert (words.enough.is_set(), words.leaving.is_set()) == (True, False)
+    words.take(b"\n")
+    assert words.leaving.is_set()

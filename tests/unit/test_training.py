@@ -143,6 +143,7 @@ class Rig:
         program=None,
         draws=None,
         evaluator=None,
+        enough=None,
     ) -> None:
         self.clock = FakeClock()
         self.stop = FakeStop(self.clock)
@@ -167,6 +168,7 @@ class Rig:
             evaluator=evaluator,
             clock=self.clock,
             stop=self.stop,
+            enough=enough,
         )
 
     def lease(self, done: int):
@@ -633,3 +635,12 @@ def test_one_that_is_through_says_so_though_it_was_to_stop():
     rig = Rig([FINISHED])
     rig.parameters.barrier = rig.stop.set
     assert rig.training.run()
+
+
+def test_a_worker_that_hears_enough_is_through_after_the_batch_in_hand():
+    evaluator, enough = FakeEvaluator(), threading.Event()
+    rig = Rig([DataRange(1, 0, 0, 16)], evaluator=evaluator, enough=enough)
+    rig.program.compute = lambda params, batch: enough.set() or (1.5, {"w": params["w"]})
+    assert rig.training.run(), "it is through, and does not leave"
+    assert rig.total("accepted") == 1
+    assert evaluator.at_the_end == [(1, 1.0)]

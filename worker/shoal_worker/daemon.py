@@ -17,7 +17,7 @@ from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
 from shoal._cursor import Cursor
 from shoal._outbox import Outbox
-from shoal._participant import Participant
+from shoal._participant import Heard, Participant
 from shoal._rpc import RpcServer
 from shoal.v1 import coordinator_pb2
 from shoal_worker.arrays import choose_device
@@ -91,6 +91,7 @@ class _Part:
     outbox: Outbox = field(default_factory=Outbox)
     process: TrainerProcess | None = None  # None: it could not be started
     progressed: bool = False  # a server took a push; written by the thread that reads figures, read after its end
+    winding_up: bool = False  # its trainer was told that there is nothing more to do
     farewell: Finish | None = None  # what to finish with; None: the trainer has not ended
 
 
@@ -291,16 +292,23 @@ class Daemon:
         """Sends figures and lines; False if some are left for later."""
         while report := part.outbox.take():
             try:
-                over = part.participant.report(report)
+                heard = part.participant.report(report)
             except (errors.Unreachable, errors.DeadlineExceeded):  # the trainer goes on; so do we
                 part.outbox.put_back(report)
                 return False
             except errors.ShoalError as error:  # fenced, or the job is gone: a heartbeat will say what next
                 _log.info("a report was not wanted", job=part.work.job, reason=error.message)
                 return True
-            if over and part.farewell is None and self._machine.running == part.work:
-                self._handle(JobOver(part.work))
+            if part.farewell is None and self._machine.running == part.work:
+                self._heed(part, heard)
         return True
+
+    def _heed(self, part: _Part, heard: Heard) -> None:
+        if heard is Heard.OVER:
+            self._handle(JobOver(part.work))
+        if heard is Heard.ENOUGH and part.process and not part.winding_up:
+            part.winding_up = True
+            part.process.wind_up()
 
 
 def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_address: str = "") -> Daemon:

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
 from shoal import errors
-from shoal._participant import Turn
+from shoal._participant import Turn, Verdict
 from shoal.evaluation import Total, batches_of
 from shoal.program import Array, EvaluatedProgram, Program
 from shoal.status import Evaluation
@@ -27,8 +27,8 @@ class Turns(Protocol):
         """Whether an evaluation is this worker's to do."""
         ...
 
-    def report_evaluation(self, result: Evaluation) -> bool:
-        """Says what it has found; True: to be said again in a while."""
+    def report_evaluation(self, result: Evaluation) -> Verdict:
+        """Says what it has found, perhaps once more."""
         ...
 
 
@@ -90,9 +90,7 @@ class Evaluator:
         """
         self._asked_at = step
         turn = self._turns.ask_evaluation(step)
-        if turn.number:
-            self._take(turn.number, step, params)
-        return not turn.stop
+        return not (self._take(turn.number, step, params) if turn.number else turn.stop)
 
     def at_end(self, step: int, pull: Callable[[], Mapping[str, Array]]) -> None:
         """Evaluates once this worker is through, if it is the last.
@@ -105,16 +103,20 @@ class Evaluator:
         if turn.number:
             self._take(turn.number, step, pull())
 
-    def _take(self, number: int, step: int, params: Mapping[str, Array]) -> None:
+    def _take(self, number: int, step: int, params: Mapping[str, Array]) -> bool:
+        """Evaluates, and says what it found; whether the job ends early for it."""
         start = self._clock()
         found = self._evaluated(params, step)
         if found is None:
-            return
+            return False
         figures, examples = found
         result = Evaluation(number, step, figures, examples, self._clock() - start)
         deadline, delay = self._clock() + _CUT_WITHIN_S, _FIRST_POLL_S
-        while self._turns.report_evaluation(result) and self._clock() < deadline and not self._stop.wait(delay):
+        while (verdict := self._turns.report_evaluation(result)).wait:
+            if self._clock() > deadline or self._stop.wait(delay):
+                break
             delay = min(2 * delay, _LONGEST_POLL_S)
+        return verdict.stop
 
     def _evaluated(self, params: Mapping[str, Array], step: int) -> tuple[dict[str, float], int] | None:
         """The figures, and of how many examples; None: this worker is to leave."""

@@ -13,6 +13,8 @@ from shoal._participant import Report
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # A second line down, while it trains: finish the batch in hand, and leave.
 LEAVE = b"leave\n"
+# Another: finish the batch in hand, for then there is nothing left to do.
+ENOUGH = b"enough\n"
 # What a worker's time goes into. "read": until the batch is there. "wait": barriers, leases and idling. "evaluate": now
 # and then, an evaluation.
 PHASES = ("pull", "read", "compute", "push", "wait", "evaluate")
@@ -137,4 +139,15 @@ def _line(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
-__all__ = ["BUCKETS_S", "LEAVE", "PHASES", "Durations", "Figures", "Instructions", "Outcome", "decode", "encode"]
+__all__ = [
+    "BUCKETS_S",
+    "ENOUGH",
+    "LEAVE",
+    "PHASES",
+    "Durations",
+    "Figures",
+    "Instructions",
+    "Outcome",
+    "decode",
+    "encode",
+]

@@ -24,7 +24,7 @@ from shoal_worker.arrays import Device, choose_device
 from shoal_worker.batches import Batches, LeasedBatches, NoBatches
 from shoal_worker.draws import Draws
 from shoal_worker.evaluation import Evaluator
-from shoal_worker.messages import Figures, Instructions, Outcome, encode
+from shoal_worker.messages import ENOUGH, LEAVE, Figures, Instructions, Outcome, encode
 from shoal_worker.programs import blamed, load_program
 from shoal_worker.training import Training
 
@@ -40,15 +40,36 @@ Emit = Callable[[Figures], None]
 _LOST = (*errors.SHARDS_LOST, errors.NotPlaced)
 
 
+class Words:
+    """What the daemon has said since it gave the instructions.
+
+    Attributes:
+        leaving: set by `LEAVE`.
+        enough: set by `ENOUGH`.
+    """
+
+    def __init__(self) -> None:
+        self.leaving, self.enough = threading.Event(), threading.Event()
+        self._rest = b""  # of a line
+
+    def take(self, data: bytes) -> None:
+        """Takes what came, which may be more than one line, or less."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line == LEAVE.rstrip():
+                self.leaving.set()
+            elif line == ENOUGH.rstrip():
+                self.enough.set()
+
+
 def main() -> None:
     """Reads its instructions, trains, says how it ended, and leaves."""
     lifeline = _take_standard_input()
-    ended, leaving = threading.Event(), threading.Event()
+    ended, words = threading.Event(), Words()
     line, more = _read_line(lifeline)
-    if more:  # `LEAVE` came at once
-        leaving.set()
+    words.take(more)  # if some came at once
     instructions = Instructions.from_line(line)
-    watch = threading.Thread(target=_watch_parent, args=(lifeline, ended, leaving), name="lifeline", daemon=True)
+    watch = threading.Thread(target=_watch_parent, args=(lifeline, ended, words), name="lifeline", daemon=True)
     watch.start()
     configure_logging("console", "info")
     sys.path[:0] = instructions.paths
@@ -59,7 +80,7 @@ def main() -> None:
             upwards.write(encode(message))
             upwards.flush()
 
-        outcome = outcome_of(lambda: train(instructions, emit, leaving))
+        outcome = outcome_of(lambda: train(instructions, emit, words))
         emit(outcome)
     log_failure(outcome)
     ended.set()
@@ -92,17 +113,18 @@ def log_failure(outcome: Outcome) -> None:
             log.write(f"{outcome.error}\n")
 
 
-def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> Outcome:
+def train(instructions: Instructions, emit: Emit, words: Words) -> Outcome:
     """Trains one job from its description to its end.
 
     Args:
         instructions: of the daemon.
         emit: is given the figures.
-        leaving: set to end after the step in progress.
+        words: of the daemon, to end after the step in progress.
 
     Raises:
         ShoalError: what stopped it.
     """
+    leaving = words.leaving
     device = choose_device(instructions.device, instructions.device_memory_limit)
     device.activate()
     coordinator = CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s)
@@ -140,6 +162,7 @@ def train(instructions: Instructions, emit: Emit, leaving: threading.Event) -> O
                 evaluator=evaluator,
                 wire=None if participant.spec.wire == "float32" else np.dtype(participant.spec.wire),
                 stop=leaving,
+                enough=words.enough,
             )
             return Outcome() if training.run() else Outcome(left=True, cursor=batches.cursor)
     finally:
@@ -216,10 +239,10 @@ def _read_line(descriptor: int) -> tuple[bytes, bytes]:
     return line, more
 
 
-def _watch_parent(lifeline: int, ended: threading.Event, leaving: threading.Event) -> None:
-    """Hears the one word that there is, `LEAVE`; ends this process, and all that its program started, at the end."""
-    while os.read(lifeline, 4096):
-        leaving.set()
+def _watch_parent(lifeline: int, ended: threading.Event, words: Words) -> None:
+    """Hears what the daemon says; ends this process, and all that its program started, at the end."""
+    while said := os.read(lifeline, 4096):
+        words.take(said)
     ended.wait(_ORPHAN_GRACE_S)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

@@ -13,7 +13,7 @@ from typing import IO
 import structlog
 
 from shoal._limits import LOG_LINE_BYTES
-from shoal_worker.messages import LEAVE, Figures, Instructions, Outcome, decode
+from shoal_worker.messages import ENOUGH, LEAVE, Figures, Instructions, Outcome, decode
 
 _log = structlog.get_logger(__name__)
 
@@ -95,6 +95,10 @@ class TrainerProcess:
     def retire(self) -> None:
         """Asks it to finish the batch in hand and to leave its job. Returns at once."""
         self._say(LEAVE)
+
+    def wind_up(self) -> None:
+        """Asks it to finish the batch in hand and to be through. Returns at once."""
+        self._say(ENOUGH)
 
     def stop(self, grace_s: float) -> None:
         """Asks it to end, and kills it if it is still there after `grace_s` seconds. Returns at once."""

@@ -108,6 +108,7 @@ class Training:
         wire: the half that gradients of float32 travel in; None: they travel as they are.
         clock: seconds, from any start.
         stop: set to end after the step in progress.
+        enough: set to be through after it.
 
     Raises:
         ProgramError: from `run`: the program raised, or its gradients were NaN or Inf too often in a row.
@@ -129,6 +130,7 @@ class Training:
         wire: np.dtype | None = None,
         clock: Callable[[], float] = time.monotonic,
         stop: threading.Event | None = None,
+        enough: threading.Event | None = None,
     ) -> None:
         self._name = name
         self._program = program
@@ -141,7 +143,7 @@ class Training:
         self._evaluator = evaluator
         self._wire = wire
         self._clock = clock
-        self._stop = stop or threading.Event()
+        self._stop, self._enough = stop or threading.Event(), enough or threading.Event()
         self._tally = Tally(clock)
         self._rejected_in_a_row = 0
         self._computing_s = 0.0  # while the step's first gradients were pushed
@@ -157,7 +159,7 @@ class Training:
         try:
             through = self._at_last_step()
             while not through and not self._stop.is_set():
-                through = not self._advance() or self._at_last_step()
+                through = self._enough.is_set() or not self._advance() or self._at_last_step()
                 if self._tally.age_s >= _REPORT_EVERY_S:
                     self._emit(self._figures())
             self._settle()

@@ -1682,16 +1682,20 @@ class ReportEvaluationReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WAIT_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     wait: _builtins.bool
     """A checkpoint of these variables is about to be taken: the worker waits a little before its next push, and asks again."""
+    stop: _builtins.bool
+    """The job ends early: this worker is through."""
     def __init__(
         self,
         *,
         wait: _builtins.bool = ...,
+        stop: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1809,16 +1813,20 @@ class ReportReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STOP_FIELD_NUMBER: _builtins.int
+    ENOUGH_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """The job is over for this worker."""
+    enough: _builtins.bool
+    """The job ends early: once the batch in hand is trained on, this worker is through."""
     def __init__(
         self,
         *,
         stop: _builtins.bool = ...,
+        enough: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enough", b"enough", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

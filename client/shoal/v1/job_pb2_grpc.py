@@ -209,7 +209,8 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AskEvaluation(self, request, context):
-        """Asks, at a step where an evaluation may be due, whether it is this worker's to do.
+        """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
+        one, it answers the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

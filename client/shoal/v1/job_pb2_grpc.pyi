@@ -64,7 +64,9 @@ class JobsStub:
     Lease: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]
     """Leases the next range of examples and marks an earlier one as done."""
     AskEvaluation: _grpc.UnaryUnaryMultiCallable[_job_pb2.AskEvaluationRequest, _job_pb2.AskEvaluationReply]
-    """Asks, at a step where an evaluation may be due, whether it is this worker's to do."""
+    """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
+    one, it answers the same.
+    """
     ReportEvaluation: _grpc.UnaryUnaryMultiCallable[_job_pb2.ReportEvaluationRequest, _job_pb2.ReportEvaluationReply]
     """What an evaluation found. Asked again with the same number, it answers as it stands then."""
     Report: _grpc.UnaryUnaryMultiCallable[_job_pb2.ReportRequest, _job_pb2.ReportReply]
@@ -107,7 +109,9 @@ class JobsAsyncStub(JobsStub):
     Lease: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]  # type: ignore[assignment]
     """Leases the next range of examples and marks an earlier one as done."""
     AskEvaluation: _aio.UnaryUnaryMultiCallable[_job_pb2.AskEvaluationRequest, _job_pb2.AskEvaluationReply]  # type: ignore[assignment]
-    """Asks, at a step where an evaluation may be due, whether it is this worker's to do."""
+    """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
+    one, it answers the same.
+    """
     ReportEvaluation: _aio.UnaryUnaryMultiCallable[_job_pb2.ReportEvaluationRequest, _job_pb2.ReportEvaluationReply]  # type: ignore[assignment]
     """What an evaluation found. Asked again with the same number, it answers as it stands then."""
     Report: _aio.UnaryUnaryMultiCallable[_job_pb2.ReportRequest, _job_pb2.ReportReply]  # type: ignore[assignment]
@@ -225,7 +229,9 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.AskEvaluationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.AskEvaluationReply, _abc.Awaitable[_job_pb2.AskEvaluationReply]]:
-        """Asks, at a step where an evaluation may be due, whether it is this worker's to do."""
+        """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
+        one, it answers the same.
+        """
 
     @_abc_1.abstractmethod
     def ReportEvaluation(

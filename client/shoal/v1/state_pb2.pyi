@@ -656,31 +656,45 @@ class EvaluationRecord(_message.Message):
     HOLDER_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
-    SINCE_BEST_FIELD_NUMBER: _builtins.int
+    BAR_FIELD_NUMBER: _builtins.int
+    SINCE_BAR_FIELD_NUMBER: _builtins.int
     THROUGH_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
-    CUT_ATTEMPT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    KEPT_EVALUATION_FIELD_NUMBER: _builtins.int
+    FURTHEST_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The latest number that was given out."""
     mark: _builtins.int
     """How many times every_steps had come when it was."""
     holder: _builtins.int
     """The assignment of the part that evaluates; 0: nobody does."""
-    since_best: _builtins.int
-    """How many came after the best."""
+    since_bar: _builtins.int
     stopping: _builtins.str
     """Why the job ends early; empty: it does not."""
-    cut_attempt: _builtins.int
-    """The attempt at the best one's checkpoint, until its cut is made or given up; 0: none."""
+    attempt: _builtins.int
+    """The attempt at the best one's checkpoint, until it is whole or given up; 0: none. Whether its cut is made."""
+    cut: _builtins.bool
     kept: _builtins.int
-    """The number of the newest whole checkpoint that was taken at a best one; 0: none."""
+    """The number of the newest whole checkpoint that was taken at a best one, and of that evaluation; 0: none."""
+    kept_evaluation: _builtins.int
+    furthest: _builtins.int
+    """The furthest step that any worker has said it was at."""
+    ended: _builtins.bool
+    """The evaluation at the end was reported."""
     @_builtins.property
     def latest(self) -> _job_pb2.Evaluation:
-        """The latest one, and the best."""
+        """The latest one, and the best. A NaN is none."""
 
     @_builtins.property
     def best(self) -> _job_pb2.Evaluation: ...
+    @_builtins.property
+    def bar(self) -> _job_pb2.Evaluation:
+        """The best since the job began or went back, by which patience is counted, and how many came after it."""
+
     @_builtins.property
     def through(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Assignments of live parts that are through, but for the evaluation at the end."""
@@ -693,15 +707,20 @@ class EvaluationRecord(_message.Message):
         holder: _builtins.int = ...,
         latest: _job_pb2.Evaluation | None = ...,
         best: _job_pb2.Evaluation | None = ...,
-        since_best: _builtins.int = ...,
+        bar: _job_pb2.Evaluation | None = ...,
+        since_bar: _builtins.int = ...,
         through: _abc.Iterable[_builtins.int] | None = ...,
         stopping: _builtins.str = ...,
-        cut_attempt: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        cut: _builtins.bool = ...,
         kept: _builtins.int = ...,
+        kept_evaluation: _builtins.int = ...,
+        furthest: _builtins.int = ...,
+        ended: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "latest", b"latest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bar", b"bar", "best", b"best", "latest", b"latest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "cut_attempt", b"cut_attempt", "holder", b"holder", "kept", b"kept", "latest", b"latest", "mark", b"mark", "number", b"number", "since_best", b"since_best", "stopping", b"stopping", "through", b"through"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bar", b"bar", "best", b"best", "cut", b"cut", "ended", b"ended", "furthest", b"furthest", "holder", b"holder", "kept", b"kept", "kept_evaluation", b"kept_evaluation", "latest", b"latest", "mark", b"mark", "number", b"number", "since_bar", b"since_bar", "stopping", b"stopping", "through", b"through"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
