@@ -60,7 +60,7 @@ def choose_device(wish: str, memory_limit: float = 0.0) -> Device:
     """Finds the device that is asked for.
 
     Args:
-        wish: "cpu", "cuda:N", or "auto": the first GPU if there is one, else the CPU.
+        wish: "cpu", "cuda:N", or "auto": the first GPU if there is one, else the CPU, whose `reason` says why.
         memory_limit: of a GPU, as `Cuda` has it; no matter to the CPU.
 
     Raises:
@@ -76,7 +76,7 @@ def choose_device(wish: str, memory_limit: float = 0.0) -> Device:
     if index < count:
         return Cuda(cupy, index, memory_limit)
     if wish == "auto":
-        return Cpu()
+        return Cpu(reason)
     there = f"there are {count}, cuda:0 to cuda:{count - 1}" if count else reason
     raise errors.DeviceUnavailable(f"device {wish} is not here: {there}; choose another, or cpu, or auto", device=wish)
 
