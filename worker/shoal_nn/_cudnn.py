@@ -18,8 +18,7 @@ import structlog
 
 from shoal.program import Array
 from shoal_nn._windows import Windows
-from shoal_worker.arrays import Namespace, namespace_of
-from shoal_worker.devices import lacks_memory
+from shoal_worker.arrays import Namespace, lacks_memory, namespace_of
 
 _log = structlog.get_logger(__name__)
 

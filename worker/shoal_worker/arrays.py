@@ -12,7 +12,7 @@ import numpy as np
 from shoal import errors
 from shoal.program import Array
 from shoal_worker.cuda import Cuda
-from shoal_worker.devices import Cpu, Device
+from shoal_worker.devices import Cpu, Device, lacks_memory
 
 # A module with NumPy's interface; no type describes both.
 Namespace = Any
@@ -93,4 +93,4 @@ def _find_cupy() -> tuple[Namespace, int, str]:
         return cupy, 0, f"CUDA says {error}"
 
 
-__all__ = ["Cpu", "Cuda", "Device", "Namespace", "choose_device", "fused", "namespace_of", "on_host"]
+__all__ = ["Cpu", "Cuda", "Device", "Namespace", "choose_device", "fused", "lacks_memory", "namespace_of", "on_host"]
