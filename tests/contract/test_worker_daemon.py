@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from fake_cluster import FakeCluster, fake_cluster
 from shoal import errors
@@ -245,6 +246,17 @@ def test_a_job_that_ended_before_the_trainer_came_is_left_alone(cluster, start):
 def test_a_device_that_is_not_there_stops_the_start(cluster, registry):
     with pytest.raises(errors.ShoalError, match="cuda:99 is not here"):
         start_worker(WorkerConfig(cluster.address, "worker-1", device="cuda:99"), registry)
+
+
+@pytest.mark.parametrize(("wish", "reason"), [("auto", "CuPy does not import"), ("cpu", None)])
+def test_what_it_trains_on_is_logged_and_why_that_is_no_gpu(cluster, registry, monkeypatch, wish, reason):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    cluster.members.assignments.clear()
+    with capture_logs() as logs:
+        start_worker(WorkerConfig(cluster.address, "worker-1", device=wish), registry).stop()
+    [line] = [line for line in logs if line["event"] == "training on"]
+    assert line["device"] == "cpu"
+    assert line["reason"] is reason or line["reason"].startswith(reason)
 
 
 def test_a_trainer_ends_when_its_parent_is_killed(cluster, tmp_path):

@@ -1,5 +1,6 @@
-"""Layers and a model on CuPy beside the same on NumPy: values, gradients, statistics."""
+"""Layers on CuPy beside the same on NumPy: values, gradients, statistics."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from shoal_nn import (
     Conv2D,
     Dense,
     DepthwiseConv2D,
+    Dropout,
     Embedding,
     Flatten,
     GlobalAvgPool,
@@ -20,9 +22,7 @@ from shoal_nn import (
     Sigmoid,
     Tanh,
     Training,
-    softmax_cross_entropy,
 )
-from shoal_nn.models import resnet
 
 pytestmark = pytest.mark.gpu
 IMAGES = (4, 9, 8, 6)
@@ -79,15 +79,28 @@ def test_an_embedding_is_the_same_on_both(device):
         np.testing.assert_allclose(device.to_host(there), here, rtol=1e-6)
 
 
-def test_a_step_of_resnet_50_has_the_loss_that_it_has_on_the_cpu(device):
-    net, size, batch = resnet(50), (224, 224, 3), 4
-    params, state = net.init(np.random.default_rng(0), size)
-    rng = np.random.default_rng(1)
-    x, labels = rng.normal(size=(batch, *size)).astype(np.float32), rng.integers(0, 1000, batch)
-    losses = []
-    for place in (device.to_device, lambda array: array):
-        there = {name: place(value) for name, value in (params | state).items()}
-        logits, _, _ = net.apply(there, there, place(x), Training(7))
-        loss, _ = softmax_cross_entropy(logits, place(labels))
-        losses.append(float(loss))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 0.01), ("bfloat16", 0.05)])
+@pytest.mark.parametrize("layer", [Conv2D(8), Conv2D(8, window=5, strides=2, padding=2), Conv2D(9, groups=3)], ids=repr)
+def test_a_convolution_of_halves_is_about_what_it_is_on_the_cpu(device, layer, dtype, tolerance):
+    if dtype == "bfloat16" and int(device.xp.__version__.partition(".")[0]) < 14:
+        pytest.skip("CuPy has bfloat16 from version 14 on")
+    half = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
+    x = np.random.default_rng(1).normal(size=IMAGES).astype(half)
+    there = step(layer, x, device.to_device, half)
+    here = step(layer, x, lambda array: array, half)
+    assert there.keys() == here.keys()
+    for name, wanted in here.items():
+        found, exact = device.to_host(there[name]), wanted.astype(np.float32)
+        assert found.dtype == half
+        np.testing.assert_allclose(
+            found.astype(np.float32), exact, rtol=tolerance, atol=tolerance * abs(exact).max(), err_msg=name
+        )
+
+
+def test_dropout_follows_from_the_seed_and_leaves_about_its_share(device):
+    x = device.to_device(np.ones((100, 200), np.float32))
+    first, again, other = (device.to_host(Dropout(0.25).apply({}, {}, x, Training(seed, "a"))[0]) for seed in (7, 7, 8))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    assert set(np.unique(first)) == {np.float32(0), np.float32(1 / 0.75)}
+    assert (first == 0).mean() == pytest.approx(0.25, abs=0.02)

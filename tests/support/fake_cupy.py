@@ -83,6 +83,22 @@ class FakeStream:
         return None
 
 
+class FakePhilox(np.random.Philox):
+    """CuPy's takes a seed alone, too."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+
+
+class FakeGenerator:
+    def __init__(self, bits: FakePhilox) -> None:
+        assert isinstance(bits, FakePhilox), "another takes long to begin"
+        self._host = np.random.Generator(bits)
+
+    def random(self, size, dtype) -> FakeArray:
+        return self._host.random(size, dtype).view(FakeArray)
+
+
 class FakePool:
     def __init__(self) -> None:
         self.limits: list[dict] = []
@@ -161,6 +177,7 @@ def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:
         ascontiguousarray=lambda array: np.ascontiguousarray(array).view(FakeArray),
         asnumpy=lambda array: np.asarray(array).view(np.ndarray),
         get_default_memory_pool=lambda: pool,
+        random=types.SimpleNamespace(Generator=FakeGenerator, Philox4x3210=FakePhilox),
         cuda=types.SimpleNamespace(
             runtime=runtime,
             Device=FakeDevice,

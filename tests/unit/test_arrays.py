@@ -28,6 +28,7 @@ def test_auto_is_the_cpu_without_cupy(without_cupy):
     device.activate()
     array = np.arange(3.0)
     assert device.name == "cpu"
+    assert "install shoal[gpu]" in device.reason
     assert device.xp is np
     assert device.to_device(array) is array
     assert device.to_host(array) is array
@@ -88,7 +89,12 @@ def test_a_cuda_that_does_not_work_is_told_or_done_without(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(FakeRuntimeError("cudaErrorInsufficientDriver")))
     with pytest.raises(errors.ShoalError, match="CUDA says cudaErrorInsufficientDriver"):
         choose_device("cuda:0")
-    assert choose_device("auto").name == "cpu"
+    device = choose_device("auto")
+    assert (device.name, device.reason) == ("cpu", "CUDA says cudaErrorInsufficientDriver")
+
+
+def test_no_reason_is_needed_for_what_was_asked_for(two_gpus):
+    assert {choose_device(wish).reason for wish in ("cpu", "auto", "cuda:1")} == {""}
 
 
 @pytest.mark.parametrize("wish", ["gpu", "cuda", "cuda:-1", "cuda:x", ""])

@@ -112,6 +112,18 @@ def test_what_cudnn_refuses_is_said_once_and_goes_by_matrix_products(monkeypatch
     assert len(said) == 1
 
 
+def test_a_lack_of_memory_is_no_refusal(monkeypatch):
+    """Matrix products want more of it, and the next step may find some."""
+    install(monkeypatch, fake_cudnn(refuses=RuntimeError("CUDNN_STATUS_ALLOC_FAILED")))
+    x = np.ones((2, 5, 5, 3), np.float32)
+    with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
+        run(Conv2D(2), x, there=True)
+    monkeypatch.setitem(sys.modules, "cudnn", with_room := fake_cudnn())
+    _cudnn._library.cache_clear()
+    run(Conv2D(2), x, there=True)
+    assert [graph.name for graph in with_room.graphs] == ["conv_fprop", "conv_wgrad", "conv_dgrad"]
+
+
 def test_without_the_frontend_one_line_says_so(monkeypatch, capsys):
     install(monkeypatch, None)
     x = np.ones((2, 5, 5, 3), np.float32)

@@ -98,6 +98,7 @@ def test_layers_know_nothing_of_the_worker_but_its_arrays():
         "shoal_worker.arrays",
         "shoal_worker.arrays.Namespace",
         "shoal_worker.arrays.fused",
+        "shoal_worker.arrays.lacks_memory",
         "shoal_worker.arrays.namespace_of",
         "shoal_worker.arrays.on_host",
     }

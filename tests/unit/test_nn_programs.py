@@ -163,7 +163,17 @@ def test_options_are_the_model_s(npz):
         ({"augment": ["flip", "turn"]}, "augment is 'turn'; choose of flip, crop"),
         ({"augment": "turn"}, "augment is 'turn'"),
         ({"options": {"width": 2}}, "options have 'width'; give, by name, what mlp has: hidden, dropout"),
-        ({"options": "hidden"}, "options have 'hidden'; give, by name, what mlp has"),
+        ({"options": "hidden"}, "options is 'hidden'; give a mapping of names to anything"),
+        ({"options": {"hidden": 16}}, "hidden is 16; give a list of whole numbers"),
+        ({"options": {"dropout": "a"}}, "dropout is 'a'; give a number"),
+        ({"model": "mobilenet_v2", "options": {"stem_strides": [1, 1]}}, r"stem_strides is \[1, 1\]; give a whole"),
+        ({"model": "resnet18", "options": {"small_images": 1}}, "small_images is 1; give true or false"),
+        ({"size": "32"}, "size is '32'; give a whole number"),
+        ({"classes": "10"}, "classes is '10'; give a whole number"),
+        ({"top": True}, "top is True; give a whole number"),
+        ({"mean": ["0.5"]}, r"mean is \['0.5'\]; give a number, or a list of numbers"),
+        ({"held_out_share": "half"}, "held_out_share is 'half'; give a number$"),
+        ({"precision": 32}, "precision is 32; give a text"),
         ({"model": "resnet18", "options": {"classes": 2}}, "options have 'classes'; .*resnet18 has: small_images"),
         ({"classes": 1}, "classes is 1; give 2 or more"),
         ({"top": 5}, "top is 5; give a number from 1 to the number of classes, 4"),
@@ -200,12 +210,21 @@ def test_values_that_make_no_sense(npz, settings, error, said):
         ({"x": IMAGES, "labels": LABELS}, "has not the arrays images and labels, but x, labels; write it with"),
         ({"images": IMAGES.reshape(40, -1), "labels": LABELS}, r"images in .*\[n, 192\]; give \[n, height, width"),
         ({"images": IMAGES.astype(int), "labels": LABELS}, "images are int64; give uint8 or floats"),
+        ({"images": IMAGES.astype(float), "labels": LABELS}, "images in .* float64 up to .*; divide them by 255, or"),
+        ({"images": np.full((4, 8, 8), np.nan), "labels": LABELS[:4]}, "up to nan"),
     ],
 )
 def test_npz_files_of_something_else(tmp_path, arrays, said):
     np.savez(tmp_path / "file.npz", **arrays)
     with pytest.raises(errors.InvalidData, match=said):
         small(str(tmp_path / "file.npz"))
+
+
+def test_floats_above_1_after_a_black_image_are_met_as_they_are_read(tmp_path):
+    np.savez(tmp_path / "file.npz", images=np.arange(40.0)[:, None, None] * np.ones((1, 8, 8)), labels=LABELS)
+    program = small(str(tmp_path / "file.npz"))
+    with pytest.raises(errors.InvalidData, match=r"up to .*divide them by 255"):
+        program.dataset.batch(np.arange(36), seed=0)
 
 
 def test_an_array_that_is_no_npz_file(tmp_path):

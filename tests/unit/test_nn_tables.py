@@ -1,6 +1,8 @@
 """`wide_and_deep`: what it learns of a table, how it is judged, and what users hear of tables of something else."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import shoal
@@ -37,9 +39,8 @@ def test_a_table_is_read_in_blocks_and_takes_a_step(tables):
     assert float(step.loss) == pytest.approx(np.log(2), abs=0.5)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-def test_a_cross_learns_what_its_categories_alone_do_not(tables, precision):
-    settings = {"hidden": [1], "embedding": 1, "precision": precision}  # so that its deep part does not either
+def test_a_cross_learns_what_its_categories_alone_do_not(tables):
+    settings = {"hidden": [1], "embedding": 1}  # so that its deep part does not either
     with_cross, without = wide(tables, crosses=[["a", "b"]], **settings), wide(tables, **settings)
     best, other = (shoal.evaluate(it, trained(it, 60, 4.0, batch=256))["auc"] for it in (with_cross, without))
     assert best > 0.9
@@ -50,7 +51,7 @@ def test_its_figures_are_of_the_whole_set(tables):
     program = wide(tables)
     values = begun(program)
     batch = program.held_out.batch(np.arange(300))
-    logits = program.net.apply(values, values, program._policy.inputs(batch), False)[0][:, 0]
+    logits = program.net.apply(values, values, batch, False)[0][:, 0]
     positive = batch["label"] == 1
     pairs = logits[positive][:, None] - logits[~positive]
     wanted = ((pairs > 0) + 0.5 * (pairs == 0)).mean()
@@ -64,13 +65,21 @@ def test_its_figures_are_of_the_whole_set(tables):
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({"categories": ["a"]}, errors.ProgramError, r"categories are \['a'\]; say how many there are by column"),
+        (
+            {"categories": ["a"]},
+            errors.ProgramError,
+            r"categories is \['a'\]; give a mapping of names to whole numbers",
+        ),
         ({"crosses": [["a", "b", "flag"]]}, errors.ProgramError, "crosses have .*; give pairs of categories"),
-        ({"crosses": ["ab"]}, errors.ProgramError, "crosses have 'ab'"),
-        ({"numbers": {"age": 3}}, errors.ProgramError, r"numbers have 3 for 'age'; give \[mean, std\]"),
+        ({"crosses": ["ab"]}, errors.ProgramError, r"crosses is \['ab'\]; give a list of lists of texts"),
+        ({"numbers": {"age": 3}}, errors.ProgramError, "numbers is {'age': 3}; give .* names to lists of numbers"),
+        ({"numbers": {"age": [3]}}, errors.ProgramError, r"numbers have \[3\] for 'age'; give \[mean, std\]"),
         ({"numbers": {"age": [3, 0]}}, errors.ProgramError, "the latter not 0"),
+        ({"hidden": 16}, errors.ProgramError, "hidden is 16; give a list of whole numbers"),
+        ({"categories": {"a": "12"}}, errors.ProgramError, "categories is {'a': '12'}; give a mapping"),
+        ({"window": 1.5}, errors.ProgramError, "window is 1.5; give a whole number"),
         ({"crosses": [["a", "age"]]}, errors.InvalidLayer, "'age' is none"),
-        ({"precision": "int8"}, errors.InvalidLayer, "not 'int8'"),
+        ({"fill": {"city": 3}}, errors.InvalidData, "fill has a value for 'city', which is none of the columns"),
         ({"label": "income"}, errors.InvalidData, "income"),
         ({"label": "a"}, errors.InvalidData, "'a'.*twice"),
     ],
@@ -97,3 +106,27 @@ def test_tables_of_something_else_are_met_as_they_are_read(tables, settings, sai
             part.batch(np.arange(rows))
         with pytest.raises(errors.InvalidData, match=said):
             list(part.batches(iter([np.arange(rows)])))
+
+
+def lacking(path, ages):
+    """A table with these ages."""
+    labels = np.arange(len(ages)) % 2
+    pq.write_table(pa.table({"a": labels, "label": labels, "age": pa.array(ages, pa.float64())}), path)
+    return {"data": str(path), "held_out": str(path), "categories": {"a": 2}, "numbers": {"age": [30.0, 10.0]}}
+
+
+def test_nulls_are_filled_where_it_is_said_what_with(tmp_path):
+    table = lacking(tmp_path / "table.parquet", [20, None, 40, None])
+    with pytest.raises(errors.InvalidData, match=r"column 'age' has 2 nulls among 4 values.*give fill={'age': ...}"):
+        wide({}, **table).dataset.batch(np.arange(4))
+    program = wide({}, **table, fill={"age": 30.0})
+    for part in (program.dataset, program.held_out):
+        np.testing.assert_array_equal(part.batch(np.arange(4))["age"], np.float32([-1, 0, 1, 0]))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e300])
+def test_numbers_that_are_not_finite_are_told_by_column_as_they_are_read(tmp_path, wrong):
+    program = wide({}, **lacking(tmp_path / "table.parquet", [20, wrong, 40, wrong]))
+    for part in (program.dataset, program.held_out):
+        with pytest.raises(errors.InvalidData, match="column 'age' has 2 among 4 numbers that are NaN, infinite"):
+            part.batch(np.arange(4))

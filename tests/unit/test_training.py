@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fake_cupy import FakeOutOfMemoryError
+from fake_cupy import FakeOutOfMemoryError, FakeRuntimeError
 from shoal import errors
 from shoal._cursor import Cursor
 from shoal._parameters import PushResult
@@ -484,9 +484,33 @@ def test_a_pull_that_does_not_fit_on_the_device_says_so():
 
     rig.parameters.pull = pull
     with pytest.raises(
-        errors.ProgramError, match=r"the pull for step 0 ran out of memory on cpu.*allocating 400 bytes"
+        errors.ProgramError,
+        match=r"the pull for step 0 ran out of memory on cpu, with a batch of 4 examples: .*allocating 400 bytes",
     ):
         rig.run()
+
+
+def test_a_program_without_a_data_set_has_no_size_of_batches_to_tell():
+    with pytest.raises(errors.ProgramError, match="step 0, ran out of memory on cpu: Unable to allocate"):
+        Rig(data=False, max_steps=1, compute=too_much).run()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CURAND_STATUS_ALLOCATION_FAILED",
+        "cudaErrorMemoryAllocation: out of memory",
+        "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    ],
+)
+def test_a_library_that_finds_no_room_beside_the_pool_is_out_of_memory_too(said):
+    def compute(params, batch):
+        raise FakeRuntimeError(said)
+
+    with pytest.raises(errors.ProgramError, match=f"ran out of memory on cpu, with a batch of 4 examples: {said}"):
+        Rig([DataRange(1, 0, 0, 8)], compute=compute).run()
 
 
 class OnDevice(Cpu):

@@ -18,7 +18,7 @@ import structlog
 
 from shoal.program import Array
 from shoal_nn._windows import Windows
-from shoal_worker.arrays import Namespace, namespace_of
+from shoal_worker.arrays import Namespace, lacks_memory, namespace_of
 
 _log = structlog.get_logger(__name__)
 
@@ -132,6 +132,8 @@ def _plan(geometry: _Geometry) -> _Plan | None:
     try:
         return _built(cudnn, geometry)
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
+        if lacks_memory(error):  # matrix products want more of it, and the next time there may be enough
+            raise
         reason = str(error).partition("\n")[0]
         _log.warning("cuDNN does not take a convolution; it goes by matrix products", what=geometry, reason=reason)
         return None

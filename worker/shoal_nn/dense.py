@@ -67,7 +67,8 @@ class Dense(Layer):
 class Embedding(Layer):
     """y = table[x]: a vector for each number. x is of whole numbers, so there is no dx.
 
-    Variables: "table" [rows, width]. The output is of the table's dtype.
+    Variables: "table" [rows, width]. The output is of the table's dtype. On a GPU the gradients of a row that comes
+    more than once in a batch are added by atomics, in no fixed order: their last bits may differ from run to run.
 
     Args:
         rows: numbers x are from [0, rows). Nothing looks for others: NumPy raises IndexError for what is too large, and

@@ -46,7 +46,11 @@ class Training:
 
         NumPy and CuPy draw different numbers from the same seed.
         """
-        return xp.random.default_rng(_draws.key_of(self.seed, self.path))
+        key = _draws.key_of(self.seed, self.path)
+        if xp is np:
+            return np.random.default_rng(key)
+        # CuPy's default, XORWOW, takes long to begin, and each layer begins one at each step. Philox counts.
+        return xp.random.Generator(xp.random.Philox4x3210(key))
 
 
 # `False` is how a model is evaluated.

@@ -20,6 +20,7 @@ from shoal.data.augment import Augmentation, Crop, Flip, Normalise, Resize, Step
 from shoal.program import Dataset
 from shoal_nn import models
 from shoal_nn._mapped import Mapped
+from shoal_nn._settings import typed
 from shoal_nn.containers import Sequential
 from shoal_nn.dense import Dense
 from shoal_nn.precision import Compute, Policy
@@ -40,6 +41,7 @@ MODELS: Mapping[str, Callable[..., Sequential]] = {
 _SHARE = 0.1  # of images in one part, where nothing is said
 
 
+@typed
 def image_classifier(
     data: str,
     format: str,
@@ -117,9 +119,10 @@ def image_classifier(
     )
 
 
+@typed
 def wide_and_deep(
-    data: str,
-    held_out: str,
+    data: str | Sequence[str],
+    held_out: str | Sequence[str],
     label: str,
     categories: Mapping[str, int],
     numbers: str | Sequence[str] | Mapping[str, Sequence[float]] = (),
@@ -128,8 +131,8 @@ def wide_and_deep(
     embedding: int = 8,
     hidden: Sequence[int] = (1024, 512, 256),
     cross_rows: int = 10_000,
+    fill: Mapping[str, Any] | None = None,
     window: int = 8,
-    precision: Compute = "float32",
 ) -> Supervised:
     """Learns yes or no from a table: `shoal_nn.models.wide_deep`.
 
@@ -142,28 +145,27 @@ def wide_and_deep(
             standard deviation that they are shifted and scaled by: {"age": [38.6, 13.7]}.
         crosses: pairs of categories: [["education", "occupation"]].
         embedding, hidden, cross_rows: of the model.
+        fill: by column, what stands in the place of a null: {"age": 38}.
         window: blocks that are shuffled together.
-        precision: what is computed in: float32, float16, bfloat16 (not on a GPU), float64.
 
     Raises:
         ProgramError: a setting is not of this form.
-        InvalidData: the files are not there, or not what they should be.
+        InvalidData: the files are not there, or not what they should be. From a batch: a column has nulls that nothing
+            fills, categories that there are not, or numbers that are not finite.
         InvalidLayer: the model does not take these settings.
     """
-    if not isinstance(categories, Mapping):
-        raise errors.ProgramError(f'categories are {categories!r}; say how many there are by column: {{"sex": 2}}')
     scales = _scales(numbers)
     pairs = [_pair(cross) for cross in crosses]
     net = models.wide_deep(
         categories, list(scales), pairs, embedding=embedding, hidden=tuple(hidden), cross_rows=cross_rows
     )
-    columns, policy = [*categories, *scales], Policy(precision)
+    columns = [*categories, *scales]
     ready = partial(_features, categories, scales)
     training, judging = (
-        Mapped(sources.Parquet(files, columns=[*columns, label], window=blocks), ready)
+        Mapped(sources.Parquet(files, columns=[*columns, label], fill=fill, window=blocks), ready)
         for files, blocks in ((data, window), (held_out, 0))
     )
-    return Supervised(net, dict.fromkeys(columns, ()), training, judging, YesOrNo(), label=label, precision=policy)
+    return Supervised(net, dict.fromkeys(columns, ()), training, judging, YesOrNo(), label=label)
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,11 @@ def _npz(file: Path, _: int) -> _Images:
 
     def pair(batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         images = batch["images"]
+        if images.dtype.kind == "f" and not (high := images.max()) <= 1:
+            raise errors.InvalidData(
+                f"images in {file} are {images.dtype} up to {high:g}, and floats are taken as from 0 to 1; divide them "
+                "by 255, or store uint8"
+            )
         return images if images.ndim == 4 else images[..., np.newaxis], batch["labels"]
 
     return _Images(Mapped(arrays, pair), None, pair(example)[0])
@@ -244,11 +251,9 @@ _CHANGES: Mapping[str, Callable[[], Step]] = {"flip": Flip, "crop": Crop}
 def _model(name: str, classes: int, options: Mapping[str, Any]) -> Sequential:
     build = _choice("model", name, MODELS)
     known = [option for option in inspect.signature(build).parameters if option != "classes"]
-    given: object = options
-    wrong = [option for option in given if option not in known] if isinstance(given, Mapping) else [given]
-    if wrong:
+    if wrong := [option for option in options if option not in known]:
         raise errors.ProgramError(f"options have {wrong[0]!r}; give, by name, what {name} has: {', '.join(known)}")
-    return build(classes, **options)
+    return typed(build)(classes, **options)
 
 
 def _choice(what: str, name: str, choices: Mapping[str, _T]) -> _T:
@@ -268,18 +273,14 @@ def _scales(numbers: str | Sequence[str] | Mapping[str, Sequence[float]]) -> dic
         return dict.fromkeys(_listed(numbers), (0.0, 1.0))
     scales = {}
     for name, scale in numbers.items():
-        try:
-            mean, std = map(float, scale)
-        except (TypeError, ValueError):
-            mean = std = np.nan
-        if not (np.isfinite(mean) and np.isfinite(std) and std):
+        if len(scale) != 2 or not np.isfinite(scale).all() or not scale[1]:
             raise errors.ProgramError(f"numbers have {scale!r} for {name!r}; give [mean, std], the latter not 0")
-        scales[name] = mean, std
+        scales[name] = scale[0], scale[1]
     return scales
 
 
 def _pair(cross: Sequence[str]) -> tuple[str, str]:
-    if isinstance(cross, str) or len(cross) != 2:
+    if len(cross) != 2:
         raise errors.ProgramError(f'crosses have {cross!r}; give pairs of categories: [["education", "occupation"]]')
     return cross[0], cross[1]
 
@@ -287,7 +288,7 @@ def _pair(cross: Sequence[str]) -> tuple[str, str]:
 def _features(
     categories: Mapping[str, int], scales: Mapping[str, tuple[float, float]], batch: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """A batch of a table as the model takes it, if it does: numbers of about unit size, categories in their ranges."""
+    """A batch of a table as the model takes it, if it does: finite numbers, categories in their ranges."""
     features = dict(batch)
     for name, count in categories.items():
         column = batch[name]
@@ -305,7 +306,13 @@ def _features(
     for name, (mean, std) in scales.items():
         if batch[name].dtype.kind not in "iuf":
             raise errors.InvalidData(f"column {name!r} is of {batch[name].dtype}; numbers are whole ones or floats")
-        features[name] = (batch[name] - mean) / std
+        with np.errstate(over="ignore"):  # what is too large for float32 is told below
+            features[name] = ((batch[name] - mean) / std).astype(np.float32)
+        if wrong := np.count_nonzero(~np.isfinite(features[name])):
+            raise errors.InvalidData(
+                f"column {name!r} has {wrong} among {len(batch[name])} numbers that are NaN, infinite or too large; "
+                "write others, or nulls and a fill for them"
+            )
     return features
 
 

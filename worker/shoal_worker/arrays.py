@@ -12,7 +12,7 @@ import numpy as np
 from shoal import errors
 from shoal.program import Array
 from shoal_worker.cuda import Cuda
-from shoal_worker.devices import Cpu, Device
+from shoal_worker.devices import Cpu, Device, lacks_memory
 
 # A module with NumPy's interface; no type describes both.
 Namespace = Any
@@ -60,7 +60,7 @@ def choose_device(wish: str, memory_limit: float = 0.0) -> Device:
     """Finds the device that is asked for.
 
     Args:
-        wish: "cpu", "cuda:N", or "auto": the first GPU if there is one, else the CPU.
+        wish: "cpu", "cuda:N", or "auto": the first GPU if there is one, else the CPU, whose `reason` says why.
         memory_limit: of a GPU, as `Cuda` has it; no matter to the CPU.
 
     Raises:
@@ -76,7 +76,7 @@ def choose_device(wish: str, memory_limit: float = 0.0) -> Device:
     if index < count:
         return Cuda(cupy, index, memory_limit)
     if wish == "auto":
-        return Cpu()
+        return Cpu(reason)
     there = f"there are {count}, cuda:0 to cuda:{count - 1}" if count else reason
     raise errors.DeviceUnavailable(f"device {wish} is not here: {there}; choose another, or cpu, or auto", device=wish)
 
@@ -93,4 +93,4 @@ def _find_cupy() -> tuple[Namespace, int, str]:
         return cupy, 0, f"CUDA says {error}"
 
 
-__all__ = ["Cpu", "Cuda", "Device", "Namespace", "choose_device", "fused", "namespace_of", "on_host"]
+__all__ = ["Cpu", "Cuda", "Device", "Namespace", "choose_device", "fused", "lacks_memory", "namespace_of", "on_host"]

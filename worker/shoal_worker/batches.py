@@ -37,7 +37,13 @@ class Batch:
 
 
 class Batches(ABC):
-    """A source of batches."""
+    """A source of batches.
+
+    Attributes:
+        batch_size: examples of a batch, of which a range's last may have fewer; 0: the program makes its own.
+    """
+
+    batch_size = 0
 
     @property
     @abstractmethod
@@ -89,7 +95,7 @@ class LeasedBatches(Batches):
         *,
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
-        self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
+        self._dataset, self.batch_size, self._seed = dataset, batch_size, seed
         self._order = order_of(dataset, seed)
         prefetch_of(dataset)  # says now what is wrong with it
         self._ask = lease
@@ -115,7 +121,7 @@ class LeasedBatches(Batches):
         if isinstance(answer, NoRange):
             return answer
         self._held, self._start, self._taken = answer.lease, (answer.epoch, answer.start), 0
-        size, examples = self._batch_size, answer.stop - answer.start
+        size, examples = self.batch_size, answer.stop - answer.start
         self._samples.extend(min(size, examples - start) for start in range(0, examples, size))
         if examples:
             self._read(answer.epoch, cut(self._order.numbers(answer.epoch, answer.start, answer.stop), size))

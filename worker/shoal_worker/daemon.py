@@ -318,7 +318,9 @@ def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_addr
         ShoalError: the device is not there, no coordinator answers, or the name or port is taken.
     """
     with ExitStack() as undo:
-        device = choose_device(config.device).name
+        chosen = choose_device(config.device)
+        device = chosen.name
+        _log.info("training on", device=device, reason=chosen.reason or None)
         client = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
         undo.callback(client.close)
         health = RpcServer(config.listen, [], threads=2, advertise=config.advertise)

@@ -1,5 +1,6 @@
 """Where programs compute: what a device does for the loop, and the host as one. GPUs: `shoal_worker.cuda`."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from shoal.program import Array
+
+# How CUDA and its libraries say it, by names of their statuses: cuBLAS, cuDNN, cuRAND, the runtime, the driver.
+_NO_ROOM = re.compile(r"_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY")
 
 Fetched = Generator[tuple[str, np.ndarray], None, None]
 
@@ -17,10 +21,12 @@ class Device(ABC):
     Attributes:
         name: "cpu", or "cuda:0 NVIDIA H200".
         xp: the namespace of its arrays.
+        reason: why it was chosen, where that may surprise; else empty.
     """
 
     name: str
     xp: Any
+    reason: str = ""
 
     @abstractmethod
     def activate(self) -> None:
@@ -75,10 +81,17 @@ class Device(ABC):
 
 
 class Cpu(Device):
-    """The host itself: nothing is copied."""
+    """The host itself: nothing is copied.
+
+    Args:
+        reason: why it is not a GPU, where one was looked for.
+    """
 
     name = "cpu"
     xp = np
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
 
     def activate(self) -> None:
         """There is nothing to choose."""
@@ -103,4 +116,13 @@ class Cpu(Device):
         return {}
 
 
-__all__ = ["Cpu", "Device", "Fetched"]
+def lacks_memory(error: BaseException) -> bool:
+    """Whether the host, a device's pool, or a library beside the pool found no room for something.
+
+    CuPy's own error is a MemoryError. That of a library's handle or of pinned memory is each library's own, and no type
+    tells it from the others.
+    """
+    return isinstance(error, MemoryError) or _NO_ROOM.search(str(error)) is not None
+
+
+__all__ = ["Cpu", "Device", "Fetched", "lacks_memory"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal import _read_ahead, errors
 from shoal.program import Dataset, Program
+from shoal_worker.devices import lacks_memory
 
 # Frames between the loop and the program.
 _OURS = (str(Path(__file__).parent), _read_ahead.__file__)
@@ -65,8 +66,12 @@ def memory_told(who: str, where: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError as error:  # CuPy's is one, too; both say how much was asked for, and Python's own nothing
-        asked = f": {error}" if str(error) else ""
+    except errors.ShoalError:  # told already
+        raise
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        asked = f": {error}" if str(error) else ""  # NumPy and CuPy say how much was asked for; Python says nothing
         raise errors.ProgramError(
             f"{who} ran out of memory on {where}{asked}. Make the job's batch_size smaller, or the model; on a GPU "
             f"also see --device-memory-limit of shoal worker, and what else uses it{_program_trace(error)}"

@@ -147,7 +147,6 @@ class Training:
         self._tally = Tally(clock)
         self._rejected_in_a_row = 0
         self._computing_s = 0.0  # while the step's first gradients were pushed
-        self._samples = 0  # of the last batch
         self._sent: tuple[int, dict[str, float]] = (0, {})  # samples and figures of the push that is on its way
 
     def run(self) -> bool:
@@ -227,7 +226,6 @@ class Training:
     def _train_on(self, params: Mapping[str, Array]) -> None:
         with self._tally.timed("read"), self._blamed("dataset.batch"):
             batch = self._batches.take()
-        self._samples = batch.samples
         with self._tally.timed("compute"):
             computed = self._compute(params, batch)
         samples = batch.samples
@@ -329,7 +327,8 @@ class Training:
 
     @property
     def _where(self) -> str:
-        return f"{self._device.name}, with a batch of {self._samples} examples"
+        size = self._batches.batch_size
+        return self._device.name + (f", with a batch of {size} examples" if size else "")
 
 
 __all__ = ["Parameters", "Training"]

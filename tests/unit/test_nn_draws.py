@@ -1,0 +1,31 @@
+"""What layers draw on a GPU; a stand-in for it."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from fake_cupy import FakeArray, fake_cupy
+from shoal_nn import Dropout, Training
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+
+
+def dropped(seed, path):
+    y, _, pullback = Dropout(0.25).apply({}, {}, np.ones((40, 50), np.float32).view(FakeArray), Training(seed, path))
+    assert isinstance(y, FakeArray)
+    _, dx = pullback(np.ones((40, 50), np.float32).view(FakeArray))
+    np.testing.assert_array_equal(dx, y)
+    return np.asarray(y)
+
+
+def test_dropout_follows_from_the_seed_and_the_path():
+    first = dropped(7, "a")
+    assert set(np.unique(first)) == {np.float32(0), np.float32(1 / 0.75)}
+    assert (first == 0).mean() == pytest.approx(0.25, abs=0.05)
+    np.testing.assert_array_equal(first, dropped(7, "a"))
+    assert (first != dropped(7, "b")).any()
+    assert (first != dropped(8, "a")).any()
