@@ -4,9 +4,9 @@ import pytest
 
 from shoal._layout import Placement
 from shoal.consistency import Asynchronous
-from shoal.events import LogLine, MetricsReported, StateChanged
+from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
-from shoal.status import JobState
+from shoal.status import Evaluation, JobState
 from shoal.variables import Variable
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import JobDescribed, JobRef, WorkerReported
@@ -157,7 +157,21 @@ def test_the_log_forgets_the_oldest():
     for _ in range(4):
         log.append(StateChanged(log.next, START, JobState.RUNNING, ""))
         log.validate()
-    assert [event.sequence for event in log.after(0)] == [5, 6, 7]
+    assert [event.sequence for event in log.after(0)] == [2, 3, 5, 6, 7]
     assert not log.ended
     log.append(StateChanged(log.next, START, JobState.FAILED, "x"))
     assert log.ended
+
+
+def test_figures_and_log_lines_do_not_push_out_what_is_kept():
+    records = []
+    log = EventLog(records.append, max_events=3)
+    for number in range(1, 5):
+        log.append(Evaluated(log.next, START, "w0", Evaluation(number, 10 * number, {"auc": 0.5}), True))
+        for _ in range(5):
+            log.append(LogLine(log.next, START, "w0", "a line"))
+            log.validate()
+    assert [event.sequence for event in log.after(0)] == [7, 13, 19, 22, 23, 24]
+    assert [event.sequence for event in log.after(13)] == [19, 22, 23, 24]
+    assert list(log.kept) == [7, 13, 19]
+    assert records == [1, 7, 13, 19, 1], "the oldest one's record goes"
