@@ -60,6 +60,10 @@ class Dataset(Protocol):
     at a time. A data set that must not be called then, since it shares more than constants with `loss_and_gradients`,
     has an attribute `prefetch = 0`: each batch is read at its step, in the loop's thread. Another whole number is how
     many batches to read ahead; without the attribute there are 2. What comes is the same.
+
+    Held-out examples (`EvaluatedProgram`) are read in a thread of their own, too, perhaps at the same time as those to
+    train on. Where both are parts of one object, made by hand, that object needs a lock of its own; those of
+    `shoal.data.split` and `shoal.data.Subset` have one together.
     """
 
     def __len__(self) -> int:
