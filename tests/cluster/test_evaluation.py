@@ -25,7 +25,7 @@ def client(folder):
 
 def counted(mode=MODES[0], policy=None, *, settings=None, **options):
     """A job of 2 workers that takes 80 steps with them, or a little more."""
-    policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates")
+    policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates", goal="more")
     return shoal.Job(
         "evaluated_programs:Counted",
         workers=2,
@@ -91,7 +91,7 @@ def test_a_best_checkpoint_that_is_not_there(client):
 
 
 def test_a_job_that_gets_no_better_stops_early(client):
-    policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", patience=3)
+    policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", goal="more", patience=3)
     job = client.submit(counted(policy=policy))
     found = evaluations(job)
     result = job.result()
@@ -112,7 +112,7 @@ def test_a_worker_dies_while_it_evaluates(client, tmp_path, mode):
 
 def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client):
     """Longer than a lease, and than a call may take."""
-    policy = shoal.EvaluationPolicy(every_steps=40, at_end=False, metric="updates")
+    policy = shoal.EvaluationPolicy(every_steps=40, at_end=False, metric="updates", goal="more")
     job = client.submit(counted(policy=policy, settings={"size": 640, "slow": 2.0}))
     [first, *_] = evaluations(job)
     assert first.seconds >= 6.0
