@@ -55,6 +55,19 @@ def test_figures_add_up_over_workers():
     job.validate()
 
 
+@pytest.mark.parametrize(
+    ("options", "total"),
+    [
+        ({"max_steps": 4}, 4 * 2 * 10),
+        ({"max_steps": 15}, 300),  # the data ends first
+        ({"max_steps": 4, "examples": 0}, 0),
+    ],
+)
+def test_how_much_there_is_to_do_ends_with_the_steps_too(options, total):
+    job = running(workers=2, epochs=3, batch_size=10, **options)
+    assert job.status(START + 1).progress.total_samples == total
+
+
 def test_a_repeated_report_counts_once():
     job = running()
     for _ in range(2):
