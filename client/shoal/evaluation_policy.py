@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal import errors
-from shoal._limits import METRIC_NAME_BYTES
+from shoal._figures import NAMES, is_name
 from shoal.v1 import job_pb2
 
 Goal = Literal["auto", "less", "more"]
@@ -73,11 +73,9 @@ class EvaluationPolicy:
             raise errors.InvalidJob("patience of evaluation without every_steps: nothing is evaluated before the end")
 
     def _check_metric(self) -> None:
-        metric: object = self.metric
-        if not isinstance(metric, str) or not 0 < len(metric.encode()) <= METRIC_NAME_BYTES:
-            raise errors.InvalidJob(
-                f"metric of evaluation is {self.metric!r}; name a figure, in {METRIC_NAME_BYTES} bytes at most"
-            )
+        metric = self.metric
+        if not is_name(metric):
+            raise errors.InvalidJob(f"metric of evaluation is {metric!r:.80}; name a figure, by {NAMES}")
         if self.goal not in _GOALS:
             raise errors.InvalidJob(f"goal of evaluation is {self.goal!r}; it must be one of {', '.join(_GOALS)}")
         if self.goal == "auto" and not _named(metric, _LESS + _MORE):
