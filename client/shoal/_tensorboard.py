@@ -16,7 +16,8 @@ from shoal.events import CheckpointEnded, Evaluated, Event, MetricsReported, Sta
 _WHO = "shoal.callbacks.TensorBoard"
 # Seconds, by the time of events, until what was written has to be on the disk.
 _FLUSH_S = 10.0
-# Records of a run that are known again. The coordinator keeps 20,000 events of a job, so older ones do not come again.
+# Records of a run and group of tags that are known again. The coordinator keeps a job's last 20,000 log lines and
+# figures, and as many other events, however old: so older ones of a group do not come again.
 _MOST_KNOWN = 50_000
 # What the names of our files end with: those of others in the same folder are not read.
 _SUFFIX = ".shoal"
@@ -111,10 +112,10 @@ class _Run:
     def __init__(self, folder: Path, files: Any, messages: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._files, self._messages = folder, files, messages
-        self._there: dict[bytes, None] = {}  # oldest first
+        self._there: dict[str, dict[bytes, None]] = {}  # by group, oldest first
         for file in self._ours():
             for record in _records(file):
-                self._know(record)
+                self._know(record, messages.Event.FromString(record))
         self._writer: Any = None
         self._dirty = False
 
@@ -124,7 +125,7 @@ class _Run:
         for tag, value in values.items():
             event.summary.value.add(tag=tag, simple_value=value)
         record = event.SerializeToString()
-        if record in self._there:
+        if record in self._there.get(_group(event), ()):
             return
         if self._writer is None:
             # Its name has the time in seconds: one that begins and one that ended in the same are two files.
@@ -132,7 +133,7 @@ class _Run:
             # Not the package's `SummaryWriter`, whose records go through a pickle and a thread to the file.
             self._writer = self._files.EventsWriter(str(self._folder / "events"), suffix)
         self._writer.write_event(event)
-        self._know(record)
+        self._know(record, event)
         self._dirty = True
 
     def flush(self) -> None:
@@ -145,13 +146,20 @@ class _Run:
             self._writer.close()
             self._writer, self._dirty = None, False
 
-    def _know(self, record: bytes) -> None:
-        self._there[record] = None
-        if len(self._there) > _MOST_KNOWN:
-            del self._there[next(iter(self._there))]
+    def _know(self, record: bytes, event: Any) -> None:
+        there = self._there.setdefault(_group(event), {})
+        there[record] = None
+        if len(there) > _MOST_KNOWN:
+            del there[next(iter(there))]
 
     def _ours(self) -> list[Path]:
         return sorted(self._folder.glob(f"events.out.tfevents.*{_SUFFIX}"))
+
+
+def _group(event: Any) -> str:
+    """What the tags of a record begin with; empty: it has none, as a file's first."""
+    tags = [value.tag for value in event.summary.value]
+    return str(tags[0].partition("/")[0]) if tags else ""
 
 
 def _records(path: Path) -> Iterator[bytes]:

@@ -74,7 +74,8 @@ class JobHandle:
         """What happens to the job, in order and each once, though the connection may break on the way.
 
         Args:
-            after: the sequence number to begin behind; 0: from the oldest that is kept (20,000 a job).
+            after: the sequence number to begin behind; 0: from the oldest that is kept (20,000 log lines and figures of
+                a job, and 20,000 others).
             follow: wait for more until the job has ended, instead of ending with what there is.
 
         Yields:

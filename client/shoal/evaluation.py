@@ -1,13 +1,16 @@
 """Evaluating a program: the figures of its held-out examples, batch by batch."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
 from shoal import errors
+from shoal._figures import NAMES, is_name, number
 from shoal._limits import METRICS
-from shoal.program import Array, EvaluatedProgram, Measure
+from shoal._reading import read
+from shoal.program import Array, Dataset, EvaluatedProgram, Measure
 
 
 class Total:
@@ -22,13 +25,16 @@ class Total:
         """Adds what `EvaluatedProgram.evaluate` returned for a batch of so many examples.
 
         Raises:
-            ProgramError: these are no figures, too many, or others than of the batch before.
+            ProgramError: these are no figures, too many, not named so, or others than of the batch before.
         """
         returned: object = figures
         if not isinstance(returned, Mapping) or not 0 < len(returned) <= METRICS:
             raise errors.ProgramError(
                 f"evaluate() returned {returned!r:.200}; return from 1 to {METRICS} figures by name"
             )
+        for name in returned:
+            if not is_name(name):
+                raise errors.ProgramError(f"evaluate() names a figure {name!r:.80}; name it by {NAMES}")
         known = self._sums.keys() | self._measures.keys()
         if self.examples and figures.keys() != known:
             raise errors.ProgramError(
@@ -41,23 +47,30 @@ class Total:
                 earlier = self._measures.get(name)
                 self._measures[name] = earlier.joined(figure) if earlier else figure
             else:
-                self._sums[name] = self._sums.get(name, 0.0) + float(figure) * examples
+                self._sums[name] = self._sums.get(name, 0.0) + _number(name, figure) * examples
 
     def figures(self) -> dict[str, float]:
         """Of all of them: means by example, and what the measures come to."""
         means = {name: total / self.examples for name, total in self._sums.items()}
-        return means | {name: float(measure.value()) for name, measure in self._measures.items()}
+        return means | {name: _number(name, measure.value()) for name, measure in self._measures.items()}
+
+
+def _number(name: str, figure: object) -> float:
+    return number(figure, f"evaluate() gives {name!r}", "a number or a Measure")
 
 
 def evaluate(program: EvaluatedProgram, params: Mapping[str, Array], *, batch_size: int = 256) -> dict[str, float]:
     """Evaluates a program's held-out examples here, with variables such as `JobHandle.pull` gives.
 
+    They are read as a worker reads them, in blocks if the data set has some, but not ahead.
+
     Raises:
         ProgramError: there are no examples, or what `evaluate` returns are no figures.
     """
-    total = Total()
-    for numbers in batches_of(program, batch_size):
-        total.add(program.evaluate(params, program.held_out.batch(numbers)), len(numbers))
+    total, plan = Total(), batches_of(program, batch_size)
+    with closing(read(program.held_out, plan)) as batches:
+        for numbers, batch in zip(plan, batches, strict=True):
+            total.add(program.evaluate(params, batch), len(numbers))
     return total.figures()
 
 
@@ -65,9 +78,15 @@ def batches_of(program: EvaluatedProgram, batch_size: int) -> list[np.ndarray[An
     """The numbers of the held-out examples, in order, in batches.
 
     Raises:
-        ProgramError: there are none.
+        ProgramError: there are none, or it is no data set.
     """
-    examples = len(program.held_out)
+    held_out: object = program.held_out
+    if not isinstance(held_out, Dataset):
+        raise errors.ProgramError(
+            f"held_out is a {type(held_out).__name__} without __len__ and batch(indices); give a data set, as an "
+            "attribute or a property"
+        )
+    examples = len(held_out)
     if not examples:
         raise errors.ProgramError("held_out has no examples; give one at least")
     return [np.arange(start, min(start + batch_size, examples)) for start in range(0, examples, batch_size)]

@@ -1,12 +1,13 @@
 """What a job says of evaluation: when its held-out examples are evaluated, and what follows from it."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from shoal import errors
-from shoal._limits import METRIC_NAME_BYTES
+from shoal._figures import NAMES, is_name
 from shoal.v1 import job_pb2
 
 Goal = Literal["auto", "less", "more"]
@@ -17,6 +18,9 @@ _GOALS: Mapping[Goal, job_pb2.EvaluationPolicy.Goal.ValueType] = {
     "more": job_pb2.EvaluationPolicy.MORE,
 }
 _GOAL_NAMES = {code: name for name, code in _GOALS.items()}
+# A metric without a goal: it is one of these if a word of its name begins or ends with one, as "top5" and "logloss" do.
+_LESS = ("loss", "error", "mse", "rmse", "mae", "mape", "nll", "entropy", "perplexity")
+_MORE = ("accuracy", "acc", "auc", "auroc", "top", "f1", "precision", "recall", "iou", "r2", "ndcg", "bleu", "reward")
 _RANGES = {"every_steps": 2**64 - 1, "patience": 2**32 - 1}
 
 
@@ -30,16 +34,20 @@ class EvaluationPolicy:
         every_steps: steps from one to the next, of the worker that is ahead. 0: not by steps.
         at_end: one more when all workers are through, before the job has succeeded.
         metric: the figure that says which evaluation is the best.
-        goal: whether "less" or "more" of it is better. "auto": less of what is named after a loss or an error, more of
-            anything else.
+        goal: whether "less" or "more" of it is better. "auto": as its name says: less of a loss, error, mse, rmse, mae,
+            mape, nll, entropy or perplexity; more of an accuracy, acc, auc, auroc, top, f1, precision, recall, iou, r2,
+            ndcg, bleu or reward; less where a name has both. Other names need "less" or "more".
         patience: the job ends, as one that succeeded, after so many evaluations in a row that are no better than the
             best. 0: never.
         least_gain: by so much it has to be better to count as better.
         checkpoint_best: take a checkpoint at each evaluation that is the best so far, and keep the newest of those:
-            `JOB/best` names it. In synchronous jobs it has the very values that were evaluated.
+            `JOB/best` names it. It has the very values that were evaluated if the job is synchronous without backup
+            workers, unless a checkpoint that was under way took 10 s or longer to finish; else, updates that came
+            meanwhile are in it, too. In a synchronous job the steps tell: that of the checkpoint is then a later one
+            than the evaluation's.
 
     Raises:
-        InvalidJob: a value is out of range.
+        InvalidJob: a value is out of range, or the metric's name does not say which is better, and no goal does.
     """
 
     every_steps: int = 0
@@ -65,13 +73,17 @@ class EvaluationPolicy:
             raise errors.InvalidJob("patience of evaluation without every_steps: nothing is evaluated before the end")
 
     def _check_metric(self) -> None:
-        metric: object = self.metric
-        if not isinstance(metric, str) or not 0 < len(metric.encode()) <= METRIC_NAME_BYTES:
-            raise errors.InvalidJob(
-                f"metric of evaluation is {self.metric!r}; name a figure, in {METRIC_NAME_BYTES} bytes at most"
-            )
+        metric = self.metric
+        if not is_name(metric):
+            raise errors.InvalidJob(f"metric of evaluation is {metric!r:.80}; name a figure, by {NAMES}")
         if self.goal not in _GOALS:
             raise errors.InvalidJob(f"goal of evaluation is {self.goal!r}; it must be one of {', '.join(_GOALS)}")
+        if self.goal == "auto" and not _named(metric, _LESS + _MORE):
+            raise errors.InvalidJob(
+                f"metric of evaluation is {metric!r}, whose name does not say whether less or more of it is better; "
+                'set goal to "less" or "more"',
+                metric=metric,
+            )
         gain: object = self.least_gain
         if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < math.inf:
             raise errors.InvalidJob(f"least_gain of evaluation is {gain!r}; it must be a finite number, 0 or more")
@@ -86,7 +98,7 @@ class EvaluationPolicy:
     @property
     def _wants_less(self) -> bool:
         if self.goal == "auto":
-            return any(word in self.metric.lower() for word in ("loss", "error"))
+            return _named(self.metric, _LESS)
         return self.goal == "less"
 
     def to_proto(self) -> job_pb2.EvaluationPolicy:
@@ -115,6 +127,11 @@ class EvaluationPolicy:
             least_gain=message.least_gain,
             checkpoint_best=message.checkpoint_best,
         )
+
+
+def _named(metric: str, after: tuple[str, ...]) -> bool:
+    words = re.split(r"[^a-z0-9]+", metric.lower())
+    return any(word.startswith(after) or word.endswith(after) for word in words)
 
 
 __all__ = ["EvaluationPolicy", "Goal"]

@@ -30,13 +30,13 @@ class Step:
         updates: of non-trainable variables, by name: the new value (aggregation MEAN or LAST) or the increment (SUM).
             Of the variables of an aggregation either every one or none; those that nothing is given of stay as they
             are, and nothing travels for them.
-        metrics: further figures of the batch, shown beside the loss: {"accuracy": 0.93}.
+        metrics: further figures of the batch, of the same kind, shown beside the loss: {"accuracy": 0.93}.
     """
 
     loss: Any
     gradients: Mapping[str, Array] | Iterable[tuple[str, Array]]
     updates: Mapping[str, Array] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -60,6 +60,10 @@ class Dataset(Protocol):
     at a time. A data set that must not be called then, since it shares more than constants with `loss_and_gradients`,
     has an attribute `prefetch = 0`: each batch is read at its step, in the loop's thread. Another whole number is how
     many batches to read ahead; without the attribute there are 2. What comes is the same.
+
+    Held-out examples (`EvaluatedProgram`) are read in a thread of their own, too, perhaps at the same time as those to
+    train on. Where both are parts of one object, made by hand, that object needs a lock of its own; those of
+    `shoal.data.split` and `shoal.data.Subset` have one together.
     """
 
     def __len__(self) -> int:
@@ -275,7 +279,8 @@ class EvaluatedProgram(Protocol):
     """A program with examples that it does not train on, to be evaluated while it trains.
 
     A job whose `evaluation` says when has one of its workers do it: all of them in order, in batches of the job's size,
-    with the variables as they were pulled for its step.
+    with the variables as they were pulled for its step. Before its first step each worker evaluates one batch, so that
+    what is wrong shows then; what it finds is forgotten.
     """
 
     @property
@@ -291,8 +296,9 @@ class EvaluatedProgram(Protocol):
             batch: what `held_out.batch` returned, on the worker's device.
 
         Returns:
-            Numbers are means of the batch, of which the mean over all examples is taken. What is no mean of batches,
-            such as the area under a curve, is a `Measure` of the batch, and they are joined.
+            Numbers, or arrays of one element, are means of the batch, of which the mean over all examples is taken.
+            What is no mean of batches, such as the area under a curve, is a `Measure` of the batch, and they are
+            joined.
         """
         ...
 

@@ -39,7 +39,8 @@ class Progress:
     Attributes:
         steps: pushes that servers accepted, of all workers.
         samples: examples in them.
-        total_samples: examples in all epochs; 0: not known.
+        total_samples: examples in all epochs; 0: not known. Of a job with `max_steps`, as many as its `workers` train
+            on until then, if that is less: an estimate, for batches may be smaller, and workers come and go.
         epoch: the pass over the data set, from 0.
         samples_per_s: over the time since the job began to run.
         loss: of the latest report.
@@ -47,6 +48,7 @@ class Progress:
         staleness_max: over all accepted pushes, in versions.
         rejected: pushes refused for NaN or Inf.
         dropped: pushes that came after their step had closed.
+        ended: whether this is how far the job came in the end.
     """
 
     steps: int = 0
@@ -59,20 +61,23 @@ class Progress:
     staleness_max: int = 0
     rejected: int = 0
     dropped: int = 0
+    ended: bool = False
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the data is done, at the rate so far; None: not known, as without data or before a rate.
+        """Seconds until `total_samples` are done, at the rate so far; None: not known, as without data or a rate.
 
-        A job that ends by `max_steps`, or early, ends sooner.
+        A job that stops early ends sooner. 0 once it has ended, however it did.
         """
+        if self.ended:
+            return 0.0
         if not self.total_samples or not 0 < self.samples_per_s < math.inf:
             return None
         return max(0, self.total_samples - self.samples) / self.samples_per_s
 
     @classmethod
-    def from_proto(cls, message: job_pb2.Progress) -> "Progress":
-        """The progress that a message carries."""
+    def from_proto(cls, message: job_pb2.Progress, *, ended: bool = False) -> "Progress":
+        """The progress that a message carries; the job's in the end, or on the way."""
         return cls(
             steps=message.steps,
             samples=message.samples,
@@ -84,6 +89,7 @@ class Progress:
             staleness_max=message.staleness_max,
             rejected=message.rejected,
             dropped=message.dropped,
+            ended=ended,
         )
 
 
@@ -234,15 +240,16 @@ class JobStatus:
     @classmethod
     def from_proto(cls, message: job_pb2.JobStatus) -> "JobStatus":
         """The status that a message carries."""
+        state = JobState.from_proto(message.state)
         return cls(
             job=Job.from_proto(message.spec),
-            state=JobState.from_proto(message.state),
+            state=state,
             reason=message.reason,
             submitted_at=message.submitted_at,
             started_at=message.started_at,
             finished_at=message.finished_at,
             workers=tuple(message.workers),
-            progress=Progress.from_proto(message.progress),
+            progress=Progress.from_proto(message.progress, ended=state.finished),
             checkpoint=SavedCheckpoint.from_proto(message.checkpoint) if message.HasField("checkpoint") else None,
             checkpoint_failure=message.checkpoint_failure,
             restarts=message.restarts,

@@ -37,10 +37,15 @@ class Accounting:
 
     def progress(self, seconds: float) -> Progress:
         """The figures now, `seconds` after the job began to run; 0: it did not."""
-        ledger = self.ledger
-        return self.tally.progress(
-            total_samples=ledger.samples if ledger else 0, epoch=ledger.epoch if ledger else 0, seconds=seconds
-        )
+        epoch = self.ledger.epoch if self.ledger else 0
+        return self.tally.progress(total_samples=self._total_samples, epoch=epoch, seconds=seconds)
+
+    @property
+    def _total_samples(self) -> int:
+        """Examples until the job's end; 0: not known. By its steps, it is as many as there are in full batches."""
+        spec, of_data = self._spec, self.ledger.samples if self.ledger else 0
+        by_steps = spec.max_steps * spec.workers * spec.batch_size
+        return min(of_data, by_steps) if by_steps else of_data
 
     def held(self, ranks: Mapping[str, int]) -> Held:
         """The coordinator's part of a cut; `ranks` are the live workers'."""

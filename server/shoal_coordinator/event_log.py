@@ -1,11 +1,12 @@
 """What happened to a job, for those who watch it: the latest events, numbered. Pure: no clock, no I/O."""
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, StateChanged
 
-MAX_EVENTS = 20_000
+MAX_EVENTS = 20_000  # of those that are kept in the store, and as many others
 MAX_LOG_BYTES = 8 << 20
 # Numbers that are set aside at a time. So many at most are skipped by a restart.
 NUMBERS_AHEAD = 10_000
@@ -19,12 +20,13 @@ class EventLog:
     Those that change the job's state, or say what became of a checkpoint or what an evaluation found, are kept in the
     coordinator's store; log lines and figures are not, but no number is given out twice: before one is, numbers up to
     some way ahead of it are set aside (`numbered`), and a log that was restored goes on behind all of them. So there
-    are gaps where the coordinator was restarted, and nowhere else.
+    are gaps where the coordinator was restarted, and where log lines and figures were forgotten. These are bounded
+    apart from the others: a job's evaluations are there for whoever comes later, however much was reported since.
 
     Args:
         kept_changed: told the number of an event whose record is another one now: it came, or was forgotten.
         numbered_changed: told that `numbered` is another one now.
-        max_events: how many are remembered.
+        max_events: how many are remembered that are kept in the store, and how many others.
         max_log_bytes: of the log lines among them.
     """
 
@@ -38,8 +40,8 @@ class EventLog:
     ) -> None:
         self._kept_changed, self._numbered_changed = kept_changed, numbered_changed
         self._max_events, self._max_log_bytes = max_events, max_log_bytes
-        self._events: deque[Event] = deque()
-        self._kept: dict[int, Kept] = {}  # those among them that are kept, by number
+        self._kept: dict[int, Kept] = {}  # those that are kept in the store, by number, in order
+        self._others: deque[Event] = deque()
         self._log_bytes = 0  # of the log lines among them
         self.last = 0  # the latest event's sequence number; restored, the last one that it may have been
         self.numbered = 0  # what comes before a restart has no larger number
@@ -47,7 +49,7 @@ class EventLog:
 
     def restore(self, events: Iterable[Kept], numbered: int) -> None:
         """Takes up, in a new log, what was kept of an earlier one."""
-        for event in sorted(events, key=lambda event: event.sequence):
+        for event in sorted(events, key=_number):
             self._add(event)
         self.last = self.numbered = numbered
 
@@ -74,37 +76,42 @@ class EventLog:
         self._add(event)
         if event.sequence in self._kept:
             self._kept_changed(event.sequence)
-        while len(self._events) > self._max_events or self._log_bytes > self._max_log_bytes:
-            oldest = self._events.popleft()
-            self._log_bytes -= _log_bytes(oldest)
-            if self._kept.pop(oldest.sequence, None):
-                self._kept_changed(oldest.sequence)
+        while len(self._kept) > self._max_events:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            self._kept_changed(oldest)
+        while len(self._others) > self._max_events or self._log_bytes > self._max_log_bytes:
+            self._log_bytes -= _log_bytes(self._others.popleft())
 
     def after(self, sequence: int) -> list[Event]:
         """The events with larger numbers that are kept, in order."""
-        # From the end, where a watcher that keeps up is.
         found: list[Event] = []
-        for event in reversed(self._events):
-            if event.sequence <= sequence:
-                break
-            found.append(event)
-        return found[::-1]
+        for events in (self._kept.values(), self._others):
+            # From the end, where a watcher that keeps up is.
+            found += itertools.takewhile(lambda event: event.sequence > sequence, reversed(events))
+        return sorted(found, key=_number)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        sequences = [event.sequence for event in self._events]
-        assert sequences == sorted(set(sequences)), "a number out of order"
-        assert max(sequences, default=0) <= self.last <= self.numbered
-        assert self._kept == {event.sequence: event for event in self._events if isinstance(event, Kept)}
-        assert self._log_bytes == sum(map(_log_bytes, self._events)) <= self._max_log_bytes
-        assert len(self._events) <= self._max_events
+        kept, others = list(self._kept), [*map(_number, self._others)]
+        assert kept == sorted(kept) == [*map(_number, self._kept.values())], "a number out of order"
+        assert others == sorted(set(others) - {*kept}), "a number out of order, or twice"
+        assert max([*kept, *others], default=0) <= self.last <= self.numbered
+        assert not any(isinstance(event, Kept) for event in self._others)
+        assert self._log_bytes == sum(map(_log_bytes, self._others)) <= self._max_log_bytes
+        assert max(len(kept), len(others)) <= self._max_events
 
     def _add(self, event: Event) -> None:
-        self._events.append(event)
-        self._log_bytes += _log_bytes(event)
         if isinstance(event, Kept):
             self._kept[event.sequence] = event
+        else:
+            self._others.append(event)
+            self._log_bytes += _log_bytes(event)
         self.ended = isinstance(event, StateChanged) and event.state.finished
+
+
+def _number(event: Event) -> int:
+    return event.sequence
 
 
 def _log_bytes(event: Event) -> int:

@@ -60,8 +60,7 @@ def write(effect: WriteCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> 
             raise
     saved = SavedCheckpoint(cut.number, cut.step, manifest.nbytes, cut.time)
     policy = effect.spec.checkpoints or CheckpointPolicy()
-    keep = {*effect.keep} if effect.best is None else set()  # the best one so far takes the place of the last
-    removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy, keep)) or ()
+    removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy, lambda: _best(effect, catalogue))) or ()
     return CheckpointWritten(effect.job, saved, removed, effect.best.number if effect.best else 0, effect=effect.number)
 
 
@@ -140,19 +139,34 @@ def _check_files(catalogue: Catalogue, manifest: Manifest) -> None:
 
 
 def _retain(
-    catalogue: Catalogue, job: str, newest: int, policy: CheckpointPolicy, keep: Collection[int]
+    catalogue: Catalogue, job: str, newest: int, policy: CheckpointPolicy, best: Callable[[], Collection[int]]
 ) -> tuple[int, ...]:
     """Removes the checkpoints that are to go, and what older torn ones have left; the numbers."""
-    numbers = catalogue.numbers(job)
-    gone = [
-        number
-        for number in superfluous(numbers, keep_last=policy.keep_last, keep_every=policy.keep_every)
-        if number not in keep
-    ]
+    gone = superfluous(catalogue.numbers(job), keep_last=policy.keep_last, keep_every=policy.keep_every)
+    kept = best() if gone else ()
+    gone = [number for number in gone if number not in kept]
     for number in gone:
         catalogue.remove(job, number)
     catalogue.sweep(job, below=newest)
     return tuple(gone)
+
+
+def _best(effect: WriteCheckpoint, catalogue: Catalogue) -> Collection[int]:
+    """Those that stay, being of a best evaluation: this job's, or else the newest of an earlier job of its name.
+
+    Raises:
+        StorageFailed: which that is cannot be read.
+    """
+    if effect.best:
+        return ()  # this one takes the place of the last
+    if effect.keep:
+        return effect.keep
+    for found in catalogue.best(effect.job.name):
+        if isinstance(found, Manifest):
+            return (found.number,)
+        if isinstance(found, errors.StorageFailed):  # it may be the one: nothing goes this time
+            raise found
+    return ()
 
 
 def _tidy(clean: Callable[[], Any]) -> Any:

@@ -11,6 +11,7 @@ from shoal import _limits, _rpc, errors, variables
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import Folder
 from shoal._cursor import Cursor
+from shoal._figures import NAMES, is_name
 from shoal._participant import Heard
 from shoal.job import Job
 from shoal.status import Evaluation
@@ -198,11 +199,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def ReportEvaluation(
         self, request: pb.ReportEvaluationRequest, _: grpc.ServicerContext
     ) -> pb.ReportEvaluationReply:
-        if len(request.result.values) > _limits.METRICS:
-            raise errors.BadRequest(
-                f"the evaluation of {request.worker} on job {request.job} has {len(request.result.values)} values; at "
-                f"most {_limits.METRICS}"
-            )
+        _check_evaluation(request)
         result = Evaluation.from_proto(request.result)
         verdict = self._coordinator.handle(
             events.EvaluationReported(request.job, request.worker, request.incarnation, result, request.assignment)
@@ -318,6 +315,15 @@ def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
     return decoded
 
 
+def _check_evaluation(request: pb.ReportEvaluationRequest) -> None:
+    what, values = f"the evaluation of {request.worker} on job {request.job}", request.result.values
+    if len(values) > _limits.METRICS:
+        raise errors.BadRequest(f"{what} has {len(values)} values; at most {_limits.METRICS}")
+    for name in values:
+        if not is_name(name):
+            raise errors.BadRequest(f"{what} has a value named {name!r:.80}; name it by {NAMES}")
+
+
 def _check_report(request: pb.ReportRequest) -> None:
     lines = [len(line.encode()) for line in request.log]
     problems = {
@@ -325,6 +331,9 @@ def _check_report(request: pb.ReportRequest) -> None:
         f"a log line of more than {_limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > _limits.LOG_LINE_BYTES,
         f"{sum(lines)} bytes of log lines; at most {_limits.LOG_BYTES}": sum(lines) > _limits.LOG_BYTES,
         f"{len(request.values)} values; at most {_limits.METRICS}": len(request.values) > _limits.METRICS,
+        f"a value whose name has more than {_limits.METRIC_NAME_BYTES} bytes": (
+            any(len(name.encode()) > _limits.METRIC_NAME_BYTES for name in request.values)
+        ),
         f"a staleness above {_limits.STALENESS_BUCKETS - 1}": (
             max(request.staleness, default=0) >= _limits.STALENESS_BUCKETS
         ),

@@ -1,10 +1,15 @@
 """Evaluation in jobs of real processes: in every mode, in the midst of deaths, and what follows from it."""
 
+import re
+import shlex
+
 import pytest
+from typer.testing import CliRunner
 
 import shoal
-from clusters import local_cluster
+from clusters import ROOT, local_cluster
 from shoal import optim
+from shoal._cli.app import app
 from shoal.events import Evaluated
 
 pytestmark = pytest.mark.cluster
@@ -25,7 +30,7 @@ def client(folder):
 
 def counted(mode=MODES[0], policy=None, *, settings=None, **options):
     """A job of 2 workers that takes 80 steps with them, or a little more."""
-    policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates")
+    policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates", goal="more")
     return shoal.Job(
         "evaluated_programs:Counted",
         workers=2,
@@ -91,7 +96,7 @@ def test_a_best_checkpoint_that_is_not_there(client):
 
 
 def test_a_job_that_gets_no_better_stops_early(client):
-    policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", patience=3)
+    policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", goal="more", patience=3)
     job = client.submit(counted(policy=policy))
     found = evaluations(job)
     result = job.result()
@@ -122,7 +127,7 @@ def test_a_worker_dies_while_it_evaluates(client, tmp_path, mode):
 
 def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client):
     """Longer than a lease, and than a call may take."""
-    policy = shoal.EvaluationPolicy(every_steps=40, at_end=False, metric="updates")
+    policy = shoal.EvaluationPolicy(every_steps=40, at_end=False, metric="updates", goal="more")
     job = client.submit(counted(policy=policy, settings={"size": 640, "slow": 2.0}))
     [first, *_] = evaluations(job)
     assert first.seconds >= 6.0
@@ -134,3 +139,34 @@ def test_a_program_with_nothing_to_evaluate_fails_and_says_so(client):
     spec = shoal.Job("broken_programs:fine", workers=1, evaluation=shoal.EvaluationPolicy())
     with pytest.raises(shoal.JobFailed, match="has no `held_out` or no method evaluate"):
         client.submit(spec).wait(60)
+
+
+def test_what_the_page_shows_is_so(tmp_path, capsys):
+    """Its program, the job that is submitted from Python, and the commands, as they stand there."""
+    page = (ROOT / "docs" / "evaluation.md").read_text()
+    program, submission, *_ = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    here = re.search(r"`(shoal\.evaluate\(.*?)` does the", page, re.DOTALL)
+    commands = [shlex.split(command) for command in re.findall(r"^shoal (.*)$", page, re.MULTILINE)]
+    assert [command[0] for command in commands] == ["submit", "checkpoints", "submit"]
+    (tmp_path / "halves.py").write_text(program)
+    names, folder = {}, tmp_path / "checkpoints"
+    exec(program, names)
+    with (
+        shoal.LocalCluster(servers=1, workers=2, path=[tmp_path], checkpoints=folder) as cluster,
+        cluster.client() as client,
+    ):
+        names["client"] = client
+        exec(submission, names)
+        result = names["result"]
+        assert result.best.values["accuracy"] > 0.9
+        assert result.reason.startswith("stopped early: accuracy was no better than ")
+        assert result.reason in capsys.readouterr().out
+        assert shoal.Checkpoints(folder).show(f"{result.job}/best").evaluation == result.best
+        assert eval(here[1], names) == pytest.approx(result.evaluation.values, rel=1e-4)
+        environment = {"SHOAL_COORDINATOR": cluster.address, "SHOAL_CHECKPOINTS": str(folder)}
+        told = [CliRunner().invoke(app, command, env=environment) for command in commands]
+        assert [it.exit_code for it in told] == [0, 0, 0], [it.output for it in told]
+        best = client.job("halves").status().best
+        assert f"best evaluation so far: accuracy {best.values['accuracy']:.4g}" in told[1].stdout
+        [last] = [it for it in client.jobs() if it.job.restore == "halves/best"]
+        assert last.checkpoint.step == 6 * 512 // 32, "it went on from there"

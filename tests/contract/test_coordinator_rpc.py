@@ -311,12 +311,27 @@ def test_descriptions_that_make_no_sense(crew):
         {"log": [""] * 1_001},
         {"log": ["é" * 5_000]},
         {"values": {f"v{number}": 0.0 for number in range(300)}},
+        {"values": {"é" * 129: 0.0}},
         {"staleness": {1_025: 1}},
     ],
 )
 def test_reports_over_their_bounds(crew, fields):
     with pytest.raises(errors.BadRequest):
         crew.job("Report", job="a", worker="w0", **fields)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([str(number) for number in range(257)], "w0 on job a has 257 values; at most 256"),
+        (["x" * 257], "has a value named 'xxx.*; name it by text of 1 to 256 bytes"),
+        ([""], "has a value named ''"),
+    ],
+)
+def test_evaluations_are_bounded_too(crew, names, said):
+    crew.run(job(), "w0", "w1")
+    with pytest.raises(errors.BadRequest, match=said):
+        crew.job("ReportEvaluation", job="a", worker="w0", result=jobs.Evaluation(values=dict.fromkeys(names, 1.0)))
 
 
 def test_a_session_without_a_seat(rig):

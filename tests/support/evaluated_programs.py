@@ -16,13 +16,14 @@ class Counted:
     Args:
         size: examples to train on.
         seconds: of a step.
-        slow: seconds of an evaluation.
-        kill: a file; the first worker that evaluates makes it, and dies.
+        slow: seconds of the evaluation of a batch, but for a worker's first, by which it is tried out.
+        kill: a file; the first worker that evaluates another batch makes it, and dies.
     """
 
     def __init__(self, size=64, seconds=0.0, slow=0.0, kill=""):
         self.dataset, self.held_out = Numbers(size), Numbers(10)
         self.seconds, self.slow, self.kill = seconds, slow, kill
+        self.tried = False
 
     def variables(self):
         return {"w": np.zeros(1_000)}
@@ -32,8 +33,14 @@ class Counted:
         return 1.0, {"w": -np.ones(1_000)}
 
     def evaluate(self, params, batch):
+        first, self.tried = not self.tried, True
+        if first:
+            return self.figures(params)
         if self.kill and not Path(self.kill).exists():
             Path(self.kill).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.slow)  # what an evaluation takes
+        return self.figures(params)
+
+    def figures(self, params):
         return {"updates": float(params["w"][0]), "constant": 1.0}

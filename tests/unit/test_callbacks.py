@@ -129,6 +129,13 @@ class TestTensorBoard:
         watch(tmp_path, [*reports[-2:], ENDED])
         assert [step for _, step, *_ in scalars(tmp_path / "worker-0")] == [1, 2, 3, 4, 5]
 
+    def test_knows_an_old_evaluation_after_many_figures(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_tensorboard, "_MOST_KNOWN", 2)
+        reports = [MetricsReported(n, float(n), "worker-0", n, {"loss": 1.0}, Progress(steps=n)) for n in range(5, 9)]
+        watch(tmp_path, [EVALUATED, *reports, EVALUATED, ENDED])
+        watch(tmp_path, [EVALUATED, *reports[-2:], ENDED])
+        assert [tag for tag, *_ in scalars(tmp_path)].count("evaluation/loss") == 1
+
     @pytest.mark.parametrize("worker", ["../up", "a/b", ".", "..", ".hidden", "ünder"])
     def test_names_of_workers_stay_in_the_folder(self, tmp_path: Path, worker: str) -> None:
         watch(tmp_path / "board", [MetricsReported(1, 1.0, worker, 1, {"loss": 0.5}, Progress()), ENDED])

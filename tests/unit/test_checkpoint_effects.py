@@ -261,6 +261,28 @@ class TestTheManifest:
         assert catalogue.numbers("a") == [1, 3]
         assert write(servers, catalogue, 4, policy, best=best, keep=(1,)).removed == (1, 3), "a better one"
 
+    def test_the_best_of_an_earlier_job_of_the_name_stays_until_there_is_a_newer_one(self, servers, catalogue):
+        policy, best = CheckpointPolicy(keep_last=1), Evaluation(3, 20, {"auc": 0.5})
+        for number in (1, 2):
+            write(servers, catalogue, number, policy, best=best)
+        for number in (3, 4):
+            write(servers, catalogue, number, policy)
+        assert catalogue.numbers("a") == [2, 4], "the newest of them"
+        assert write(servers, catalogue, 5, policy, best=best).removed == (2, 4)
+
+    def test_nothing_goes_while_it_cannot_be_read_which_is_the_best(self, servers, catalogue, monkeypatch):
+        policy, manifest = CheckpointPolicy(keep_last=1), catalogue.manifest
+        write(servers, catalogue, 1, policy, best=Evaluation(3, 20, {"auc": 0.5}))
+
+        def away(job, number):
+            if number == 1:
+                raise errors.StorageFailed("the folder is away")
+            return manifest(job, number)
+
+        monkeypatch.setattr(catalogue, "manifest", away)
+        assert write(servers, catalogue, 2, policy).removed == ()
+        assert catalogue.numbers("a") == [1, 2]
+
     def test_is_not_waited_for_in_vain(self, servers, catalogue):
         servers.answers["CollectFiles"] = lambda _server, _request: (
             setattr(servers, "wanted", False) or (pb.CollectFilesReply())

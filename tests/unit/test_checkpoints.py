@@ -1,6 +1,7 @@
 """Checkpoints as users see them: named, looked at, checked, and carried to and from files of other frameworks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -429,7 +430,8 @@ class TestTheCommands:
         assert titles.split()[-2:] == ["best", "evaluation"]
         assert best.endswith("accuracy 0.93, loss nan")
         assert last.rstrip().endswith("-")
-        assert "best evaluation so far: accuracy 0.93, loss nan\n" in run("checkpoints", "show", "digits/best").stdout
+        told = "best evaluation so far: accuracy 0.93, loss nan"
+        assert f"{told}\n" in run("checkpoints", "show", "digits/best").stdout
         record = json.loads(run("checkpoints", "show", "digits/best", "--json").stdout)
         assert record["number"] == 1
         assert record["evaluation"] == {
@@ -437,6 +439,9 @@ class TestTheCommands:
             **{"examples": 360, "seconds": 0.5, "time": 9.0},
         }
         assert json.loads(run("checkpoints", "show", "digits", "--json").stdout)["evaluation"] is None
+        save(tmp_path, 3, best=replace(BEST, step=1_010))
+        assert f"{told} (evaluated at step 1,010)\n" in run("checkpoints", "show", "digits/best").stdout
+        assert "(evaluated at step 1,010)" in run("checkpoints", "ls").stdout.splitlines()[1]
 
     def test_export_and_import(self, tmp_path: Path, run: Any) -> None:
         save(tmp_path)

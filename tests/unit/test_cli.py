@@ -357,7 +357,7 @@ class TestJobs:
             **{"number": 2, "step": 40, "values": {"top1": 0.5, "loss": 1.25, "auc": 0.75}},
             **{"examples": 9, "seconds": 0.0, "time": 0.0},
         }
-        assert record["progress"]["seconds_left"] == 12
+        assert record["progress"]["seconds_left"] == 0
         (record,) = records(run("jobs", "--json").stdout)
         assert (record["evaluation"]["number"], record["best"]["number"]) == (2, 1)
 

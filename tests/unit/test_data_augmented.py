@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from shoal._participant import FINISHED, DataRange
 from shoal.data import Arrays, Augmented, Seekable, Subset, split
 from shoal.data.augment import Augmentation, Crop, Flip, Normalise, ToFloat
 from shoal.program import BlockDataset, RandomDataset
+from shoal_nn._mapped import Mapped
 from shoal_worker.batches import LeasedBatches, prefetch_of
 from shoal_worker.draws import epoch_seed
 
@@ -270,6 +272,37 @@ def test_a_split_is_into_two_with_nothing_in_common():
     assert numbers_of(training) | numbers_of(held_out) == set(range(40))
     assert numbers_of(split(plain(), 0.1)[1]) == numbers_of(held_out)
     assert numbers_of(split(plain(), 0.1, seed=1)[1]) != numbers_of(held_out)
+
+
+class Watched:
+    """Whoever reads it finds out which of its parts another thread could read meanwhile."""
+
+    def __init__(self):
+        self.parts, self.open = [], []
+
+    def __len__(self):
+        return 40
+
+    def batch(self, indices):
+        with ThreadPoolExecutor(1) as other:
+            self.open += other.submit(lambda: [part._lock.acquire(blocking=False) for part in self.parts]).result()
+        return IMAGES[indices], NUMBERS[indices]
+
+
+def test_parts_of_one_data_set_are_not_read_at_the_same_time():
+    """Neither do parts of parts, which one thread reads at once, nor parts of what is made of it."""
+    whole = Watched()
+    training, held_out = split(whole, 0.1)
+    part = Subset(Augmented(training, PLAIN), slice(10))
+    whole.parts = [training, held_out, part, Subset(Mapped(whole, len), [1])]
+    for reader in (training, held_out, part):
+        reader.batch(np.arange(2))
+        assert whole.open == [False] * 4
+        whole.open.clear()
+    apart = Watched()
+    apart.parts = [training]
+    split(apart, 0.1)[0].batch(np.arange(2))
+    assert apart.open == [True]
 
 
 @pytest.mark.parametrize("share", [0, 1, 1.5, -0.1, 0.01, 0.99, float("nan")])

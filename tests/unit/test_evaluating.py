@@ -105,7 +105,12 @@ def test_which_is_the_best(policy, values, best):
 
 
 @pytest.mark.parametrize(
-    ("metric", "less"), [("loss", True), ("val_loss", True), ("top5_error", True), ("accuracy", False), ("auc", False)]
+    ("metric", "less"),
+    [
+        *[(name, True) for name in ("loss", "val_loss", "top5_error", "logloss", "RMSE", "mse", "mae", "nll")],
+        *[(name, True) for name in ("cross_entropy", "perplexity")],
+        *[(name, False) for name in ("accuracy", "auc", "top5", "f1", "precision", "recall@10")],
+    ],
 )
 def test_what_is_better_follows_from_the_name_where_it_is_not_said(metric, less):
     assert EvaluationPolicy(metric=metric).is_better(1.0, 2.0) is less
@@ -338,6 +343,7 @@ def test_a_cluster_without_a_folder_cannot_keep_the_best():
         ({"patience": True, "every_steps": 1}, "patience of evaluation is True"),
         ({"at_end": 1}, "at_end of evaluation is 1"),
         ({"metric": ""}, "metric of evaluation is ''"),
+        ({"metric": "score"}, "'score', whose name does not say whether less or more of it is better; set goal to"),
         ({"goal": "most"}, "goal of evaluation is 'most'"),
         ({"least_gain": NAN}, "least_gain of evaluation is nan"),
         ({"at_end": False}, "neither by steps nor at the end"),

@@ -92,13 +92,14 @@ class Stop(threading.Event):
         return self.is_set()
 
 
-def evaluator(coordinator, program=None, *, every=10, stop=None):
+def evaluator(coordinator, program=None, *, metric="mean", every=10, stop=None):
     ticks = iter(range(1_000_000))
     return Evaluator(
         "tests:program",
         program or Program(),
         Cpu(),
         coordinator,
+        metric=metric,
         every_steps=every,
         batch_size=4,
         stop=stop or Stop(),
@@ -176,13 +177,110 @@ def test_a_worker_that_is_to_leave_leaves_off():
         (lambda x: x.mean(), "return from 1 to 256 figures by name"),
         (lambda x: {}, "return from 1 to 256 figures by name"),
         (lambda x: {str(x[0]): 1.0}, "return the same figures for all"),
-        (lambda x: {"mean": "high"}, "evaluate, step 10, raised ValueError: could not convert"),
+        (lambda x: {"mean": "high"}, r"^evaluate\(\) gives 'mean' as str; give a number or a Measure$"),
+        (lambda x: {"mean": "1"}, "gives 'mean' as str"),
+        (lambda x: {"mean": np.ones(3)}, r"gives 'mean' as ndarray of shape \(3,\); give a number or a Measure$"),
+        (lambda x: {"mean": np.ones(0)}, r"gives 'mean' as ndarray of shape \(0,\)"),
+        (lambda x: {"mean": None}, "gives 'mean' as NoneType"),
+        (lambda x: {"mean": 10**400}, "gives 'mean' as int"),
+        (lambda x: {"most": Most("high")}, "gives 'most' as str"),
+        (lambda x: {"mean": 1.0, 3: 1.0}, "names a figure 3; name it by text of 1 to 256 bytes of UTF-8"),
+        (lambda x: {"": 1.0}, "names a figure ''"),
+        (lambda x: {"\ud83d": 1.0}, r"names a figure '\\ud83d'"),
+        (lambda x: {"ü" * 129: 1.0}, "names a figure 'üü"),
         (lambda x: 1 / 0, "evaluate, step 10, raised ZeroDivisionError"),
     ],
 )
 def test_a_program_that_evaluates_to_nothing_good_is_told_so(figures, said):
     with pytest.raises(errors.ProgramError, match=said):
         evaluator(Coordinator([Turn(1)]), Program(figures=figures)).at_step(10, VALUES)
+
+
+@pytest.mark.parametrize("figure", [0.5, np.float32(0.5), np.array(0.5), np.full((1,), 0.5), np.full((1, 1), 0.5)])
+def test_a_figure_is_a_number_or_an_array_of_one_element(figure):
+    assert shoal.evaluate(Program(figures=lambda _: {"x": figure, "y": Most(figure)}), VALUES) == {"x": 0.5, "y": 0.5}
+
+
+def test_a_traceback_begins_with_the_program():
+    def joined(self, other):
+        raise RuntimeError("not these two")
+
+    measure = type("Measure", (Most,), {"joined": joined})(1.0)
+    with pytest.raises(errors.ProgramError, match="not these two") as caught:
+        evaluator(Coordinator([Turn(1)]), Program(figures=lambda _: {"most": measure})).at_step(10, VALUES)
+    assert caught.value.message.count('File "') == 1
+
+
+def test_it_is_tried_out_on_one_batch_of_which_nobody_is_told():
+    program, coordinator = Program(), Coordinator()
+    mine = evaluator(coordinator, program)
+    assert mine.untried
+    mine.try_out(0, VALUES)
+    assert not mine.untried
+    assert program.held_out.read == [[0, 1, 2, 3]]
+    assert not coordinator.asked
+    assert not coordinator.told
+
+
+def without_examples(program):
+    program.held_out = Numbers(0)
+
+
+def with_a_method(program):
+    program.held_out = program.variables
+
+
+def with_a_list(program):
+    program.held_out = [1, 2]
+
+
+def that_raises(program):
+    program.figures = lambda x: 1 / 0
+
+
+def of_another_name(program):
+    program.figures = lambda x: {"accuracy": 1.0, "auc": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (without_examples, "held_out has no examples"),
+        (with_a_method, "held_out is a method without __len__ and batch.*as an attribute or a property"),
+        (with_a_list, "held_out is a list without"),
+        (that_raises, "program tests:program: evaluate, step 7, raised ZeroDivisionError"),
+        (of_another_name, "tests:program: evaluate gives accuracy, auc, and the job asks for 'mean': set the metric"),
+    ],
+)
+def test_what_is_wrong_shows_before_the_first_step(spoil, said):
+    program = Program()
+    spoil(program)
+    with pytest.raises(errors.ProgramError, match=said):
+        evaluator(Coordinator(), program).try_out(7, VALUES)
+
+
+class InBlocks(Numbers):
+    """Reads ranges, and no single examples."""
+
+    blocks = shoal.program.Blocks([0, 5, 10])
+
+    def batches(self, plan):
+        for numbers in plan:
+            yield super().batch(numbers)
+
+    def batch(self, indices):
+        raise AssertionError("it is read by batches(plan)")
+
+
+def test_examples_in_blocks_are_read_so():
+    program = Program()
+    program.held_out = InBlocks(10)
+    figures = {"mean": pytest.approx(9.0), "most": 18.0}
+    assert shoal.evaluate(program, VALUES, batch_size=4) == figures
+    coordinator = Coordinator([Turn(1)])
+    evaluator(coordinator, program).at_step(10, VALUES)
+    assert coordinator.told[0].values == figures
+    assert program.held_out.read == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

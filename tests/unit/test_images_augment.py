@@ -191,6 +191,8 @@ def test_what_makes_no_sense_is_refused():
         CHANGE(IMAGES, seed=0, examples=np.arange(2))
     with refused("smaller than 9 x 9"):
         augment.Augmentation(augment.Crop(1, (9, 9)))(IMAGES, seed=0)
+    with pytest.raises(TypeError):
+        augment.Flip(0.5, 0)  # what it draws is no argument
     for wrong in (lambda: augment.Flip(2), lambda: augment.Crop(-1), lambda: augment.Crop(0, (0, 1))):
         with refused("give"):
             wrong()

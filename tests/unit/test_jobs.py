@@ -4,9 +4,9 @@ import pytest
 
 from shoal._layout import Placement
 from shoal.consistency import Asynchronous
-from shoal.events import LogLine, MetricsReported, StateChanged
+from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
-from shoal.status import JobState
+from shoal.status import Evaluation, JobState
 from shoal.variables import Variable
 from shoal_coordinator.event_log import EventLog
 from shoal_coordinator.events import JobDescribed, JobRef, WorkerReported
@@ -53,6 +53,19 @@ def test_figures_add_up_over_workers():
     assert (progress.staleness_p50, progress.staleness_max) == (2.0, 7)
     assert progress.samples_per_s == pytest.approx(7.0)
     job.validate()
+
+
+@pytest.mark.parametrize(
+    ("options", "total"),
+    [
+        ({"max_steps": 4}, 4 * 2 * 10),
+        ({"max_steps": 15}, 300),  # the data ends first
+        ({"max_steps": 4, "examples": 0}, 0),
+    ],
+)
+def test_how_much_there_is_to_do_ends_with_the_steps_too(options, total):
+    job = running(workers=2, epochs=3, batch_size=10, **options)
+    assert job.status(START + 1).progress.total_samples == total
 
 
 def test_a_repeated_report_counts_once():
@@ -157,7 +170,21 @@ def test_the_log_forgets_the_oldest():
     for _ in range(4):
         log.append(StateChanged(log.next, START, JobState.RUNNING, ""))
         log.validate()
-    assert [event.sequence for event in log.after(0)] == [5, 6, 7]
+    assert [event.sequence for event in log.after(0)] == [2, 3, 5, 6, 7]
     assert not log.ended
     log.append(StateChanged(log.next, START, JobState.FAILED, "x"))
     assert log.ended
+
+
+def test_figures_and_log_lines_do_not_push_out_what_is_kept():
+    records = []
+    log = EventLog(records.append, max_events=3)
+    for number in range(1, 5):
+        log.append(Evaluated(log.next, START, "w0", Evaluation(number, 10 * number, {"auc": 0.5}), True))
+        for _ in range(5):
+            log.append(LogLine(log.next, START, "w0", "a line"))
+            log.validate()
+    assert [event.sequence for event in log.after(0)] == [7, 13, 19, 22, 23, 24]
+    assert [event.sequence for event in log.after(13)] == [19, 22, 23, 24]
+    assert list(log.kept) == [7, 13, 19]
+    assert records == [1, 7, 13, 19, 1], "the oldest one's record goes"

@@ -14,6 +14,8 @@ from shoal.status import Progress
         (Progress(samples=250, total_samples=1000, samples_per_s=50.0), 15.0),
         (Progress(samples=1000, total_samples=1000, samples_per_s=50.0), 0.0),
         (Progress(samples=1010, total_samples=1000, samples_per_s=50.0), 0.0),  # some was trained on again
+        (Progress(samples=250, total_samples=1000, samples_per_s=50.0, ended=True), 0.0),  # early
+        (Progress(ended=True), 0.0),
         (Progress(samples=250, samples_per_s=50.0), None),
         (Progress(total_samples=1000), None),
         (Progress(total_samples=1000, samples_per_s=math.nan), None),

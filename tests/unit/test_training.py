@@ -221,6 +221,14 @@ class FakeEvaluator:
     patience: int = 99
     seen: list[tuple[int, float]] = field(default_factory=list)
     at_the_end: list[tuple[int, float]] = field(default_factory=list)
+    tried: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def untried(self):
+        return not self.tried
+
+    def try_out(self, step, values):
+        self.tried.append((step, float(values["w"][0])))
 
     def due(self, step):
         return step in self.steps
@@ -237,6 +245,7 @@ class FakeEvaluator:
 def test_what_was_pulled_for_a_step_is_evaluated_and_in_the_end_what_is_there_then(overlap):
     evaluator = FakeEvaluator(steps=(1, 2))
     rig = Rig([DataRange(1, 0, 0, 16), FINISHED], evaluator=evaluator, overlap=overlap).run()
+    assert evaluator.tried == [(0, 0.0)], "once, before the first step"
     assert evaluator.seen == [(1, 1.0), (2, 2.0)]
     assert evaluator.at_the_end == [(4, 4.0)]
     assert rig.total("accepted") == 4
@@ -442,8 +451,9 @@ def test_a_program_whose_gradients_fail_one_by_one_is_blamed(compute):
         (lambda params, batch: params["v"], "KeyError: 'v'"),
         (lambda params, batch: 3.0, r"returned a float; return \(loss, gradients by name\)"),
         (lambda params, batch: (1.0, np.zeros(2)), "returned a tuple"),
-        (lambda params, batch: ("low", {}), "could not convert string to float"),
-        (lambda params, batch: Step(1.0, {}, metrics={"accuracy": "high"}), "could not convert string to float"),
+        (lambda params, batch: ("low", {}), "step 0, gives the loss as str; give a number, or an array of one element"),
+        (lambda params, batch: (np.ones(3), {}), r"step 0, gives the loss as ndarray of shape \(3,\); give a number"),
+        (lambda params, batch: Step(1.0, {}, metrics={"accuracy": "high"}), "gives the metric 'accuracy' as str"),
     ],
 )
 def test_a_program_that_raises_or_returns_something_else_is_blamed(compute, said):
@@ -536,12 +546,13 @@ def test_a_dataset_that_raises_is_blamed():
 
 def test_updates_and_metrics_of_a_step_arrive():
     def compute(params, batch):
-        return Step(np.array(2.0), {"w": params["w"]}, updates={"n": np.array(1)}, metrics={"accuracy": 0.5})
+        metrics = {"accuracy": 0.5, "top5": np.full((1, 1), 0.75)}
+        return Step(np.full(1, 2.0), {"w": params["w"]}, updates={"n": np.array(1)}, metrics=metrics)
 
     rig = Rig(data=False, max_steps=1, compute=compute).run()
     assert rig.parameters.pushes[0][2] == {"n": np.array(1)}
     values = rig.emitted[-1].report.values
-    assert (values["loss"], values["accuracy"]) == (2.0, 0.5)
+    assert (values["loss"], values["accuracy"], values["top5"]) == (2.0, 0.5, 0.75)
 
 
 def test_figures_are_means_and_counts_of_about_half_a_second():

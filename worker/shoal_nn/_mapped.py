@@ -18,6 +18,7 @@ class Mapped:
         function: of a batch; what it raises, reading the batch raises.
 
     Attributes:
+        dataset: as given.
         prefetch: of the data set.
         blocks: of the data set, if it has any.
     """
@@ -25,17 +26,17 @@ class Mapped:
     blocks: Blocks
 
     def __init__(self, dataset: Dataset | RandomDataset, function: Callable[[Any], Any]) -> None:
-        self._dataset, self._function = dataset, function
+        self.dataset, self._function = dataset, function
         self.prefetch = getattr(dataset, "prefetch", DEFAULT_PREFETCH)
         if isinstance(blocks := getattr(dataset, "blocks", None), Blocks):
             self.blocks = blocks
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.dataset)
 
     def batch(self, indices: np.ndarray, *, seed: int | None = None) -> Any:
         """The function of the batch of these examples."""
-        return self._function(seeded(self._dataset.batch, seed)(indices))
+        return self._function(seeded(self.dataset.batch, seed)(indices))
 
     def batches(self, plan: Iterable[np.ndarray], *, seed: int | None = None) -> Iterator[Any]:
         """What `batch` gives, for each item of the plan. Of data sets in blocks alone."""
@@ -44,7 +45,7 @@ class Mapped:
                 yield self._function(batch)
 
     def _read(self, plan: Iterable[np.ndarray], seed: int | None) -> Generator[Any]:
-        yield from seeded(self._dataset.batches, seed)(plan)  # type: ignore[union-attr] # it has blocks
+        yield from seeded(self.dataset.batches, seed)(plan)  # type: ignore[union-attr] # it has blocks
 
 
 __all__ = ["Mapped"]

@@ -14,7 +14,7 @@ from shoal._cursor import Cursor
 from shoal._order import Order, ShuffledBlocks, ShuffledExamples, cut
 from shoal._participant import DataRange, NoRange
 from shoal._read_ahead import ReadAhead
-from shoal._seeds import seeded
+from shoal._reading import read
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 from shoal_worker.draws import epoch_seed
 
@@ -229,19 +229,8 @@ def ahead_of(
     Raises:
         ProgramError: its `prefetch` makes no sense.
     """
-    ahead, reading = prefetch_of(dataset), _batches(dataset, plan, seed)
+    ahead, reading = prefetch_of(dataset), read(dataset, plan, seed)
     return ReadAhead(reading, ahead, prepare=prepare) if ahead else reading
-
-
-def _batches(
-    dataset: Dataset | RandomDataset, plan: Iterable[np.ndarray], seed: int | None
-) -> Generator[Any, None, None]:
-    if isinstance(getattr(dataset, "blocks", None), Blocks):
-        yield from seeded(dataset.batches, seed)(plan)  # type: ignore[union-attr] # `order_of` has looked
-    else:
-        read = seeded(dataset.batch, seed)
-        for numbers in plan:
-            yield read(numbers)
 
 
 __all__ = ["Batch", "Batches", "LeasedBatches", "NoBatches", "ahead_of", "order_of", "prefetch_of"]

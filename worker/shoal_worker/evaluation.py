@@ -43,6 +43,7 @@ class Evaluator:
         program: what to evaluate.
         device: where; active on this thread.
         turns: the way to the coordinator.
+        metric: that one of the figures has to be.
         every_steps: how often to ask; 0: at the end alone.
         batch_size: examples.
         stop: set to leave off.
@@ -59,6 +60,7 @@ class Evaluator:
         device: Device,
         turns: Turns,
         *,
+        metric: str,
         every_steps: int,
         batch_size: int,
         stop: threading.Event,
@@ -68,11 +70,37 @@ class Evaluator:
         self._program = _checked(name, program)
         self._device = device
         self._turns = turns
+        self._metric = metric
         self._every = every_steps
         self._batch_size = batch_size
         self._stop = stop
         self._clock = clock
         self._asked_at = 0  # the last step that it asked for, or began at
+        self._untried = True
+
+    @property
+    def untried(self) -> bool:
+        """Whether `try_out` is still to come."""
+        return self._untried
+
+    def try_out(self, step: int, params: Mapping[str, Array]) -> None:
+        """Evaluates one batch and forgets what it finds: what is wrong shows now, and not when all is trained.
+
+        Args:
+            step: its own, the first one.
+            params: the variables as they were pulled for it, on the device.
+
+        Raises:
+            ProgramError: the examples cannot be read or evaluated, or none of the figures is the job's metric.
+        """
+        self._untried = False
+        found = self._evaluated(params, step, most=1)
+        if found is None or self._metric in found[0]:
+            return
+        raise errors.ProgramError(
+            f"program {self._name}: evaluate gives {', '.join(sorted(found[0]))}, and the job asks for "
+            f"{self._metric!r}: set the metric of its EvaluationPolicy to one of them"
+        )
 
     def due(self, step: int) -> bool:
         """Whether to ask at this step."""
@@ -118,11 +146,19 @@ class Evaluator:
             delay = min(2 * delay, _LONGEST_POLL_S)
         return verdict.stop
 
-    def _evaluated(self, params: Mapping[str, Array], step: int) -> tuple[dict[str, float], int] | None:
-        """The figures, and of how many examples; None: this worker is to leave."""
+    def _evaluated(
+        self, params: Mapping[str, Array], step: int, most: int | None = None
+    ) -> tuple[dict[str, float], int] | None:
+        """The figures, and of how many examples; None: this worker is to leave.
+
+        Args:
+            params: the variables.
+            step: for messages.
+            most: so many batches at most; None: all.
+        """
         program, device, total = self._program, self._device, Total()
         with self._blamed("held_out", step):
-            plan = batches_of(program, self._batch_size)
+            plan = batches_of(program, self._batch_size)[:most]
         with closing(ahead_of(program.held_out, plan, prepare=device.activate)) as batches:
             for numbers in plan:
                 if self._stop.is_set():

@@ -214,8 +214,16 @@ def _evaluator(
     spec = participant.spec
     if spec.evaluation is None:
         return None
-    every = spec.evaluation.every_steps
-    return Evaluator(name, program, device, participant, every_steps=every, batch_size=spec.batch_size, stop=leaving)
+    return Evaluator(
+        name,
+        program,
+        device,
+        participant,
+        metric=spec.evaluation.metric,
+        every_steps=spec.evaluation.every_steps,
+        batch_size=spec.batch_size,
+        stop=leaving,
+    )
 
 
 def _take_standard_input() -> int:

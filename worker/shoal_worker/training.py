@@ -11,6 +11,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._cursor import Cursor
+from shoal._figures import number
 from shoal._overlap import Gradients
 from shoal._parameters import PushResult
 from shoal._participant import NoRange
@@ -209,9 +210,14 @@ class Training:
         return self._device.receive(self._parameters.pull())
 
     def _evaluate(self, params: Mapping[str, Array]) -> bool:
-        """Evaluates if that is due here; False when the job ends early."""
+        """Evaluates if that is due here, before the first step on trial; False when the job ends early."""
         evaluator, step = self._evaluator, self._parameters.step
-        if evaluator is None or not evaluator.due(step):
+        if evaluator is None:
+            return True
+        if evaluator.untried:
+            with self._tally.timed("evaluate"):
+                evaluator.try_out(step, params)
+        if not evaluator.due(step):
             return True
         with self._tally.timed("evaluate"):
             return evaluator.at_step(step, params)
@@ -266,14 +272,15 @@ class Training:
             batch = device.put(given.data)
         with self._blamed("loss_and_gradients"):
             step = self._checked(program.loss_and_gradients(params, batch, **self._seeded(given)))
-            metrics = {name: float(value) for name, value in step.metrics.items()}
+            who = f"{self._who}: loss_and_gradients, step {self._parameters.step}, gives"
+            metrics = {name: number(value, f"{who} the metric {name!r}") for name, value in step.metrics.items()}
             gradients = step.gradients
             return _Computed(
                 gradients=dict(device.fetch(gradients.items(), self._wire))
                 if isinstance(gradients, Mapping)
                 else self._one_by_one(gradients),
                 updates=dict(device.fetch(step.updates.items())) or None,
-                values={**metrics, "loss": float(step.loss)},
+                values={**metrics, "loss": number(step.loss, f"{who} the loss")},
             )
 
     def _seeded(self, batch: Batch) -> dict[str, int]:

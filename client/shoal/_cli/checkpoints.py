@@ -132,8 +132,7 @@ def import_(
 def _row(found: Checkpoint) -> tuple[list[str], Row]:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created_at))
     counts = [f"{found.step:,}", f"{found.version:,}", f"{found.nbytes:,}", f"{len(found.variables):,}"]
-    best = figures(found.evaluation.values) if found.evaluation else "-"
-    return [str(found), *counts, made, best], _record(found)
+    return [str(found), *counts, made, _best(found) or "-"], _record(found)
 
 
 def _record(found: Checkpoint) -> Row:
@@ -164,8 +163,16 @@ def _tell_passed_by(found: Checkpoint, out: Output) -> None:
 
 
 def _sentence(found: Checkpoint) -> str:
-    best = f", best evaluation so far: {figures(found.evaluation.values)}" if found.evaluation else ""
+    best = f", best evaluation so far: {_best(found)}" if found.evaluation else ""
     return f"{found}: step {found.step:,}, {found.version:,} updates, {found.nbytes:,} bytes{best}"
+
+
+def _best(found: Checkpoint) -> str:
+    """What was found at the evaluation that it was taken at; and at which step, if that is not its own."""
+    best = found.evaluation
+    if best is None:
+        return ""
+    return figures(best.values) + (f" (evaluated at step {best.step:,})" if best.step != found.step else "")
 
 
 __all__ = ["app", "export", "import_"]

@@ -74,7 +74,8 @@ def submit(
         str | None, typer.Option(help="The figure that says which evaluation is the best. By default loss.")
     ] = None,
     goal: Annotated[
-        Goal | None, typer.Option(help="Of the metric. By default less of a loss or an error, else more.")
+        Goal | None,
+        typer.Option(help="Of the metric. By default as its name says: less of a loss, more of an accuracy."),
     ] = None,
     patience: Annotated[
         int | None, typer.Option(help="End after so many evaluations in a row that are no better; 0: never.")

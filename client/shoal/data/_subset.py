@@ -1,6 +1,8 @@
 """Some examples of a data set as a data set of their own: to train on most of it, and to judge by the rest."""
 
+import threading
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -9,11 +11,18 @@ from shoal import errors
 from shoal._seeds import seeded
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 
+_locks_lock = threading.Lock()  # guards _locks
+# Of each data set that has subsets, by its id, which is its own as long as one of them has it.
+_locks: "WeakValueDictionary[int, threading.RLock]" = WeakValueDictionary()
+
 
 class Subset:
     """Some examples of another data set, numbered anew from 0.
 
         first = Subset(dataset, slice(1000))
+
+    All subsets of one data set, be it also within others that have it as their `dataset`, read it one after the other:
+    it is called from one thread at a time, though some are trained on while others are evaluated.
 
     Args:
         dataset: that is not read in blocks.
@@ -43,13 +52,17 @@ class Subset:
         self.dataset = dataset
         self.prefetch = getattr(dataset, "prefetch", DEFAULT_PREFETCH)
         self._numbers = numbers.astype(np.int64, copy=False)
+        # Guards the reading of the data set, which nothing else can: it may be a file with one position. Taken again by
+        # subsets of subsets.
+        self._lock = _lock_of(dataset)
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def batch(self, indices: np.ndarray, *, seed: int | None = None) -> Any:
         """What the data set gives for these examples; with the seed, if it takes one."""
-        return seeded(self.dataset.batch, seed)(self._numbers[indices])
+        with self._lock:
+            return seeded(self.dataset.batch, seed)(self._numbers[indices])
 
 
 def split(dataset: Dataset | RandomDataset, share: float, seed: int = 0) -> tuple[Subset, Subset]:
@@ -73,6 +86,13 @@ def split(dataset: Dataset | RandomDataset, share: float, seed: int = 0) -> tupl
     shuffled = np.random.default_rng(seed).permutation(size)
     # Rising, since neighbours are read faster where they lie in a file.
     return Subset(dataset, np.sort(shuffled[held_out:])), Subset(dataset, np.sort(shuffled[:held_out]))
+
+
+def _lock_of(dataset: Any) -> threading.RLock:
+    while isinstance(inner := getattr(dataset, "dataset", None), Dataset):
+        dataset = inner
+    with _locks_lock:
+        return _locks.setdefault(id(dataset), threading.RLock())
 
 
 def _size_of(dataset: Dataset | RandomDataset, who: str) -> int:

@@ -6,7 +6,7 @@ seed and the examples' numbers alone: an example is changed alike with the same 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -171,7 +171,7 @@ class Flip:
     """Left and right are exchanged with this probability."""
 
     probability: float = 0.5
-    draws: int = 1
+    draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:
@@ -192,7 +192,7 @@ class Crop:
 
     padding: int = 4
     size: tuple[int, int] | None = None
-    draws: int = 2
+    draws: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.padding < 0 or (self.size is not None and min(self.size) < 1):
@@ -218,7 +218,7 @@ class Resize:
     """`resize` to a height and width."""
 
     size: tuple[int, int]
-    draws: int = 0
+    draws: ClassVar[int] = 0
 
     def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - as all steps
         return resize(images, self.size)
@@ -229,7 +229,7 @@ class ToFloat:
     """`to_float` of a dtype."""
 
     dtype: DTypeLike = np.float32
-    draws: int = 0
+    draws: ClassVar[int] = 0
 
     def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - as all steps
         return to_float(images, self.dtype)
@@ -241,7 +241,7 @@ class Normalise:
 
     mean: float | Sequence[float]
     std: float | Sequence[float]
-    draws: int = 0
+    draws: ClassVar[int] = 0
 
     def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - as all steps
         return normalise(images, self.mean, self.std)
