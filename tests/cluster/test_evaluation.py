@@ -108,7 +108,7 @@ def test_a_job_that_gets_no_better_stops_early(client):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_all_hear_at_once_that_the_job_stops_early(client, mode):
     """Not at their next step to ask at, nor at their next range."""
-    policy = shoal.EvaluationPolicy(every_steps=20, at_end=False, metric="constant", patience=1)
+    policy = shoal.EvaluationPolicy(every_steps=20, at_end=False, metric="constant", goal="more", patience=1)
     settings = {"size": 64_000, "seconds": 0.02}
     job = client.submit(counted(mode, policy, settings=settings, range_size=32_000))
     assert len(evaluations(job)) == 2
