@@ -11,9 +11,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make ref
 nn = torch.nn
 
 FEW = settings(max_examples=25, deadline=None)
+# All axes but the last: the batch, and another perhaps. Four axes would be images.
+LEADING = st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple)
 DTYPES = st.sampled_from([np.float32, np.float64])
 # Of what is compared, in units of its largest element.
 TOLERANCE = {np.float32: 2e-5, np.float64: 1e-12}
+# What is smaller than inputs by so much may be 0 but for rounding.
+FLOOR = 0.1
 
 
 def drawn(seed, shape, dtype):
@@ -35,7 +39,7 @@ def close(found, expected, dtype, what):
     expected = np.asarray(expected)
     assert found.dtype == dtype, what
     assert found.shape == expected.shape, what
-    scale = max(1.0, np.abs(expected).max(initial=0.0))
+    scale = np.abs(expected).max(initial=0.0) + FLOOR
     assert np.abs(found - expected).max(initial=0.0) <= TOLERANCE[dtype] * scale, what
 
 
@@ -91,14 +95,17 @@ def test_depthwise_convolutions(data, dtype):
         "kernel": np.ascontiguousarray(theirs.weight.detach().numpy().transpose(2, 3, 1, 0)),
         "bias": theirs.bias.detach().numpy().copy(),
     }
-    weights = [("kernel", theirs.weight, lambda gradient: gradient.transpose(2, 3, 1, 0))]
+    weights = [
+        ("kernel", theirs.weight, lambda gradient: gradient.transpose(2, 3, 1, 0)),
+        ("bias", theirs.bias, lambda gradient: gradient),
+    ]
     compare(layer, theirs, x, dtype, params=params, weights=weights)
 
 
 @FEW
-@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6), DTYPES)
-def test_dense(batch, features, units, dtype):
-    x = drawn(1, (batch, features), dtype)
+@given(LEADING, st.integers(1, 6), st.integers(1, 6), DTYPES)
+def test_dense(leading, features, units, dtype):
+    x = drawn(1, (*leading, features), dtype)
     theirs = nn.Linear(features, units).to(torch.from_numpy(x).dtype)
     params = {"kernel": theirs.weight.detach().numpy().T.copy(), "bias": theirs.bias.detach().numpy().copy()}
     weights = [
@@ -109,10 +116,13 @@ def test_dense(batch, features, units, dtype):
 
 
 @FEW
-@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 4), DTYPES, st.booleans(), st.floats(0.05, 0.5))
-def test_batch_norm(batch, size, channels, dtype, training, momentum):
-    x = drawn(1, (batch, size, size + 1, channels), dtype) * 3 + 1
-    theirs = nn.BatchNorm2d(channels, momentum=momentum).to(torch.from_numpy(x).dtype)
+@given(
+    st.integers(2, 5), st.integers(1, 4), st.integers(1, 4), DTYPES, st.booleans(), st.booleans(), st.floats(0.05, 0.5)
+)
+def test_batch_norm(batch, size, channels, dtype, rows, training, momentum):
+    shape = (6 * batch, channels) if rows else (batch, size, size + 1, channels)
+    x = drawn(1, shape, dtype) * 3 + 1
+    theirs = (nn.BatchNorm1d if rows else nn.BatchNorm2d)(channels, momentum=momentum).to(torch.from_numpy(x).dtype)
     with torch.no_grad():
         for seed, tensor in enumerate((theirs.weight, theirs.bias, theirs.running_mean)):
             tensor.copy_(torch.from_numpy(drawn(seed, channels, dtype)))
@@ -136,9 +146,9 @@ def test_batch_norm(batch, size, channels, dtype, training, momentum):
 
 
 @FEW
-@given(st.integers(1, 5), st.integers(2, 8), DTYPES)
-def test_layer_norm(batch, features, dtype):
-    x = drawn(1, (batch, features), dtype)
+@given(LEADING, st.integers(4, 8), DTYPES)
+def test_layer_norm(leading, features, dtype):
+    x = drawn(1, (*leading, features), dtype)
     theirs = nn.LayerNorm(features, eps=shoal_nn.LayerNorm().epsilon).to(torch.from_numpy(x).dtype)
     params = {"scale": theirs.weight.detach().numpy().copy(), "bias": theirs.bias.detach().numpy().copy()}
     weights = [("scale", theirs.weight, lambda gradient: gradient), ("bias", theirs.bias, lambda gradient: gradient)]
@@ -155,6 +165,22 @@ def test_pooling(data, dtype):
     compare(shoal_nn.MaxPool(**options), nn.MaxPool2d(window, strides, padding), x, dtype)
     average = nn.AvgPool2d(window, strides, padding, count_include_pad=False)
     compare(shoal_nn.AvgPool(**options), average, x, dtype)
+    counting = nn.AvgPool2d(window, strides, padding, count_include_pad=True)
+    compare(shoal_nn.AvgPool(**options, count_padding=True), counting, x, dtype)
+    compare(shoal_nn.GlobalAvgPool(), lambda given: given.mean(dim=(2, 3)), x, dtype)
+
+
+@FEW
+@given(LEADING, st.integers(1, 6), st.integers(1, 4), DTYPES)
+def test_embedding(leading, rows, width, dtype):
+    numbers, table = np.random.default_rng(1).integers(0, rows, leading), drawn(2, (rows, width), dtype)
+    theirs = torch.from_numpy(table.copy()).requires_grad_()
+    expected = nn.functional.embedding(torch.from_numpy(numbers), theirs)
+    y, _, pullback = shoal_nn.Embedding(rows, width).apply({"table": table}, {}, numbers, False)
+    close(y, expected.detach().numpy(), dtype, "value")
+    dy = drawn(99, y.shape, dtype)
+    expected.backward(torch.from_numpy(dy))
+    close(pullback(dy)[0]["table"], theirs.grad.numpy(), dtype, "table")
 
 
 ACTIVATIONS = [
@@ -173,11 +199,39 @@ def test_activations(ours, theirs, dtype):
     compare(ours, theirs, drawn(1, (40, 7), dtype) * 4, dtype)
 
 
-def test_losses():
-    logits, labels = drawn(1, (6, 5), np.float64), np.array([0, 1, 4, 2, 2, 3])
-    tensor = to_torch(logits, grad=True)
-    expected = nn.functional.cross_entropy(tensor, torch.from_numpy(labels))
+LABELS = np.array([[0, 1, 4], [2, 2, 3]])
+CHANCES = np.random.default_rng(5).dirichlet(np.ones(5), (2, 3))
+CLASSES = nn.functional.cross_entropy
+LOSSES = {
+    "classes": (
+        lambda logits: shoal_nn.softmax_cross_entropy(logits, LABELS),
+        lambda logits: CLASSES(logits.reshape(-1, 5), torch.from_numpy(LABELS).reshape(-1)),
+    ),
+    "probabilities": (
+        lambda logits: shoal_nn.softmax_cross_entropy(logits, CHANCES),
+        lambda logits: CLASSES(logits.reshape(-1, 5), torch.from_numpy(CHANCES).reshape(-1, 5).to(logits.dtype)),
+    ),
+    "sigmoid": (
+        lambda logits: shoal_nn.sigmoid_cross_entropy(logits, CHANCES),
+        lambda logits: nn.functional.binary_cross_entropy_with_logits(
+            logits, torch.from_numpy(CHANCES).to(logits.dtype)
+        ),
+    ),
+    "squares": (
+        lambda logits: shoal_nn.mean_squared_error(logits, CHANCES),
+        lambda logits: nn.functional.mse_loss(logits, torch.from_numpy(CHANCES).to(logits.dtype)),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name, dtype):
+    ours, theirs = LOSSES[name]
+    logits = drawn(1, (2, 3, 5), dtype) * 4
+    tensor = torch.from_numpy(logits.copy()).requires_grad_()
+    expected = theirs(tensor)
     expected.backward()
-    loss, by_logits = shoal_nn.softmax_cross_entropy(logits, labels)
-    close(np.asarray(loss), expected.item(), np.float64, "loss")
-    close(by_logits, tensor.grad.numpy(), np.float64, "gradient")
+    loss, by_logits = ours(logits)
+    close(np.asarray(loss), expected.item(), dtype, "loss")
+    close(by_logits, tensor.grad.numpy(), dtype, "gradient")

@@ -29,7 +29,7 @@ def models_of_torchvision():
 
 OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 published = models_of_torchvision()
-TOLERANCE = 1e-9
+TOLERANCE, FLOOR = 1e-9, 1e-4
 MODELS = {
     "resnet18": (resnet(18, 10), lambda: published.resnet18(num_classes=10), 64),
     "resnet34": (resnet(34, 10), lambda: published.resnet34(num_classes=10), 64),
@@ -52,7 +52,8 @@ def as_ours(array):
 
 def close(found, expected, what):
     assert found.shape == expected.shape, what
-    assert np.abs(found - expected).max() <= TOLERANCE * max(1.0, np.abs(expected).max()), what
+    # Some gradients are 0 but for rounding, such as that of a bias before a BatchNorm.
+    assert np.abs(found - expected).max() <= TOLERANCE * max(np.abs(expected).max(), FLOOR), what
 
 
 @pytest.mark.parametrize("name", MODELS)

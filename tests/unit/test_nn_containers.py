@@ -169,12 +169,84 @@ class TestWrongShapes:
         with pytest.raises(errors.InvalidShape, match="wants whole numbers, not float32"):
             layer.apply(layer.init(np.random.default_rng(0), (3,))[0], {}, np.ones((2, 3), np.float32), False)
 
-    def test_one_value_a_channel_has_no_variance(self):
-        layer = BatchNorm()
-        params, state = layer.init(np.random.default_rng(0), (3,))
-        with pytest.raises(errors.InvalidShape, match="two values a channel"):
-            layer.apply(params, state, np.ones((1, 3)), Training(0))
-        assert layer.apply(params, state, np.ones((1, 3)), False)[0].shape == (1, 3)
+    @pytest.mark.parametrize("layer", [Dense(3), Conv2D(3), DepthwiseConv2D(), BatchNorm(), LayerNorm()], ids=repr)
+    @pytest.mark.parametrize("dtype", ["uint8", "int64", "int16", "bool"])
+    def test_floats_are_demanded_where_something_is_learned(self, layer, dtype):
+        net = Sequential({"it": layer})
+        params, state = net.init(np.random.default_rng(0), (4, 4, 2))
+        with pytest.raises(errors.InvalidShape, match=rf"^layer 'it' .* wants floats, not {dtype} .*augment\.ToFloat"):
+            net.apply(params, state, np.ones((2, 4, 4, 2), dtype), Training(0))
+
+
+class TestVariables:
+    @pytest.mark.parametrize(
+        ("layer", "name", "shape"),
+        [
+            (Dense(3), "kernel", r"\[any, 3\]"),
+            (Dense(3), "bias", r"\[3\]"),
+            (Conv2D(4, window=(3, 2)), "kernel", r"\[3, 2, any, 4\]"),
+            (Conv2D(4), "bias", r"\[4\]"),
+            (DepthwiseConv2D(), "kernel", r"\[3, 3, 1, any\]"),
+            (BatchNorm(), "scale", r"\[any\]"),
+            (BatchNorm(), "var", r"\[2\]"),
+            (LayerNorm(), "bias", r"\[2\]"),
+            (Embedding(4, 2), "table", r"\[4, 2\]"),
+        ],
+        ids=repr,
+    )
+    def test_that_are_missing_or_of_another_shape_are_named_with_their_layer(self, layer, name, shape):
+        net = Sequential({"deep": Sequential({"it": layer})})
+        params, state = net.init(np.random.default_rng(0), (4, 4, 2))
+        x = np.zeros((2, 4, 4, 2), int if isinstance(layer, Embedding) else float)
+        where = rf"^layer 'deep/it' \({type(layer).__name__}\) got "
+        held = {**params, **state}
+        missing = {key: array for key, array in held.items() if not key.endswith(f"/{name}")}
+        with pytest.raises(
+            errors.InvalidShape, match=rf"{where}variables, but not '{name}', and wants {shape}; change"
+        ):
+            net.apply(missing, missing, x, False)
+        wrong = {**held, f"deep/it/{name}": np.ones((2, 5, 1))}
+        says = rf"{where}the variable '{name}' of shape \(2, 5, 1\), and wants {shape}; change"
+        with pytest.raises(errors.InvalidShape, match=says):
+            net.apply(wrong, wrong, x, False)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [BatchNorm(), Dropout(0.5), Sequential([ReLU()]), Residual(ReLU()), Sequential([Residual(Dropout(0.1))])],
+    ids=repr,
+)
+@pytest.mark.parametrize("train", [True, None, 1, 0, "yes"])
+def test_train_is_training_or_false(layer, train):
+    params, state = layer.init(np.random.default_rng(0), (3,))
+    with pytest.raises(errors.InvalidLayer, match=r"train is .*; give Training\(seed\) or False"):
+        layer.apply(params, state, np.ones((2, 3)), train)
+
+
+class TestWithoutAGradientByTheInput:
+    @pytest.mark.parametrize(
+        "blind",
+        [
+            Frozen(Dense(4)),
+            Residual(Frozen(Dense(4))),
+            Sequential([Frozen(Dense(4))]),
+        ],
+        ids=lambda layer: type(layer).__name__,
+    )
+    def test_a_layer_after_one_that_learns_is_named(self, blind):
+        net = Sequential({"a": Dense(4), "relu": ReLU(), "b": blind, "c": Dense(2)})
+        params, state = net.init(np.random.default_rng(0), (4,))
+        y, _, pullback = net.apply(params, state, np.ones((3, 4), np.float32), Training(0))
+        with pytest.raises(errors.InvalidLayer, match=r"layer 'b' gives no gradient by its input, and 'a' before it"):
+            pullback(y)
+
+    def test_it_may_stand_after_what_learns_nothing(self):
+        net = Sequential({"a": Frozen(Dense(4)), "relu": ReLU(), "b": Frozen(Dense(4)), "c": Dense(2)})
+        params, state = net.init(np.random.default_rng(0), (4,))
+        y, _, pullback = net.apply(params, state, np.ones((3, 4), np.float32), Training(0))
+        found, dx = pullback(y)
+        assert found.keys() == params.keys() == {"c/kernel", "c/bias"}
+        assert dx is None
 
 
 PEOPLE = {"job": np.array([2, 0, 1]), "age": np.array([0.3, 0.1, 0.9], np.float32), "unused": np.zeros((3, 2))}
@@ -285,6 +357,11 @@ class TestFrozen:
         (lambda: Conv2D(4, strides=0), "Conv2D: strides are 0"),
         (lambda: Conv2D(4, padding="full"), "Conv2D: padding is 'full'"),
         (lambda: Conv2D(4, padding=(0, -1)), "Conv2D: padding is"),
+        (lambda: Conv2D(4, padding=(1, 2, 3)), "Conv2D: padding is (1, 2, 3)"),
+        (lambda: Conv2D(4, padding=((1, 2, 3), 0)), "Conv2D: padding is ((1, 2, 3), 0)"),
+        (lambda: Conv2D(4, window=(3, 3, 3)), "Conv2D: window is (3, 3, 3); give 1 or more, or such a pair"),
+        (lambda: Conv2D(4, strides="a"), "Conv2D: strides are 'a'; give 1 or more, or such a pair"),
+        (lambda: MaxPool([3]), "MaxPool: window is [3]"),
         (lambda: DepthwiseConv2D(0), "DepthwiseConv2D: multiplier is 0"),
         (lambda: MaxPool(0), "MaxPool: window is 0"),
         (lambda: MaxPool(2, 0), "MaxPool: strides are 0"),
@@ -304,3 +381,11 @@ class TestFrozen:
 def test_settings_that_make_no_sense_are_refused(make, says):
     with pytest.raises(errors.InvalidLayer, match=re.escape(says)):
         make()
+
+
+@pytest.mark.parametrize("kind", [Conv2D, MaxPool])
+def test_pairs_of_settings_may_be_lists(kind):
+    first = (4,) if kind is Conv2D else ()
+    given = kind(*first, window=[3, 2], strides=[2, 1], padding=[[1, 0], 1])
+    same = kind(*first, window=(3, 2), strides=(2, 1), padding=((1, 0), 1))
+    assert given.output_shape((7, 7, 2)) == same.output_shape((7, 7, 2)) == (3, 8, given.output_shape((7, 7, 2))[2])

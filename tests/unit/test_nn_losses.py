@@ -93,8 +93,27 @@ def test_large_logits_overflow_nowhere(dtype):
     ],
 )
 def test_labels_of_a_wrong_shape_are_refused(loss, labels):
-    with pytest.raises(errors.InvalidShape, match=rf"{loss.__name__} got labels of shape \({labels.shape[0]},.* wants"):
+    says = rf"^{loss.__name__} got labels of shape \({labels.shape[0]},.* and {labels.dtype}, and wants"
+    with pytest.raises(errors.InvalidShape, match=says):
         loss(np.zeros((4, 3)), labels)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_of_no_class_is_refused(label):
+    with pytest.raises(errors.InvalidData, match=f"the label {label} for logits of 3 classes, 0 to 2"):
+        softmax_cross_entropy(np.zeros((2, 3)), np.array([0, label]))
+
+
+def test_labels_may_be_a_list():
+    expected, _ = softmax_cross_entropy(np.eye(3), np.arange(3))
+    assert softmax_cross_entropy(np.eye(3), [0, 1, 2])[0] == expected
+
+
+@pytest.mark.parametrize("loss", [softmax_cross_entropy, sigmoid_cross_entropy, mean_squared_error])
+@pytest.mark.parametrize("dtype", ["uint8", "int16"])
+def test_outputs_that_are_not_floats_are_refused(loss, dtype):
+    with pytest.raises(errors.InvalidShape, match=rf"^{loss.__name__} got outputs of {dtype}, .*augment\.ToFloat"):
+        loss(np.zeros((4, 3), dtype), np.zeros((4, 3)))
 
 
 class TestLossScale:

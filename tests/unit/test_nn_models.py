@@ -256,6 +256,8 @@ def test_a_head_is_the_only_part_that_depends_on_the_classes():
         lambda: wide_deep({"a": 3}, crosses=[("a", "b")]),
         lambda: frozen(mlp(2), "body"),
         lambda: with_head(mlp(2), Dense(2), "hidden0"),
+        lambda: frozen(wide_deep({"sex": 2}), "deep"),
+        lambda: with_head(wide_deep({"sex": 2}), Dense(2)),
     ],
 )
 def test_models_that_there_are_not(wrong):

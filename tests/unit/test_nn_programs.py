@@ -398,7 +398,7 @@ def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them():
     program = Supervised(mlp(4), (8, 8, 3), data, data, OneOfMany())
     values, batch = begun(program), program.dataset.batch(np.arange(4))
     for use in (lambda: program.loss_and_gradients(values, batch, seed=0), lambda: program.evaluate(values, batch)):
-        with pytest.raises(errors.InvalidData, match=r"outputs are uint8, .*augment\.ToFloat"):
+        with pytest.raises(errors.InvalidShape, match=r"wants floats, not uint8 .*augment\.ToFloat"):
             use()
 
 

@@ -138,7 +138,7 @@ def test_a_convolution_in_blocks_is_the_same(monkeypatch):
 
 
 def test_blocks_are_what_the_cache_holds_and_never_less_than_an_example():
-    half = _windows._CPU_BLOCK // 2
+    half = _windows.BLOCK // 2
     assert list(_windows.blocks(np, 5, half)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
     assert list(_windows.blocks(np, 2, 10 * half)) == [slice(0, 1), slice(1, 2)]
     assert list(_windows.blocks(np, 5, half, least=8 * half)) == [slice(0, 5)]
@@ -162,10 +162,55 @@ def test_sums_and_products_by_runs_are_those_by_channels(shape):
     assert rows.shape[1] <= max(_arithmetic._RUN, shape[-1])
     axes, channels = tuple(range(a.ndim - 1)), shape[-1]
     np.testing.assert_allclose(_arithmetic.column_sums(a), a.sum(axis=axes), rtol=1e-12, atol=1e-12)
-    found = _arithmetic.column_products(rows, _arithmetic.in_runs(b), channels)
+    found = _arithmetic.column_products([(rows, _arithmetic.in_runs(b))], channels)
     np.testing.assert_allclose(found, (a * b).sum(axis=axes), rtol=1e-12, atol=1e-12)
     vector = rng.standard_normal(channels)
     np.testing.assert_array_equal((rows * _arithmetic.along(rows, vector)).reshape(shape), a * vector)
+
+
+@pytest.mark.parametrize("shape", [(1_000_003, 4), (1_048_576, 16), (4, 512, 1024, 3)])
+def test_sums_of_many_values_away_from_0_are_near(shape):
+    x = 100 + 0.1 * np.random.default_rng(0).standard_normal(shape, np.float32)
+    rows, channels = x.reshape(-1, shape[-1]), shape[-1]
+    exact = rows.sum(axis=0, dtype=np.float64)
+    np.testing.assert_allclose(_arithmetic.column_sums(x), exact, rtol=3e-7)
+    runs = _arithmetic.in_runs(x)
+    pairs = [(runs[part], runs[part]) for part in _arithmetic.pieces(runs, arrays=2)]
+    squares = np.square(rows, dtype=np.float64).sum(axis=0)
+    np.testing.assert_allclose(_arithmetic.column_products(pairs, channels), squares, rtol=1e-6)
+
+
+def test_batch_norm_of_many_values_away_from_0_is_near():
+    x = 100 + 0.1 * np.random.default_rng(0).standard_normal((2**20, 2), np.float32)
+    layer = BatchNorm(momentum=1)
+    params, state = layer.init(np.random.default_rng(0), (2,))
+    y, after, _ = layer.apply(params, state, x, Training(0))
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(after["mean"], wide.mean(axis=0), rtol=2e-7)
+    np.testing.assert_allclose(after["var"], wide.var(axis=0, ddof=1), rtol=1e-5)
+    # The mean itself is rounded to 100 * 2^-24, which is this much of a standard deviation.
+    np.testing.assert_allclose(y, (wide - wide.mean(axis=0)) / np.sqrt(wide.var(axis=0) + 1e-5), atol=1e-4)
+
+
+def test_one_value_a_channel_is_normalized_by_the_running_statistics_and_leaves_them():
+    layer, x = BatchNorm(), np.array([[2.0, -1.0, 0.5]])
+    params, state = prepared(layer, np.random.default_rng(0), (3,))
+    y, after, pullback = layer.apply(params, state, x, Training(0))
+    expected, _, pull = layer.apply(params, state, x, False)
+    np.testing.assert_array_equal(y, expected)
+    assert after == state
+    found, dx = pullback(x)
+    assert found.keys() == params.keys()
+    np.testing.assert_array_equal(dx, pull(x)[1])
+
+
+def test_int16_is_no_half():
+    assert [_arithmetic.is_half(np.dtype(it)) for it in ("float16", ml_dtypes.bfloat16, "int16", "uint16")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_normalization_in_blocks_is_the_same(monkeypatch):

@@ -1,22 +1,30 @@
 """In which dtype layers add up and multiply matrices."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shoal.program import Array
-from shoal_nn._windows import blocks
+from shoal_nn._windows import BLOCK, blocks
 from shoal_worker.arrays import Namespace, namespace_of
 
 _FLOAT32 = np.dtype(np.float32)
 # Elements of a run at most: long enough that a loop's start costs little, and short enough for the nearest cache.
-_RUN = 4096
+_RUN = 2048
+# Rows of a piece at most. NumPy adds rows one to the other, so an error grows with their number.
+_ROWS = 256
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
     """Whether it is float16 or bfloat16."""
-    return dtype.itemsize == 2
+    return dtype.name in ("float16", "bfloat16")
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether gradients can be of it."""
+    return dtype.kind == "f" or is_half(dtype)
 
 
 def widened(x: Array) -> Array:
@@ -40,12 +48,11 @@ def in_runs(x: Array) -> Array:
 
     NumPy has a loop for each row that a vector is combined with, or added to, and channels alone make short ones.
     """
-    run = x.shape[-1]
-    for length in reversed(x.shape[:-1]) if namespace_of(x) is np else ():
-        if run * length > _RUN:
-            break
-        run *= length
-    return x.reshape(-1, run)
+    channels = x.shape[-1]
+    count = math.prod(x.shape[:-1]) if namespace_of(x) is np else 1
+    most = min(count, _RUN // max(channels, 1))
+    times = next((times for times in range(most, 1, -1) if count % times == 0), 1)
+    return x.reshape(-1, times * channels)
 
 
 def along(runs: Array, vector: Array) -> Array:
@@ -55,9 +62,14 @@ def along(runs: Array, vector: Array) -> Array:
 
 
 def pieces(rows: Array, *, arrays: int) -> list[slice]:
-    """Cuts the rows of a matrix so that as many of so many arrays stay in the cache together; on a GPU not at all."""
-    xp = namespace_of(rows)
-    return [*blocks(xp, len(rows), arrays * rows.shape[1] * rows.dtype.itemsize)] if xp is np else [slice(None)]
+    """Cuts the rows of a matrix so that as many of so many arrays stay in the cache together; on a GPU not at all.
+
+    No piece has more than 256 rows, so that sums of one are near; there is one at least.
+    """
+    if namespace_of(rows) is not np:
+        return [slice(None)]
+    nbytes = max(arrays * rows.shape[1] * rows.dtype.itemsize, BLOCK // _ROWS)
+    return [*blocks(np, len(rows), nbytes)] or [slice(None)]
 
 
 def joined(like: Array, parts: Sequence[slice], piece: Callable[[slice], Array]) -> Array:
@@ -72,14 +84,27 @@ def joined(like: Array, parts: Sequence[slice], piece: Callable[[slice], Array])
 
 def column_sums(x: Array) -> Array:
     """Of an array, over all axes but the last; of halves, in float32."""
-    return in_runs(widened(x)).sum(axis=0).reshape(-1, x.shape[-1]).sum(axis=0)
+    rows = in_runs(widened(x))
+    return _total((rows[part].sum(axis=0) for part in pieces(rows, arrays=1)), x.shape[-1])
 
 
-def column_products(a: Array, b: Array, channels: int) -> Array:
-    """[channels]: the sums of a times b, both of `in_runs`, with no array of the products on a CPU."""
+def column_products(pairs: Iterable[tuple[Array, Array]], channels: int) -> Array:
+    """[channels]: the sums of a times b, each pair a piece of `in_runs`, with no array of the products on a CPU."""
+    return _total((_products(a, b) for a, b in pairs), channels)
+
+
+def _products(a: Array, b: Array) -> Array:
     xp = namespace_of(a)
-    sums = xp.einsum("ij,ij->j", a, b) if xp is np else (a * b).sum(axis=0)
-    return sums.reshape(-1, channels).sum(axis=0)
+    return xp.einsum("ij,ij->j", a, b) if xp is np else (a * b).sum(axis=0)
+
+
+def _total(sums: Iterable[Array], channels: int) -> Array:
+    """[channels]: all pieces' sums of runs, joined in float64, so that what is lost does not grow with the batch."""
+    first, *others = sums
+    total = first.astype("float64")
+    for each in others:
+        total += each
+    return total.reshape(-1, channels).sum(axis=0).astype(first.dtype, copy=False)
 
 
 __all__ = [
@@ -87,6 +112,7 @@ __all__ = [
     "column_products",
     "column_sums",
     "in_runs",
+    "is_float",
     "is_half",
     "joined",
     "matmul",

@@ -15,7 +15,7 @@ Pair = int | tuple[int, int]
 Padding = Literal["same", "valid"] | int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
 
 # Bytes of a block that a CPU's core finds again in its cache. A GPU has none like it, and each step has its price.
-_CPU_BLOCK, _GPU_BLOCK = 2 << 20, 256 << 20
+BLOCK, _GPU_BLOCK = 2 << 20, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def windows_over(inputs: tuple[int, int], window: Pair, strides: Pair, padding: 
 
 def pair(length: Pair) -> tuple[int, int]:
     """Of height and width."""
-    return length if isinstance(length, tuple) else (length, length)
+    height, width = (length, length) if isinstance(length, int) else length
+    return height, width
 
 
 def explicit(padding: Padding) -> tuple[int, ...]:
@@ -99,7 +100,7 @@ def blocks(xp: Namespace, count: int, nbytes: int, least: int = 0) -> Iterator[s
         nbytes: of working memory, for each.
         least: bytes that are worth as much: of what is read or written anew with every block.
     """
-    length = max(1, max(_CPU_BLOCK if xp is np else _GPU_BLOCK, least) // max(nbytes, 1))
+    length = max(1, max(BLOCK if xp is np else _GPU_BLOCK, least) // max(nbytes, 1))
     for start in range(0, count, length):
         yield slice(start, min(start + length, count))
 
@@ -116,7 +117,7 @@ def _given(padding: Padding, axis: int) -> tuple[int, int]:
         return padding, padding
     side = padding[axis]
     assert not isinstance(side, str)
-    return (side, side) if isinstance(side, int) else side
+    return pair(side)
 
 
 def _along(length: int, window: int, stride: int, sides: tuple[int, int] | None) -> tuple[int, int, int]:
@@ -128,4 +129,4 @@ def _along(length: int, window: int, stride: int, sides: tuple[int, int] | None)
     return *sides, (length + sum(sides) - window) // stride + 1
 
 
-__all__ = ["Padding", "Pair", "Windows", "blocks", "explicit", "pair", "windows_over"]
+__all__ = ["BLOCK", "Padding", "Pair", "Windows", "blocks", "explicit", "pair", "windows_over"]

@@ -38,8 +38,10 @@ class _Container(Layer):
     ) -> tuple[Array, dict[str, Array], Pullback]:
         """As its `apply`, with the names of the container's variables."""
         name, layer = child
+        self._trains(train)
+        below: Train = train.under(name) if isinstance(train, Training) else False
         with within(name):
-            y, after, pull = layer.apply(params, state, x, train.under(name) if isinstance(train, Training) else False)
+            y, after, pull = layer.apply(params, state, x, below)
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
             found, dx = pull(dy)
@@ -93,21 +95,34 @@ class Sequential(_Container):
         own, kept = _by_child(params), _by_child(state)
         after: dict[str, Array] = {}
         pulls: list[Pullback] = []
+        fed: list[Fed] = []
         for child in self.layers:
+            fed.append(shape_of(x))
             x, moved, pull = self._apply_child(child, own.get(child[0], {}), kept.get(child[0], {}), x, train)
             after |= moved
             pulls.append(pull)
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
             found: dict[str, Array] = {}
-            for pull in reversed(pulls):
-                if dy is None:  # of whole numbers; what comes before has nothing to learn from them
-                    break
-                part, dy = pull(dy)
+            for number in reversed(range(len(pulls))):
+                part, dy = pulls[number](dy)
                 found |= part
+                if dy is None:  # such as of whole numbers, which nothing learns to give
+                    self._demand_no_learner(number, fed)
+                    break
             return found, dy
 
         return x, after, pullback
+
+    def _demand_no_learner(self, number: int, fed: list[Fed]) -> None:
+        """Raises InvalidLayer if one of so many first children has parameters: they would have no gradients."""
+        for (name, layer), shape in zip(self.layers[:number], fed, strict=False):
+            learns = any(it.trainable for it in layer.variables(shape).values())
+            self._demand(
+                not learns,
+                f"its layer {self.layers[number][0]!r} gives no gradient by its input, and {name!r} before it would "
+                "not learn; give it input_gradient=True, or freeze what comes before it",
+            )
 
 
 class Join(ABC):
@@ -243,10 +258,9 @@ class Parallel(_Branches):
         return [whole for _ in self.layers]
 
     def _by_input(self, dxs: list[Array | None]) -> Array | None:
-        total = None
-        for dx in dxs:
-            if dx is not None:
-                total = dx if total is None else total + dx
+        total = dxs[0]
+        for dx in dxs[1:]:  # without that of one branch, the others' sum is no gradient
+            total = None if total is None or dx is None else total + dx
         return total
 
 

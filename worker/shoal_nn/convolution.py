@@ -11,15 +11,16 @@ from shoal.program import Array
 from shoal.variables import Variable
 from shoal_nn import _convolve, _cudnn
 from shoal_nn._arithmetic import column_sums
-from shoal_nn._windows import Padding, Pair, Windows, explicit, pair, windows_over
-from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, trainable
+from shoal_nn._windowed import Windowed
+from shoal_nn._windows import Padding, Pair, Windows, pair
+from shoal_nn.layer import Arrays, Pullback, Shape, Train, trainable
 from shoal_worker.arrays import namespace_of
 
 _HE, _ZEROS = HeNormal(), Zeros()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Convolution(Layer):
+class _Convolution(Windowed):
     """What both have in common: all but how many filters and groups there are."""
 
     window: Pair = 3
@@ -30,13 +31,7 @@ class _Convolution(Layer):
     input_gradient: bool = True
 
     def __post_init__(self) -> None:
-        self._demand(min(pair(self.window)) > 0, f"window is {self.window}; give 1 or more")
-        self._demand(min(pair(self.strides)) > 0, f"strides are {self.strides}; give 1 or more")
-        named = not isinstance(self.padding, str) or self.padding in ("same", "valid")
-        self._demand(
-            named and min(explicit(self.padding), default=0) >= 0,
-            f"padding is {self.padding!r}; give same, valid, or rows and columns of zeros, 0 or more",
-        )
+        self._check_windows()
 
     def output_shape(self, shape: Shape) -> Shape:
         windows = self._windows(shape)
@@ -49,20 +44,22 @@ class _Convolution(Layer):
         return kept | ({"bias": trainable((filters,), _ZEROS)} if self.bias else {})
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
-        kernel = params["kernel"]
+        kernel = self._kept(params, "kernel", *pair(self.window), *self._last_axes)
+        bias = self._kept(params, "bias", kernel.shape[3]) if self.bias else None
+        self._require_floats(x)
         channels = self._channels(kernel)
         self._require(x.ndim == 4 and x.shape[3] == channels, x.shape[1:], f"(height, width, {channels})")
         windows = self._windows(x.shape[1:])
         groups = channels // kernel.shape[2]
         y = _forward(x, kernel, windows, groups)
-        if self.bias:
-            y += params["bias"].astype(y.dtype, copy=False)
+        if bias is not None:
+            y += bias.astype(y.dtype, copy=False)
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
             by_kernel, dx = _backward(x, kernel, dy, windows, groups, input_gradient=self.input_gradient)
             found = {"kernel": by_kernel.astype(kernel.dtype, copy=False)}
-            if self.bias:
-                found["bias"] = column_sums(dy).astype(params["bias"].dtype, copy=False)
+            if bias is not None:
+                found["bias"] = column_sums(dy).astype(bias.dtype, copy=False)
             return found, dx
 
         return y, {}, pullback
@@ -71,16 +68,14 @@ class _Convolution(Layer):
     def _filters_and_groups(self, shape: Shape) -> tuple[int, int]:
         """How many, for examples of this shape."""
 
+    @property
+    @abstractmethod
+    def _last_axes(self) -> tuple[int | None, int | None]:
+        """Lengths of a kernel's, whatever the examples: None where they decide."""
+
     @abstractmethod
     def _channels(self, kernel: Array) -> int:
         """Of the input that goes with a kernel."""
-
-    def _windows(self, shape: Shape) -> Windows:
-        self._require(len(shape) == 3, shape, "three axes: (height, width, channels)")
-        windows = windows_over((shape[0], shape[1]), self.window, self.strides, self.padding)
-        height, width = pair(self.window)
-        self._require(min(windows.outputs) > 0, shape, f"images of {height}x{width} at least, with their padding")
-        return windows
 
 
 @dataclass(frozen=True)
@@ -121,6 +116,10 @@ class Conv2D(_Convolution):
         )
         return self.filters, self.groups
 
+    @property
+    def _last_axes(self) -> tuple[None, int]:
+        return None, self.filters
+
     def _channels(self, kernel: Array) -> int:
         return int(kernel.shape[2]) * self.groups
 
@@ -147,6 +146,10 @@ class DepthwiseConv2D(_Convolution):
 
     def _filters_and_groups(self, shape: Shape) -> tuple[int, int]:
         return shape[2] * self.multiplier, shape[2]
+
+    @property
+    def _last_axes(self) -> tuple[int, None]:
+        return 1, None
 
     def _channels(self, kernel: Array) -> int:
         return int(kernel.shape[3]) // self.multiplier

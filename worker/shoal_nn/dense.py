@@ -44,19 +44,21 @@ class Dense(Layer):
         return kept | ({"bias": trainable((self.units,), _ZEROS)} if self.bias else {})
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
-        kernel = params["kernel"]
+        kernel = self._kept(params, "kernel", None, self.units)
+        bias = self._kept(params, "bias", self.units) if self.bias else None
         inputs = kernel.shape[0]
+        self._require_floats(x)
         self._require(x.ndim > 1 and x.shape[-1] == inputs, x.shape[1:], f"(..., {inputs})")
         rows = x.reshape(-1, inputs)
         y = matmul(rows, kernel, x.dtype)
-        if self.bias:
-            y += params["bias"].astype(y.dtype, copy=False)
+        if bias is not None:
+            y += bias.astype(y.dtype, copy=False)
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
             flat = dy.reshape(-1, self.units)
             found = {"kernel": matmul(rows.T, flat, x.dtype).astype(kernel.dtype, copy=False)}
-            if self.bias:
-                found["bias"] = column_sums(flat).astype(params["bias"].dtype, copy=False)
+            if bias is not None:
+                found["bias"] = column_sums(flat).astype(bias.dtype, copy=False)
             dx = matmul(flat, kernel.T, x.dtype).astype(x.dtype, copy=False)
             return found, dx.reshape(x.shape)
 
@@ -96,7 +98,7 @@ class Embedding(Layer):
         return {"table": trainable((self.rows, self.width), self.initializer)}
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
-        table = params["table"]
+        table = self._kept(params, "table", self.rows, self.width)
         self._require(x.dtype.kind in "iu", x.shape[1:], f"whole numbers, not {x.dtype}")
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:

@@ -30,8 +30,9 @@ class Dropout(Unweighted):
         return shape
 
     def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:
-        if not isinstance(train, Training) or self.rate == 0:
+        if not self._trains(train) or self.rate == 0:
             return x, lambda dy: dy
+        assert isinstance(train, Training)
         drawn = train.generator(namespace_of(x)).random(x.shape, dtype="float32")
         factor = ((drawn >= self.rate) * (1 / (1 - self.rate))).astype(x.dtype)
         return x * factor, lambda dy: dy * factor

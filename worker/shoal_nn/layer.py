@@ -12,6 +12,8 @@ from shoal import _draws, errors, initializers
 from shoal.initializers import Initializer
 from shoal.program import Array
 from shoal.variables import Variable
+from shoal_nn._arithmetic import is_float
+from shoal_nn._misfit import misfit
 from shoal_worker.arrays import Namespace
 
 # Of one example or an array: lengths of the axes. A model's shapes leave the batch out.
@@ -98,7 +100,8 @@ class Layer(ABC):
             pullback, which may be called once or more, or never.
 
         Raises:
-            InvalidShape: the layer does not take such an array.
+            InvalidShape: the layer does not take such an array, or a variable is missing or of another shape.
+            InvalidLayer: train is neither Training nor False, where it matters.
         """
 
     def init(self, rng: np.random.Generator, shape: Fed) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -124,7 +127,29 @@ class Layer(ABC):
     def _require(self, fits: bool, got: Fed, wants: str) -> None:
         """Raises InvalidShape unless the examples that the layer got fit; containers add the way to the layer."""
         if not fits:
-            raise _misfit(type(self).__name__, "", _shown(got), wants)
+            kind, change = type(self).__name__, "it, or what comes before it"
+            raise misfit("", kind, "examples of shape", _shown(got), wants, change)
+
+    def _require_floats(self, x: Array) -> None:
+        """Raises InvalidShape for whole numbers: in their dtype there is nothing to learn from."""
+        wants = f"floats, not {x.dtype} (shoal.data.augment.ToFloat makes them of images)"
+        self._require(is_float(x.dtype), x.shape[1:], wants)
+
+    def _kept(self, arrays: Arrays, name: str, *shape: int | None) -> Array:
+        """The variable of this name; raises InvalidShape unless it is there and its axes have these lengths, or any."""
+        array = arrays.get(name)
+        got = () if array is None else array.shape
+        if len(got) != len(shape) or not all(want in (None, has) for want, has in zip(shape, got, strict=True)):
+            what = f"the variable {name!r} of shape" if name in arrays else "variables, but not"
+            wants = f"[{', '.join('any' if length is None else str(length) for length in shape)}]"
+            change = "what it is given: the variables that it describes, for the examples that it is fed"
+            raise misfit("", type(self).__name__, what, str(got) if name in arrays else repr(name), wants, change)
+        return array
+
+    def _trains(self, train: object) -> bool:
+        """Whether to act as in training; raises InvalidLayer for what does not say."""
+        self._demand(isinstance(train, Training) or train is False, f"train is {train!r}; give Training(seed) or False")
+        return train is not False
 
     def _demand(self, holds: bool, what: str) -> None:
         """Raises InvalidLayer unless a setting is in its range."""
@@ -152,14 +177,13 @@ def shape_of(x: Array | Mapping[str, Array]) -> Fed:
 
 @contextmanager
 def within(name: str) -> Iterator[None]:
-    """Adds a container's child to the path of a layer that is fed a wrong shape."""
+    """Adds a container's child to the path of a layer that is fed, or holds, a wrong shape."""
     try:
         yield
     except errors.InvalidShape as error:
         said = error.details
         path = _joined(name, said["layer"])
-        longer = _misfit(said["kind"], path, said["got"], said["wants"])
-        raise longer.with_traceback(error.__traceback__) from None
+        raise misfit(**{**said, "layer": path}).with_traceback(error.__traceback__) from None
 
 
 def trainable(shape: Shape, initializer: Initializer) -> Variable:
@@ -170,17 +194,6 @@ def trainable(shape: Shape, initializer: Initializer) -> Variable:
 def statistic(shape: Shape, initializer: Initializer) -> Variable:
     """What training moves without a gradient; workers' values of one step are averaged."""
     return Variable(shape, "float32", initializer, trainable=False, aggregation="mean")
-
-
-def _misfit(kind: str, path: str, got: str, wants: str) -> errors.InvalidShape:
-    where = f"layer {path!r} ({kind})" if path else f"layer {kind}"
-    return errors.InvalidShape(
-        f"{where} got examples of shape {got}, and wants {wants}; change it, or what comes before it",
-        layer=path,
-        kind=kind,
-        got=got,
-        wants=wants,
-    )
 
 
 def _shown(shape: Fed) -> str:

@@ -1,8 +1,11 @@
 """Losses: what a model's outputs are worth, and the gradient by them, with which a pullback begins."""
 
+import numpy as np
+
 from shoal import errors
 from shoal.program import Array
-from shoal_nn._arithmetic import widened
+from shoal_nn._arithmetic import is_float, widened
+from shoal_nn._misfit import misfit
 from shoal_nn.activations import sigmoid
 from shoal_worker.arrays import namespace_of
 
@@ -12,21 +15,26 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
 
     Args:
         logits: [..., classes].
-        labels: of the same shape, probabilities of classes; or [...], whole numbers of classes.
+        labels: of the same shape, probabilities of classes; or [...], whole numbers of classes. On a GPU nothing looks
+            for numbers of no class, since that would wait for the device: CuPy takes the loss of some class for them.
 
     Returns:
         The loss, an array of no dimension on their device, and its gradient by the logits, of their dtype. Halves are
         computed in float32, and the loss is of it.
 
     Raises:
-        InvalidShape: the shapes do not go together.
+        InvalidShape: the shapes do not go together, or logits are not floats.
+        InvalidData: a label is of no class.
     """
+    labels = _taken("softmax_cross_entropy", logits, labels)
     xp, wide = namespace_of(logits), widened(logits)
     sparse = labels.dtype.kind in "iu" and labels.shape == logits.shape[:-1]
     if logits.ndim == 0 or not (sparse or labels.shape == logits.shape):
         wants = f"{logits.shape} of probabilities, or {logits.shape[:-1]} of whole numbers"
-        raise _misfit("softmax_cross_entropy", labels.shape, wants)
+        raise _misfit("softmax_cross_entropy", labels, wants)
     classes = logits.shape[-1]
+    if sparse and xp is np:
+        _check_classes(labels, classes)
     shifted = (wide - wide.max(axis=-1, keepdims=True)).reshape(-1, classes)  # so that no exponential overflows
     powers = xp.exp(shifted)
     sums = powers.sum(axis=1, keepdims=True)
@@ -55,10 +63,11 @@ def sigmoid_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
         As of `softmax_cross_entropy`.
 
     Raises:
-        InvalidShape: the shapes differ.
+        InvalidShape: the shapes differ, or what the model gave is not of floats.
     """
+    labels = _taken("sigmoid_cross_entropy", logits, labels)
     if labels.shape != logits.shape:
-        raise _misfit("sigmoid_cross_entropy", labels.shape, str(logits.shape))
+        raise _misfit("sigmoid_cross_entropy", labels, str(logits.shape))
     xp, wide = namespace_of(logits), widened(logits)
     wanted = labels.astype(wide.dtype, copy=False)
     loss = (xp.maximum(wide, 0) - wide * wanted + xp.log1p(xp.exp(-xp.abs(wide)))).mean()
@@ -77,23 +86,36 @@ def mean_squared_error(outputs: Array, targets: Array) -> tuple[Array, Array]:
         As of `softmax_cross_entropy`.
 
     Raises:
-        InvalidShape: the shapes differ.
+        InvalidShape: the shapes differ, or what the model gave is not of floats.
     """
+    targets = _taken("mean_squared_error", outputs, targets)
     if targets.shape != outputs.shape:
-        raise _misfit("mean_squared_error", targets.shape, str(outputs.shape))
+        raise _misfit("mean_squared_error", targets, str(outputs.shape))
     wide = widened(outputs)
     error = wide - targets.astype(wide.dtype, copy=False)
     return (error * error).mean(), (error * (2 / error.size)).astype(outputs.dtype, copy=False)
 
 
-def _misfit(loss: str, got: tuple[int, ...], wants: str) -> errors.InvalidShape:
-    return errors.InvalidShape(
-        f"{loss} got labels of shape {got}, and wants {wants}; change the labels, or the model's last layer",
-        layer=loss,
-        kind=loss,
-        got=got,
-        wants=wants,
-    )
+def _taken(loss: str, outputs: Array, labels: Array) -> Array:
+    """The labels as an array; raises unless outputs are of floats."""
+    if not is_float(outputs.dtype):
+        wants, change = "floats", "what the model is fed: shoal.data.augment.ToFloat makes floats of images"
+        raise misfit(loss, loss, "outputs of", str(outputs.dtype), wants, change)
+    return namespace_of(outputs).asarray(labels)
+
+
+def _misfit(loss: str, labels: Array, wants: str) -> errors.InvalidShape:
+    got = f"{labels.shape} and {labels.dtype}"
+    return misfit(loss, loss, "labels of shape", got, wants, "the labels, or the model's last layer")
+
+
+def _check_classes(labels: np.ndarray, classes: int) -> None:
+    low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
+    if low < 0 or high >= classes:
+        raise errors.InvalidData(
+            f"softmax_cross_entropy got the label {low if low < 0 else high} for logits of {classes} classes, 0 to "
+            f"{classes - 1}; mend the labels, or give the model more outputs"
+        )
 
 
 __all__ = ["mean_squared_error", "sigmoid_cross_entropy", "softmax_cross_entropy"]

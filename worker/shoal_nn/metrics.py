@@ -7,6 +7,7 @@ import numpy as np
 from shoal import errors
 from shoal.program import Array
 from shoal_nn._arithmetic import widened
+from shoal_nn._misfit import misfit
 from shoal_worker.arrays import namespace_of, on_host
 
 
@@ -108,14 +109,8 @@ class AreaUnderCurve:
 
 
 def _misfit(metric: str, logits: tuple[int, ...], labels: Array, wants: str) -> errors.InvalidShape:
-    got = f"{labels.shape}"
-    return errors.InvalidShape(
-        f"{metric} got labels of shape {got} and {labels.dtype} for logits of shape {logits}, and wants {wants}",
-        layer=metric,
-        kind=metric,
-        got=got,
-        wants=wants,
-    )
+    got = f"{labels.shape} and {labels.dtype} for logits of shape {logits}"
+    return misfit(metric, metric, "labels of shape", got, wants, "the labels, or the model's last layer")
 
 
 __all__ = ["AreaUnderCurve", "accuracy", "top_k_accuracy"]

@@ -20,7 +20,9 @@ class BatchNorm(Layer):
     In training, mean and variance are the batch's, the variance divided by its n values a channel, and the running ones
     move: running = (1 - momentum) * running + momentum * batch, where the batch's variance is divided by n - 1. In
     evaluation they are the running ones. All as PyTorch has it; Keras calls 1 - momentum the momentum, and divides by n
-    in both places. Ioffe and Szegedy, "Batch normalization" (ICML 2015).
+    in both places. A batch with one value a channel, such as a last example on its own, has no variance: it is
+    normalized by the running statistics, as in evaluation, and does not move them. Ioffe and Szegedy, "Batch
+    normalization" (ICML 2015).
 
     Variables: "scale" and "bias" [channels], and as state "mean" and "var" [channels].
 
@@ -54,18 +56,20 @@ class BatchNorm(Layer):
         }
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
-        channels = params["scale"].shape[0]
+        channels = self._kept(params, "scale", None).shape[0]
+        for arrays, name in ((params, "bias"), (state, "mean"), (state, "var")):
+            self._kept(arrays, name, channels)
+        self._require_floats(x)
         self._require(x.ndim > 1 and x.shape[-1] == channels, x.shape[1:], f"(..., {channels})")
-        if train is False:
-            return self._by_running(params, state, x, widened(x).reshape(-1, channels))
         count = math.prod(x.shape[:-1])
-        self._require(count > 1, x.shape[1:], "two values a channel to train on: more examples, or larger ones")
+        if not self._trains(train) or count < 2:
+            return self._by_running(params, state, x, widened(x).reshape(-1, channels))
         xp, rows = namespace_of(x), in_runs(widened(x))
         parts = pieces(rows, arrays=3)
         mean = column_sums(x) / count
         middle = along(rows, mean)
-        squares = (rows[part] - middle for part in parts)
-        var = sum(column_products(each, each, channels) for each in squares) / count
+        centered = (rows[part] - middle for part in parts)
+        var = column_products(((each, each) for each in centered), channels) / count
         moved = {
             "mean": self._moved(state["mean"], mean),
             "var": self._moved(state["var"], var * (count / (count - 1))),
@@ -77,7 +81,7 @@ class BatchNorm(Layer):
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
             flat = widened(dy).reshape(rows.shape)
             # The input is centered again: that is done in the cache, and one array less is kept.
-            products = sum(column_products(flat[part], rows[part] - middle, channels) for part in parts)
+            products = column_products(((flat[part], rows[part] - middle) for part in parts), channels)
             by_scale, by_bias = products * inverse, column_sums(dy)
             slope, shift = along(rows, by_scale * inverse / -count), along(rows, by_bias / count)
             dx = joined(rows, parts, lambda part: _by_input(rows[part], flat[part], middle, slope, shift, factor))
@@ -134,7 +138,9 @@ class LayerNorm(Layer):
         return {"scale": trainable(shape[-1:], _ONES), "bias": trainable(shape[-1:], _ZEROS)}
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
-        features = params["scale"].shape[0]
+        features = self._kept(params, "scale", None).shape[0]
+        self._kept(params, "bias", features)
+        self._require_floats(x)
         self._require(x.ndim > 1 and x.shape[-1] == features, x.shape[1:], f"(..., {features})")
         wide = widened(x)
         centered = wide - wide.mean(axis=-1, keepdims=True)

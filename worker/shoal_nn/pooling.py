@@ -6,37 +6,23 @@ from dataclasses import dataclass
 
 from shoal.program import Array
 from shoal_nn._arithmetic import widened
-from shoal_nn._windows import Padding, Pair, Windows, blocks, explicit, pair, windows_over
+from shoal_nn._windowed import Windowed
+from shoal_nn._windows import Padding, Pair, Windows, blocks
 from shoal_nn.layer import Shape, Train, Unweighted
 from shoal_worker.arrays import namespace_of
 
 
 @dataclass(frozen=True)
-class _Pooling(Unweighted):
+class _Pooling(Windowed, Unweighted):
     window: Pair = 2
     strides: Pair | None = None
     padding: Padding = "valid"
 
     def __post_init__(self) -> None:
-        height, width = pair(self.window)
-        self._demand(min(height, width) > 0, f"window is {self.window}; give 1 or more")
-        self._demand(self.strides is None or min(pair(self.strides)) > 0, f"strides are {self.strides}; give 1 or more")
-        named = not isinstance(self.padding, str) or self.padding in ("same", "valid")
-        sides = explicit(self.padding) if named else (-1,)
-        # A window that saw nothing of the image would have no largest element.
-        fits = all(0 <= side < size for side, size in zip(sides, (height, height, width, width), strict=False))
-        self._demand(fits, f"padding is {self.padding!r}; give same, valid, or less than a window, {self.window}")
+        self._check_windows(overlapping=True)  # one of nothing but padding has no largest element
 
     def output_shape(self, shape: Shape) -> Shape:
         return (*self._windows(shape).outputs, shape[2])
-
-    def _windows(self, shape: Shape) -> Windows:
-        self._require(len(shape) == 3, shape, "three axes: (height, width, channels)")
-        strides = self.window if self.strides is None else self.strides
-        windows = windows_over((shape[0], shape[1]), self.window, strides, self.padding)
-        height, width = pair(self.window)
-        self._require(min(windows.outputs) > 0, shape, f"images of {height}x{width} at least, with their padding")
-        return windows
 
 
 @dataclass(frozen=True)

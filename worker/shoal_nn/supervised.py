@@ -119,8 +119,8 @@ class Supervised:
             refused by the servers, as any that is not finite, and passed by.
 
     Raises:
-        InvalidShape: the net does not take such examples. From a batch, InvalidData: a label makes no sense. From a
-            step, InvalidData: the net computes in whole numbers, such as images of uint8.
+        InvalidShape: the net does not take such examples; also from a step, of whole numbers where floats are due. From
+            a batch, InvalidData: a label makes no sense.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Supervised:
         policy, scale = self._policy, self._scale
         with _overflowing() if scale else nullcontext():
             y, state, pullback = self.net.apply(params, params, policy.inputs(x), Training(seed))
-            outputs = self._floats(policy.outputs(y))
+            outputs = policy.outputs(y)
             loss, dy = self.objective.loss(outputs, labels)
             gradients, _ = pullback(policy.gradient(scale.scaled(dy) if scale else dy))
             if scale:
@@ -159,15 +159,7 @@ class Supervised:
     def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | Measure]:
         x, labels = self._taken_apart(batch)
         y, _, _ = self.net.apply(params, params, self._policy.inputs(x), False)
-        return self.objective.figures(self._floats(self._policy.outputs(y)), labels)
-
-    def _floats(self, outputs: Array) -> Array:
-        if outputs.dtype.kind != "f":  # a layer computes in the dtype of its input
-            raise errors.InvalidData(
-                f"the model's outputs are {outputs.dtype}, for it was fed whole numbers; make floats of them first, "
-                "images with shoal.data.augment.ToFloat"
-            )
-        return outputs
+        return self.objective.figures(self._policy.outputs(y), labels)
 
     def _checked(self, batch: Any) -> Any:
         _, labels = self._taken_apart(batch)

@@ -392,7 +392,9 @@ class EvaluationPolicy(_message.Message):
     at_end: _builtins.bool
     """One more when all workers are through."""
     metric: _builtins.str
-    """The figure that says which evaluation is the best, and whether less or more of it is better."""
+    """The figure that says which evaluation is the best, and whether less or more of it is better. GOAL_UNSPECIFIED: as its
+    name says; one that does not say it: INVALID_ARGUMENT, INVALID_JOB.
+    """
     goal: Global___EvaluationPolicy.Goal.ValueType
     patience: _builtins.int
     """The job ends after so many evaluations in a row that are no better than the best. 0: never."""
@@ -674,7 +676,7 @@ class Progress(_message.Message):
     """Pushes that servers accepted, of all workers."""
     samples: _builtins.int
     total_samples: _builtins.int
-    """Examples in all epochs; 0: not known."""
+    """Examples to be trained on, at most: those of all epochs, or as many as fit max_steps. 0: not known."""
     epoch: _builtins.int
     """From 0."""
     samples_per_s: _builtins.float
@@ -1123,8 +1125,9 @@ class WatchRequest(_message.Message):
     NO_WAIT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     after: _builtins.int
-    """Events with a larger sequence number. The coordinator keeps the last 20,000 of a job; those that change its state, evaluations, and ends
-    of checkpoints, over a restart too, after which numbers go on higher than before, with a gap.
+    """Events with a larger sequence number. The coordinator keeps the last 20,000 of a job that change its state, are of an
+    evaluation or of a checkpoint's end, over a restart too, after which numbers go on higher than before, with a gap; and
+    apart from these the last 20,000 of all others.
     """
     no_wait: _builtins.bool
     """End after the events there are, instead of waiting for more."""

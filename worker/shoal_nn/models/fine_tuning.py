@@ -14,8 +14,9 @@ def frozen(net: Sequential, until: str) -> Sequential:
         until: the first part that is trained.
 
     Raises:
-        InvalidLayer: there is no such part.
+        InvalidLayer: there is no such part, or the model's parts do not come one after the other.
     """
+    _check("frozen", net)
     names = [name for name, _ in net.layers]
     if until not in names:
         raise errors.InvalidLayer(f"frozen: there is no {until!r}; choose of {', '.join(names)}", kind="frozen")
@@ -33,8 +34,9 @@ def with_head(net: Sequential, layer: Layer, name: str = "head") -> Sequential:
             has to have another name, and where it is to begin anew, too.
 
     Raises:
-        InvalidLayer: the model has no part, or another of this name.
+        InvalidLayer: the model has no part, or another of this name, or its parts do not come one after the other.
     """
+    _check("with_head", net)
     body = dict(net.layers[:-1])
     if not net.layers or name in body:
         raise errors.InvalidLayer(
@@ -43,6 +45,15 @@ def with_head(net: Sequential, layer: Layer, name: str = "head") -> Sequential:
             kind="with_head",
         )
     return Sequential({**body, name: layer})
+
+
+def _check(who: str, net: Layer) -> None:
+    if not isinstance(net, Sequential):
+        raise errors.InvalidLayer(
+            f"{who}: the model is a {type(net).__name__}, whose parts do not come one after the other; take apart what "
+            "it is made of, and put Frozen(...) and new parts in by hand",
+            kind=who,
+        )
 
 
 __all__ = ["frozen", "with_head"]

@@ -1,0 +1,55 @@
+"""What convolutions and poolings have in common: the settings of their windows, and where these lie."""
+
+from typing import Any
+
+from shoal_nn._windows import Padding, Pair, Windows, explicit, pair, windows_over
+from shoal_nn.layer import Layer, Shape
+
+
+class Windowed(Layer):
+    """A layer that goes by windows over images. A pair of its settings may be a list, as JSON has it."""
+
+    window: Pair
+    strides: Pair | None
+    padding: Padding
+
+    def _check_windows(self, *, overlapping: bool = False) -> None:
+        """Raises InvalidLayer unless the settings make sense.
+
+        Args:
+            overlapping: whether each window must see something of the image.
+        """
+        self._demand(_are_lengths(self.window, 1), f"window is {self.window!r}; give 1 or more, or such a pair")
+        self._demand(_are_lengths(self._steps, 1), f"strides are {self.strides!r}; give 1 or more, or such a pair")
+        if self.padding in ("same", "valid"):
+            return
+        sides = (self.padding,) * 2 if isinstance(self.padding, int) else self.padding
+        lists = isinstance(sides, tuple | list) and len(sides) == 2
+        named = f"padding is {self.padding!r}; give same, valid, "
+        self._demand(lists and all(_are_lengths(side, 0) for side in sides), named + "or zeros of rows and of columns")
+        height, width = pair(self.window)
+        fits = all(
+            side < size for side, size in zip(explicit(self.padding), (height, height, width, width), strict=True)
+        )
+        self._demand(fits or not overlapping, named + f"or less than a window, {self.window}")
+
+    def _windows(self, shape: Shape) -> Windows:
+        """Over images of this shape, which is checked."""
+        self._require(len(shape) == 3, shape, "three axes: (height, width, channels)")
+        windows = windows_over((shape[0], shape[1]), self.window, self._steps, self.padding)
+        height, width = pair(self.window)
+        self._require(min(windows.outputs) > 0, shape, f"images of {height}x{width} at least, with their padding")
+        return windows
+
+    @property
+    def _steps(self) -> Pair:
+        return self.window if self.strides is None else self.strides
+
+
+def _are_lengths(given: Any, least: int) -> bool:
+    """Whether it is a whole number from `least` on, or a pair of them."""
+    lengths = given if isinstance(given, tuple | list) and len(given) == 2 else [given]
+    return all(isinstance(each, int) and each >= least for each in lengths)
+
+
+__all__ = ["Windowed"]
