@@ -29,7 +29,9 @@ from shoal_nn import (
     Residual,
     Sequential,
     Training,
+    one_by_one,
 )
+from shoal_nn.models import mlp
 
 NET = Sequential(
     {
@@ -389,3 +391,33 @@ def test_pairs_of_settings_may_be_lists(kind):
     given = kind(*first, window=[3, 2], strides=[2, 1], padding=[[1, 0], 1])
     same = kind(*first, window=(3, 2), strides=(2, 1), padding=((1, 0), 1))
     assert given.output_shape((7, 7, 2)) == same.output_shape((7, 7, 2)) == (3, 8, given.output_shape((7, 7, 2))[2])
+
+
+class TestOneByOne:
+    """Gradients of a sequence, as they are known."""
+
+    def test_of_a_sequence_those_of_the_last_layer_come_first_while_others_are_not_computed(self):
+        net = Sequential({"a": Dense(4), "relu": ReLU(), "b": Dense(3), "c": Dense(2)})
+        params, state = net.init(np.random.default_rng(0), (5,))
+        x, dy = np.random.default_rng(1).normal(size=(6, 5)), np.ones((6, 2))
+        _, _, pullback = net.apply(params, state, x, Training(0))
+        pairs = one_by_one(pullback, dy)
+        assert [next(pairs)[0], next(pairs)[0]] == ["c/kernel", "c/bias"]
+        dy[...] = np.nan  # what was given is used up to there, and no more
+        rest = dict(pairs)
+        assert [*rest] == ["b/kernel", "b/bias", "a/kernel", "a/bias"]
+        assert all(np.isfinite(gradient).all() for gradient in rest.values())
+
+    @pytest.mark.parametrize(
+        "net",
+        [mlp(3), Parallel([Dense(3), Dense(3)]), Dense(3), Sequential([Sequential([Dense(4), Dense(3)])])],
+        ids=str,
+    )
+    def test_they_are_what_the_pullback_gives(self, net):
+        params, state = net.init(np.random.default_rng(0), (5,))
+        x, dy = np.random.default_rng(1).normal(size=(6, 5)), np.random.default_rng(2).normal(size=(6, 3))
+        _, _, pullback = net.apply(params, state, x, Training(0))
+        found, wanted = dict(one_by_one(pullback, dy)), pullback(dy)[0]
+        assert found.keys() == wanted.keys() == params.keys()
+        for name, gradient in wanted.items():
+            np.testing.assert_array_equal(found[name], gradient)

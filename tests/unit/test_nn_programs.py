@@ -14,7 +14,7 @@ from model_steps import begun, stepped, trained
 from shoal import errors
 from shoal.data import Arrays
 from shoal.program import BlockDataset
-from shoal_nn import AreaUnderCurve, Dense, OneOfMany, Sequential, Supervised, YesOrNo
+from shoal_nn import AreaUnderCurve, Dense, OneOfMany, Sequential, Supervised, YesOrNo, supervised
 from shoal_nn.models import mlp
 from shoal_nn.programs import MODELS, image_classifier
 
@@ -323,6 +323,19 @@ def test_halves_and_doubles_give_about_what_float32_gives(npz, precision, near):
     for name, gradient in wanted.gradients.items():
         assert apart(found.gradients[name], gradient) <= near
     assert shoal.evaluate(other, values).keys() == {"loss", "accuracy"}
+
+
+@pytest.mark.parametrize(("precision", "one_by_one"), [("float32", True), ("float16", False)])
+def test_on_a_gpu_gradients_come_one_by_one(npz, monkeypatch, precision, one_by_one):
+    program = small(npz, precision=precision)
+    values, batch = begun(program), program.dataset.batch(np.arange(8), seed=7)
+    wanted = program.loss_and_gradients(values, batch, seed=3)
+    monkeypatch.setattr(supervised, "namespace_of", lambda _: "cupy")
+    found = program.loss_and_gradients(values, batch, seed=3)
+    assert isinstance(found.gradients, dict) is not one_by_one
+    for name, gradient in dict(found.gradients).items():
+        np.testing.assert_array_equal(gradient, wanted.gradients[name])
+    assert dict(found.updates).keys() == dict(wanted.updates).keys()
 
 
 def test_float16_passes_by_what_overflows_and_finds_a_scale_that_does_not(npz):

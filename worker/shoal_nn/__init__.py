@@ -7,7 +7,7 @@ from shoal_nn.dense import Dense, Embedding
 from shoal_nn.dropout import Dropout
 from shoal_nn.features import Column, Crossed, crossed
 from shoal_nn.frozen import Frozen
-from shoal_nn.layer import Layer, Pullback, Training
+from shoal_nn.layer import Layer, Pullback, Training, one_by_one
 from shoal_nn.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.normalization import BatchNorm, LayerNorm
@@ -55,6 +55,7 @@ __all__ = [
     "accuracy",
     "crossed",
     "mean_squared_error",
+    "one_by_one",
     "sigmoid_cross_entropy",
     "softmax_cross_entropy",
     "top_k_accuracy",

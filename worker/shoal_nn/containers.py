@@ -1,14 +1,14 @@
 """Layers made of layers: their variables are their children's, with the child's name before each."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shoal import errors
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn.layer import Arrays, Fed, Layer, Pullback, Shape, Train, Training, Unweighted, shape_of, within
+from shoal_nn.layer import Arrays, Fed, InTurn, Layer, Pullback, Shape, Train, Training, Unweighted, shape_of, within
 from shoal_worker.arrays import namespace_of
 
 _T = TypeVar("_T")
@@ -102,17 +102,16 @@ class Sequential(_Container):
             after |= moved
             pulls.append(pull)
 
-        def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
-            found: dict[str, Array] = {}
+        def parts(dy: Array) -> Generator[dict[str, Array], None, Array]:
             for number in reversed(range(len(pulls))):
                 part, dy = pulls[number](dy)
-                found |= part
+                yield part
                 if dy is None:  # such as of whole numbers, which nothing learns to give
                     self._demand_no_learner(number, fed)
                     break
-            return found, dy
+            return dy
 
-        return x, after, pullback
+        return x, after, InTurn(parts)
 
     def _demand_no_learner(self, number: int, fed: list[Fed]) -> None:
         """Raises InvalidLayer if one of so many first children has parameters: they would have no gradients."""

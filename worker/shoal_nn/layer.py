@@ -1,7 +1,7 @@
 """What a layer is: pure functions from parameters and inputs to outputs, with pullbacks. No layer lives here."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +25,39 @@ Arrays = Mapping[str, Array]
 # Takes dy, the gradient of a loss by a layer's output, of that output's shape and dtype. Gives the gradients by its
 # parameters (of their names, shapes and dtypes) and dx, by its input (of its shape and dtype; None where it has none).
 Pullback = Callable[[Array], tuple[dict[str, Array], Array]]
+
+
+class InTurn:
+    """A pullback whose gradients are known part by part, of the last part first.
+
+    Args:
+        parts: for dy, yields each part's gradients, and returns dx.
+    """
+
+    def __init__(self, parts: Callable[[Array], Generator[dict[str, Array], None, Array]]) -> None:
+        self._parts = parts
+
+    def __call__(self, dy: Array) -> tuple[dict[str, Array], Array]:
+        found: dict[str, Array] = {}
+        parts = self._parts(dy)
+        while True:
+            try:
+                found |= next(parts)
+            except StopIteration as end:
+                return found, end.value
+
+    def one_by_one(self, dy: Array) -> Iterator[tuple[str, Array]]:
+        """The gradients, each part's as soon as they are known."""
+        for part in self._parts(dy):
+            yield from part.items()
+
+
+def one_by_one(pullback: Pullback, dy: Array) -> Iterator[tuple[str, Array]]:
+    """What a pullback gives by the parameters, for a `shoal.Step` whose first gradients travel as others are computed.
+
+    Of a `Sequential` those of each of its layers, the last one's first; of other layers all at once.
+    """
+    return pullback.one_by_one(dy) if isinstance(pullback, InTurn) else iter(pullback(dy)[0].items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +242,14 @@ def _joined(path: str, name: str) -> str:
 __all__ = [
     "Arrays",
     "Fed",
+    "InTurn",
     "Layer",
     "Pullback",
     "Shape",
     "Train",
     "Training",
     "Unweighted",
+    "one_by_one",
     "shape_of",
     "statistic",
     "trainable",

@@ -1,7 +1,7 @@
 """A program of any layer: it learns labels, and is judged by held-out examples. Not which examples these are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,11 @@ from shoal import errors
 from shoal.program import Array, Dataset, Measure, RandomDataset, Step
 from shoal.variables import Variable
 from shoal_nn._mapped import Mapped
-from shoal_nn.layer import Fed, Layer, Shape, Training
+from shoal_nn.layer import Fed, Layer, Shape, Training, one_by_one
 from shoal_nn.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.precision import LossScale, Policy
+from shoal_worker.arrays import namespace_of
 
 
 class Objective(ABC):
@@ -150,10 +151,15 @@ class Supervised:
             y, state, pullback = self.net.apply(params, params, policy.inputs(x), Training(seed))
             outputs = policy.outputs(y)
             loss, dy = self.objective.loss(outputs, labels)
-            gradients, _ = pullback(policy.gradient(scale.scaled(dy) if scale else dy))
+            dy = policy.gradient(scale.scaled(dy) if scale else dy)
+            gradients: Mapping[str, Array] | Iterator[tuple[str, Array]]
             if scale:
-                gradients, finite = scale.unscaled(gradients)
+                gradients, finite = scale.unscaled(pullback(dy)[0])
                 self._scale = scale.after(finite)
+            elif namespace_of(dy) is np:
+                gradients, _ = pullback(dy)
+            else:  # the first come down from the device while the others are computed
+                gradients = one_by_one(pullback, dy)
         return Step(loss, gradients, updates=state, metrics={"accuracy": self.objective.accuracy(outputs, labels)})
 
     def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | Measure]:
