@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,20 @@ def stream(key: int, block: int) -> np.random.Generator:
     Philox is counter-based (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
     """
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, block, 0]))
+
+
+# The odd number nearest to 2**64 over the golden ratio: multiples of it are spread evenly (Knuth, TAOCP 3, 6.4).
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def splitmix64(numbers: Any) -> Any:
+    """SplitMix64's finalizer (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+
+    Of arrays of uint64, which wrap around, on a host or a device: a number for each, that looks like no other's.
+    """
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
 
 
 def uniform(rng: np.random.Generator, count: int, low: float, high: float) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,6 +94,15 @@ class EvaluationPolicy:
             return not math.isnan(value)
         gain = best - value if self._wants_less else value - best
         return gain > 0 and gain >= self.least_gain
+
+    def lacks(self, figures: Collection[str]) -> str:
+        """What is to be said of an evaluation with these figures, if the metric is none of them; empty: it is one."""
+        if self.metric in figures:
+            return ""
+        return (
+            f"gives {', '.join(sorted(figures)) or 'nothing'}, and the job asks for {self.metric!r}: set the metric of "
+            "its EvaluationPolicy to one of them"
+        )
 
     @property
     def _wants_less(self) -> bool:

@@ -56,10 +56,10 @@ class DurableJob(JobLife):
             case Part.STATE:
                 return self._state_record()
             case Part.LEDGER:
-                return self._ledger.to_proto() if self._ledger else None
+                return self.accounting.ledger.to_proto() if self.accounting.ledger else None
             case Part.TALLY:
                 parts = self.crew.active.values()
-                return self._tally.to_proto({part.assignment: part.told for part in parts if part.told})
+                return self.accounting.tally.to_proto({part.assignment: part.told for part in parts if part.told})
             case Part.CHECKPOINTS:
                 return self.checkpoints.to_proto()
             case Part.EVALUATION:

@@ -124,13 +124,8 @@ class Evaluating:
 
     def lacks(self, result: Evaluation) -> str:
         """Why a result is of no use; empty: it is of use."""
-        metric = self._policy.metric
-        if metric in result.values:
-            return ""
-        return (
-            f"the program's evaluation gives {', '.join(sorted(result.values)) or 'nothing'}, and the job asks for "
-            f"{metric!r}: set the metric of its EvaluationPolicy to one of them"
-        )
+        lack = self._policy.lacks(result.values)
+        return f"the program's evaluation {lack}" if lack else ""
 
     def release(self, assignment: int) -> None:
         """A worker has no part in the job any more; what it was evaluating is lost."""

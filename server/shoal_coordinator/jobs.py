@@ -43,10 +43,9 @@ from shoal_coordinator.events import (
     Restored,
     WorkerReported,
 )
-from shoal_coordinator.ledger import Lease, Ledger, NoRange
+from shoal_coordinator.ledger import Lease, NoRange
 from shoal_coordinator.parts import Description, Participant, Stage
 from shoal_coordinator.plan import Plan
-from shoal_coordinator.progress import Tally
 from shoal_coordinator.records import Part
 from shoal_coordinator.recovery import Recovery
 
@@ -248,13 +247,14 @@ class JobLife:
 
     def lease(self, worker: str, done: int) -> Lease | NoRange:
         """Gives a worker the next range, after marking an earlier one as done."""
-        if self._ledger is None or self.state is not JobState.RUNNING:
+        ledger = self.accounting.ledger
+        if ledger is None or self.state is not JobState.RUNNING:
             return NoRange.WAIT
         if done:
-            self._ledger.complete(worker, done)
+            ledger.complete(worker, done)
         if self.stopping:
             return NoRange.FINISHED
-        return self._ledger.lease(worker, self.crew.active[worker].rank, len(self.crew.active))
+        return ledger.lease(worker, self.crew.active[worker].rank, len(self.crew.active))
 
     def data(self) -> DataAccount:
         """What became of its data; of a job that was not described yet, nothing is known."""
@@ -411,14 +411,6 @@ class JobLife:
         assert waits or self.state is not JobState.RUNNING, "nobody is there, or will come, to end it"
         assert not (self.closing and self.crew.active), "it closes while workers work"
         self.log.validate()
-
-    @property
-    def _ledger(self) -> Ledger | None:
-        return self.accounting.ledger
-
-    @property
-    def _tally(self) -> Tally:
-        return self.accounting.tally
 
     def _enter(self, state: JobState, reason: str, now: float) -> None:
         self.state = state

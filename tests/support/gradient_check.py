@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from shoal_nn import Layer, Training
 from shoal_nn.layer import shape_of
@@ -13,6 +15,9 @@ STEP = 1e-5
 TOLERANCE = 1e-6
 # Of one array, so many elements are moved one by one; of larger ones these are drawn, and all are moved together once.
 ELEMENTS = 24
+# Of each layer so many configurations are drawn, from generators of their own.
+twenty = settings(max_examples=20)
+seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
 def apart(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

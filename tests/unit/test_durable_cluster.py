@@ -187,7 +187,7 @@ def test_reports_make_up_for_what_was_not_written(rig):
     rig.report("a", "w1", accepted=11, samples=110, staleness={1: 9, 2: 2})
     progress = rig.status("a").progress
     assert (progress.steps, progress.samples) == (16, 160)
-    assert rig.machine.job("a")._tally._staleness == {0: 5, 1: 9, 2: 2}
+    assert rig.machine.job("a").accounting.tally._staleness == {0: 5, 1: 9, 2: 2}
     rig.finish("a", "w1")
     assert rig.crash().status("a").progress.steps == 16
 

@@ -81,7 +81,7 @@ def test_reports_are_totals_so_one_whose_answer_was_lost_counts_once():
     job.report(report(step=9, accepted=9, samples=90, staleness={0: 5, 1: 4}), START + 2)
     progress = job.status(START + 3).progress
     assert (progress.steps, progress.samples) == (9, 90)
-    assert job._tally._staleness == {0: 5, 1: 4}
+    assert job.accounting.tally._staleness == {0: 5, 1: 4}
     metrics = [event for event in job.log.after(0) if isinstance(event, MetricsReported)]
     assert [event.progress.steps for event in metrics] == [4, 9]
 

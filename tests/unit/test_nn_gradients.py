@@ -1,11 +1,10 @@
 """Every layer's pullback against central differences in float64, in drawn configurations."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradient_check import apart, check_gradients
+from gradient_check import apart, check_gradients, seeds, twenty
 from shoal_nn import (
     GELU,
     Add,
@@ -37,8 +36,6 @@ from shoal_nn import (
 )
 from shoal_nn.models import wide_deep
 
-twenty = settings(max_examples=20)
-seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 small = st.integers(1, 4)
 batches = st.integers(1, 3)
 leading = st.lists(st.integers(1, 3), max_size=2).map(tuple)

@@ -5,9 +5,10 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from gradient_check import seeds, twenty
 from shoal import errors
 from shoal_nn import (
     BatchNorm,
@@ -24,8 +25,6 @@ from shoal_nn import (
     softmax_cross_entropy,
 )
 
-twenty = settings(max_examples=20)
-seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 STEP = 1e-5
 

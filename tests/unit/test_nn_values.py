@@ -5,10 +5,10 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from gradient_check import prepared
+from gradient_check import prepared, seeds, twenty
 from shoal_nn import (
     GELU,
     AvgPool,
@@ -39,8 +39,6 @@ from shoal_nn import (
 from shoal_nn._erf import erf
 from shoal_nn._windows import windows_over
 
-twenty = settings(max_examples=20)
-seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 small = st.integers(1, 3)
 pairs = st.tuples(small, small)
 sides = st.tuples(st.integers(0, 2), st.integers(0, 2))

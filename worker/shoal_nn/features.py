@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from shoal._draws import GOLDEN, splitmix64
 from shoal.program import Array
 from shoal_nn.layer import Arrays, Fed, Layer, Pullback, Shape, Train, Unweighted, shape_of
 from shoal_worker.arrays import namespace_of
@@ -76,12 +77,7 @@ def crossed(a: Array, b: Array, rows: int) -> Array:
 
 
 def _mixed(numbers: Array) -> Array:
-    """Arrays of uint64, which wrap around."""
-    unsigned = namespace_of(numbers).uint64
-    numbers = numbers + unsigned(0x9E3779B97F4A7C15)
-    numbers = (numbers ^ (numbers >> unsigned(30))) * unsigned(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> unsigned(27))) * unsigned(0x94D049BB133111EB)
-    return numbers ^ (numbers >> unsigned(31))
+    return splitmix64(numbers + GOLDEN)
 
 
 __all__ = ["Column", "Crossed", "crossed"]

@@ -2,18 +2,19 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from typing import Any, Protocol
 
 from shoal import errors
 from shoal._participant import Turn, Verdict
 from shoal.evaluation import Total, batches_of
+from shoal.evaluation_policy import EvaluationPolicy
 from shoal.program import Array, EvaluatedProgram, Program
 from shoal.status import Evaluation
 from shoal_worker.batches import ahead_of
 from shoal_worker.devices import Device
-from shoal_worker.programs import blamed, memory_told
+from shoal_worker.programs import computing_on, told
 
 # How long to hold still for the checkpoint of what was evaluated, and how often to ask: at first, and at the most.
 _CUT_WITHIN_S = 10.0
@@ -43,8 +44,7 @@ class Evaluator:
         program: what to evaluate.
         device: where; active on this thread.
         turns: the way to the coordinator.
-        metric: that one of the figures has to be.
-        every_steps: how often to ask; 0: at the end alone.
+        policy: how often to ask, and what one of the figures has to be.
         batch_size: examples.
         stop: set to leave off.
         clock: seconds, from any start.
@@ -60,8 +60,7 @@ class Evaluator:
         device: Device,
         turns: Turns,
         *,
-        metric: str,
-        every_steps: int,
+        policy: EvaluationPolicy,
         batch_size: int,
         stop: threading.Event,
         clock: Callable[[], float] = time.monotonic,
@@ -70,8 +69,7 @@ class Evaluator:
         self._program = _checked(name, program)
         self._device = device
         self._turns = turns
-        self._metric = metric
-        self._every = every_steps
+        self._policy = policy
         self._batch_size = batch_size
         self._stop = stop
         self._clock = clock
@@ -95,16 +93,13 @@ class Evaluator:
         """
         self._untried = False
         found = self._evaluated(params, step, most=1)
-        if found is None or self._metric in found[0]:
-            return
-        raise errors.ProgramError(
-            f"program {self._name}: evaluate gives {', '.join(sorted(found[0]))}, and the job asks for "
-            f"{self._metric!r}: set the metric of its EvaluationPolicy to one of them"
-        )
+        if found and (lack := self._policy.lacks(found[0])):
+            raise errors.ProgramError(f"program {self._name}: evaluate {lack}")
 
     def due(self, step: int) -> bool:
         """Whether to ask at this step."""
-        return self._every > 0 and step // self._every > self._asked_at // self._every
+        every = self._policy.every_steps
+        return every > 0 and step // every > self._asked_at // every
 
     def at_step(self, step: int, params: Mapping[str, Array]) -> bool:
         """Evaluates if it is this worker's turn.
@@ -170,11 +165,8 @@ class Evaluator:
         with self._blamed("evaluate", step):
             return total.figures(), total.examples
 
-    @contextmanager
-    def _blamed(self, what: str, step: int) -> Iterator[None]:
-        who = f"program {self._name}: {what}, step {step},"
-        with blamed(who), memory_told(who, f"{self._device.name}, with a batch of {self._batch_size} examples"):
-            yield
+    def _blamed(self, what: str, step: int) -> AbstractContextManager[None]:
+        return told(f"program {self._name}: {what}, step {step},", computing_on(self._device, self._batch_size))
 
 
 def _checked(name: str, program: Any) -> EvaluatedProgram:

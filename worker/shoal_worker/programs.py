@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal import _read_ahead, _reading, errors, evaluation
 from shoal.program import Dataset, Program
-from shoal_worker.devices import lacks_memory
+from shoal_worker.devices import Device, lacks_memory
 
 # Frames between the loop and the program.
 _OURS = (str(Path(__file__).parent), _read_ahead.__file__, _reading.__file__, evaluation.__file__)
@@ -54,6 +54,18 @@ def blamed(who: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise errors.ProgramError(f"{who} raised {type(error).__name__}: {error}{_program_trace(error)}") from None
+
+
+@contextmanager
+def told(who: str, where: str) -> Iterator[None]:
+    """`blamed`, but for a lack of memory, of which `memory_told` says more."""
+    with blamed(who), memory_told(who, where):
+        yield
+
+
+def computing_on(device: Device, batch_size: int) -> str:
+    """Where a program computes, for `memory_told`; a batch size of 0: it makes its own batches."""
+    return device.name + (f", with a batch of {batch_size} examples" if batch_size else "")
 
 
 @contextmanager
@@ -149,4 +161,4 @@ def _checked(reference: str, program: Any) -> Program:
     return checked
 
 
-__all__ = ["blamed", "load_program", "memory_told"]
+__all__ = ["blamed", "computing_on", "load_program", "memory_told", "told"]

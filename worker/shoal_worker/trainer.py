@@ -219,8 +219,7 @@ def _evaluator(
         program,
         device,
         participant,
-        metric=spec.evaluation.metric,
-        every_steps=spec.evaluation.every_steps,
+        policy=spec.evaluation,
         batch_size=spec.batch_size,
         stop=leaving,
     )

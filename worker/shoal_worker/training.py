@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from shoal_worker.devices import Device
 from shoal_worker.draws import Draws
 from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import Figures
-from shoal_worker.programs import blamed, memory_told
+from shoal_worker.programs import computing_on, memory_told, told
 from shoal_worker.tally import Tally
 
 _REPORT_EVERY_S = 0.5
@@ -322,11 +322,8 @@ class Training:
                 "A lower learning rate, or a look at the data, may help"
             ) from None
 
-    @contextmanager
-    def _blamed(self, what: str) -> Iterator[None]:
-        who = f"{self._who}: {what}, step {self._parameters.step},"
-        with blamed(who), memory_told(who, self._where):
-            yield
+    def _blamed(self, what: str) -> AbstractContextManager[None]:
+        return told(f"{self._who}: {what}, step {self._parameters.step},", self._where)
 
     @property
     def _who(self) -> str:
@@ -334,8 +331,7 @@ class Training:
 
     @property
     def _where(self) -> str:
-        size = self._batches.batch_size
-        return self._device.name + (f", with a batch of {size} examples" if size else "")
+        return computing_on(self._device, self._batches.batch_size)
 
 
 __all__ = ["Parameters", "Training"]

@@ -1,19 +1,17 @@
 """A data set whose images are changed as they are read. What is done to them is in `augment`."""
 
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from shoal import errors
-from shoal._seeds import seeded
+from shoal.data._changed import Changed
 from shoal.data.augment import Augmentation
-from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
+from shoal.program import Dataset, RandomDataset
 
 
-class Augmented:
+class Augmented(Changed):
     """Another data set, with its images changed: a `shoal.program.RandomDataset`.
 
         training, held_out = split(Cifar10("cifar-10-batches-py"), 0.1)
@@ -42,20 +40,13 @@ class Augmented:
         InvalidData: `augmentation` is none.
     """
 
-    blocks: Blocks
-
     def __init__(self, dataset: Dataset | RandomDataset, augmentation: Augmentation, *, images: int | str = 0) -> None:
         if not isinstance(augmentation, Augmentation):
             raise errors.InvalidData(
                 f"Augmented: augmentation is a {type(augmentation).__name__}; give shoal.data.augment.Augmentation(...)"
             )
-        self.dataset, self._augmentation, self._images = dataset, augmentation, images
-        self.prefetch = getattr(dataset, "prefetch", DEFAULT_PREFETCH)
-        if isinstance(blocks := getattr(dataset, "blocks", None), Blocks):
-            self.blocks = blocks
-
-    def __len__(self) -> int:
-        return len(self.dataset)
+        super().__init__(dataset)
+        self._augmentation, self._images = augmentation, images
 
     def batch(self, indices: np.ndarray, *, seed: int | None = None) -> Any:
         """The examples with these numbers, their images changed.
@@ -65,24 +56,12 @@ class Augmented:
             InvalidData: there are no images where they should be, or a step cannot do with them.
         """
         self._check(seed)
-        return self._changed(seeded(self.dataset.batch, seed)(indices), indices, seed)
+        return super().batch(indices, seed=seed)
 
     def batches(self, plan: Iterable[np.ndarray], *, seed: int | None = None) -> Iterator[Any]:
         """What `batch` gives, for each item of the plan. Of data sets in blocks alone."""
         self._check(seed)
-        asked: deque[np.ndarray] = deque()  # for, and not yet given; by the thread that iterates the plan
-
-        def noted() -> Iterator[np.ndarray]:
-            for numbers in plan:
-                asked.append(numbers)
-                yield numbers
-
-        with closing(self._read(noted(), seed)) as reading:
-            for batch in reading:
-                yield self._changed(batch, asked.popleft(), seed)
-
-    def _read(self, plan: Iterable[np.ndarray], seed: int | None) -> Generator[Any]:
-        yield from seeded(self.dataset.batches, seed)(plan)  # type: ignore[union-attr] # it has blocks
+        yield from super().batches(plan, seed=seed)
 
     def _check(self, seed: int | None) -> None:
         if seed is None and self._augmentation.draws:

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from shoal import errors
-
-# The odd number nearest to 2**64 over the golden ratio: multiples of it are spread evenly (Knuth, TAOCP 3, 6.4).
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+from shoal._draws import GOLDEN, splitmix64
 
 
 def flip(images: np.ndarray, which: np.ndarray) -> np.ndarray:
@@ -143,13 +141,13 @@ def normalise(images: np.ndarray, mean: ArrayLike, std: ArrayLike) -> np.ndarray
 def uniforms(seed: int | Sequence[int], examples: np.ndarray, count: int) -> np.ndarray:
     """Numbers from [0, 1) for each example, float64 [n, count], that depend on the seed and its number alone.
 
-    SplitMix64's finalizer (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), once
-    over the example's number and once over the place in its row, each with half of the mixed seed.
+    SplitMix64's finalizer, once over the example's number and once over the place in its row, each with half of the
+    mixed seed.
     """
     keys = np.random.SeedSequence(seed).generate_state(2, np.uint64)
-    rows = _mixed(examples.astype(np.uint64) * _GOLDEN + keys[0])
-    places = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN + keys[1]
-    drawn: np.ndarray = (_mixed(rows[:, np.newaxis] + places) >> np.uint64(11)) * 2.0**-53
+    rows = splitmix64(examples.astype(np.uint64) * GOLDEN + keys[0])
+    places = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN + keys[1]
+    drawn: np.ndarray = (splitmix64(rows[:, np.newaxis] + places) >> np.uint64(11)) * 2.0**-53
     return drawn
 
 
@@ -307,14 +305,6 @@ def _between(old: int, new: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarra
     centres = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
     below = centres.astype(np.int64)
     return below, np.minimum(below + 1, old - 1), (centres - below).astype(dtype)
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer; uint64 wraps around."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = numbers ^ (numbers >> np.uint64(31))
-    return mixed
 
 
 __all__ = [
