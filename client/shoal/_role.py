@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import prometheus_client
 import structlog
 
-from shoal import _identity, _tracing, errors
+from shoal import _garbage, _identity, _tracing, errors
 from shoal._identity import Identity
 from shoal._role_pages import RolePages
 
@@ -133,7 +133,8 @@ def run_role(
     done, enough = _when_to_end(supervised)
     try:
         _tracing.start(role, member)
-        running, pages, stop = _start(start, metrics_listen, advertise)
+        with _garbage.spared():
+            running, pages, stop = _start(start, metrics_listen, advertise)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(1) from None

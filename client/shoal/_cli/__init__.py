@@ -1,20 +1,26 @@
 """The `shoal` command. It translates between a terminal and `shoal.Client`; what it can do, Python can do too."""
 
+import os
+import signal
 import sys
 
-import structlog
-
-from shoal import _allocator, errors
+from shoal import _allocator, _garbage, errors
 
 
 def main() -> None:
     """Runs the command line of this process; the entry point of `shoal`."""
+    if os.getpid() == 1:
+        # The kernel gives the first process of a container no default: told to stop while it loads, it would not.
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         _allocator.tune()
     except errors.BadRequest as error:
         sys.stderr.write(f"error: {error.message}\n")
         raise SystemExit(2) from None
-    from shoal._cli.app import app  # noqa: PLC0415 - it loads gRPC, which must find the allocator as it will be
+    with _garbage.spared():
+        import structlog  # noqa: PLC0415 - it takes a while, too
+
+        from shoal._cli.app import app  # noqa: PLC0415 - it loads gRPC, which must find the allocator as it will be
 
     # Standard output is a command's answer, for scripts and files. Roles say later how they log.
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(sys.stderr))

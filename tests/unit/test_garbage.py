@@ -1,0 +1,49 @@
+"""What a process loads is spared by the collector of garbage; what it makes afterwards is not."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from shoal import _garbage
+
+
+class Ring:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    assert gc.isenabled()
+
+
+def test_nothing_is_collected_meanwhile_and_what_was_made_is_never_looked_at() -> None:
+    with _garbage.spared():
+        assert not gc.isenabled()
+        loaded = Ring()
+    assert gc.isenabled()
+    assert not any(found is loaded for found in gc.get_objects())
+    spared = weakref.ref(loaded)
+    del loaded
+    gc.collect()
+    assert spared() is not None
+
+
+def test_what_comes_afterwards_is_collected() -> None:
+    with _garbage.spared():
+        pass
+    ring = Ring()
+    gone = weakref.ref(ring)
+    del ring
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_start_that_fails_leaves_the_collector_on() -> None:
+    with pytest.raises(OSError, match="in use"), _garbage.spared():
+        raise OSError("in use")
+    assert gc.isenabled()
