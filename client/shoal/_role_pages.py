@@ -19,8 +19,10 @@ import structlog
 from shoal import _rpc, errors
 
 _MOST_CONNECTIONS = 16
-# Of a connection, from its beginning to its end, as of Prometheus's own scrapes; looked at twice a second.
+# Of a connection, from its beginning to its end, as of Prometheus's own scrapes.
 _SECONDS_A_CONNECTION = 10.0
+# How often it is looked whether one has had its time, and whether the role stops, which waits for that.
+_LOOK_S = 0.05
 _HINT = b"there is /metrics and /healthz here\n"
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n"
 _log = structlog.get_logger(__name__)
@@ -57,11 +59,11 @@ class RolePages:
         self._server = _Server(listening, self._answer)
         public = _rpc.public_host(host, advertise if _rpc.is_everywhere(host) else "")
         self.address = f"{public}:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="pages", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="pages", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Frees the port, and ends the connections there are. Takes up to half a second."""
+        """Frees the port, and ends the connections there are."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -131,7 +133,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Called twice a second."""
+        """Called every so often."""
         self._end(time.monotonic() - _SECONDS_A_CONNECTION)
 
     def server_close(self) -> None:

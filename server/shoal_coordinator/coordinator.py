@@ -303,9 +303,9 @@ class Coordinator:
         reads it.
         """
         failure = error if isinstance(error, errors.ShoalError) else errors.StoreFailed(f"cannot write: {error!r}")
-        _log.error("the store has failed; nothing is answered any more", code=failure.code, reason=failure.message)
         with self._lock:
             self._close(errors.Unreachable(f"the coordinator has stopped: {failure.message}"))
+        _log.error("the store has failed; nothing is answered any more", code=failure.code, reason=failure.message)
         self._on_failure(failure)
 
     # What comes by itself.

@@ -237,6 +237,16 @@ def test_the_first_step_is_there_within_20_s(story):
     assert story[3] < FIRST_STEP_S
 
 
+def test_a_container_ends_when_it_is_told_to_while_it_loads(engine, image):
+    container = engine.docker("run", "--detach", "--network", "none", image, "server").strip()
+    try:
+        engine.docker("stop", "--time", "60", container)
+        [found] = json.loads(engine.docker("inspect", container))
+        assert found["State"]["ExitCode"] == 128 + signal.SIGTERM
+    finally:
+        engine.docker("rm", "--force", container)
+
+
 @pytest.mark.parametrize("server", ["server-0", "server-1"])
 def test_a_start_takes_the_kernels_of_the_image(stack, server):
     [line] = [line for line in stack.logs(stack.containers(server)[0]).splitlines() if "kernels are ready" in line]
