@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 
 import shoal
-from clusters import local_cluster
+from clusters import Mended, local_cluster
 
 # A coordinator that a test starts by its command line has no page: those of several tests would want the same port.
 os.environ["SHOAL_PAGE_LISTEN"] = ""
@@ -39,11 +39,20 @@ def client(shared_cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def mended() -> Iterator[Mended]:
+    cluster = Mended(servers=2, workers=2)
+    yield cluster
+    cluster.stop()
+
+
 @pytest.fixture
-def small_cluster() -> Iterator[shoal.LocalCluster]:
-    """Two servers and two workers, for tests that kill some."""
-    with local_cluster(servers=2, workers=2) as cluster:
-        yield cluster
+def small_cluster(mended: Mended, request: pytest.FixtureRequest) -> Iterator[shoal.LocalCluster]:
+    """Two servers and two workers, for tests that kill some; not those of a test that failed."""
+    failed = request.session.testsfailed
+    yield mended.whole()
+    if request.session.testsfailed > failed:
+        mended.stop()
 
 
 @pytest.fixture

@@ -162,15 +162,13 @@ def test_jobs_whose_servers_are_gone_end_and_say_why(cluster, client, tmp_path):
         job.wait(timeout_s=30)
 
 
-def test_a_second_coordinator_on_the_same_store_is_refused(cluster):
-    store = cluster._state / "coordinator.db"
+def test_a_second_coordinator_on_the_same_store_is_refused(shared_cluster):
+    store = shared_cluster._state / "coordinator.db"
     command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0", "--store", str(store)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert (
-        f"in use by the coordinator at {cluster.address} with process id {cluster.process('coordinator').pid} on"
-        in done.stderr
-    )
+    address, process = shared_cluster.address, shared_cluster.process("coordinator")
+    assert f"in use by the coordinator at {address} with process id {process.pid} on" in done.stderr
     assert "STORE_LOCKED" in done.stderr
 
 

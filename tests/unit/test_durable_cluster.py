@@ -355,7 +355,7 @@ class TestWithoutItsFolder:
         self.lose_folder(rig)
         assert rig.state("a") is JobState.RUNNING
         assert rig.status("a").checkpoint.number == 1, "that there is one is still true"
-        rig.pass_time(3600)
+        rig.pass_time(300)
         assert rig.pending == []
         with pytest.raises(errors.StorageFailed, match=r"^this cluster has no folder of checkpoints: start its coord"):
             rig.handle(events.CheckpointRequested("a"))
