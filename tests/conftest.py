@@ -50,7 +50,12 @@ def mended() -> Iterator[Mended]:
 def small_cluster(mended: Mended, request: pytest.FixtureRequest) -> Iterator[shoal.LocalCluster]:
     """Two servers and two workers, for tests that kill some; not those of a test that failed."""
     failed = request.session.testsfailed
-    yield mended.whole()
+    try:
+        cluster = mended.whole()
+    except shoal.ShoalError:
+        mended.stop()
+        raise
+    yield cluster
     if request.session.testsfailed > failed:
         mended.stop()
 

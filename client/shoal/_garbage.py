@@ -14,14 +14,16 @@ from contextlib import contextmanager
 def spared() -> Iterator[None]:
     """What is made in this block, and whatever there was before, the collector never looks at.
 
-    For what stays as long as the process does: a cycle among it is not freed, either. Blocks may follow one another.
+    For what stays as long as the process does: a cycle among it that is garbage stays, too.
     """
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 __all__ = ["spared"]

@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import prometheus_client
@@ -130,14 +131,19 @@ def run_role(
     identity = {"role": role, "member": member} if member else {"role": role}
     configure_logging(log_format, log_level, **identity)
     log = structlog.get_logger(__name__)
-    done, enough = _when_to_end(supervised)
+    ends = _Ends()
+    if supervised:
+        ends.follow_parent()
     try:
-        _tracing.start(role, member)
-        with _garbage.spared():
+        with ends.interrupting(), _garbage.spared():
+            _tracing.start(role, member)
             running, pages, stop = _start(start, metrics_listen, advertise)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(1) from None
+    except _Told:
+        log.info("stopped before it was ready")
+        return
     try:
         pages.not_ready = ""
         page = getattr(running, "page", "")  # a coordinator's alone
@@ -147,39 +153,64 @@ def run_role(
             ready = {"role": role, "address": running.address, "metrics": pages.address, "pid": os.getpid()} | shown
             sys.stdout.write(json.dumps(ready) + "\n")
             sys.stdout.flush()
-        while not done.wait(_SIGNAL_S):  # a signal may wake another thread, and its handler runs in this one alone
+        while not ends.done.wait(_SIGNAL_S):  # a signal may wake another thread, and its handler runs in this one alone
             pass
         pages.not_ready = "it stops"
         log.info("stopping")
-        if leave and not enough.is_set():
-            leave(running, enough)
+        if leave and not ends.enough.is_set():
+            leave(running, ends.enough)
     finally:
         stop()
         _tracing.stop()
     log.info("stopped")
 
 
-def _when_to_end(supervised: bool) -> tuple[threading.Event, threading.Event]:
-    """Set by a signal, and by the end of standard input if that is a supervisor's: to end, and to end at once.
+class _Told(BaseException):
+    """A signal, while a role starts: to whatever it waits for, as Ctrl-C is to a program."""
+
+
+class _Ends:
+    """What tells a role to end: signals, and the end of standard input if that is a supervisor's.
 
     SIGTERM is how Kubernetes and systemd ask for an orderly end, so the first one alone leaves time for it.
+
+    Attributes:
+        done: set once it is to end.
+        enough: set once it is to end at once.
     """
-    done, enough = threading.Event(), threading.Event()
 
-    def at_once(*_: object) -> None:
-        enough.set()
-        done.set()
+    def __init__(self) -> None:
+        self.done, self.enough = threading.Event(), threading.Event()
+        self._interrupts = False
+        signal.signal(signal.SIGINT, self._told)
+        signal.signal(signal.SIGTERM, self._told)
 
-    def in_order(*_: object) -> None:
-        if done.is_set():
-            enough.set()
-        done.set()
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """A signal ends this block with `_Told`: what it waits for may never come, and nothing is there to be lost."""
+        self._interrupts = True
+        try:
+            if self.done.is_set():
+                raise _Told
+            yield
+        finally:
+            self._interrupts = False
 
-    signal.signal(signal.SIGINT, at_once)
-    signal.signal(signal.SIGTERM, in_order)
-    if supervised:
-        threading.Thread(target=_wait_for_parent, args=(at_once,), name="parent", daemon=True).start()
-    return done, enough
+    def follow_parent(self) -> None:
+        """The end of standard input is as good as SIGINT."""
+        threading.Thread(target=self._wait_for_parent, name="parent", daemon=True).start()
+
+    def _told(self, number: int, _frame: object) -> None:
+        if number == signal.SIGINT or self.done.is_set():
+            self.enough.set()
+        self.done.set()
+        if self._interrupts:
+            raise _Told
+
+    def _wait_for_parent(self) -> None:
+        while os.read(0, 4096):
+            pass
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]  # it has begun
 
 
 def _start(
@@ -199,15 +230,7 @@ def _start(
         raise
 
     def stop() -> None:
-        pages_end = threading.Thread(target=pages.stop, name="pages end")  # takes up to half a second
-        pages_end.start()
+        pages.stop()
         running.stop()
-        pages_end.join()
 
     return running, pages, stop
-
-
-def _wait_for_parent(at_once: Callable[[], None]) -> None:
-    while os.read(0, 4096):
-        pass
-    at_once()

@@ -12,6 +12,7 @@ import forms
 import shoal
 from scraping import sample
 from shoal import optim
+from supervised import until_ready
 from waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
@@ -195,7 +196,7 @@ def test_a_disk_that_is_full_ends_the_coordinator_and_loses_nothing(cluster, cli
 def test_a_store_that_cannot_be_read_is_left_alone(tmp_path, damage):
     store = tmp_path / "coordinator.db"
     command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0", "--store", str(store)]
-    subprocess.run([*command, "--supervised"], input="", capture_output=True, text=True, timeout=60, check=True)
+    until_ready(command)
     content = bytearray(store.read_bytes())
     if damage == "newer":
         content[60:64] = (99).to_bytes(4, "big")  # where SQLite's format has the user's version

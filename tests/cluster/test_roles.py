@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -20,6 +22,7 @@ from shoal.v1 import coordinator_pb2
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server import compilation
 from shoal_server.process import Server, ServerConfig
+from supervised import until_ready
 from waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -91,14 +94,7 @@ def test_the_servers_count_what_was_trained(trained):
 
 def test_logs_for_machines_are_an_object_a_line():
     command = [sys.executable, "-m", "shoal", "coordinator", "--store", "memory", "--listen", "127.0.0.1:0"]
-    done = subprocess.run(
-        [*command, "--supervised", "--log-format", "json"],
-        input="",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = until_ready([*command, "--log-format", "json"])
     ready = json.loads(done.stdout)
     assert ready["role"] == "coordinator"
     lines = [json.loads(line) for line in done.stderr.splitlines()]
@@ -113,8 +109,7 @@ def test_logs_for_machines_are_an_object_a_line():
 def test_a_role_by_its_task(monkeypatch):
     task = {"cluster": {"chief": ["localhost:7070"], "ps": ["localhost:7071"]}, "task": {"type": "chief", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-    command = [sys.executable, "-m", "shoal", "run", "--store", "memory", "--listen", "127.0.0.1:0", "--supervised"]
-    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=True)
+    done = until_ready([sys.executable, "-m", "shoal", "run", "--store", "memory", "--listen", "127.0.0.1:0"])
     ready = json.loads(done.stdout)
     assert ready["role"] == "coordinator"
     assert ready["address"].startswith("localhost:")
@@ -135,6 +130,22 @@ def test_variables_of_the_environment_are_flags(monkeypatch):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "less than half the lease" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_a_role_that_waits_for_its_coordinator_ends_when_it_is_told_to(role, number):
+    with socket.socket() as silent:  # it takes connections, and says nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "shoal", role, "--coordinator", address, "--retry-for", "600"]
+        process = subprocess.Popen([*command, "--log-format", "json"], stderr=subprocess.PIPE, text=True)
+        silent.accept()[0].close()
+        process.send_signal(number)
+        _, logs = process.communicate(timeout=20)
+    assert process.returncode == 0, logs
+    assert json.loads(logs.splitlines()[-1])["event"] == "stopped before it was ready"
 
 
 @pytest.fixture

@@ -31,16 +31,18 @@ class Mended:
         self._cluster: shoal.LocalCluster | None = None
 
     def whole(self) -> shoal.LocalCluster:
-        """The cluster, with every role alive and no job under way."""
+        """The cluster, with every role alive and none of the jobs that there were."""
         if self._cluster is None:
-            self._cluster = local_cluster(*self._size)
-            self._cluster.start()
+            cluster = local_cluster(*self._size)
+            cluster.start()
+            self._cluster = cluster
         for process in self._cluster.processes:
             if process.returncode is not None:
                 self._cluster.restart(process.role, process.index)
         with self._cluster.client() as client:
             for status in client.jobs():
                 client.cancel(status.job.name)
+                client.drop(status.job.name)
         return self._cluster
 
     def stop(self) -> None:

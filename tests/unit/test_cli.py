@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
 
@@ -607,3 +608,24 @@ main()
             [sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True, timeout=60, check=True
         )
         assert done.stdout == f"shoal {shoal.__version__}\n"
+
+
+# As the first process of a container, which the kernel gives no default for a signal.
+FIRST = """
+import os, signal, sys, types
+os.getpid = lambda: 1
+loading = types.ModuleType("shoal._cli.app")
+def app(**_):
+    print("loaded", flush=True)
+    signal.raise_signal(signal.SIGTERM)
+    print("and on")
+loading.app = app
+sys.modules["shoal._cli.app"] = loading
+from shoal._cli import main
+main()
+"""
+
+
+def test_the_first_process_of_a_container_ends_when_it_is_told_to():
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "loaded\n"), done.stderr

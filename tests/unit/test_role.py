@@ -1,5 +1,6 @@
 """The life of a role's process, with a role that does nothing: what /healthz says of it, and when."""
 
+import gc
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ def undone() -> Iterator[None]:
         signal.signal(number, handler)
     structlog.reset_defaults()
     prometheus_client.enable_created_metrics()
+    gc.unfreeze()
 
 
 def fetch(address: str, path: str = "/healthz") -> tuple[int, str]:
@@ -112,3 +114,36 @@ def test_pages_are_found_where_the_role_is(capfd):
         run_role("server", start, metrics_listen="0.0.0.0:0", advertise="server-0.server")
     assert ended.value.code == 1
     assert "pages at server-0.server:" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_role_that_waits_for_what_never_comes_is_told_to_end(number: signal.Signals, capfd) -> None:
+    addresses, helpers = [], []
+
+    def start(_registry: prometheus_client.CollectorRegistry, address: str) -> Nothing:
+        addresses.append(address)
+        helpers.append(threading.Timer(0.1, os.kill, (os.getpid(), number)))
+        helpers[0].start()
+        threading.Event().wait()
+        raise AssertionError
+
+    run_role("server", start, metrics_listen="127.0.0.1:0")
+    helpers[0].join()
+    assert "stopped before it was ready" in capfd.readouterr().err
+    assert gc.isenabled()
+    with pytest.raises(urllib.error.URLError):
+        fetch(addresses[0])
+
+
+def test_a_role_whose_supervisor_is_gone_before_it_is_ready_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    lifeline, parent = os.pipe()
+    read = os.read
+    monkeypatch.setattr("shoal._role.os.read", lambda _, count: read(lifeline, count))
+
+    def start(_registry: prometheus_client.CollectorRegistry, _address: str) -> Nothing:
+        os.close(parent)
+        threading.Event().wait()
+        raise AssertionError
+
+    run_role("server", start, metrics_listen="127.0.0.1:0", supervised=True)
+    os.close(lifeline)

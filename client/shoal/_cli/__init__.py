@@ -10,7 +10,8 @@ from shoal import _allocator, _garbage, errors
 def main() -> None:
     """Runs the command line of this process; the entry point of `shoal`."""
     if os.getpid() == 1:
-        # The kernel gives the first process of a container no default: told to stop while it loads, it would not.
+        # The kernel gives the first process of a container no default: told to stop, it would not. Roles have a better
+        # answer, once they have loaded.
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         _allocator.tune()
