@@ -1,5 +1,6 @@
 """Bad input to a running cluster: a clear error, nothing lost, and the cluster goes on."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -91,6 +92,14 @@ class TestProcesses:
         command = [sys.executable, "-m", "shoal", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
+    def refusal(self, *arguments):
+        """What a role says that cannot start: code and reason."""
+        done = self.run(*arguments, "--log-format", "json")
+        assert done.returncode == 1
+        last = json.loads(done.stderr.splitlines()[-1])
+        assert last["event"] == "cannot start"
+        return last["code"], last["reason"]
+
     @pytest.mark.parametrize("role", ["server", "coordinator"])
     def test_a_port_in_use(self, shared_cluster, role):
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -117,10 +126,22 @@ class TestProcesses:
         assert done.returncode == 1
         assert f"{address} did not answer within 1 s" in done.stderr
 
-    def test_two_processes_of_one_name(self, shared_cluster):
-        done = self.run("server", "--coordinator", shared_cluster.address, "--name", "server-0", "--retry-for", "1")
-        assert done.returncode == 1
-        assert "server-0" in done.stderr
+    @pytest.mark.parametrize("role", ["server", "worker"])
+    def test_two_processes_of_one_name(self, shared_cluster, client, role):
+        """The second is told of the first, which goes on in the same life."""
+        name = f"{role}-0"
+        first = status_of(client, name)
+        code, reason = self.refusal(role, "--coordinator", shared_cluster.address, "--name", name)
+        assert code == "DUPLICATE_MEMBER"
+        address = shared_cluster.process(role, 0).address
+        assert f"a live process at {address} has the member id {name}: give each process its own" in reason
+        now = status_of(client, name)
+        assert (now.alive, now.incarnation, now.metrics_address) == (True, first.incarnation, first.metrics_address)
+
+
+def status_of(client, name):
+    [status] = [member for member in client.status().members if member.member == name]
+    return status
 
 
 def test_after_all_of_this_a_job_trains(client):
