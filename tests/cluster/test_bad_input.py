@@ -126,6 +126,33 @@ class TestProcesses:
         assert done.returncode == 1
         assert f"{address} did not answer within 1 s" in done.stderr
 
+    @pytest.mark.parametrize(
+        ("volume", "advice"),
+        [
+            ("missing", "there is no such folder: make it, or mount the volume that belongs there"),
+            ("file/below", "it is no folder, or something on the way there is none: name another"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("role", "flags", "code"),
+        [
+            ("coordinator", ["--store", "{}/coordinator.db"], "STORE_FAILED"),
+            ("coordinator", ["--store", "memory", "--checkpoints", "{}"], "STORAGE_FAILED"),
+            ("server", ["--checkpoints", "{}"], "STORAGE_FAILED"),
+        ],
+        ids=["store", "checkpoints", "server"],
+    )
+    def test_a_volume_that_is_not_there(self, shared_cluster, tmp_path, role, flags, code, volume, advice):
+        """None is made in its place: what is kept in it would go with the container."""
+        (tmp_path / "file").touch()
+        path = tmp_path / volume
+        where = ["--coordinator", shared_cluster.address] if role == "server" else ["--listen", "127.0.0.1:0"]
+        said, reason = self.refusal(role, *where, *[flag.format(path) for flag in flags])
+        assert said == code
+        assert f"{path}/" in reason
+        assert advice in reason
+        assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
     @pytest.mark.parametrize("role", ["server", "worker"])
     def test_two_processes_of_one_name(self, shared_cluster, client, role):
         """The second is told of the first, which goes on in the same life."""
