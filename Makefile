@@ -22,7 +22,7 @@ help:
 	@echo "make reference  layers beside PyTorch's, which it installs"
 	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
 	@echo "make long    the tests on real processes, in their long forms (half an hour)"
-	@echo "make e2e     the image and the compose file on a Docker engine of its own; as root (docs/deploy.md)"
+	@echo "make e2e     the image and the compose file on a Docker engine of its own; as root (docs/deploy.md); SHOAL_PICTURES=1 renews docs/images"
 	@echo "make coverage  which lines and branches the unit and contract tests reach"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/performance.md)"
@@ -80,7 +80,7 @@ long: $(SETUP)
 	SHOAL_LONG=1 $(TESTS) tests/cluster tests/chaos
 
 # What is deployed, as it is: no other target starts an engine or a browser. -s: what things took is printed. With SHOAL_E2E
-# a program that is not here fails what needs it.
+# a program that is not here fails what needs it. A SHOAL_PICTURES of the command line is in the environment, too.
 e2e: $(SETUP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,e2e]'
 	SHOAL_E2E=1 $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -s tests/deploy tests/e2e

@@ -9,6 +9,8 @@ def advice(error: OSError) -> str:
     match error.errno:
         case errno.ENOENT:
             return "there is no such folder: make it, or mount the volume that belongs there"
+        case errno.ENOTDIR | errno.EEXIST:
+            return "it is no folder, or something on the way there is none: name another"
         case errno.EACCES | errno.EPERM:
             return (
                 f"Shoal runs as user id {os.geteuid()}, group id {os.getegid()}: let that user write there (chown; in "

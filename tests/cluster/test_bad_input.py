@@ -1,5 +1,6 @@
 """Bad input to a running cluster: a clear error, nothing lost, and the cluster goes on."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -91,6 +92,14 @@ class TestProcesses:
         command = [sys.executable, "-m", "shoal", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
+    def refusal(self, *arguments):
+        """What a role says that cannot start: code and reason."""
+        done = self.run(*arguments, "--log-format", "json")
+        assert done.returncode == 1
+        last = json.loads(done.stderr.splitlines()[-1])
+        assert last["event"] == "cannot start"
+        return last["code"], last["reason"]
+
     @pytest.mark.parametrize("role", ["server", "coordinator"])
     def test_a_port_in_use(self, shared_cluster, role):
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -117,10 +126,49 @@ class TestProcesses:
         assert done.returncode == 1
         assert f"{address} did not answer within 1 s" in done.stderr
 
-    def test_two_processes_of_one_name(self, shared_cluster):
-        done = self.run("server", "--coordinator", shared_cluster.address, "--name", "server-0", "--retry-for", "1")
-        assert done.returncode == 1
-        assert "server-0" in done.stderr
+    @pytest.mark.parametrize(
+        ("volume", "advice"),
+        [
+            ("missing", "there is no such folder: make it, or mount the volume that belongs there"),
+            ("file/below", "it is no folder, or something on the way there is none: name another"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("role", "flags", "code"),
+        [
+            ("coordinator", ["--store", "{}/coordinator.db"], "STORE_FAILED"),
+            ("coordinator", ["--store", "memory", "--checkpoints", "{}"], "STORAGE_FAILED"),
+            ("server", ["--checkpoints", "{}"], "STORAGE_FAILED"),
+        ],
+        ids=["store", "checkpoints", "server"],
+    )
+    def test_a_volume_that_is_not_there(self, shared_cluster, tmp_path, role, flags, code, volume, advice):
+        """None is made in its place: what is kept in it would go with the container."""
+        (tmp_path / "file").touch()
+        path = tmp_path / volume
+        where = ["--coordinator", shared_cluster.address] if role == "server" else ["--listen", "127.0.0.1:0"]
+        said, reason = self.refusal(role, *where, *[flag.format(path) for flag in flags])
+        assert said == code
+        assert f"{path}/" in reason
+        assert advice in reason
+        assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+    @pytest.mark.parametrize("role", ["server", "worker"])
+    def test_two_processes_of_one_name(self, shared_cluster, client, role):
+        """The second is told of the first, which goes on in the same life."""
+        name = f"{role}-0"
+        first = status_of(client, name)
+        code, reason = self.refusal(role, "--coordinator", shared_cluster.address, "--name", name)
+        assert code == "DUPLICATE_MEMBER"
+        address = shared_cluster.process(role, 0).address
+        assert f"a live process at {address} has the member id {name}: give each process its own" in reason
+        now = status_of(client, name)
+        assert (now.alive, now.incarnation, now.metrics_address) == (True, first.incarnation, first.metrics_address)
+
+
+def status_of(client, name):
+    [status] = [member for member in client.status().members if member.member == name]
+    return status
 
 
 def test_after_all_of_this_a_job_trains(client):

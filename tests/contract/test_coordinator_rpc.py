@@ -261,6 +261,19 @@ def test_refused_jobs(crew):
         crew.job("GetPlacement", job="a")
 
 
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "a&b", 'a"b', "../a", "a/b", "A", "1a", "a\n", "\u0430", "a" * 64]
+)
+def test_a_name_is_of_few_characters_whoever_submits_it(crew, name):
+    """It is in URLs, in the page, in logs and in paths of checkpoints; no client of ours would even send another."""
+    message = job("a").to_proto()
+    message.name = name
+    with pytest.raises(errors.InvalidJob, match=r"is not 1 to 63 characters of a-z, 0-9 and -, ") as refused:
+        crew.job("Submit", spec=message)
+    assert repr(name) in refused.value.message
+    assert not crew.job("List").jobs
+
+
 def test_a_cluster_without_a_folder_of_checkpoints_says_so(crew):
     for wish in ({"restore": "b"}, {"checkpoints": CheckpointPolicy()}):
         with pytest.raises(errors.InvalidJob, match="start its coordinator and its servers with --checkpoints"):

@@ -13,12 +13,14 @@ import pytest
 import yaml
 
 from programs import need
-from promql import grouped_by, selectors
+from promql import grouped_by, selectors, strangers
 from role_metrics import TARGET_LABELS, Scraped, roles
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+# The labels of targets with their values; None: any.
+TARGETS = dict.fromkeys(TARGET_LABELS) | {"component": {"coordinator", "server", "worker"}}
 UNITS = ("_seconds", "_bytes", "_versions", "_ratio", "_info")
 
 
@@ -52,6 +54,21 @@ def scraped() -> Iterator[dict[str, Scraped]]:
 def labels(scraped: dict[str, Scraped]) -> dict[str, dict[str, set[str]]]:
     """By name of what can be asked for: the values of each label that is not the target's."""
     return {"up": {}} | {name: dict(found) for page in scraped.values() for name, found in page.labels.items()}
+
+
+def unmeasured(expression: str, labels: dict[str, dict[str, set[str]]]) -> Iterator[str]:
+    """What an expression asks for and no role has."""
+    for selector in selectors(expression):
+        if selector.name not in labels and selector.name not in RECORDED:
+            yield f"there is no {selector.name}"
+            continue
+        known = TARGETS | labels.get(selector.name, {})
+        for label, operator, value in selector.matchers:
+            if label not in known:
+                yield f"{selector.name} has no label {label}"
+            elif (values := known[label]) is not None:
+                for strange in sorted(strangers(operator, value, values)):
+                    yield f"{selector.name} never has the {label} {strange}"
 
 
 def promtool(*arguments: str | Path, text: str = "") -> str:
@@ -120,19 +137,42 @@ def test_an_expression_is_read_as_it_is_meant():
     assert grouped_by(expression) == {"le", "kind", "instance"}
 
 
+@pytest.mark.parametrize(
+    ("matcher", "said"),
+    [
+        ('state="placing"', "never has the state placing"),
+        ('state!="placing"', "never has the state placing"),
+        ('state=~"pending|starting|placing"', "never has the state placing"),
+        ('state!~"placing|pending"', "never has the state placing"),
+        ('state=~"pending|placi.*"', "never has the state placi.*"),
+        ('state=~"(plac|start)ing"', None),
+        ('state=~"(plac|sett)ing"', "never has the state (plac|sett)ing"),
+        ('component=~"server|clerk"', "never has the component clerk"),
+        ('phase="pending"', "has no label phase"),
+        ('state=~"pend.*|placed"', None),
+        ('state!="pending",component="server",instance=~"server-.*",job!="other"', None),
+    ],
+)
+def test_what_is_never_measured_is_found(matcher, said):
+    labels = {"shoal_jobs": {"state": {"pending", "starting", "placed"}}}
+    found = list(unmeasured(f"sum(shoal_jobs{{{matcher}}}) > 0", labels))
+    assert found == ([f"shoal_jobs {said}"] if said else [])
+
+
+def test_a_state_that_was_renamed_is_found_in_every_alert_that_waits_for_it(labels):
+    name = "shoal_coordinator_jobs"
+    states = labels[name]["state"] - {"placing"} | {"placed"}
+    renamed = {**labels, name: {**labels[name], "state": states}}
+    asking = {what for what, expression in EXPRESSIONS.items() if "placing" in expression}
+    assert asking
+    assert {what for what, expression in EXPRESSIONS.items() if list(unmeasured(expression, renamed))} == asking
+
+
 @pytest.mark.parametrize("what", EXPRESSIONS)
 class TestExpressions:
     def test_ask_for_what_is_measured(self, what, labels):
-        found = selectors(EXPRESSIONS[what])
-        assert found
-        for selector in found:
-            assert selector.name in labels or selector.name in RECORDED, selector.name
-            for label, operator, value in selector.matchers:
-                if label in TARGET_LABELS:
-                    continue
-                known = labels[selector.name]
-                assert label in known, f"{selector.name} has no label {label}"
-                assert operator != "=" or value in known[label], f"{selector.name} never has {label}={value}"
+        assert selectors(EXPRESSIONS[what])
+        assert list(unmeasured(EXPRESSIONS[what], labels)) == []
 
     def test_group_by_labels_that_there_are(self, what, labels):
         everything = [labels.get(selector.name, {}) for selector in selectors(EXPRESSIONS[what])]

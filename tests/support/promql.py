@@ -1,6 +1,7 @@
 """What an expression of PromQL asks for, as far as our rules and the dashboard go: by its text, without a parser."""
 
 import re
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 _STRING = re.compile(r'"[^"]*"')
@@ -33,3 +34,18 @@ def grouped_by(expression: str) -> set[str]:
     """The labels that results are grouped or joined by."""
     bare = _STRING.sub('""', expression)
     return {label.strip() for labels in _GROUPING.findall(bare) for label in labels.split(",") if label.strip()}
+
+
+def strangers(operator: str, value: str, known: AbstractSet[str]) -> set[str]:
+    """What a matcher speaks of and its label never is; to leave out what there is not is a mistake as well.
+
+    Args:
+        operator: =, !=, =~ or !~.
+        value: its right side. Of a regular expression each alternative has to match something, from end to end as in
+            Prometheus; one with groups is taken as a whole.
+        known: the label's values.
+    """
+    if operator in {"=", "!="}:
+        return {value} - known
+    alternatives = [value] if {"(", "["} & set(value) else value.split("|")
+    return {each for each in alternatives if not any(re.fullmatch(each, one) for one in known)}

@@ -320,8 +320,6 @@ def _advice(error: OSError) -> str:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return "; free some space, or keep fewer checkpoints"
-        case errno.ENOTDIR | errno.EEXIST:
-            return "; it is no folder, or something on the way there is none: name another"
         case errno.EFBIG:
             return "; raise the limit on the size of files (ulimit -f)"
         case errno.ENOENT:
