@@ -125,17 +125,19 @@ BROKEN: list[tuple[rules.Rule, Change, str]] = [
     (
         rules.monitoring,
         lambda o: spec(o, "PodMonitor", "shoal")["podMetricsEndpoints"][0]["relabelings"][0].pop("targetLabel"),
-        "has the relabeling",
+        "'targetLabel' is a required property",
     ),
     (
         rules.monitoring,
         lambda o: spec(o, "PrometheusRule", "shoal")["groups"][0]["rules"].append({"expr": "up"}),
-        "PrometheusRule has",
+        "is not valid under any of the given schemas",
     ),
+    (rules.monitoring, lambda o: spec(o, "PrometheusRule", "shoal").update(group=[]), "'group' was unexpected"),
+    (rules.monitoring, lambda o: spec(o, "PodMonitor", "shoal").pop("selector"), "'selector' is a required property"),
     (
         rules.monitoring,
         lambda o: spec(o, "PrometheusRule", "shoal")["groups"][0]["rules"][0].update({"for": "soon"}),
-        "waits for soon",
+        "'soon' does not match",
     ),
     (lives.command_lines, lambda o: variable(o, "SHOAL_LANES_PORT", "7071"), "SHOAL_LANES_PORT is no variable of sh"),
     (lives.command_lines, lambda o: variable(o, "SHOAL_DEVICE", "cpu"), "SHOAL_DEVICE is no variable of shoal server"),

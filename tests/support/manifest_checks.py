@@ -57,7 +57,7 @@ def complaints(objects: Sequence[Object]) -> list[str]:
 
 
 def schema_errors(objects: Sequence[Object], version: str) -> list[str]:
-    """What Kubernetes' own schema, of this version, has against them; custom resources have none."""
+    """What Kubernetes' own schema, of this version, has against them; custom resources are for `rules.monitoring`."""
     errors = []
     for found in objects:
         if not found["apiVersion"].startswith(_WITHOUT_SCHEMA):

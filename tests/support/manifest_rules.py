@@ -3,9 +3,11 @@
 Network policies are played in `manifest_network`, pods' security is in `pod_security`.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
+from jsonschema import Draft202012Validator
+
+from custom_resources import SCHEMAS
 from manifests import Object, Workload, named, of_kind, quantity, selects, workloads
 from pod_security import violations
 
@@ -214,21 +216,11 @@ def one_namespace(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def monitoring(objects: Sequence[Object]) -> Iterator[str]:
-    """Of the custom resources, for which there is no schema: the fields that are used here."""
-    for monitor in of_kind(objects, "PodMonitor"):
-        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-            if unknown := set(endpoint) - {"port", "path", "interval", "scrapeTimeout", "relabelings"}:
-                yield f"PodMonitor has {sorted(unknown)}"
-            for relabeling in endpoint.get("relabelings", []):
-                if "targetLabel" not in relabeling or set(relabeling) - {"sourceLabels", "targetLabel", "replacement"}:
-                    yield f"PodMonitor has the relabeling {relabeling}"
-    for rules in of_kind(objects, "PrometheusRule"):
-        for group in rules["spec"]["groups"]:
-            for rule in group["rules"]:
-                if ("alert" in rule) == ("record" in rule) or not isinstance(rule.get("expr"), str):
-                    yield f"PrometheusRule has {rule}"
-                if not re.fullmatch(r"\d+(ms|s|m|h|d)", str(rule.get("for", "1m"))):
-                    yield f"PrometheusRule waits for {rule['for']}"
+    """Custom resources are what their operator takes."""
+    for kind, schema in SCHEMAS.items():
+        for found in of_kind(objects, kind):
+            for error in Draft202012Validator(schema).iter_errors(found):
+                yield f"{kind} {found['metadata']['name']} at {error.json_path}: {error.message}"
 
 
 def _members(objects: Sequence[Object]) -> Iterator[Workload]:
