@@ -157,6 +157,20 @@ class TestDocs:
             assert tracing.asked_by(told)
             assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.observability:4317"
 
+    def test_its_backup_is_of_the_claims_that_there_are(self):
+        text = (DOCS / "operations.md").read_text()
+        snapshots, claim = (read(block) for block in self.blocks("apiVersion", text))
+        coordinator = named(rendered("base"), "StatefulSet", "coordinator")
+        [template] = coordinator["spec"]["volumeClaimTemplates"]
+        store = f"{template['metadata']['name']}-coordinator-0"
+        copied = {each["spec"]["source"]["persistentVolumeClaimName"]: each["metadata"]["name"] for each in snapshots}
+        assert list(copied) == ["checkpoints", store]
+        assert named(rendered("base"), "PersistentVolumeClaim", "checkpoints")
+        [again] = claim
+        assert schema_errors(claim, OLDEST) == schema_errors(claim, SCHEMAS) == []
+        assert (again["metadata"]["name"], again["spec"].pop("dataSource")["name"]) == (store, copied[store])
+        assert again["spec"] == template["spec"]
+
     def test_an_upgrade_ends_and_starts_all_parts_in_their_order(self):
         [section] = re.findall(r"### A new version\n(.*?)\n### ", self.TEXT, re.DOTALL)
         before, apply, after = re.split(r"^kubectl (apply -k \S+)$", section, maxsplit=1, flags=re.MULTILINE)
