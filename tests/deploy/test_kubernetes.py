@@ -6,6 +6,7 @@ No cluster runs here. Manifests are rendered by kubectl, validated by Kubernetes
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import yaml
 import manifest_lives as lives
 import manifest_network as network
 from manifest_checks import OLDEST, OVERLAYS, RULES, SCHEMAS, complaints, rendered, schema_errors
-from manifests import KUBERNETES, Object, named, quantity, read, render, render_with, workloads
+from manifests import KUBERNETES, Object, named, of_kind, quantity, read, render, render_with, workloads
+from programs import need
 from shoal._tracing import environment as tracing
 
 DOCS = KUBERNETES.parents[1] / "docs"
@@ -156,6 +158,27 @@ class TestDocs:
             told = lives.environment(workload.pod["containers"][0], objects)
             assert tracing.asked_by(told)
             assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.observability:4317"
+
+    @pytest.mark.parametrize("components", [[], ["object-store", "gpu"]])
+    def test_an_overlay_outside_the_checkout_says_the_image_and_the_class(self, components, tmp_path):
+        [lines] = self.blocks("apiVersion: kustomize")
+        mine = yaml.safe_load(lines.replace("../shoal/", f"{os.path.relpath(DOCS.parent, tmp_path)}/"))
+        parts = os.path.relpath(KUBERNETES / "components", tmp_path)
+        mine["components"] = [f"{parts}/{name}" for name in components]
+        (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+        objects = render(tmp_path)
+        images = {container["image"] for each in workloads(objects) for container in each.containers}
+        assert {image.partition(":")[0] for image in images} == {"YOUR-REGISTRY/shoal"}
+        claims = of_kind(objects, "PersistentVolumeClaim")
+        assert [claim["spec"]["storageClassName"] for claim in claims] == ([] if components else ["YOUR-CLASS"])
+        assert complaints(objects) == []
+
+    def test_the_sample_can_be_given_an_image(self):
+        [line] = re.findall(r"^kubectl (set image .*) \| kubectl apply -f -$", self.TEXT, re.MULTILINE)
+        kubectl = need("kubectl", source="it changes manifests; Kubernetes' site has it", failing=("SHOAL_E2E", "CI"))
+        shown = subprocess.run([kubectl, *line.split()], cwd=DOCS.parent, capture_output=True, text=True, check=True)
+        [job] = workloads(read(shown.stdout))
+        assert [each["image"].partition(":")[0] for each in job.containers] == ["YOUR-REGISTRY/shoal"]
 
     def test_its_backup_is_of_the_claims_that_there_are(self):
         text = (DOCS / "operations.md").read_text()
