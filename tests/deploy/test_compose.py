@@ -24,9 +24,9 @@ WORKERS = ["worker", "worker-gpu"]
 
 
 def seconds(text):
-    """How long a duration of the file is: 70s, or 60s10000ms, which Compose adds up."""
-    whole, thousandths = re.fullmatch(r"([\d.]+)s(?:(\d+)ms)?", text).groups(default=0)
-    return float(whole) + int(thousandths) / 1000
+    """How long a duration of the file is, 70s or 1m10s. Of others Compose 1 makes fractions, which no engine takes."""
+    minutes, whole = re.fullmatch(r"(?:(\d+)m)?(\d+)s", text).groups(default=0)
+    return 60 * int(minutes) + int(whole)
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=list(SERVICES))
@@ -115,12 +115,12 @@ def test_what_nobody_sets_is_as_in_the_code(service, command, flag, variable):
 
 @pytest.mark.parametrize("role", [*SERVERS, *WORKERS])
 @pytest.mark.parametrize("grace_s", [None, 7, 240])
-def test_who_is_told_to_stop_has_its_grace_and_ten_seconds(role, grace_s):
+def test_who_is_told_to_stop_has_its_grace_and_time_to_end(role, grace_s):
     variable = f"SHOAL_{role.partition('-')[0].upper()}_GRACE"
     service = compose_file(**{variable: str(grace_s)} if grace_s else {})["services"][role]
     told_s = float(service["environment"]["SHOAL_GRACE"])
     assert grace_s in {None, told_s}
-    assert seconds(service["stop_grace_period"]) == told_s + 10
+    assert seconds(service["stop_grace_period"]) >= told_s + 10
 
 
 @pytest.mark.parametrize("role", ROLES)
