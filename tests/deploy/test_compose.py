@@ -6,18 +6,27 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+from opentelemetry.sdk.trace import TracerProvider
 
 from compose_stack import COMPOSE_FILE, ROOT, compose_file, default_of_variables
+from shoal._tracing import environment as tracing
+from shoal_coordinator.main import coordinator
 from shoal_server.main import server
+from shoal_worker.main import worker
 
 FILE = compose_file()
 SERVICES = FILE["services"]
 ROLES = ["coordinator", "server-0", "server-1", "worker", "worker-gpu"]
+TRACING = (ROOT / "docs" / "tracing.md").read_text()
 SERVERS = ["server-0", "server-1"]
+WORKERS = ["worker", "worker-gpu"]
 
 
 def seconds(text):
-    return int(text.removesuffix("s"))
+    """How long a duration of the file is, 70s or 1m10s. Of others Compose 1 makes fractions, which no engine takes."""
+    minutes, whole = re.fullmatch(r"(?:(\d+)m)?(\d+)s", text).groups(default=0)
+    return 60 * int(minutes) + int(whole)
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=list(SERVICES))
@@ -63,8 +72,8 @@ class TestEveryService:
         assert set(conditions) <= {"service_healthy"}
 
 
-def test_compose_1_and_2_read_it():
-    assert "version" not in FILE
+def test_it_has_none_of_the_keys_that_compose_1_or_2_complains_of():
+    assert "version" not in FILE  # Compose 2 calls it obsolete
     assert "name" not in FILE  # Compose 1 knows no such key
 
 
@@ -84,22 +93,61 @@ def test_coordinator_and_servers_see_the_same_checkpoints():
         assert f"checkpoints:{folder}" in SERVICES[role]["volumes"]
 
 
-@pytest.mark.parametrize("role", ["worker", "worker-gpu"])
+@pytest.mark.parametrize("role", WORKERS)
 def test_workers_can_be_scaled(role):
     assert "ports" not in SERVICES[role]
     assert "SHOAL_NAME" not in SERVICES[role]["environment"]
 
 
-@pytest.mark.parametrize("role", ["worker", "worker-gpu"])
-def test_a_worker_has_time_to_finish_its_batch(role):
-    assert seconds(SERVICES[role]["stop_grace_period"]) > 30  # SHOAL_GRACE
+@pytest.mark.parametrize(
+    ("service", "command", "flag", "variable"),
+    [
+        ("coordinator", coordinator, "lease", "SHOAL_LEASE"),
+        ("coordinator", coordinator, "server_return", "SHOAL_SERVER_RETURN"),
+        *((name, server, "grace", "SHOAL_GRACE") for name in SERVERS),
+        *((name, worker, "grace", "SHOAL_GRACE") for name in WORKERS),
+    ],
+)
+def test_what_nobody_sets_is_as_in_the_code(service, command, flag, variable):
+    default = inspect.signature(command).parameters[flag].default
+    assert float(SERVICES[service]["environment"][variable]) == default
 
 
-@pytest.mark.parametrize("role", SERVERS)
-def test_a_server_has_time_to_have_its_jobs_saved(role):
-    assert "SHOAL_GRACE" not in SERVICES[role]["environment"]
-    grace_s = inspect.signature(server).parameters["grace"].default
-    assert seconds(SERVICES[role]["stop_grace_period"]) >= grace_s + 10
+@pytest.mark.parametrize("role", [*SERVERS, *WORKERS])
+@pytest.mark.parametrize("grace_s", [None, 7, 240])
+def test_who_is_told_to_stop_has_its_grace_and_time_to_end(role, grace_s):
+    variable = f"SHOAL_{role.partition('-')[0].upper()}_GRACE"
+    service = compose_file(**{variable: str(grace_s)} if grace_s else {})["services"][role]
+    told_s = float(service["environment"]["SHOAL_GRACE"])
+    assert grace_s in {None, told_s}
+    assert seconds(service["stop_grace_period"]) >= told_s + 10
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nothing_is_traced_until_a_collector_is_named(role):
+    assert tracing.asked_by(SERVICES[role]["environment"]) == ""
+    endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    told = compose_file(**{endpoint: "http://collector:4317"})["services"][role]["environment"]
+    assert tracing.asked_by(told) == endpoint
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_docs_collector_is_a_service_and_the_lines_for_it_are_settings(role):
+    collector, *_ = re.findall(r"```yaml\n(services:.*?)```", TRACING, re.DOTALL)
+    lines, *_ = re.findall(r"```\n(OTEL_.*?)```", TRACING, re.DOTALL)
+    settings = dict(line.split("=", 1) for line in lines.splitlines())
+    assert settings.items() <= compose_file(**settings)["services"][role]["environment"].items()
+    [name] = yaml.safe_load(collector)["services"]
+    assert settings["OTEL_EXPORTER_OTLP_ENDPOINT"] == f"http://{name}:4317"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_step_is_traced_until_a_sampler_is_named(role, monkeypatch, caplog):
+    defaults = TracerProvider().sampler.get_description()
+    for name in ("OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"):
+        monkeypatch.setenv(name, SERVICES[role]["environment"][name])
+    assert TracerProvider().sampler.get_description() == defaults
+    assert not caplog.records
 
 
 def test_memory_is_bounded_where_somebody_says_so():
@@ -141,7 +189,7 @@ def test_the_image_is_built_before_others_want_it():
     assert all("coordinator" in SERVICES[role]["depends_on"] for role in ROLES[1:])
 
 
-@pytest.mark.parametrize("worker", ["worker", "worker-gpu"])
+@pytest.mark.parametrize("worker", WORKERS)
 def test_the_image_has_what_the_examples_import(worker):
     assert "demo" in built(SERVICES[worker]["image"])["args"]["EXTRAS"].split(",")
     [mount] = [mount for mount in SERVICES[worker]["volumes"] if mount.endswith(":/programs:ro")]

@@ -6,6 +6,8 @@ No cluster runs here. Manifests are rendered by kubectl, validated by Kubernetes
 
 import os
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +15,11 @@ import yaml
 import manifest_lives as lives
 import manifest_network as network
 from manifest_checks import OLDEST, OVERLAYS, RULES, SCHEMAS, complaints, rendered, schema_errors
-from manifests import KUBERNETES, Object, named, quantity, read, render, render_with, workloads
+from manifests import KUBERNETES, Object, named, of_kind, quantity, read, render, render_with, workloads
+from programs import need
+from shoal._tracing import environment as tracing
+
+DOCS = KUBERNETES.parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +118,9 @@ class TestComponents:
 
 
 class TestDocs:
-    """What `docs/deploy.md` shows, as far as it can be read by a machine."""
+    """What `docs/deploy.md` and its neighbours show, as far as it can be read by a machine."""
 
-    TEXT = (KUBERNETES.parents[1] / "docs" / "deploy.md").read_text()
+    TEXT = (DOCS / "deploy.md").read_text()
 
     def test_the_adapters_rule_gives_the_metric_that_the_autoscaler_reads(self):
         [rule] = [yaml.safe_load(block)["externalRules"][0] for block in self.blocks("externalRules")]
@@ -134,12 +140,59 @@ class TestDocs:
 
     def test_with_its_lines_for_ipv6_nobody_listens_at_ipv4(self, tmp_path):
         [lines] = [block for block in self.blocks("configMapGenerator") if "[::]" in block]
-        local = os.path.relpath(KUBERNETES / "overlays" / "local", tmp_path)
-        (tmp_path / "kustomization.yaml").write_text(f"resources: [{local}]\nnamespace: shoal\n{lines}")
-        objects = render(tmp_path)
+        objects = self.rendered_with(yaml.safe_load(lines), tmp_path)
         for workload in workloads(objects):
             found = lives.environment(workload.pod["containers"][0], objects)
             assert {found[name].rpartition(":")[0] for name in found if name.endswith("_LISTEN")} == {"[::]"}
+
+    def test_with_its_lines_for_traces_all_reach_the_collector_and_nobody_else(self, tmp_path):
+        text = (DOCS / "tracing.md").read_text()
+        [lines] = self.blocks("configMapGenerator", text)
+        [policy] = self.blocks("apiVersion", text)
+        (tmp_path / "traces.yaml").write_text(policy)
+        objects = self.rendered_with(yaml.safe_load(lines), tmp_path)
+        assert schema_errors(objects, OLDEST) == schema_errors(objects, SCHEMAS) == []
+        assert complaints(objects) == []
+        assert list(network.complaints(objects, network.NEEDED | network.TRACES)) == []
+        for workload in workloads(objects):
+            told = lives.environment(workload.pod["containers"][0], objects)
+            assert tracing.asked_by(told)
+            assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.observability:4317"
+
+    @pytest.mark.parametrize("components", [[], ["object-store", "gpu"]])
+    def test_an_overlay_outside_the_checkout_says_the_image_and_the_class(self, components, tmp_path):
+        [lines] = self.blocks("apiVersion: kustomize")
+        mine = yaml.safe_load(lines.replace("../shoal/", f"{os.path.relpath(DOCS.parent, tmp_path)}/"))
+        parts = os.path.relpath(KUBERNETES / "components", tmp_path)
+        mine["components"] = [f"{parts}/{name}" for name in components]
+        (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+        objects = render(tmp_path)
+        images = {container["image"] for each in workloads(objects) for container in each.containers}
+        assert {image.partition(":")[0] for image in images} == {"YOUR-REGISTRY/shoal"}
+        claims = of_kind(objects, "PersistentVolumeClaim")
+        assert [claim["spec"]["storageClassName"] for claim in claims] == ([] if components else ["YOUR-CLASS"])
+        assert complaints(objects) == []
+
+    def test_the_sample_can_be_given_an_image(self):
+        [line] = re.findall(r"^kubectl (set image .*) \| kubectl apply -f -$", self.TEXT, re.MULTILINE)
+        kubectl = need("kubectl", source="it changes manifests; Kubernetes' site has it", failing=("SHOAL_E2E", "CI"))
+        shown = subprocess.run([kubectl, *line.split()], cwd=DOCS.parent, capture_output=True, text=True, check=True)
+        [job] = workloads(read(shown.stdout))
+        assert [each["image"].partition(":")[0] for each in job.containers] == ["YOUR-REGISTRY/shoal"]
+
+    def test_its_backup_is_of_the_claims_that_there_are(self):
+        text = (DOCS / "operations.md").read_text()
+        snapshots, claim = (read(block) for block in self.blocks("apiVersion", text))
+        coordinator = named(rendered("base"), "StatefulSet", "coordinator")
+        [template] = coordinator["spec"]["volumeClaimTemplates"]
+        store = f"{template['metadata']['name']}-coordinator-0"
+        copied = {each["spec"]["source"]["persistentVolumeClaimName"]: each["metadata"]["name"] for each in snapshots}
+        assert list(copied) == ["checkpoints", store]
+        assert named(rendered("base"), "PersistentVolumeClaim", "checkpoints")
+        [again] = claim
+        assert schema_errors(claim, OLDEST) == schema_errors(claim, SCHEMAS) == []
+        assert (again["metadata"]["name"], again["spec"].pop("dataSource")["name"]) == (store, copied[store])
+        assert again["spec"] == template["spec"]
 
     def test_an_upgrade_ends_and_starts_all_parts_in_their_order(self):
         [section] = re.findall(r"### A new version\n(.*?)\n### ", self.TEXT, re.DOTALL)
@@ -173,10 +226,15 @@ class TestDocs:
             f"overlays/{name}" for name in re.findall(r"^\| `(\w+)` ", section, re.MULTILINE)
         } == OVERLAYS.keys() - {"base"}
 
-    def blocks(self, beginning: str) -> list[str]:
-        return [
-            block for block in re.findall(r"```yaml\n(.*?)```", self.TEXT, re.DOTALL) if block.startswith(beginning)
-        ]
+    def blocks(self, beginning: str, text: str = TEXT) -> list[str]:
+        return [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith(beginning)]
+
+    def rendered_with(self, lines: Object, folder: Path) -> list[Object]:
+        """The overlay `local`, with lines of somebody's own overlay."""
+        local = os.path.relpath(KUBERNETES / "overlays" / "local", folder)
+        lines = {**lines, "namespace": "shoal", "resources": [local, *lines.get("resources", [])]}
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(lines))
+        return render(folder)
 
 
 class TestSample:

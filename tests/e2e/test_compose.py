@@ -52,6 +52,8 @@ LONG = dataclasses.replace(
     epochs=100_000,
     checkpoints=shoal.CheckpointPolicy(every_steps=200),
 )
+GOES_ON = re.compile(rf"^goes on from {LONG.name}/(\d+)")
+KEPT = LONG.checkpoints.keep_last
 # What a dashboard's panel may have nothing of, on a CPU, where nothing fails.
 MAY_BE_EMPTY = {"GPUs' memory"}
 PAGE = "http://127.0.0.1:7080"
@@ -87,10 +89,10 @@ def get(url):
         return reply.read().decode()
 
 
-def block(document, heading):
-    """The first block of code below a heading."""
+def block(document, heading, number=0):
+    """A block of code below a heading, the first one unless another number is given."""
     _, _, below = (ROOT / document).read_text().partition(f"\n{heading}")
-    return below.split("```\n")[1]
+    return below.split("```\n")[2 * number + 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -462,6 +464,41 @@ def test_a_job_goes_on_where_all_was_stopped(stack, client, long_job):
     wait_until(lambda: len(steps()) > 2, timeout_s=120, what="further steps")
     assert min(steps()) >= saved.step
     assert long_job.status().restarts == before.restarts + 1
+
+
+def test_the_docs_lines_take_a_backup_and_bring_it_back(stack, client, long_job, tmp_path):
+    def type_in(number):
+        lines = block("docs/operations.md", "### With Compose", number)
+        return stack.terminal(re.sub(r"(?<=[<>] )(\w+\.tar)", rf"{tmp_path}/\1", lines), COMPOSE_FILE.parent)
+
+    def went_on():
+        """From which checkpoints the job has gone on, by the numbers of the events that say so."""
+        found = {event.sequence: GOES_ON.search(event.reason) for event in states(long_job)}
+        return {sequence: int(match[1]) for sequence, match in found.items() if match}
+
+    before = went_on()
+    pid = stack.inspect(stack.containers("coordinator")[0])["State"]["Pid"]
+    type_in(0)
+    kept = long_job.status().checkpoint.number
+    assert stack.inspect(stack.containers("coordinator")[0])["State"]["Pid"] == pid  # it has not been away
+    later = client.submit(dataclasses.replace(JOB, name="later"))
+    wait_until(lambda: later.status().progress.steps > 0, timeout_s=120, what="a step of a job that no backup knows")
+    wait_until(lambda: long_job.status().checkpoint.number >= kept + KEPT, timeout_s=120, what="newer checkpoints")
+
+    type_in(1)
+    assert "later" not in {job.name for job in client.jobs()}
+
+    def reports():
+        """What workers have said since the job went on from the backup."""
+        begun = {sequence: number for sequence, number in went_on().items() if sequence not in before}
+        assert max(begun.values(), default=0) <= kept
+        events = long_job.events(after=min(begun), follow=False) if begun else []
+        return [event for event in events if isinstance(event, MetricsReported)]
+
+    wait_until(lambda: len(reports()) > 0, timeout_s=120, what="steps after the backup was put back")
+    [coordinator] = stack.containers("coordinator")
+    owners = stack.inside(coordinator, "find", "/var/lib/shoal", "-mindepth", "1", "-not", "-uid", "65532")
+    assert owners == ""
 
 
 def test_down_leaves_nothing(stack):

@@ -23,9 +23,10 @@ PORTS = ("SHOAL_PORT", "SHOAL_PAGE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
-def compose_file() -> dict[str, Any]:
-    """The compose file with its defaults filled in, as Compose reads it without an environment."""
-    return yaml.safe_load(_VARIABLE.sub(lambda found: found.group(2), COMPOSE_FILE.read_text()))
+def compose_file(**environment: str) -> dict[str, Any]:
+    """The compose file as Compose reads it in this environment, with its defaults for what is not there."""
+    filled = _VARIABLE.sub(lambda found: environment.get(found.group(1)) or found.group(2), COMPOSE_FILE.read_text())
+    return yaml.safe_load(filled)
 
 
 def default_of_variables() -> dict[str, str]:

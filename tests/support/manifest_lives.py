@@ -7,6 +7,7 @@ from functools import cache
 from unittest import mock
 
 import typer
+from opentelemetry.sdk import environment_variables
 
 from manifest_rules import MEMBERS
 from manifests import Object, Workload, named, of_kind, workloads
@@ -23,7 +24,7 @@ READ_ELSEWHERE = {
     "SHOAL_SERVICE",
     "SHOAL_TRANSPORT",
 }
-_NOT_OURS = {"OMP_NUM_THREADS"}
+_NOT_OURS = {"OMP_NUM_THREADS", *(name for name in vars(environment_variables) if name.startswith("OTEL_"))}
 _FIELDS = {"metadata.name": "pod-0", "metadata.namespace": "shoal", "status.podIP": "10.0.0.7", "limits.cpu": "4"}
 # A variable that stands before it in the list; another one is left as it is.
 _REFERENCE = re.compile(r"\$\((\w+)\)")

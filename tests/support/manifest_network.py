@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from manifests import Object, of_kind, selects
 
 NAMESPACE = "shoal"
-PORTS = ("UDP/53", *(f"TCP/{port}" for port in (53, 443, 7070, 7071, 7080, 7090, 9999)))
+PORTS = ("UDP/53", *(f"TCP/{port}" for port in (53, 443, 4317, 7070, 7071, 7080, 7090, 9999)))
 
 Flow = tuple[str, str, str]  # who, whom, at which port
 
@@ -42,6 +42,8 @@ OTHERS = (
     Peer("prometheus", namespace="monitoring", labels=_PROMETHEUS, bound=False),
     Peer("grafana", namespace="monitoring", labels={"app.kubernetes.io/name": "grafana"}, bound=False),
     Peer("impostor", namespace="default", labels=_PROMETHEUS, bound=False),
+    Peer("collector", namespace="observability", labels={"app.kubernetes.io/name": "collector"}, bound=False),
+    Peer("observer", namespace="observability", labels={"app.kubernetes.io/name": "other"}, bound=False),
     Peer("names", namespace="kube-system", labels={"k8s-app": "kube-dns"}, bound=False),
     Peer("neighbour", namespace="kube-system", labels={"k8s-app": "other"}, bound=False),
     Peer("internet", namespace="", bound=False),
@@ -60,6 +62,8 @@ NEEDED = frozenset(
 SCRAPES = frozenset(("prometheus", member, "TCP/7090") for member in ("coordinator", "server", "worker"))
 # HTTPS anywhere, as a policy cannot name a store's host: to whatever lets it in.
 STORES = frozenset((role, far.name, "TCP/443") for role in ("coordinator", "server") for far in OTHERS)
+# To a collector, as docs/tracing.md shows it.
+TRACES = frozenset((peer.name, "collector", "TCP/4317") for peer in MEMBERS)
 
 
 def flows(objects: Sequence[Object]) -> frozenset[Flow]:
