@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import queue
 import re
 import secrets
 import signal
@@ -181,16 +182,19 @@ class _Ends:
 
     def __init__(self) -> None:
         self.done, self.enough = threading.Event(), threading.Event()
-        self._interrupts = False
-        signal.signal(signal.SIGINT, self._told)
-        signal.signal(signal.SIGTERM, self._told)
+        # A handler interrupts this thread wherever it is, be it in the midst of an event's lock: so another sets them.
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._told, self._interrupts = False, False
+        threading.Thread(target=self._pass_on, name="signals", daemon=True).start()
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
         """A signal ends this block with `_Told`: what it waits for may never come, and nothing is there to be lost."""
         self._interrupts = True
         try:
-            if self.done.is_set():
+            if self._told:
                 raise _Told
             yield
         finally:
@@ -200,12 +204,18 @@ class _Ends:
         """The end of standard input is as good as SIGINT."""
         threading.Thread(target=self._wait_for_parent, name="parent", daemon=True).start()
 
-    def _told(self, number: int, _frame: object) -> None:
-        if number == signal.SIGINT or self.done.is_set():
-            self.enough.set()
-        self.done.set()
+    def _handle(self, number: int, _frame: object) -> None:
+        self._told = True
+        self._signals.put(number)
         if self._interrupts:
             raise _Told
+
+    def _pass_on(self) -> None:
+        while True:
+            number = self._signals.get()
+            if number == signal.SIGINT or self.done.is_set():
+                self.enough.set()
+            self.done.set()
 
     def _wait_for_parent(self) -> None:
         while os.read(0, 4096):

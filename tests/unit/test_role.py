@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from shoal import errors
-from shoal._role import run_role
+from shoal._role import _Ends, run_role
 from waiting import wait_until
 
 
@@ -104,6 +104,17 @@ def test_a_signal_that_another_thread_takes_ends_it():
     run_role("worker", start, metrics_listen="127.0.0.1:0")
     helpers[0].join()
     assert noticed == [True]
+
+
+def test_a_signal_in_the_midst_of_a_wait_is_heard() -> None:
+    ends = _Ends()
+    with ends.done._cond:  # as its wait has it, for a moment, in the thread that handles
+        signal.raise_signal(signal.SIGTERM)
+    assert ends.done.wait(10)
+    assert not ends.enough.is_set()
+    with ends.enough._cond:
+        signal.raise_signal(signal.SIGTERM)
+    assert ends.enough.wait(10)
 
 
 def test_pages_are_found_where_the_role_is(capfd):
