@@ -244,12 +244,16 @@ def server_load(load: ServerLoad) -> dict[str, int]:
 
 def cluster(status: ClusterStatus, late_s: float = LATE_S) -> dict[str, Any]:
     """The cluster; who has been silent for more than `late_s` seconds is late."""
+    return {**totals(status), "members": [member(each, late_s) for each in status.members]}
+
+
+def totals(status: ClusterStatus) -> dict[str, Any]:
+    """The cluster, but for its members."""
     return {
         "cluster": status.cluster,
         "epoch": status.epoch,
         "shards": status.shards,
         "bytes": status.bytes,
-        "members": [member(each, late_s) for each in status.members],
     }
 
 
@@ -307,4 +311,5 @@ __all__ = [
     "stored_checkpoint",
     "straggler",
     "timings",
+    "totals",
 ]

@@ -184,7 +184,7 @@ class _Ends:
         self.done, self.enough = threading.Event(), threading.Event()
         # A handler interrupts this thread wherever it is, be it in the midst of an event's lock: so another sets them.
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._told, self._interrupts = False, False
+        self._heard, self._interrupts = False, False
         threading.Thread(target=self._pass_on, name="signals", daemon=True).start()
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
@@ -194,7 +194,7 @@ class _Ends:
         """A signal ends this block with `_Told`: what it waits for may never come, and nothing is there to be lost."""
         self._interrupts = True
         try:
-            if self._told:
+            if self._heard:
                 raise _Told
             yield
         finally:
@@ -205,7 +205,7 @@ class _Ends:
         threading.Thread(target=self._wait_for_parent, name="parent", daemon=True).start()
 
     def _handle(self, number: int, _frame: object) -> None:
-        self._told = True
+        self._heard = True
         self._signals.put(number)
         if self._interrupts:
             raise _Told

@@ -8,11 +8,11 @@ import kubernetes_validate
 import manifest_lives as lives
 import manifest_network as network
 import manifest_rules as rules
+from custom_resources import SCHEMAS as CUSTOM
 from manifests import KUBERNETES, Object, render
 
 SCHEMAS = "1.36.0"  # strict: no field that this version does not know
 OLDEST = "1.30.0"  # that docs/deploy.md names: preStop's sleep is of 1.30
-_WITHOUT_SCHEMA = "monitoring.coreos.com/"
 
 # With who reaches whom.
 OVERLAYS = {
@@ -60,7 +60,7 @@ def schema_errors(objects: Sequence[Object], version: str) -> list[str]:
     """What Kubernetes' own schema, of this version, has against them; custom resources are for `rules.monitoring`."""
     errors = []
     for found in objects:
-        if not found["apiVersion"].startswith(_WITHOUT_SCHEMA):
+        if found["kind"] not in CUSTOM:
             try:
                 assert kubernetes_validate.validate(found, version, strict=True) == version.rpartition(".")[0]
             except kubernetes_validate.ValidationError as error:

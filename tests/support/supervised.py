@@ -1,13 +1,13 @@
 """A role as `shoal up` has one: it says that it is ready, and ends when its standard input does."""
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 
-def until_ready(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def until_ready(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs a role until it is ready, and then to its end; CalledProcessError if that is not a good one."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*command, "--supervised"], env=env, text=True, **pipes) as process:
+    with subprocess.Popen([*command, "--supervised"], text=True, **pipes) as process:
         assert process.stdout
         ready = process.stdout.readline()
         rest, logs = process.communicate(timeout=60)

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
+from shoal import _records as records
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
-from shoal._records import damaged_checkpoint as _damaged
-from shoal._records import stored_checkpoint as _stored
 from shoal._telling import figures
 from shoal.checkpoints import Checkpoint, Checkpoints
 
@@ -47,9 +46,11 @@ def ls(
             )
         if as_json:
             for it in found:
-                out.record(_stored(it) if isinstance(it, Checkpoint) else _damaged(it))
+                out.record(
+                    records.stored_checkpoint(it) if isinstance(it, Checkpoint) else records.damaged_checkpoint(it)
+                )
             for name in torn:
-                out.record(_damaged(errors.UnknownCheckpoint(f"{name} {_TORN}", checkpoint=name)))
+                out.record(records.damaged_checkpoint(errors.UnknownCheckpoint(f"{name} {_TORN}", checkpoint=name)))
             return
         rows = [_row(it) for it in found if isinstance(it, Checkpoint)]
         notes = [it.message for it in found if isinstance(it, errors.ShoalError)]
@@ -66,7 +67,7 @@ def show(name: NameArgument, folder: FolderOption, as_json: options.JsonOption =
     with Output(as_json) as out:
         found = Checkpoints(folder).show(name)
         if as_json:
-            out.record(_stored(found))
+            out.record(records.stored_checkpoint(found))
             return
         _tell_passed_by(found, out)
         rows: list[tuple[list[str], Row]] = [
@@ -81,7 +82,7 @@ def verify(name: NameArgument, folder: FolderOption, as_json: options.JsonOption
     with Output(as_json) as out:
         found = Checkpoints(folder).verify(name)
         _tell_passed_by(found, out)
-        out.say(f"{found} is whole: {found.nbytes:,} bytes are as they were written", _stored(found))
+        out.say(f"{found} is whole: {found.nbytes:,} bytes are as they were written", records.stored_checkpoint(found))
 
 
 @app.command()
@@ -115,7 +116,7 @@ def export(
         _tell_passed_by(found, out)
         out.say(
             f"{file}: {len(found.variables)} variables of {found}",
-            {**_stored(found), "file": str(file)},
+            {**records.stored_checkpoint(found), "file": str(file)},
         )
 
 
@@ -131,13 +132,13 @@ def import_(
     """Makes a checkpoint of a safetensors file."""
     with Output(as_json) as out:
         found = Checkpoints(folder).import_file(file, job, skip=skip or [])
-        out.say(f"{found} is made of {file}: {len(found.variables)} variables", _stored(found))
+        out.say(f"{found} is made of {file}: {len(found.variables)} variables", records.stored_checkpoint(found))
 
 
 def _row(found: Checkpoint) -> tuple[list[str], Row]:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created_at))
     counts = [f"{found.step:,}", f"{found.version:,}", f"{found.nbytes:,}", f"{len(found.variables):,}"]
-    return [str(found), *counts, made, _best(found) or "-"], _stored(found)
+    return [str(found), *counts, made, _best(found) or "-"], records.stored_checkpoint(found)
 
 
 def _tell_passed_by(found: Checkpoint, out: Output) -> None:

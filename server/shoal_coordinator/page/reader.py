@@ -145,7 +145,7 @@ class Reader:
         shown = [it.member for it in sorted(status.members, key=_by_interest)[:MAX_MEMBERS]]
         record: dict[str, Any] = {
             "jobs": [_brief(it) for it in jobs[:MAX_JOBS]],
-            "cluster": {**records.cluster(status), **self._about, "counts": _counts(members.values(), jobs)},
+            "cluster": {**records.totals(status), **self._about, "counts": _counts(members.values(), jobs)},
         }
         record["cluster"]["members"] = [members[it] for it in shown]
         text = encode({**record, "time": now})
