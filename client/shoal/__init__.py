@@ -10,7 +10,7 @@ import typing as _typing
 from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 
-from shoal._allocator import tune as tune_allocator
+from shoal._memory.allocator import tune as tune_allocator
 
 if _typing.TYPE_CHECKING:
     from shoal import callbacks, consistency, data, errors, events, initializers, optim, partitioners, status

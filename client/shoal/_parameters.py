@@ -17,11 +17,11 @@ import structlog
 
 from shoal import _rpc, _tracing, errors
 from shoal._arrival import Arrival
-from shoal._buffers import BufferPool
 from shoal._cursor import Cursor
 from shoal._gradient_buffers import GradientBuffers
 from shoal._layout import Aggregation, Placement
 from shoal._links import Link, Transport, chosen_transport
+from shoal._memory.buffers import BufferPool
 from shoal._outgoing import Outgoing
 from shoal._packing import Arrays, Complete, Memory, Packer
 from shoal._transfer import Load

@@ -17,8 +17,9 @@ from typing import Protocol, TypeVar
 import prometheus_client
 import structlog
 
-from shoal import _garbage, _identity, _tracing, errors
+from shoal import _identity, _tracing, errors
 from shoal._identity import Identity
+from shoal._memory import garbage
 from shoal._role_pages import RolePages
 
 
@@ -136,7 +137,7 @@ def run_role(
     if supervised:
         ends.follow_parent()
     try:
-        with ends.interrupting(), _garbage.spared():
+        with ends.interrupting(), garbage.spared():
             _tracing.start(role, member)
             running, pages, stop = _start(start, metrics_listen, advertise)
     except errors.ShoalError as error:

@@ -22,7 +22,7 @@ from typing import Self
 
 import numpy as np
 
-from shoal._leases import lend
+from shoal._memory.leases import lend
 
 SHM = Path("/dev/shm")  # noqa: S108 - no temporary file: where Linux has its shared memory
 # The header has a page of its own, so that the data begin at a page as well.

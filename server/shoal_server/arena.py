@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shoal import _layout, initializers, optim
-from shoal._buffers import BufferPool
 from shoal._layout import Aggregation, ArenaLayout
+from shoal._memory.buffers import BufferPool
 from shoal.variables import Variable
 from shoal_server import conversions, kernels, update_rules
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from numba import types
 from numba.extending import intrinsic
 
-from shoal._buffers import allocate
+from shoal._memory.buffers import allocate
 from shoal_server.compilation import compiled, kernel, processor, readable, warm_up, writable
 from shoal_server.conversions import infinity_of
 from shoal_server.idle_cores import crew
@@ -344,7 +344,7 @@ def share(elements: int, work: Callable[[Claims], T]) -> list[T]:
 
 
 def empty(elements: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A flat array for an arena, not initialised, placed as `shoal._buffers.allocate` does."""
+    """A flat array for an arena, not initialised, placed as `shoal._memory.buffers.allocate` does."""
     return np.asarray(allocate(elements * np.dtype(dtype).itemsize)).view(dtype)
 
 

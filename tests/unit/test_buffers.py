@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from shoal._buffers import SMALLEST_BYTES, BufferPool
+from shoal._memory.buffers import SMALLEST_BYTES, BufferPool
 
 SIZE = SMALLEST_BYTES + 8
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal import _garbage
+from shoal._memory import garbage
 
 
 class Ring:
@@ -22,7 +22,7 @@ def thawed() -> Iterator[None]:
 
 
 def test_nothing_is_collected_meanwhile_and_what_was_made_is_never_looked_at() -> None:
-    with _garbage.spared():
+    with garbage.spared():
         assert not gc.isenabled()
         loaded = Ring()
     assert gc.isenabled()
@@ -34,7 +34,7 @@ def test_nothing_is_collected_meanwhile_and_what_was_made_is_never_looked_at() -
 
 
 def test_what_comes_afterwards_is_collected() -> None:
-    with _garbage.spared():
+    with garbage.spared():
         pass
     ring = Ring()
     gone = weakref.ref(ring)
@@ -44,6 +44,6 @@ def test_what_comes_afterwards_is_collected() -> None:
 
 
 def test_a_start_that_fails_leaves_the_collector_on() -> None:
-    with pytest.raises(OSError, match="in use"), _garbage.spared():
+    with pytest.raises(OSError, match="in use"), garbage.spared():
         raise OSError("in use")
     assert gc.isenabled()

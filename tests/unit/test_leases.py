@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from shoal._leases import lend
+from shoal._memory.leases import lend
 from shoal._segment import Slots
 
 VIEWS = {

@@ -4,7 +4,8 @@ import os
 import signal
 import sys
 
-from shoal import _allocator, _garbage, errors
+from shoal import errors
+from shoal._memory import allocator, garbage
 
 
 def main() -> None:
@@ -14,11 +15,11 @@ def main() -> None:
         # answer, once they have loaded.
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
-        _allocator.tune()
+        allocator.tune()
     except errors.BadRequest as error:
         sys.stderr.write(f"error: {error.message}\n")
         raise SystemExit(2) from None
-    with _garbage.spared():
+    with garbage.spared():
         import structlog  # noqa: PLC0415 - it takes a while, too
 
         from shoal._cli.app import app  # noqa: PLC0415 - it loads gRPC, which must find the allocator as it will be
