@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shoal import _volumes, errors
+from shoal import errors
+from shoal._system import volumes
 
 # What an older coordinator would misread raises this. It is in the file's header, as is whose file it is ("SHOA").
 SCHEMA = 1
@@ -147,7 +148,7 @@ class SqliteStore:
             raise self._failure(what, error) from None
 
     def _failure(self, what: str, error: Exception) -> errors.StoreFailed:
-        advice = _volumes.advice(error) if isinstance(error, OSError) else ""
+        advice = volumes.advice(error) if isinstance(error, OSError) else ""
         return errors.StoreFailed(
             f"cannot {what} the store {self._path}: {error}. "
             + (
@@ -219,7 +220,7 @@ class FileLock:
 
 
 def _no_lock(what: str, path: Path, error: OSError) -> errors.StoreFailed:
-    return errors.StoreFailed(f"cannot lock {what}: {error}. {_volumes.advice(error)}".rstrip(), store=path)
+    return errors.StoreFailed(f"cannot lock {what}: {error}. {volumes.advice(error)}".rstrip(), store=path)
 
 
 def _checksum(key: str, record: bytes) -> int:

@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from shoal import _volumes, errors
+from shoal import errors
 from shoal._checkpoint import direct
+from shoal._system import volumes
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -323,10 +324,10 @@ def _advice(error: OSError) -> str:
         case errno.EFBIG:
             return "; raise the limit on the size of files (ulimit -f)"
         case errno.ENOENT:
-            return f"; {_volumes.advice(error)}, unless somebody has just removed it"
+            return f"; {volumes.advice(error)}, unless somebody has just removed it"
         case errno.ELOOP:
             return "; links are not followed below a folder of checkpoints"
-    advice = _volumes.advice(error)
+    advice = volumes.advice(error)
     return f"; {advice}" if advice else ""
 
 

@@ -17,9 +17,9 @@ from shoal._cli import options
 from shoal._cli.follow import evaluations, summary
 from shoal._cli.output import Output, Row
 from shoal._limits import KEPT_TIMINGS
+from shoal._system.whole_file import written_whole
 from shoal._telling import duration, first_line
 from shoal._timings import PHASES
-from shoal._whole_file import written_whole
 from shoal.client import Client
 from shoal.events import LogLine
 from shoal.status import DataAccount, DataCount, JobStatus, StepTiming
