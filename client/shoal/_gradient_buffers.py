@@ -6,8 +6,8 @@ from operator import is_
 
 import numpy as np
 
-from shoal._elements import Aggregation
 from shoal._links import Link
+from shoal._numerics.elements import Aggregation
 from shoal._packing import Packer
 from shoal._transfer import Load
 

@@ -23,7 +23,7 @@ from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.slices import VALUE, SavedVariables, tensor_name
 from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_header, encode_header, header_bytes
-from shoal._elements import SUPPORTED_DTYPES, storage_dtype
+from shoal._numerics.elements import SUPPORTED_DTYPES, storage_dtype
 from shoal._system.whole_file import written_whole
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice
 from shoal.status import Evaluation

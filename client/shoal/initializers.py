@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal import _draws, errors
-from shoal._elements import storage_dtype
+from shoal import errors
+from shoal._numerics import draws
+from shoal._numerics.elements import storage_dtype
 from shoal.v1 import tensor_pb2
 
 # Random values come in blocks, each from a generator of its own, so an element is reached by drawing at most so many.
@@ -173,12 +174,12 @@ class _Random(Initializer):
         raise NotImplementedError
 
     def _fill(self, out: np.ndarray, run: _Run, /) -> None:
-        key = _draws.key_of(self.seed or run.job_seed, run.variable)
+        key = draws.key_of(self.seed or run.job_seed, run.variable)
         stop = run.start + out.size
         for block in range(run.start // _BLOCK_ELEMENTS, -(-stop // _BLOCK_ELEMENTS)):
             first = block * _BLOCK_ELEMENTS
             begin, end = max(run.start, first), min(stop, first + _BLOCK_ELEMENTS)
-            drawn = self._draw(_draws.stream(key, block), end - first, run.shape)[begin - first :]
+            drawn = self._draw(draws.stream(key, block), end - first, run.shape)[begin - first :]
             # Both halves are rounded from float32, as a server rounds its master values.
             out[begin - run.start : end - run.start] = drawn.astype(storage_dtype(out.dtype), copy=False)
 
@@ -209,7 +210,7 @@ class Uniform(_Random):
         return max(abs(self.low), abs(self.high))
 
     def _draw(self, rng: np.random.Generator, count: int, _: tuple[int, ...], /) -> np.ndarray:
-        return _draws.uniform(rng, count, self.low, self.high)
+        return draws.uniform(rng, count, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ class TruncatedNormal(Normal):
         return abs(self.mean) + 2 * self.stddev
 
     def _draw(self, rng: np.random.Generator, count: int, _: tuple[int, ...], /) -> np.ndarray:
-        return self.mean + self.stddev * _draws.truncated_normal(rng, count)
+        return self.mean + self.stddev * draws.truncated_normal(rng, count)
 
 
 @dataclass(frozen=True)
@@ -284,8 +285,8 @@ class GlorotUniform(_Random):
     name: ClassVar[str] = "glorot_uniform"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        limit = math.sqrt(3 * _draws.glorot_variance(shape))
-        return _draws.uniform(rng, count, -limit, limit)
+        limit = math.sqrt(3 * draws.glorot_variance(shape))
+        return draws.uniform(rng, count, -limit, limit)
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ class GlorotNormal(_Random):
     name: ClassVar[str] = "glorot_normal"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return math.sqrt(_draws.glorot_variance(shape)) / _TRUNCATED_STDDEV * _draws.truncated_normal(rng, count)
+        return math.sqrt(draws.glorot_variance(shape)) / _TRUNCATED_STDDEV * draws.truncated_normal(rng, count)
 
 
 @dataclass(frozen=True)
@@ -311,8 +312,8 @@ class HeUniform(_Random):
     name: ClassVar[str] = "he_uniform"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        limit = math.sqrt(3 * _draws.he_variance(shape))
-        return _draws.uniform(rng, count, -limit, limit)
+        limit = math.sqrt(3 * draws.he_variance(shape))
+        return draws.uniform(rng, count, -limit, limit)
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,7 @@ class HeNormal(_Random):
     name: ClassVar[str] = "he_normal"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return math.sqrt(_draws.he_variance(shape)) / _TRUNCATED_STDDEV * _draws.truncated_normal(rng, count)
+        return math.sqrt(draws.he_variance(shape)) / _TRUNCATED_STDDEV * draws.truncated_normal(rng, count)
 
 
 _BY_NAME: dict[str, Callable[..., Initializer]] = {

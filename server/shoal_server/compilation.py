@@ -1,7 +1,7 @@
 """How a function becomes a kernel: compiled by Numba for the types that are asked, all before a server serves.
 
 Compiled code is kept beside the function's file, or where that is read-only in the user's cache directory; the
-environment variable NUMBA_CACHE_DIR overrides both. An image brings the code along (`shoal._kernels`).
+environment variable NUMBA_CACHE_DIR overrides both. An image brings the code along (`shoal._numerics.kernels`).
 """
 
 import itertools
@@ -15,7 +15,7 @@ from llvmlite import binding
 from numba import types
 from numba.np.numpy_support import as_dtype
 
-from shoal._kernels import prepare
+from shoal._numerics.kernels import prepare
 from shoal_server.idle_cores import crew
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -67,7 +67,7 @@ def _example(each: Any, *, read_only: bool, unaligned: bool) -> Any:
 
 
 def processor() -> str:
-    """What LLVM calls the processor that kernels are compiled for: this host's, or a level of `shoal._kernels`."""
+    """The processor that LLVM compiles kernels for: this host's, or a level of `shoal._numerics.kernels`."""
     return str(numba.config.CPU_NAME or binding.get_host_cpu_name())  # type: ignore[attr-defined,unused-ignore]
 
 

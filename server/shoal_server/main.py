@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from prometheus_client import CollectorRegistry
 
-from shoal import _kernels, _role
+from shoal import _role
 from shoal import _role_flags as flags
 from shoal._identity import Identity
+from shoal._numerics import kernels
 
 if TYPE_CHECKING:
     from shoal_server.process import Server
@@ -66,7 +67,7 @@ def server(
         )
         return Server(config, registry)
 
-    with _kernels.made_ahead():
+    with kernels.made_ahead():
         _role.run_role(
             "server",
             start,

@@ -21,7 +21,7 @@ import docker_engine
 import shoal
 from compose_stack import COMPOSE_FILE, Stack, compose_file
 from docker_engine import ROOT, Engine
-from shoal import _kernels
+from shoal._numerics import kernels
 from shoal.events import MetricsReported, StateChanged
 from waiting import wait_until
 
@@ -268,7 +268,7 @@ def test_a_start_takes_the_kernels_of_the_image(stack, server):
     [line] = [line for line in stack.logs(stack.containers(server)[0]).splitlines() if "kernels are ready" in line]
     logged = json.loads(line)
     print(f"\n{server}: kernels for {logged['processor']} were there after {logged['seconds']} s")
-    assert logged["processor"] in _kernels.levels()
+    assert logged["processor"] in kernels.levels()
     assert logged["seconds"] < KERNELS_S
 
 

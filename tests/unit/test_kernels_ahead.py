@@ -15,8 +15,9 @@ import pytest
 from numba import types
 from typer.testing import CliRunner
 
-from shoal import _kernels, errors
+from shoal import errors
 from shoal._cli.app import app
+from shoal._numerics import kernels
 
 FLAGS = {
     "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
@@ -43,29 +44,29 @@ def cpuinfo(*levels: str) -> str:
     ],
 )
 def test_the_level_of_a_processor(machine: str, text: str, level: str) -> None:
-    assert _kernels.level_of(machine, text) == level
+    assert kernels.level_of(machine, text) == level
 
 
 def test_without_a_folder_numba_is_left_alone(tmp_path: Path) -> None:
     for environ in ({}, {"SHOAL_KERNELS": str(tmp_path / "none")}):
         before = dict(environ)
-        with _kernels.made_ahead(environ) as level:
+        with kernels.made_ahead(environ) as level:
             assert level == ""
             assert environ == before
 
 
 def test_who_tells_numba_otherwise_is_heeded(tmp_path: Path) -> None:
-    for each in _kernels.levels():
+    for each in kernels.levels():
         (tmp_path / each).mkdir()
     environ = {"SHOAL_KERNELS": str(tmp_path), "NUMBA_CACHE_DIR": "/elsewhere"}
-    with _kernels.made_ahead(environ) as level:
+    with kernels.made_ahead(environ) as level:
         assert level == ""
         assert environ["NUMBA_CACHE_DIR"] == "/elsewhere"
 
 
 @pytest.mark.parametrize("role", ["coordinator", "server", "worker"])
 def test_roles_without_kernels_leave_numba_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
-    level = _kernels.level_of(os.uname().machine, Path("/proc/cpuinfo").read_text())
+    level = kernels.level_of(os.uname().machine, Path("/proc/cpuinfo").read_text())
     if not level:
         pytest.skip("this processor has none of the levels")
     (tmp_path / level).mkdir()
@@ -82,13 +83,13 @@ def test_roles_without_kernels_leave_numba_alone(tmp_path: Path, monkeypatch: py
 
 def test_a_level_that_this_machine_makes_no_code_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.BadRequest, match=r"x86-64-v9.*it for: "):
-        _kernels.compile_ahead(tmp_path, "x86-64-v9")
+        kernels.compile_ahead(tmp_path, "x86-64-v9")
 
 
 def test_a_compiler_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_KERNEL_THREADS", "none")  # what warm_up refuses
     with pytest.raises(errors.StartFailed, match="SHOAL_KERNEL_THREADS"):
-        _kernels.compile_ahead(tmp_path, _kernels.levels()[0])
+        kernels.compile_ahead(tmp_path, kernels.levels()[0])
 
 
 # In a process of its own, as the environment is read when Numba is imported.
@@ -107,10 +108,10 @@ with _kernels.made_ahead() as level:
 
 @pytest.mark.timeout(300)
 def test_a_role_takes_the_code_from_a_folder_that_it_cannot_write_to(tmp_path: Path) -> None:
-    level = _kernels.level_of(os.uname().machine, Path("/proc/cpuinfo").read_text())
+    level = kernels.level_of(os.uname().machine, Path("/proc/cpuinfo").read_text())
     if not level:
         pytest.skip("this processor has none of the levels")
-    _kernels.compile_ahead(tmp_path, level)
+    kernels.compile_ahead(tmp_path, level)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for path in files:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -157,13 +158,13 @@ def test_a_cache_that_two_processes_have_mixed_up_is_mended(
     """One file for the code of two types: whoever loads it for the other has it twice, and calls are ambiguous."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")  # beside the source
     first = twice(tmp_path)
-    _kernels.prepare(first, NUMBERS)
+    kernels.prepare(first, NUMBERS)
     files = sorted(Path(first.stats.cache_path).glob("*.nbc"))
     assert len(files) == 2
     shutil.copyfile(files[winner], files[1 - winner])
     for misses in (2, 0):  # the second finds the cache mended
         kernel = twice(tmp_path)
-        _kernels.prepare(kernel, NUMBERS)
+        kernels.prepare(kernel, NUMBERS)
         assert sum(kernel.stats.cache_misses.values()) == misses
         kernel.disable_compile()
         assert (kernel(21), kernel(0.25)) == (42, 0.5)
@@ -196,29 +197,29 @@ def is_free(folder: Path) -> bool:
 
 def test_one_process_at_a_time_uses_a_cache(tmp_path: Path) -> None:
     kernel = Watched(tmp_path)
-    _kernels.prepare(kernel, NUMBERS)
+    kernels.prepare(kernel, NUMBERS)
     assert kernel.alone == [True, True]
     assert is_free(tmp_path)
 
 
 def test_who_keeps_a_cache_for_ever_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_kernels, "_LOCK_S", 0.0)
+    monkeypatch.setattr(kernels, "_LOCK_S", 0.0)
     kernel = Watched(tmp_path)
-    with _kernels._alone(tmp_path):
-        _kernels.prepare(kernel, NUMBERS)
+    with kernels._alone(tmp_path):
+        kernels.prepare(kernel, NUMBERS)
     assert sorted(kernel.signatures, key=str) == sorted(NUMBERS, key=str)
 
 
 def test_a_cache_whose_folder_cannot_be_locked_is_used_as_it_is(tmp_path: Path) -> None:
     kernel = Watched(tmp_path)
     kernel.stats.cache_path = str(tmp_path / "none")
-    _kernels.prepare(kernel, NUMBERS)
+    kernels.prepare(kernel, NUMBERS)
     assert kernel.alone == [False, False]
 
 
 def test_what_is_there_already_asks_for_no_lock(tmp_path: Path) -> None:
     kernel = Watched(tmp_path)
     kernel.signatures = [*NUMBERS]
-    with _kernels._alone(tmp_path):  # would wait for a minute
-        _kernels.prepare(kernel, NUMBERS)
+    with kernels._alone(tmp_path):  # would wait for a minute
+        kernels.prepare(kernel, NUMBERS)
     assert not kernel.alone

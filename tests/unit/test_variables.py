@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors, variables
-from shoal._elements import Aggregation
+from shoal._numerics.elements import Aggregation
 from shoal.initializers import Constant, Given, GlorotNormal, Normal, Uniform, Zeros
 from shoal.partitioners import FixedShards, MaxSize, MinSize
 from shoal.v1 import tensor_pb2

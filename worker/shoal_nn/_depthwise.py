@@ -2,7 +2,7 @@
 
 To be imported by whoever needs it: Numba takes a second. A kernel compiles at its first call, in a second or two, and
 is kept on disk as the servers' are: beside this file or in the user's cache, unless NUMBA_CACHE_DIR says where. In an
-image it is there already, by `warm_up` (`shoal._kernels`).
+image it is there already, by `warm_up` (`shoal._numerics.kernels`).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numba.np.numpy_support import from_dtype
 
-from shoal._kernels import prepare
+from shoal._numerics.kernels import prepare
 from shoal.program import Array
 from shoal_nn._arithmetic import widened
 from shoal_nn._windows import Windows

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shoal import _draws, errors, initializers
+from shoal import errors, initializers
+from shoal._numerics import draws
 from shoal.initializers import Initializer
 from shoal.program import Array
 from shoal.variables import Variable
@@ -81,7 +82,7 @@ class Training:
 
         NumPy and CuPy draw different numbers from the same seed.
         """
-        key = _draws.key_of(self.seed, self.path)
+        key = draws.key_of(self.seed, self.path)
         if xp is np:
             return np.random.default_rng(key)
         # CuPy's default, XORWOW, takes long to begin, and each layer begins one at each step. Philox counts.

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from shoal import _kernels
 from shoal import _role_flags as flags
 from shoal._identity import Identity
+from shoal._numerics import kernels
 
 
 def worker(
@@ -59,7 +59,7 @@ def worker(
         listen=who.listen,
         advertise=who.advertise,
     )
-    with _kernels.made_ahead():
+    with kernels.made_ahead():
         run_role(
             "worker",
             lambda registry, metrics_address: start_worker(config, registry, metrics_address),

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from shoal import _kernels
 from shoal._cli import options
 from shoal._cli.output import Output
+from shoal._numerics import kernels
 
 
 def compile_(
@@ -21,9 +21,9 @@ def compile_(
 ) -> None:
     """Compiles all kernels ahead, for an image: roles take them from the folder that SHOAL_KERNELS names."""
     with Output(as_json) as out:
-        for each in level or _kernels.levels():
+        for each in level or kernels.levels():
             started = time.perf_counter()
-            _kernels.compile_ahead(folder, each)
+            kernels.compile_ahead(folder, each)
             seconds = round(time.perf_counter() - started, 1)
             out.say(f"{each}: compiled in {seconds:g} s", {"level": each, "seconds": seconds, "folder": str(folder)})
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal._numerics.seeds import seeded
 from shoal._reading import read
-from shoal._seeds import seeded
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 
 

@@ -1,0 +1,1 @@
+"""Numbers: element types, random numbers by seed and name, and compiled kernels."""
