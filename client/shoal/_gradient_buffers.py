@@ -8,8 +8,8 @@ import numpy as np
 
 from shoal._links import Link
 from shoal._numerics.elements import Aggregation
-from shoal._packing import Packer
-from shoal._transfer import Load
+from shoal._wire.packing import Packer
+from shoal._wire.transfer import Load
 
 
 class GradientBuffers(dict[str, np.ndarray]):

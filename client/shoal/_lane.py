@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from shoal import errors
-from shoal._chunks import Buffer
-from shoal._limits import MAX_MESSAGE_BYTES
+from shoal._wire.chunks import Buffer
+from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 _HEADER = struct.Struct("<B3sI")
 _RESERVED = bytes(3)

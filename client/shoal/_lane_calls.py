@@ -9,14 +9,14 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, errors
-from shoal._arrival import Arrival
-from shoal._chunks import encode_push
-from shoal._framing import slot_arrays, slot_offsets
 from shoal._inflow import take_frame
 from shoal._lane import Frame, Lane
-from shoal._layout import ShardLayout
 from shoal._segment import Segment, SegmentLost, SegmentUnavailable, Slots
-from shoal._transfer import Delivery, Load
+from shoal._wire.arrival import Arrival
+from shoal._wire.chunks import encode_push
+from shoal._wire.framing import slot_arrays, slot_offsets
+from shoal._wire.layout import ShardLayout
+from shoal._wire.transfer import Delivery, Load
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

@@ -13,15 +13,15 @@ from typing import Literal, TypeVar, cast
 import structlog
 
 from shoal import errors
-from shoal._arrival import Arrival
-from shoal._framing import slot_offsets
 from shoal._inflow import take_message
 from shoal._lane_calls import LaneCalls
-from shoal._layout import ShardLayout
-from shoal._packing import Memory
 from shoal._rpc_calls import RpcCalls
 from shoal._system.host import host_id
-from shoal._transfer import Delivery, Load
+from shoal._wire.arrival import Arrival
+from shoal._wire.framing import slot_offsets
+from shoal._wire.layout import ShardLayout
+from shoal._wire.packing import Memory
+from shoal._wire.transfer import Delivery, Load
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

@@ -16,15 +16,15 @@ import numpy as np
 import structlog
 
 from shoal import _rpc, _tracing, errors
-from shoal._arrival import Arrival
-from shoal._cursor import Cursor
 from shoal._gradient_buffers import GradientBuffers
-from shoal._layout import Aggregation, Placement
 from shoal._links import Link, Transport, chosen_transport
 from shoal._memory.buffers import BufferPool
-from shoal._outgoing import Outgoing
-from shoal._packing import Arrays, Complete, Memory, Packer
-from shoal._transfer import Load
+from shoal._wire.arrival import Arrival
+from shoal._wire.cursor import Cursor
+from shoal._wire.layout import Aggregation, Placement
+from shoal._wire.outgoing import Outgoing
+from shoal._wire.packing import Arrays, Complete, Memory, Packer
+from shoal._wire.transfer import Load
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from shoal import _tracing, errors
 from shoal._coordinator import CoordinatorClient
-from shoal._layout import Placement
-from shoal._limits import METRIC_NAME_BYTES, METRICS, STALENESS_BUCKETS, TIMINGS
 from shoal._overlap import Pipeline
 from shoal._parameters import ParameterClient
+from shoal._wire.layout import Placement
+from shoal._wire.limits import METRIC_NAME_BYTES, METRICS, STALENESS_BUCKETS, TIMINGS
 from shoal.job import Job
 from shoal.status import Evaluation, StepTiming
 from shoal.v1 import job_pb2

@@ -3,8 +3,8 @@
 from typing import Any
 
 from shoal import errors
-from shoal._limits import KEPT_TIMINGS
 from shoal._timings import PHASES, Straggler
+from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoints import Checkpoint
 from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
 from shoal.status import (

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal import _rpc
-from shoal._chunks import Buffer
-from shoal._limits import transfer_s
+from shoal._wire.chunks import Buffer
+from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from shoal._limits import TIMINGS
+from shoal._wire.limits import TIMINGS
 from shoal.status import StepTiming
 
 

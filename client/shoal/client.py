@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
 from shoal._coordinator import CoordinatorClient
-from shoal._layout import Placement
-from shoal._limits import KEPT_TIMINGS
 from shoal._parameters import ParameterClient
+from shoal._wire.layout import Placement
+from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.consistency import Consistency
 from shoal.events import CheckpointEnded, Event, LogLine

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal._figures import NAMES, is_name, number
-from shoal._limits import METRICS
 from shoal._reading import read
+from shoal._wire.figures import NAMES, is_name, number
+from shoal._wire.limits import METRICS
 from shoal.program import Array, Dataset, EvaluatedProgram, Measure
 
 

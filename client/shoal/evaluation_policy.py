@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal import errors
-from shoal._figures import NAMES, is_name
+from shoal._wire.figures import NAMES, is_name
 from shoal.v1 import job_pb2
 
 Goal = Literal["auto", "less", "more"]

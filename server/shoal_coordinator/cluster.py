@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from shoal import errors
-from shoal._cursor import Cursor
-from shoal._layout import Placement
 from shoal._participant import Heard, Verdict
+from shoal._wire.cursor import Cursor
+from shoal._wire.layout import Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobState, JobStatus, Role
 from shoal_coordinator import events, milestones

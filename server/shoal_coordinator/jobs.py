@@ -17,8 +17,8 @@ know: `plan`, `crew`, `accounting`, `checkpointing`, `evaluating`. How the latte
 from collections.abc import Callable, Mapping
 
 from shoal import errors
-from shoal._cursor import Cursor
-from shoal._layout import Placement
+from shoal._wire.cursor import Cursor
+from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
-from shoal._cursor import Cursor
+from shoal._wire.cursor import Cursor
 from shoal.job import Job
 from shoal.status import DataAccount, DataCount, HeldRange
 from shoal.v1 import job_pb2, state_pb2

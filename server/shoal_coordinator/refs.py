@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from shoal._layout import Placement
+from shoal._wire.layout import Placement
 
 
 class JobRef(NamedTuple):

@@ -10,12 +10,13 @@ from itertools import pairwise
 import grpc
 import structlog
 
-from shoal import _limits, _rpc, errors, variables
+from shoal import _rpc, errors, variables
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import Folder
-from shoal._cursor import Cursor
-from shoal._figures import NAMES, is_name
 from shoal._participant import Heard
+from shoal._wire import limits
+from shoal._wire.cursor import Cursor
+from shoal._wire.figures import NAMES, is_name
 from shoal.job import Job
 from shoal.status import Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
@@ -30,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 # Steps of each worker in an answer, where it was not said how many.
 TIMINGS = 64
-# What one request may carry; a report's limits are in `shoal._limits`.
+# What one request may carry; a report's limits are in `shoal._wire.limits`.
 MAX_ERROR_CHARACTERS = 64 << 10
 MAX_EXAMPLES = 1 << 48
 # Threads beside those of the watchers, which tell further ones that there are too many.
@@ -353,8 +354,8 @@ def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
 
 def _check_evaluation(request: pb.ReportEvaluationRequest) -> None:
     what, values = f"the evaluation of {request.worker} on job {request.job}", request.result.values
-    if len(values) > _limits.METRICS:
-        raise errors.BadRequest(f"{what} has {len(values)} values; at most {_limits.METRICS}")
+    if len(values) > limits.METRICS:
+        raise errors.BadRequest(f"{what} has {len(values)} values; at most {limits.METRICS}")
     for name in values:
         if not is_name(name):
             raise errors.BadRequest(f"{what} has a value named {name!r:.80}; name it by {NAMES}")
@@ -363,17 +364,17 @@ def _check_evaluation(request: pb.ReportEvaluationRequest) -> None:
 def _check_report(request: pb.ReportRequest) -> None:
     lines = [len(line.encode()) for line in request.log]
     problems = {
-        f"{len(lines)} log lines; at most {_limits.LOG_LINES}": len(lines) > _limits.LOG_LINES,
-        f"a log line of more than {_limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > _limits.LOG_LINE_BYTES,
-        f"{sum(lines)} bytes of log lines; at most {_limits.LOG_BYTES}": sum(lines) > _limits.LOG_BYTES,
-        f"{len(request.values)} values; at most {_limits.METRICS}": len(request.values) > _limits.METRICS,
-        f"a value whose name has more than {_limits.METRIC_NAME_BYTES} bytes": (
-            any(len(name.encode()) > _limits.METRIC_NAME_BYTES for name in request.values)
+        f"{len(lines)} log lines; at most {limits.LOG_LINES}": len(lines) > limits.LOG_LINES,
+        f"a log line of more than {limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > limits.LOG_LINE_BYTES,
+        f"{sum(lines)} bytes of log lines; at most {limits.LOG_BYTES}": sum(lines) > limits.LOG_BYTES,
+        f"{len(request.values)} values; at most {limits.METRICS}": len(request.values) > limits.METRICS,
+        f"a value whose name has more than {limits.METRIC_NAME_BYTES} bytes": (
+            any(len(name.encode()) > limits.METRIC_NAME_BYTES for name in request.values)
         ),
-        f"a staleness above {_limits.STALENESS_BUCKETS - 1}": (
-            max(request.staleness, default=0) >= _limits.STALENESS_BUCKETS
+        f"a staleness above {limits.STALENESS_BUCKETS - 1}": (
+            max(request.staleness, default=0) >= limits.STALENESS_BUCKETS
         ),
-        f"{len(request.timings)} timings; at most {_limits.TIMINGS}": len(request.timings) > _limits.TIMINGS,
+        f"{len(request.timings)} timings; at most {limits.TIMINGS}": len(request.timings) > limits.TIMINGS,
         "timings that are not in order, each of a step of its own": (
             any(one.step >= following.step for one, following in pairwise(request.timings))
         ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shoal._limits import KEPT_TIMINGS
+from shoal._wire.limits import KEPT_TIMINGS
 from shoal.status import StepTiming
 
 # Of each worker, and of so many of them; of all together what one answer may carry.

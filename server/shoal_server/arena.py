@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shoal import _layout, initializers, optim
-from shoal._layout import Aggregation, ArenaLayout
+from shoal import initializers, optim
 from shoal._memory.buffers import BufferPool
+from shoal._wire import layout as _layout
+from shoal._wire.layout import Aggregation, ArenaLayout
 from shoal.variables import Variable
 from shoal_server import conversions, kernels, update_rules
 

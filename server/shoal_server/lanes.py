@@ -21,13 +21,13 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, _tracing, errors
-from shoal._chunks import Buffer, decode_push, encode_values
-from shoal._framing import ArenaKey, Assembler, arenas_of, slot_arrays, slot_offsets
 from shoal._inflow import take_frame
 from shoal._lane import STALL_S, Frame, Lane
-from shoal._limits import transfer_s
 from shoal._segment import Segment, SegmentUnavailable
 from shoal._system.host import host_id
+from shoal._wire.chunks import Buffer, decode_push, encode_values
+from shoal._wire.framing import ArenaKey, Assembler, arenas_of, slot_arrays, slot_offsets
+from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server import conversions, pushes
 from shoal_server.metrics import ServerMetrics

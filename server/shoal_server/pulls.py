@@ -12,8 +12,8 @@ import grpc
 import structlog
 
 from shoal import _rpc, _tracing, errors
-from shoal._chunks import Buffer, encode_values
-from shoal._framing import messages
+from shoal._wire.chunks import Buffer, encode_values
+from shoal._wire.framing import messages
 from shoal.v1 import header_pb2
 from shoal_server.shard import Shard, Stamp
 from shoal_server.snapshot import Snapshot

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._chunks import Chunk
-from shoal._cursor import Cursor
-from shoal._framing import ArenaKey, Assembler, Run, arenas_of, slot_arrays, slot_offsets
-from shoal._layout import Aggregation, storage_dtype
 from shoal._memory.buffers import BufferPool
+from shoal._wire.chunks import Chunk
+from shoal._wire.cursor import Cursor
+from shoal._wire.framing import ArenaKey, Assembler, Run, arenas_of, slot_arrays, slot_offsets
+from shoal._wire.layout import Aggregation, storage_dtype
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server import conversions, kernels

@@ -14,7 +14,7 @@ from shoal._checkpoint.files import Named, write_tensors
 from shoal._checkpoint.folders import Folder, no_folder
 from shoal._checkpoint.manifest import FileEntry
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, tensor_name
-from shoal._layout import ArenaLayout, Slice, row_elements
+from shoal._wire.layout import ArenaLayout, Slice, row_elements
 from shoal.variables import Variable
 from shoal_server.arena import Arena
 from shoal_server.snapshot import Snapshot

@@ -6,8 +6,8 @@ from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import Folder
 from shoal._checkpoint.slices import SavedVariables, mismatches
-from shoal._cursor import Cursor
-from shoal._layout import storage_dtype
+from shoal._wire.cursor import Cursor
+from shoal._wire.layout import storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.gate import MAX_PAUSE_S
 from shoal_server.saver import Saver, load

@@ -8,11 +8,11 @@ import grpc
 import structlog
 
 from shoal import _rpc, _tracing, consistency, errors, optim, variables
-from shoal._chunks import decode_push
-from shoal._framing import Assembler
 from shoal._inflow import take_message
 from shoal._lane import STALL_S
-from shoal._layout import ShardLayout
+from shoal._wire.chunks import decode_push
+from shoal._wire.framing import Assembler
+from shoal._wire.layout import ShardLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
@@ -209,7 +209,7 @@ class ParameterServerServicer:
 
 
 def add_to_server(servicer: ParameterServerServicer, server: grpc.Server) -> None:
-    """Adds the service to a server. Messages with chunks come and go as bytes: `shoal._chunks` knows them."""
+    """Adds the service to a server. Messages with chunks come and go as bytes: `shoal._wire.chunks` knows them."""
     raw: Any = _rpc.RawMessages(server, requests={"Push", "Assign"}, replies={"Pull"})
     untyped: Any = servicer  # generated types know neither bytes nor handlers that are no methods
     add_ParameterServerServicer_to_server(untyped, raw)

@@ -10,9 +10,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from shoal import _tracing, consistency, errors, optim
-from shoal._cursor import Cursor
-from shoal._layout import ShardLayout
 from shoal._memory.buffers import BufferPool
+from shoal._wire.cursor import Cursor
+from shoal._wire.layout import ShardLayout
 from shoal.variables import Variable
 from shoal_server import shard_events as events
 from shoal_server.arena import Arena

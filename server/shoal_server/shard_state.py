@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shoal import errors
-from shoal._cursor import Cursor
+from shoal._wire.cursor import Cursor
 from shoal_server.consistency import Apply, Clock, Contribution, Mode, slowest
 from shoal_server.shard_events import (
     AnswerAdmission,

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from shoal._chunks import Chunk
-from shoal._layout import ShardLayout
-from shoal._limits import CHUNK_BYTES
+from shoal._wire.chunks import Chunk
+from shoal._wire.layout import ShardLayout
+from shoal._wire.limits import CHUNK_BYTES
 from shoal_server import conversions
 
 

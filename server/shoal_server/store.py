@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from shoal import errors
-from shoal._layout import ShardLayout
 from shoal._memory.buffers import BufferPool
+from shoal._wire.layout import ShardLayout
 from shoal_server.gate import Gate
 from shoal_server.shard import JobTerms, Shard
 

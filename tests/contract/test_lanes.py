@@ -21,11 +21,11 @@ from structlog.testing import capture_logs
 
 from shard_servers import RawLane, ShardServers
 from shoal import _lane, _lane_calls, _rpc, consistency, errors, initializers, partitioners
-from shoal._chunks import Chunk, encode_values
 from shoal._lane import Frame, Lane
-from shoal._limits import MAX_MESSAGE_BYTES
 from shoal._overlap import Pipeline
 from shoal._segment import HEADER_BYTES, SHM, Segment
+from shoal._wire.chunks import Chunk, encode_values
+from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable

@@ -19,10 +19,10 @@ import shoal
 from shard_servers import ShardServers
 from shoal import _lane_calls, _rpc, consistency, errors, initializers, optim, partitioners
 from shoal._lane import Frame
-from shoal._layout import Aggregation
-from shoal._limits import MAX_MESSAGE_BYTES
-from shoal._packing import Complete, Packer
 from shoal._parameters import Push
+from shoal._wire.layout import Aggregation
+from shoal._wire.limits import MAX_MESSAGE_BYTES
+from shoal._wire.packing import Complete, Packer
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal import Client, Session, _rpc
-from shoal._layout import Placement
+from shoal._wire.layout import Placement
 from shoal.v1 import job_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
 

@@ -11,10 +11,10 @@ import numpy as np
 import shoal
 from scraping import sample
 from shoal import _rpc
-from shoal._layout import Aggregation
-from shoal._packing import Complete
 from shoal._parameters import Push
-from shoal._transfer import Load
+from shoal._wire.layout import Aggregation
+from shoal._wire.packing import Complete
+from shoal._wire.transfer import Load
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
 from waiting import wait_until

@@ -28,10 +28,10 @@ from prometheus_client import CollectorRegistry
 import shoal_server.lanes
 from shoal import _lane, _lane_calls, _links, _rpc, _segment, consistency, errors, optim
 from shoal._lane import Lane
-from shoal._layout import Placement
 from shoal._parameters import ParameterClient
 from shoal._role import configure_logging
 from shoal._segment import Segment, sweep
+from shoal._wire.layout import Placement
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal.variables import Variable

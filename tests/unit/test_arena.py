@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import optim
-from shoal._layout import Aggregation, ArenaLayout, Slice
+from shoal._wire.layout import Aggregation, ArenaLayout, Slice
 from shoal.initializers import Zeros
 from shoal.variables import Variable
 from shoal_server.arena import Arena

@@ -11,8 +11,8 @@ from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import write_tensors
 from shoal._checkpoint.folders import LocalFolder
 from shoal._checkpoint.manifest import FILE, Manifest
-from shoal._cursor import Cursor
-from shoal._layout import Placement
+from shoal._wire.cursor import Cursor
+from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.job import Job
 from shoal.partitioners import FixedShards

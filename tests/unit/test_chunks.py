@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._chunks import Buffer, Chunk, decode_push, decode_values, encode_push, encode_values
+from shoal._wire.chunks import Buffer, Chunk, decode_push, decode_values, encode_push, encode_values
 from shoal.v1 import header_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

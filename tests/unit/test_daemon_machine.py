@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal._cursor import Cursor
+from shoal._wire.cursor import Cursor
 from shoal_worker.assignment import (
     Assigned,
     Closing,

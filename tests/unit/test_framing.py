@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import _framing, errors
-from shoal._chunks import Chunk
-from shoal._framing import Assembler, Run, arenas_of, copy_elements, messages, slot_offsets
-from shoal._layout import Aggregation, ArenaLayout, ShardLayout, Slice
-from shoal._limits import CHUNK_BYTES
+from shoal import errors
+from shoal._wire import framing
+from shoal._wire.chunks import Chunk
+from shoal._wire.framing import Assembler, Run, arenas_of, copy_elements, messages, slot_offsets
+from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
+from shoal._wire.limits import CHUNK_BYTES
 
 DTYPES = [np.dtype(dtype) for dtype in ("float32", "float64", "float16", "int64")] + [np.dtype(ml_dtypes.bfloat16)]
 
@@ -158,7 +159,7 @@ class TestAssembler:
             assembler.finish()
 
     def test_gaps_are_bounded(self, monkeypatch):
-        monkeypatch.setattr(_framing, "_MAX_PIECES", 3)
+        monkeypatch.setattr(framing, "_MAX_PIECES", 3)
         assembler = Assembler({(0, 0): arena(100)}, {(0, 0): [Run(0, 100, np.zeros(100, np.float32))]})
         for start in range(0, 24, 8):
             assembler.add(Chunk(0, 0, start, memoryview(bytes(4))))

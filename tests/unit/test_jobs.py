@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal._layout import Placement
+from shoal._wire.layout import Placement
 from shoal.consistency import Asynchronous
 from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.job import Job

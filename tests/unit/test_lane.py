@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal import _lane, errors
 from shoal._lane import Frame, Lane
-from shoal._limits import MAX_MESSAGE_BYTES
+from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 LARGE = 4 << 20
 

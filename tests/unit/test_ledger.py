@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from shoal._cursor import Cursor
+from shoal._wire.cursor import Cursor
 from shoal.status import DataCount, HeldRange
 from shoal_coordinator.ledger import DataRange, Lease, Ledger, NoRange, default_range_size
 

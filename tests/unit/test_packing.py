@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import _arrival, _framing, _packing, errors
-from shoal._arrival import Arrival
-from shoal._chunks import Chunk
-from shoal._framing import Assembler, arenas_of, slot_arrays, slot_offsets
-from shoal._layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
-from shoal._limits import CHUNK_BYTES
-from shoal._packing import Complete, Packer
+from shoal import errors
 from shoal._segment import Slots
+from shoal._wire import arrival as _arrival
+from shoal._wire import framing, packing
+from shoal._wire.arrival import Arrival
+from shoal._wire.chunks import Chunk
+from shoal._wire.framing import Assembler, arenas_of, slot_arrays, slot_offsets
+from shoal._wire.layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
+from shoal._wire.limits import CHUNK_BYTES
+from shoal._wire.packing import Complete, Packer
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_coordinator.placement import plan_shards
@@ -52,9 +54,9 @@ def fresh(nbytes: int) -> np.ndarray:
 def limits(chunk_bytes: int, scattered_bytes: int = _arrival._SCATTERED_BYTES) -> Iterator[None]:
     """Small enough for small arrays to be what large ones are."""
     with (
-        mock.patch.object(_packing, "CHUNK_BYTES", chunk_bytes),
-        mock.patch.object(_framing, "CHUNK_BYTES", chunk_bytes),
-        mock.patch.object(_packing, "_GATHERED_BYTES", chunk_bytes // 4),
+        mock.patch.object(packing, "CHUNK_BYTES", chunk_bytes),
+        mock.patch.object(framing, "CHUNK_BYTES", chunk_bytes),
+        mock.patch.object(packing, "_GATHERED_BYTES", chunk_bytes // 4),
         mock.patch.object(_arrival, "_SCATTERED_BYTES", scattered_bytes),
     ):
         yield

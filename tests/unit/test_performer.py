@@ -9,7 +9,7 @@ import pytest
 
 from shoal import errors
 from shoal._checkpoint.folders import LocalFolder
-from shoal._layout import Placement
+from shoal._wire.layout import Placement
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator import events, publishing

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._layout import Aggregation, ArenaLayout, Placement, ShardLayout, ShardPlacement, row_elements, rows_of
+from shoal._wire.layout import Aggregation, ArenaLayout, Placement, ShardLayout, ShardPlacement, row_elements, rows_of
 from shoal.partitioners import FixedShards, MaxSize
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from shoal import consistency, errors, initializers, optim
-from shoal._chunks import decode_values
-from shoal._layout import ArenaLayout, ShardLayout, Slice
-from shoal._limits import CHUNK_BYTES
+from shoal._wire.chunks import decode_values
+from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
+from shoal._wire.limits import CHUNK_BYTES
 from shoal.variables import Variable
 from shoal_server.pulls import Answer, PendingPull, replies
 from shoal_server.shard import JobTerms, Shard, Stamp

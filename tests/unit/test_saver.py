@@ -12,7 +12,7 @@ from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
-from shoal._layout import ArenaLayout, ShardLayout, Slice
+from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.saver import Saver
 from shoal_server.snapshot import Snapshot

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from shoal import consistency
-from shoal._cursor import Cursor
+from shoal._wire.cursor import Cursor
 from shoal_server.consistency import Apply, mode_for
 from shoal_server.shard_events import (
     AnswerCut,

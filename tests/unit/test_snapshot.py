@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import consistency, initializers, optim
-from shoal._layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal._memory.buffers import SMALLEST_BYTES, BufferPool
+from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server import conversions, snapshot
 from shoal_server.shard import JobTerms, Shard, Stamp

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal._limits import TIMINGS
 from shoal._participant import Report
 from shoal._step_clock import StepClock
+from shoal._wire.limits import TIMINGS
 from shoal.status import StepTiming, Straggler, Timings
 from shoal_coordinator import step_timings
 from shoal_coordinator.step_timings import StepTimings

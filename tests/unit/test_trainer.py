@@ -5,7 +5,7 @@ import os
 import pytest
 
 from shoal import errors
-from shoal._cursor import Cursor
+from shoal._wire.cursor import Cursor
 from shoal_worker import trainer
 from shoal_worker.messages import LEAVE, Instructions, Outcome, decode, encode
 from shoal_worker.trainer import _read_line, log_failure, outcome_of

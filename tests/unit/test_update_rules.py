@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import optim
-from shoal._layout import Aggregation
+from shoal._wire.layout import Aggregation
 from shoal_server import kernels, update_rules
 from shoal_server.idle_cores import Crew
 

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from shoal import errors
 from shoal._coordinator import CoordinatorClient, Membership
-from shoal._cursor import Cursor
 from shoal._outbox import Outbox
 from shoal._participant import Heard, Participant
 from shoal._rpc import RpcServer
+from shoal._wire.cursor import Cursor
 from shoal.v1 import coordinator_pb2
 from shoal_worker.arrays import choose_device
 from shoal_worker.assignment import (

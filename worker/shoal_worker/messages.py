@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shoal._cursor import Cursor
 from shoal._participant import Report
 from shoal._retries import Called
 from shoal._timings import PHASES
+from shoal._wire.cursor import Cursor
 from shoal.status import StepTiming
 
 # Upper bounds of a duration's buckets, in seconds; above the last one there is one more.

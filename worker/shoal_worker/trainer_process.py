@@ -12,7 +12,7 @@ from typing import IO
 
 import structlog
 
-from shoal._limits import LOG_LINE_BYTES
+from shoal._wire.limits import LOG_LINE_BYTES
 from shoal_worker.messages import ENOUGH, LEAVE, Figures, Instructions, Outcome, decode
 
 _log = structlog.get_logger(__name__)

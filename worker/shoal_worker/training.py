@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._cursor import Cursor
-from shoal._figures import number
 from shoal._overlap import Gradients
 from shoal._parameters import PushResult
 from shoal._participant import NoRange
+from shoal._wire.cursor import Cursor
+from shoal._wire.figures import number
 from shoal.program import Array, Program, Step
 from shoal_worker.batches import Batch, Batches
 from shoal_worker.devices import Device

@@ -16,10 +16,10 @@ from shoal import errors
 from shoal._cli import options
 from shoal._cli.follow import evaluations, summary
 from shoal._cli.output import Output, Row
-from shoal._limits import KEPT_TIMINGS
 from shoal._system.whole_file import written_whole
 from shoal._telling import duration, first_line
 from shoal._timings import PHASES
+from shoal._wire.limits import KEPT_TIMINGS
 from shoal.client import Client
 from shoal.events import LogLine
 from shoal.status import DataAccount, DataCount, JobStatus, StepTiming

@@ -1,6 +1,6 @@
 """What variables are made of: element types, rows, and the rule by which pushes change them.
 
-The words that variables, partitioners and layouts share; where elements lie is in `shoal._layout`.
+The words that variables, partitioners and layouts share; where elements lie is in `shoal._wire.layout`.
 """
 
 import enum

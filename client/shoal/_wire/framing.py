@@ -1,7 +1,7 @@
 """What travels of an arena and how it is put together again: chunks over a wire, slots in shared memory.
 
 Both ends use both directions: a server sends what a client pulls, a client sends what it pushes. The bytes of a message
-are written in `shoal._chunks`.
+are written in `shoal._wire.chunks`.
 """
 
 from bisect import bisect_right
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal import errors
-from shoal._chunks import Chunk
-from shoal._layout import Aggregation, ArenaLayout, ShardLayout
-from shoal._limits import CHUNK_BYTES
+from shoal._wire.chunks import Chunk
+from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout
+from shoal._wire.limits import CHUNK_BYTES
 
 # An arena of a call: its shard's number, and its own within the shard.
 ArenaKey = tuple[int, int]

@@ -2,7 +2,7 @@
 
 The generated classes are the contract: what is written here is what they write, what is read here is what they read.
 They would copy a chunk's data both ways, though; here, data leave as the views that were given and arrive as views into
-the message. Headers are left to the generated classes. What chunks mean is in `shoal._framing`.
+the message. Headers are left to the generated classes. What chunks mean is in `shoal._wire.framing`.
 
 The encoding is protobuf's (https://protobuf.dev/programming-guides/encoding). In both messages the headers are field 1
 and the chunks field 2: a message is what the generated class writes of its headers, followed by the chunks.

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from shoal._framing import ArenaKey, Run, copy_elements
-from shoal._layout import ArenaLayout
-from shoal._packing import Memory, Packer, Part
+from shoal._wire.framing import ArenaKey, Run, copy_elements
+from shoal._wire.layout import ArenaLayout
+from shoal._wire.packing import Memory, Packer, Part
 
 # From this size on, an arena with a part of a variable is received part by part: it is not to be in memory twice.
 _SCATTERED_BYTES = 64 << 20

@@ -1,6 +1,6 @@
-"""Arrays by name as arenas: what a client does with a placement. The way back is in `shoal._arrival`.
+"""Arrays by name as arenas: what a client does with a placement. The way back is in `shoal._wire.arrival`.
 
-How arenas travel is in `shoal._framing`.
+How arenas travel is in `shoal._wire.framing`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal import errors
-from shoal._chunks import Chunk
-from shoal._framing import arenas_of, chunks_of, slot_arrays
-from shoal._layout import Aggregation, ArenaLayout, Placement, ShardLayout, row_elements, rows_of
-from shoal._limits import CHUNK_BYTES
+from shoal._wire.chunks import Chunk
+from shoal._wire.framing import arenas_of, chunks_of, slot_arrays
+from shoal._wire.layout import Aggregation, ArenaLayout, Placement, ShardLayout, row_elements, rows_of
+from shoal._wire.limits import CHUNK_BYTES
 from shoal.variables import Variable
 
 _MAX_COMPLAINTS = 50

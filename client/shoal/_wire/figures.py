@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from shoal import errors
-from shoal._limits import METRIC_NAME_BYTES
+from shoal._wire.limits import METRIC_NAME_BYTES
 
 # What `is_name` asks for, for messages.
 NAMES = f"text of 1 to {METRIC_NAME_BYTES} bytes of UTF-8"
