@@ -8,8 +8,8 @@ from collections.abc import Callable
 import structlog
 
 from shoal import errors
-from shoal._coordinator import CoordinatorClient, Membership
-from shoal._pauses import Pauses
+from shoal._rpc.coordinator import CoordinatorClient, Membership
+from shoal._rpc.pauses import Pauses
 from shoal.v1 import coordinator_pb2
 
 # How often it asks whether it may go.

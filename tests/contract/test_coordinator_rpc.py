@@ -13,7 +13,7 @@ from shoal import _rpc, errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import LocalFolder
 from shoal._checkpoint.manifest import Manifest
-from shoal._coordinator import Membership
+from shoal._rpc.coordinator import Membership
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
@@ -184,7 +184,7 @@ def test_who_is_of_another_version_is_refused_and_told_of_both(rig):
 
 
 def test_a_member_says_its_version(rig, monkeypatch):
-    monkeypatch.setattr("shoal._coordinator.version", lambda _: "0.0.7")
+    monkeypatch.setattr("shoal._rpc.coordinator.version", lambda _: "0.0.7")
     request = members.RegisterRequest(role=members.SESSION, member="notebook")
     with pytest.raises(errors.WrongVersion), Membership(rig.client, request) as member:
         member.start()

@@ -16,7 +16,7 @@ from coordinator_rig import Rig, job
 from fake_coordinator import FakeCoordinator
 from shard_servers import ShardServers
 from shoal import _rpc, errors
-from shoal._coordinator import CoordinatorClient, Membership
+from shoal._rpc.coordinator import CoordinatorClient, Membership
 from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc

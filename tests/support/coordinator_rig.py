@@ -7,7 +7,7 @@ from typing import Any
 import prometheus_client
 
 from shoal import _rpc, errors
-from shoal._coordinator import CoordinatorClient
+from shoal._rpc.coordinator import CoordinatorClient
 from shoal.consistency import Asynchronous
 from shoal.job import Job
 from shoal.status import JobState

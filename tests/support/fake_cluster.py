@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal import _rpc, errors
-from shoal._coordinator import CoordinatorClient
+from shoal._rpc.coordinator import CoordinatorClient
 from shoal._wire.layout import Aggregation, ArenaLayout, Placement, ShardLayout, ShardPlacement, Slice
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2, job_pb2, job_pb2_grpc, parameter_server_pb2_grpc

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from shoal._participant import Report
-from shoal._retries import Retries
+from shoal._rpc.retries import Retries
 from shoal_worker.messages import Figures, decode, encode
 from shoal_worker.metrics import WorkerMetrics
 

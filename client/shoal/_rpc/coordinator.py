@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import structlog
 
 from shoal import _rpc, _tracing, errors
-from shoal._retries import Retries
+from shoal._rpc.retries import Retries
 from shoal._wire.cursor import Cursor
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc

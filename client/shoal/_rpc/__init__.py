@@ -1,0 +1,43 @@
+"""gRPC channels and servers, errors over the wire, retries, and the client of the coordinator."""
+
+from shoal._rpc.channels import (
+    NonBlocking,
+    Pooled,
+    RawMessages,
+    RpcServer,
+    channel,
+    detail_of,
+    error_from,
+    error_metadata,
+    error_of,
+    is_everywhere,
+    listen,
+    parse_address,
+    public_host,
+    refuse,
+    retrying,
+    servicer,
+    status_of,
+    translated,
+)
+
+__all__ = [
+    "NonBlocking",
+    "Pooled",
+    "RawMessages",
+    "RpcServer",
+    "channel",
+    "detail_of",
+    "error_from",
+    "error_metadata",
+    "error_of",
+    "is_everywhere",
+    "listen",
+    "parse_address",
+    "public_host",
+    "refuse",
+    "retrying",
+    "servicer",
+    "status_of",
+    "translated",
+]
