@@ -21,10 +21,10 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, _tracing, errors
-from shoal._inflow import take_frame
-from shoal._lane import STALL_S, Frame, Lane
-from shoal._segment import Segment, SegmentUnavailable
 from shoal._system.host import host_id
+from shoal._transport.inflow import take_frame
+from shoal._transport.lane import STALL_S, Frame, Lane
+from shoal._transport.segment import Segment, SegmentUnavailable
 from shoal._wire.chunks import Buffer, decode_push, encode_values
 from shoal._wire.framing import ArenaKey, Assembler, arenas_of, slot_arrays, slot_offsets
 from shoal._wire.limits import transfer_s

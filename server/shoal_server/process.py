@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._checkpoint.folders import open_shared, probe
 from shoal._rpc.coordinator import CoordinatorClient, Membership
-from shoal._segment import sweep
+from shoal._transport.segment import sweep
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
 from shoal_server import kernels

@@ -8,8 +8,8 @@ import grpc
 import structlog
 
 from shoal import _rpc, _tracing, consistency, errors, optim, variables
-from shoal._inflow import take_message
-from shoal._lane import STALL_S
+from shoal._transport.inflow import take_message
+from shoal._transport.lane import STALL_S
 from shoal._wire.chunks import decode_push
 from shoal._wire.framing import Assembler
 from shoal._wire.layout import ShardLayout

@@ -1,6 +1,6 @@
 """Transfers by gRPC that do not move: found out and ended, so that their threads serve others.
 
-On a lane, the kernel keeps this time (`shoal._lane`), and the thread is nobody else's.
+On a lane, the kernel keeps this time (`shoal._transport.lane`), and the thread is nobody else's.
 """
 
 import threading

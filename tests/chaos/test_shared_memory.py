@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mortals import Nursery
-from shoal._segment import SHM
+from shoal._transport.segment import SHM
 from waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]

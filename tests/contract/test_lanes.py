@@ -20,10 +20,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from shard_servers import RawLane, ShardServers
-from shoal import _lane, _lane_calls, _rpc, consistency, errors, initializers, partitioners
-from shoal._lane import Frame, Lane
+from shoal import _rpc, consistency, errors, initializers, partitioners
 from shoal._overlap import Pipeline
-from shoal._segment import HEADER_BYTES, SHM, Segment
+from shoal._transport import lane as _lane
+from shoal._transport import lane_calls
+from shoal._transport.lane import Frame, Lane
+from shoal._transport.segment import HEADER_BYTES, SHM, Segment
 from shoal._wire.chunks import Chunk, encode_values
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
@@ -94,7 +96,7 @@ def impatient(monkeypatch):
 @pytest.fixture
 def shared(monkeypatch):
     """Memory is shared for variables however small."""
-    monkeypatch.setattr(_lane_calls, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
 
 
 @contextmanager
@@ -324,7 +326,7 @@ class TestGreeting:
         assert "refused" in why
 
     def test_a_server_that_says_nothing_is_gone_round(self, servers, monkeypatch):
-        monkeypatch.setattr(_lane_calls, "_WELCOME_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(lane_calls, "_WELCOME_TIMEOUT_S", 0.1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             servers.lanes[0].offer.address = f"127.0.0.1:{silent.getsockname()[1]}"
             with capture_logs() as logs, servers.worker("a") as worker:
@@ -1000,7 +1002,7 @@ def two_in_step():
 def use(transport, monkeypatch):
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":
-        monkeypatch.setattr(_lane_calls, "_SHARED_FROM_BYTES", 0)
+        monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
 
 
 @contextmanager

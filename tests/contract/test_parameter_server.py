@@ -17,9 +17,10 @@ from structlog.testing import capture_logs
 
 import shoal
 from shard_servers import ShardServers
-from shoal import _lane_calls, _rpc, consistency, errors, initializers, optim, partitioners
-from shoal._lane import Frame
+from shoal import _rpc, consistency, errors, initializers, optim, partitioners
 from shoal._parameters import Push
+from shoal._transport import lane_calls
+from shoal._transport.lane import Frame
 from shoal._wire.layout import Aggregation
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal._wire.packing import Complete, Packer
@@ -62,7 +63,7 @@ def transport(request, monkeypatch):
 def use(transport, monkeypatch):
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":  # of variables however small
-        monkeypatch.setattr(_lane_calls, "_SHARED_FROM_BYTES", 0)
+        monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
 
 
 @pytest.fixture(params=[1, 3], ids=["one server", "three servers"])

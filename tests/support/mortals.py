@@ -26,11 +26,14 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 import shoal_server.lanes
-from shoal import _lane, _lane_calls, _links, _rpc, _segment, consistency, errors, optim
-from shoal._lane import Lane
+from shoal import _rpc, consistency, errors, optim
 from shoal._parameters import ParameterClient
 from shoal._role import configure_logging
-from shoal._segment import Segment, sweep
+from shoal._transport import lane as _lane
+from shoal._transport import lane_calls, links
+from shoal._transport import segment as _segment
+from shoal._transport.lane import Lane
+from shoal._transport.segment import Segment, sweep
 from shoal._wire.layout import Placement
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
@@ -46,7 +49,7 @@ RETRY_FOR_S = 0.2
 _TIMEOUT_S = 20.0
 _MOST_BYTES = 1 << 16
 _SERVER_CODE = {shoal_server.lanes.__file__, _lane.__file__, _segment.__file__}
-_WORKER_CODE = {_links.__file__, _lane_calls.__file__, _lane.__file__, _segment.__file__}
+_WORKER_CODE = {links.__file__, lane_calls.__file__, _lane.__file__, _segment.__file__}
 
 Say = Callable[[str], None]
 

@@ -12,9 +12,9 @@ from shoal import _rpc, consistency, optim
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import FileEntry, Manifest
-from shoal._lane import Frame, Lane
-from shoal._links import Transport
 from shoal._parameters import ParameterClient
+from shoal._transport.lane import Frame, Lane
+from shoal._transport.links import Transport
 from shoal._wire.layout import Placement
 from shoal.v1 import header_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb

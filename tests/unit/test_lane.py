@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import _lane, errors
-from shoal._lane import Frame, Lane
+from shoal import errors
+from shoal._transport import lane as _lane
+from shoal._transport.lane import Frame, Lane
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 LARGE = 4 << 20

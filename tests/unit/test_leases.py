@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal._memory.leases import lend
-from shoal._segment import Slots
+from shoal._transport.segment import Slots
 
 VIEWS = {
     "a slice": lambda array: array[8:24],

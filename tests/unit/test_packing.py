@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._segment import Slots
+from shoal._transport.segment import Slots
 from shoal._wire import arrival as _arrival
 from shoal._wire import framing, packing
 from shoal._wire.arrival import Arrival

@@ -15,21 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from shoal import _segment
-from shoal._segment import HEADER_BYTES, Segment, SegmentLost, SegmentUnavailable, Slots, sweep
+from shoal._transport import segment as _segment
+from shoal._transport.segment import HEADER_BYTES, Segment, SegmentLost, SegmentUnavailable, Slots, sweep
 
 NBYTES = 3 * 4096 + 5
 NAME = "shoal-" + "0" * 32
 # Programs of other processes; the folder is their first argument.
 GUEST = (
-    "import sys; from pathlib import Path; from shoal._segment import *\n"
+    "import sys; from pathlib import Path; from shoal._transport.segment import *\n"
     "_, folder, name, nbytes, nonce = sys.argv\n"
     "with Segment.open(name, int(nbytes), bytes.fromhex(nonce), directory=Path(folder)) as segment:\n"
     "    view = segment.view(100, 4)\n"
     "    view[:] = bytes(view).replace(b'i', b'o')\n"
 )
 OWNER = (
-    "import sys; from pathlib import Path; from shoal._segment import *\n"
+    "import sys; from pathlib import Path; from shoal._transport.segment import *\n"
     "segment = Segment.create(5000, directory=Path(sys.argv[1])); print(segment.name, flush=True); sys.stdin.read()\n"
 )
 

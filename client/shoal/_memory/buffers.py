@@ -1,6 +1,6 @@
 """Large buffers that are used again: fresh memory costs a page fault for every page that is touched.
 
-They are private to the process; what processes share is in `shoal._segment`.
+They are private to the process; what processes share is in `shoal._transport.segment`.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Memory that is lent as NumPy arrays, and comes back when nothing looks into it any more.
 
-Where the memory comes from is in `shoal._segment` and `shoal._memory.buffers`.
+Where the memory comes from is in `shoal._transport.segment` and `shoal._memory.buffers`.
 """
 
 import weakref

@@ -9,9 +9,9 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, errors
-from shoal._inflow import take_frame
-from shoal._lane import Frame, Lane
-from shoal._segment import Segment, SegmentLost, SegmentUnavailable, Slots
+from shoal._transport.inflow import take_frame
+from shoal._transport.lane import Frame, Lane
+from shoal._transport.segment import Segment, SegmentLost, SegmentUnavailable, Slots
 from shoal._wire.arrival import Arrival
 from shoal._wire.chunks import encode_push
 from shoal._wire.framing import slot_arrays, slot_offsets

@@ -1,6 +1,6 @@
 """Messages with chunks on their way in: from a lane, or whole, to the memory that an assembler has for them."""
 
-from shoal._lane import Lane
+from shoal._transport.lane import Lane
 from shoal._wire.chunks import Buffer, Carrier, decode, read_start
 from shoal._wire.framing import Assembler
 

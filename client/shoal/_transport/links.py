@@ -13,10 +13,10 @@ from typing import Literal, TypeVar, cast
 import structlog
 
 from shoal import errors
-from shoal._inflow import take_message
-from shoal._lane_calls import LaneCalls
-from shoal._rpc_calls import RpcCalls
 from shoal._system.host import host_id
+from shoal._transport.inflow import take_message
+from shoal._transport.lane_calls import LaneCalls
+from shoal._transport.rpc_calls import RpcCalls
 from shoal._wire.arrival import Arrival
 from shoal._wire.framing import slot_offsets
 from shoal._wire.layout import ShardLayout

@@ -1,0 +1,1 @@
+"""How bytes travel to a server: shared memory, lanes (sockets with frames) and gRPC streams."""
