@@ -13,14 +13,14 @@ import structlog
 from numpy.typing import ArrayLike
 
 from shoal import _tracing, errors
-from shoal._gradient_buffers import GradientBuffers
-from shoal._outbox import Outbox
-from shoal._overlap import Gradients, Pipeline
-from shoal._parameters import PushResult
-from shoal._participant import Heard, Participant, Report
 from shoal._rpc.coordinator import CoordinatorClient, Membership
-from shoal._session_job import cancel, start_or_find
-from shoal._step_clock import StepClock
+from shoal._training.gradient_buffers import GradientBuffers
+from shoal._training.outbox import Outbox
+from shoal._training.overlap import Gradients, Pipeline
+from shoal._training.parameters import PushResult
+from shoal._training.participant import Heard, Participant, Report
+from shoal._training.session_job import cancel, start_or_find
+from shoal._training.step_clock import StepClock
 from shoal.v1 import coordinator_pb2
 from shoal.variables import Variable
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from shoal import errors
-from shoal._participant import Heard, Verdict
+from shoal._training.participant import Heard, Verdict
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import Placement
 from shoal.job import Job

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from shoal._participant import Heard, Verdict
+from shoal._training.participant import Heard, Verdict
 from shoal._wire.cursor import Cursor
 from shoal.job import Job
 from shoal.status import Evaluation, JobStatus, Role, SavedCheckpoint, ServerLoad, StepTiming

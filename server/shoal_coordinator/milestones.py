@@ -9,7 +9,7 @@ checkpoint.
 from dataclasses import replace
 
 from shoal import errors
-from shoal._participant import Verdict
+from shoal._training.participant import Verdict
 from shoal.consistency import Synchronous
 from shoal.events import Evaluated
 from shoal.status import Evaluation, JobState

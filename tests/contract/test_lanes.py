@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from shard_servers import RawLane, ShardServers
 from shoal import _rpc, consistency, errors, initializers, partitioners
-from shoal._overlap import Pipeline
+from shoal._training.overlap import Pipeline
 from shoal._transport import lane as _lane
 from shoal._transport import lane_calls
 from shoal._transport.lane import Frame, Lane

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 import shoal
 from shard_servers import ShardServers
 from shoal import _rpc, consistency, errors, initializers, optim, partitioners
-from shoal._parameters import Push
+from shoal._training.parameters import Push
 from shoal._transport import lane_calls
 from shoal._transport.lane import Frame
 from shoal._wire.layout import Aggregation
@@ -125,7 +125,7 @@ class TestValues:
         with servers.worker("a") as worker:
             worker.pull()
             result = worker.push(gradients(0.5))
-        assert result == shoal._parameters.PushResult("accepted", 0, 1)
+        assert result == shoal._training.parameters.PushResult("accepted", 0, 1)
         after = servers.values()
         for name in VARIABLES:
             np.testing.assert_allclose(after[name], before[name] - 0.5, rtol=1e-6)

@@ -9,8 +9,8 @@ import pytest
 
 from fake_cluster import FakeCluster, fake_cluster
 from shoal import errors
-from shoal._participant import FINISHED, WAIT, DataRange, Heard, Participant, Report
 from shoal._rpc.coordinator import CoordinatorClient
+from shoal._training.participant import FINISHED, WAIT, DataRange, Heard, Participant, Report
 from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
 from shoal.job import Job
 from shoal.status import StepTiming

@@ -11,8 +11,8 @@ import pytest
 from cluster_probe import leads_of
 from shard_servers import ShardServers
 from shoal import consistency, errors, optim
-from shoal._overlap import Pipeline
-from shoal._participant import FINISHED, WAIT, DataRange
+from shoal._training.overlap import Pipeline
+from shoal._training.participant import FINISHED, WAIT, DataRange
 from shoal._transport.lane import Frame, Lane
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb

@@ -21,8 +21,8 @@ import shoal
 from coordinator_rig import Rig
 from shard_servers import ShardServers
 from shoal import _tracing, consistency, errors
-from shoal._overlap import Pipeline
 from shoal._rpc.coordinator import CoordinatorClient, Membership
+from shoal._training.overlap import Pipeline
 from shoal.partitioners import FixedShards
 from shoal.v1 import coordinator_pb2, header_pb2, job_pb2
 from shoal.v1 import parameter_server_pb2 as pb

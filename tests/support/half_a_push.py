@@ -11,7 +11,7 @@ import numpy as np
 import shoal
 from scraping import sample
 from shoal import _rpc
-from shoal._parameters import Push
+from shoal._training.parameters import Push
 from shoal._wire.layout import Aggregation
 from shoal._wire.packing import Complete
 from shoal._wire.transfer import Load

@@ -12,7 +12,7 @@ from shoal import _rpc, consistency, optim
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import FileEntry, Manifest
-from shoal._parameters import ParameterClient
+from shoal._training.parameters import ParameterClient
 from shoal._transport.lane import Frame, Lane
 from shoal._transport.links import Transport
 from shoal._wire.layout import Placement

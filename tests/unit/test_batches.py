@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import waiting
 from shoal import errors
-from shoal._participant import FINISHED, DataRange
+from shoal._training.participant import FINISHED, DataRange
 from shoal.data import Seekable
 from shoal.program import Blocks
 from shoal_worker.batches import LeasedBatches, order_of, prefetch_of

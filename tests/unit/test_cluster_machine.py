@@ -8,7 +8,7 @@ from hypothesis import settings
 
 from cluster_rig import GIVEN, KEEPING, LEASE_S, VARIABLES, Rig, Voyage, job, session
 from shoal import errors
-from shoal._participant import Heard
+from shoal._training.participant import Heard
 from shoal._wire.cursor import Cursor
 from shoal.status import JobState, Role
 from shoal.v1 import state_pb2

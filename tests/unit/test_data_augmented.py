@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._participant import FINISHED, DataRange
+from shoal._training.participant import FINISHED, DataRange
 from shoal.data import Arrays, Augmented, Seekable, Subset, split
 from shoal.data.augment import Augmentation, Crop, Flip, Normalise, ToFloat
 from shoal.program import BlockDataset, RandomDataset

@@ -8,7 +8,7 @@ from tests.support.cluster_rig import KEEPING, Rig, job
 
 import shoal
 from shoal import errors
-from shoal._participant import Heard
+from shoal._training.participant import Heard
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import Evaluated
 from shoal.status import Evaluation, JobState

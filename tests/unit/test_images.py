@@ -15,7 +15,7 @@ from PIL import Image
 import shoal
 import waiting
 from shoal import errors
-from shoal._participant import DataRange, NoRange
+from shoal._training.participant import DataRange, NoRange
 from shoal.data import Cifar10, Idx, ImageFolder
 from shoal_worker.batches import LeasedBatches
 

@@ -1,7 +1,7 @@
 """What waits for the coordinator is bounded, and nothing is sent twice or lost in silence."""
 
-from shoal._outbox import Outbox
-from shoal._participant import Report
+from shoal._training.outbox import Outbox
+from shoal._training.participant import Report
 from shoal._wire.limits import LOG_BYTES, LOG_LINE_BYTES
 from shoal.status import StepTiming
 

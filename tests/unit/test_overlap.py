@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shoal import errors
-from shoal._overlap import Pipeline
-from shoal._parameters import Pulled, Push, PushResult
+from shoal._training.overlap import Pipeline
+from shoal._training.parameters import Pulled, Push, PushResult
 from waiting import wait_until
 
 PATIENCE_S = 20

@@ -518,8 +518,8 @@ class DrawnHistory(RuleBasedStateMachine):
     def everybody_gets_on(self, overlap):
         """From any state, workers that go on pulling and pushing are never stuck, and nothing accepted is lost.
 
-        Those that overlap push a step only when they have the values of the next: `shoal._overlap` does one thing at a
-        time.
+        Those that overlap push a step only when they have the values of the next: `shoal._training.overlap` does one
+        thing at a time.
         """
         overlap = overlap and self.mode.overlaps
         goal = max(self.steps.values()) + 2

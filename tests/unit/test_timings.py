@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal._participant import Report
-from shoal._step_clock import StepClock
+from shoal._training.participant import Report
+from shoal._training.step_clock import StepClock
 from shoal._wire.limits import TIMINGS
 from shoal.status import StepTiming, Straggler, Timings
 from shoal_coordinator import step_timings

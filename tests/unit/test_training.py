@@ -12,8 +12,8 @@ import pytest
 from fake_cupy import FakeOutOfMemoryError, FakeRuntimeError
 from shoal import errors
 from shoal._numerics.seeds import takes_seed
-from shoal._parameters import PushResult
-from shoal._participant import FINISHED, WAIT, DataRange
+from shoal._training.parameters import PushResult
+from shoal._training.participant import FINISHED, WAIT, DataRange
 from shoal._wire.cursor import Cursor
 from shoal.program import Step
 from shoal.status import StepTiming

@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry
 
-from shoal._participant import Report
 from shoal._rpc.retries import Retries
+from shoal._training.participant import Report
 from shoal_worker.messages import Figures, decode, encode
 from shoal_worker.metrics import WorkerMetrics
 

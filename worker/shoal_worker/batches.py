@@ -11,9 +11,9 @@ import numpy as np
 
 from shoal import errors
 from shoal._order import Order, ShuffledBlocks, ShuffledExamples, cut
-from shoal._participant import DataRange, NoRange
 from shoal._read_ahead import ReadAhead
 from shoal._reading import read
+from shoal._training.participant import DataRange, NoRange
 from shoal._wire.cursor import Cursor
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 from shoal_worker.draws import epoch_seed

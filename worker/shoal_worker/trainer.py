@@ -16,9 +16,9 @@ import structlog
 
 from shoal import _tracing, errors
 from shoal._numerics.seeds import takes_seed
-from shoal._participant import Participant
 from shoal._role import configure_logging
 from shoal._rpc.coordinator import CoordinatorClient
+from shoal._training.participant import Participant
 from shoal.program import Program
 from shoal.variables import Variable
 from shoal_worker.arrays import Device, choose_device

@@ -1,7 +1,7 @@
 """A client's way to one server: by lanes with shared memory, by lanes, or by gRPC, the first of these that works.
 
 What is said is the same on each: the messages of `parameter_server.proto`. What a call means, how often it is repeated
-and which servers it goes to is in `shoal._parameters`.
+and which servers it goes to is in `shoal._training.parameters`.
 """
 
 import os

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._overlap import Pipeline
-from shoal._parameters import ParameterClient
 from shoal._rpc.coordinator import CoordinatorClient
+from shoal._training.overlap import Pipeline
+from shoal._training.parameters import ParameterClient
 from shoal._wire.layout import Placement
 from shoal._wire.limits import METRIC_NAME_BYTES, METRICS, STALENESS_BUCKETS, TIMINGS
 from shoal.job import Job

@@ -2,7 +2,7 @@
 
 A pull and a push are one call a server, in parallel over the servers. A push to several servers has two phases, so
 that it is applied on all of them or on none: every server stages its part, then every server commits it. How a call
-gets to a server is in `shoal._transport.links`; how calls overlap with computing, in `shoal._overlap`.
+gets to a server is in `shoal._transport.links`; how calls overlap with computing, in `shoal._training.overlap`.
 """
 
 import math
@@ -16,8 +16,8 @@ import numpy as np
 import structlog
 
 from shoal import _rpc, _tracing, errors
-from shoal._gradient_buffers import GradientBuffers
 from shoal._memory.buffers import BufferPool
+from shoal._training.gradient_buffers import GradientBuffers
 from shoal._transport.links import Link, Transport, chosen_transport
 from shoal._wire.arrival import Arrival
 from shoal._wire.cursor import Cursor

@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._gradient_buffers import GradientBuffers
 from shoal._memory.buffers import BufferPool
-from shoal._parameters import ParameterClient, Pulled, Push, PushResult
+from shoal._training.gradient_buffers import GradientBuffers
+from shoal._training.parameters import ParameterClient, Pulled, Push, PushResult
 from shoal._wire.cursor import Cursor
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shoal._participant import Report
+from shoal._training.participant import Report
 from shoal._wire.limits import LOG_BYTES, LOG_LINE_BYTES, LOG_LINES
 
 # Lines kept while they cannot be sent; then the oldest go.

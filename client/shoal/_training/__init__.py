@@ -1,0 +1,1 @@
+"""A participant of a job: what a pull and a push mean, over all servers, and what overlaps with computing."""
