@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from prometheus_client import CollectorRegistry
 
-from shoal import _role, errors
-from shoal import _role_flags as flags
-from shoal._identity import Identity
+from shoal import errors
+from shoal._role import flags, lifecycle
+from shoal._role.identity import Identity
 
 
 def coordinator(
@@ -61,14 +61,14 @@ def coordinator(
 ) -> None:
     """Keeps the cluster's small state: members, placement, jobs and who trains on which data."""
     given = Identity(listen=listen, advertise=advertise)
-    who = _role.identify("coordinator", given, log_format=log_format, log_level=log_level)
+    who = lifecycle.identify("coordinator", given, log_format=log_format, log_level=log_level)
     failures: list[errors.ShoalError] = []
 
     def fail(error: errors.ShoalError) -> None:
         failures.append(error)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def start(registry: CollectorRegistry, _metrics_address: str) -> _role.Running:
+    def start(registry: CollectorRegistry, _metrics_address: str) -> lifecycle.Running:
         from shoal_coordinator.process import CoordinatorConfig, start_coordinator  # noqa: PLC0415 - numpy is slow
         from shoal_coordinator.store import make_default_path  # noqa: PLC0415
 
@@ -87,7 +87,7 @@ def coordinator(
         )
         return start_coordinator(config, registry, fail)
 
-    _role.run_role(
+    lifecycle.run_role(
         "coordinator",
         start,
         metrics_listen=metrics_listen,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from shoal import errors
-from shoal._identity import MEMBER_ID
+from shoal._role.identity import MEMBER_ID
 from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import coordinator_pb2, state_pb2
 

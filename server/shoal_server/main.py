@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from prometheus_client import CollectorRegistry
 
-from shoal import _role
-from shoal import _role_flags as flags
-from shoal._identity import Identity
 from shoal._numerics import kernels
+from shoal._role import flags, lifecycle
+from shoal._role.identity import Identity
 
 if TYPE_CHECKING:
     from shoal_server.process import Server
@@ -47,7 +46,7 @@ def server(
 ) -> None:
     """Hosts shards of jobs' variables and applies updates to them."""
     given = Identity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
-    who = _role.identify("server", given, log_format=log_format, log_level=log_level)
+    who = lifecycle.identify("server", given, log_format=log_format, log_level=log_level)
 
     def start(registry: CollectorRegistry, metrics_address: str) -> "Server":
         from shoal_server.process import Server, ServerConfig  # noqa: PLC0415 - numba takes a second to import
@@ -68,7 +67,7 @@ def server(
         return Server(config, registry)
 
     with kernels.made_ahead():
-        _role.run_role(
+        lifecycle.run_role(
             "server",
             start,
             metrics_listen=metrics_listen,

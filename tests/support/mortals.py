@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry
 
 import shoal_server.lanes
 from shoal import _rpc, consistency, errors, optim
-from shoal._role import configure_logging
+from shoal._role.lifecycle import configure_logging
 from shoal._training.parameters import ParameterClient
 from shoal._transport import lane as _lane
 from shoal._transport import lane_calls, links

@@ -11,10 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from shoal import LocalCluster, _tf_config, errors
-from shoal import _role_flags as flags
+from shoal import LocalCluster, errors
 from shoal._cli.app import app
-from shoal._identity import Identity, doubt, resolve, role_of_task
+from shoal._role import flags
+from shoal._role import tf_config as _tf_config
+from shoal._role.identity import Identity, doubt, resolve, role_of_task
 
 CLUSTER = {
     "chief": ["chief.example:7070"],

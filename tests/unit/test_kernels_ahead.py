@@ -73,8 +73,12 @@ def test_roles_without_kernels_leave_numba_alone(tmp_path: Path, monkeypatch: py
     for name in ("NUMBA_CPU_NAME", "NUMBA_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     told: list[str] = []
-    monkeypatch.setattr("shoal._role.run_role", lambda *_, **__: told.append(os.environ.get("NUMBA_CPU_NAME", "")))
-    monkeypatch.setattr("shoal._role.configure_logging", lambda *_, **__: None)  # to a file that the runner closes
+    monkeypatch.setattr(
+        "shoal._role.lifecycle.run_role", lambda *_, **__: told.append(os.environ.get("NUMBA_CPU_NAME", ""))
+    )
+    monkeypatch.setattr(
+        "shoal._role.lifecycle.configure_logging", lambda *_, **__: None
+    )  # to a file that the runner closes
     ran = CliRunner().invoke(app, [role], env={"SHOAL_KERNELS": str(tmp_path), "SHOAL_STORE": "memory"})
     assert ran.exit_code == 0, ran.output
     assert told == ["" if role == "coordinator" else level]

@@ -10,11 +10,11 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
-from shoal import _role_flags as flags
 from shoal import errors
 from shoal._cli import cluster as cluster_commands
 from shoal._cli.app import app
 from shoal._cli.cluster import _free_page
+from shoal._role import flags
 from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, MemberStatus, Progress, Role, ServerLoad
 from shoal_coordinator.page.answers import encode, status_of

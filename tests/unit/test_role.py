@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from shoal import errors
-from shoal._role import _Ends, run_role
+from shoal._role.lifecycle import _Ends, run_role
 from waiting import wait_until
 
 
@@ -149,7 +149,7 @@ def test_a_role_that_waits_for_what_never_comes_is_told_to_end(number: signal.Si
 def test_a_role_whose_supervisor_is_gone_before_it_is_ready_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     lifeline, parent = os.pipe()
     read = os.read
-    monkeypatch.setattr("shoal._role.os.read", lambda _, count: read(lifeline, count))
+    monkeypatch.setattr("shoal._role.lifecycle.os.read", lambda _, count: read(lifeline, count))
 
     def start(_registry: prometheus_client.CollectorRegistry, _address: str) -> Nothing:
         os.close(parent)

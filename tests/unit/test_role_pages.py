@@ -8,8 +8,9 @@ import threading
 import prometheus_client
 import pytest
 
-from shoal import _role_pages, errors
-from shoal._role_pages import RolePages
+from shoal import errors
+from shoal._role import pages as _role_pages
+from shoal._role.pages import RolePages
 from waiting import wait_until
 
 

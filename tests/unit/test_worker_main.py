@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from shoal._role import default_name
+from shoal._role.lifecycle import default_name
 
 
 @pytest.mark.parametrize("host", ["gpu-7.example.org", "Some_Host", "x" * 200, "-", None])

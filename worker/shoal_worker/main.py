@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from shoal import _role_flags as flags
-from shoal._identity import Identity
 from shoal._numerics import kernels
+from shoal._role import flags
+from shoal._role.identity import Identity
 
 
 def worker(
@@ -43,7 +43,7 @@ def worker(
     supervised: flags.Supervised = False,
 ) -> None:
     """Takes jobs from the coordinator and trains their programs on one device."""
-    from shoal._role import identify, run_role  # noqa: PLC0415
+    from shoal._role.lifecycle import identify, run_role  # noqa: PLC0415
     from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
 
     given = Identity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)

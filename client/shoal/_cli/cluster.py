@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from shoal import _records as records
-from shoal import _role_flags as flags
 from shoal import _rpc, errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
+from shoal._role import flags
 from shoal.client import Client
 from shoal.local_cluster import LocalCluster
 from shoal.status import MemberStatus

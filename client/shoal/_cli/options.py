@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import errors, optim
-from shoal._role_flags import RetryFor as RetryOption
+from shoal._role.flags import RetryFor as RetryOption
 from shoal.callbacks import TensorBoard
 from shoal.client import DEFAULT_ADDRESS
 

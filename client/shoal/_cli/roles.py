@@ -5,8 +5,9 @@ from typing import Any
 
 import typer
 
-from shoal import _identity, errors
+from shoal import errors
 from shoal._cli.output import Output
+from shoal._role import identity
 
 
 def run(context: typer.Context) -> None:
@@ -16,7 +17,7 @@ def run(context: typer.Context) -> None:
     """
     group: Any = context.find_root().command
     with Output(as_json=False):
-        role = _identity.role_of_task(os.environ)
+        role = identity.role_of_task(os.environ)
         command = group.get_command(context, role)
         if command is None:
             raise errors.BadRequest(f"TF_CONFIG makes this a {role}, and none is installed here: install shoal whole")

@@ -17,10 +17,11 @@ from typing import Protocol, TypeVar
 import prometheus_client
 import structlog
 
-from shoal import _identity, _tracing, errors
-from shoal._identity import Identity
+from shoal import _tracing, errors
 from shoal._memory import garbage
-from shoal._role_pages import RolePages
+from shoal._role import identity as _identity
+from shoal._role.identity import Identity
+from shoal._role.pages import RolePages
 
 
 class Running(Protocol):
@@ -77,7 +78,7 @@ def default_name(role: str, host: str | None = None) -> str:
 
 
 def identify(role: str, given: Identity, *, log_format: str, log_level: str) -> Identity:
-    """Who this process is, by its flags, TF_CONFIG or its pod; see `shoal._identity`.
+    """Who this process is, by its flags, TF_CONFIG or its pod; see `shoal._role.identity`.
 
     Args:
         role: coordinator, server or worker.

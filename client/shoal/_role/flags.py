@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal._identity import ANY_PORT
+from shoal._role.identity import ANY_PORT
 from shoal.client import DEFAULT_ADDRESS as DEFAULT_COORDINATOR
 
-# Empty where it is not given: TF_CONFIG or the pod may say it then, and the default if they do not (`shoal._identity`).
+# Empty where it is not given: TF_CONFIG or the pod may say it then, and the default if they do not
+# (`shoal._role.identity`).
 Coordinator = Annotated[
     str,
     typer.Option(envvar="SHOAL_COORDINATOR", help="The coordinator's host:port.", show_default=DEFAULT_COORDINATOR),
@@ -75,7 +76,7 @@ LogFormat = Annotated[
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"], typer.Option(envvar="SHOAL_LOG_LEVEL", help="The least to be logged.")
 ]
-# How `shoal up` and `LocalCluster` start a role; see `shoal._role.run_role`.
+# How `shoal up` and `LocalCluster` start a role; see `shoal._role.lifecycle.run_role`.
 Supervised = Annotated[bool, typer.Option(hidden=True)]
 
 

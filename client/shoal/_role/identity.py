@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from shoal import _tf_config, errors
+from shoal import errors
+from shoal._role import tf_config
 from shoal.client import DEFAULT_ADDRESS
 
 ANY_PORT = "127.0.0.1:0"
 # The variables that say who a process is other than by a flag's own: not for children that are told by flags.
-SOURCES = (_tf_config.VARIABLE, "SHOAL_POD_NAME")
+SOURCES = (tf_config.VARIABLE, "SHOAL_POD_NAME")
 
 MEMBER_ID = re.compile(r"[a-z0-9-]{1,63}")
 # Where a pod listens, and the service at which it looks for its coordinator.
@@ -51,8 +52,8 @@ def resolve(role: str, given: Identity, environment: Mapping[str, str], default_
     Raises:
         BadRequest: TF_CONFIG makes no sense or is another role's, a name is none, or something is missing.
     """
-    if environment.get(_tf_config.VARIABLE):
-        described = _of_task(role, given, _tf_config.read(environment[_tf_config.VARIABLE]))
+    if environment.get(tf_config.VARIABLE):
+        described = _of_task(role, given, tf_config.read(environment[tf_config.VARIABLE]))
     elif environment.get("SHOAL_POD_NAME"):
         described = _of_pod(role, given, environment)
     else:
@@ -81,10 +82,10 @@ def doubt(role: str, found: Identity, environment: Mapping[str, str]) -> str:
         found: what `resolve` gave.
         environment: the variables of this process.
     """
-    text = environment.get(_tf_config.VARIABLE)
+    text = environment.get(tf_config.VARIABLE)
     if not text or role != "coordinator":
         return ""
-    listed = _tf_config.read(text).port
+    listed = tf_config.read(text).port
     if found.listen.endswith(f":{listed}"):
         return ""
     return (
@@ -99,14 +100,14 @@ def role_of_task(environment: Mapping[str, str]) -> str:
     Raises:
         BadRequest: it is not set, or makes no sense.
     """
-    text = environment.get(_tf_config.VARIABLE)
+    text = environment.get(tf_config.VARIABLE)
     if not text:
         raise errors.BadRequest(
             "TF_CONFIG is not set, so nothing says which role this is: set it, or start `shoal coordinator`, "
             "`shoal server` or `shoal worker`",
-            variable=_tf_config.VARIABLE,
+            variable=tf_config.VARIABLE,
         )
-    return _tf_config.read(text).role
+    return tf_config.read(text).role
 
 
 def _first(*sources: Identity) -> Identity:
@@ -114,7 +115,7 @@ def _first(*sources: Identity) -> Identity:
     return Identity(**{name: next(filter(None, (getattr(source, name) for source in sources)), "") for name in names})
 
 
-def _of_task(role: str, given: Identity, task: _tf_config.Task) -> Identity:
+def _of_task(role: str, given: Identity, task: tf_config.Task) -> Identity:
     if task.role != role:
         raise errors.BadRequest(
             f"TF_CONFIG says that this is task {task.index} of {task.type}, a {task.role}, and not a {role}: start "
@@ -126,7 +127,7 @@ def _of_task(role: str, given: Identity, task: _tf_config.Task) -> Identity:
         raise errors.BadRequest(
             "TF_CONFIG lists no chief, so nothing says where the coordinator is: add cluster.chief with its host:port, "
             "or give --coordinator or SHOAL_COORDINATOR",
-            variable=_tf_config.VARIABLE,
+            variable=tf_config.VARIABLE,
         )
     # The host may be a service's name or a forwarded address, which no interface here has; a loopback one is the
     # cluster on one machine that it says it is.

@@ -1,0 +1,1 @@
+"""The process of a role: its identity, flags, signals, logs and pages."""
