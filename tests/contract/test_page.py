@@ -15,11 +15,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator_rig import Rig, job
-from shoal import _records as records
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import LocalFolder
 from shoal._checkpoint.manifest import Manifest
+from shoal._display import records
 from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.status import StepTiming
 from shoal.v1 import coordinator_pb2 as members

@@ -13,7 +13,8 @@ from tensorboardX.proto.event_pb2 import Event as Record
 from tensorboardX.record_writer import masked_crc32c
 
 import shoal
-from shoal import _tensorboard, callbacks, errors
+from shoal import callbacks, errors
+from shoal._display import tensorboard
 from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint
 
@@ -123,14 +124,14 @@ class TestTensorBoard:
         board.close()
 
     def test_knows_no_more_than_can_come_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_tensorboard, "_MOST_KNOWN", 2)
+        monkeypatch.setattr(tensorboard, "_MOST_KNOWN", 2)
         reports = [MetricsReported(n, float(n), "worker-0", n, {"loss": 1.0}, Progress(steps=n)) for n in range(1, 6)]
         watch(tmp_path, [*reports, ENDED])
         watch(tmp_path, [*reports[-2:], ENDED])
         assert [step for _, step, *_ in scalars(tmp_path / "worker-0")] == [1, 2, 3, 4, 5]
 
     def test_knows_an_old_evaluation_after_many_figures(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_tensorboard, "_MOST_KNOWN", 2)
+        monkeypatch.setattr(tensorboard, "_MOST_KNOWN", 2)
         reports = [MetricsReported(n, float(n), "worker-0", n, {"loss": 1.0}, Progress(steps=n)) for n in range(5, 9)]
         watch(tmp_path, [EVALUATED, *reports, EVALUATED, ENDED])
         watch(tmp_path, [EVALUATED, *reports[-2:], ENDED])

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from shoal import _records as records
 from shoal import errors
+from shoal._display import records
 from shoal.checkpoints import Checkpoint
 from shoal.events import CheckpointEnded, Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.job import Job

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from shoal import _records as records
 from shoal import _rpc, errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
+from shoal._display import records
 from shoal._role import flags
 from shoal.client import Client
 from shoal.local_cluster import LocalCluster

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from shoal import _records as records
 from shoal._cli.output import Output
-from shoal._progress_bar import ProgressBar
-from shoal._telling import figures, first_line
+from shoal._display import records
+from shoal._display.progress_bar import ProgressBar
+from shoal._display.telling import figures, first_line
 from shoal.callbacks import Callback
 from shoal.client import JobHandle
 from shoal.events import Event

@@ -11,13 +11,13 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 import typer
 
-from shoal import _records as records
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.follow import evaluations, summary
 from shoal._cli.output import Output, Row
+from shoal._display import records
+from shoal._display.telling import duration, first_line
 from shoal._system.whole_file import written_whole
-from shoal._telling import duration, first_line
 from shoal._timings import PHASES
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.client import Client

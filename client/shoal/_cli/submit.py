@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal import _records as records
 from shoal import consistency as modes
 from shoal._cli import options
 from shoal._cli.follow import follow as follow_job
 from shoal._cli.follow import summary
 from shoal._cli.output import INTERRUPTED, Output
+from shoal._display import records
 from shoal.callbacks import Callback
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.client import Client, JobHandle

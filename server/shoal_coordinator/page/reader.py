@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shoal import _records as records
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import Folder
 from shoal._checkpoint.manifest import Manifest
+from shoal._display import records
 from shoal.checkpoints import described
 from shoal.status import JobStatus, MemberStatus
 from shoal_coordinator import events

@@ -1,0 +1,1 @@
+"""What people read: records, progress, and event files of TensorBoard."""
