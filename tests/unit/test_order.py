@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._order import ShuffledBlocks, ShuffledExamples, cut
+from shoal.data._reading.order import ShuffledBlocks, ShuffledExamples, cut
 from shoal.program import Blocks
 
 

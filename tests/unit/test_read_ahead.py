@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import waiting
-from shoal._read_ahead import ReadAhead
+from shoal.data._reading.read_ahead import ReadAhead
 
 
 def readers():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shoal._numerics.seeds import seeded
-from shoal._reading import read
+from shoal.data._reading.batches import read
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 
 

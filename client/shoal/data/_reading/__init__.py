@@ -1,0 +1,1 @@
+"""The order of a data set, and reading it ahead."""
