@@ -17,7 +17,7 @@ from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.consistency import Consistency
 from shoal.events import CheckpointEnded, Event, LogLine
 from shoal.job import Job, Wire
-from shoal.optim import Optimizer
+from shoal.optim._optimizers import Optimizer
 from shoal.session import Session
 from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, SavedCheckpoint, Timings
 from shoal.v1 import coordinator_pb2, job_pb2

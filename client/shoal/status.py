@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal import errors
-from shoal._timings import Comparison, StepTiming, Straggler, Timings
 from shoal.job import Job
+from shoal.timings import Comparison, StepTiming, Straggler, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
 
 

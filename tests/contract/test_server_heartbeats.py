@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from fake_coordinator import FakeCoordinator
 from shoal.consistency import Asynchronous
-from shoal.optim import SGD
+from shoal.optim._optimizers import SGD
 from shoal.variables import Variable
 from shoal_coordinator.placement import plan_shards
 from shoal_server.process import Server, ServerConfig

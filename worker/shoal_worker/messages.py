@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shoal._rpc.retries import Called
-from shoal._timings import PHASES
 from shoal._training.participant import Report
 from shoal._wire.cursor import Cursor
 from shoal.status import StepTiming
+from shoal.timings import PHASES
 
 # Upper bounds of a duration's buckets, in seconds; above the last one there is one more.
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -18,11 +18,11 @@ from shoal._cli.output import Output, Row
 from shoal._display import records
 from shoal._display.telling import duration, first_line
 from shoal._system.whole_file import written_whole
-from shoal._timings import PHASES
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.client import Client
 from shoal.events import LogLine
 from shoal.status import DataAccount, DataCount, JobStatus, StepTiming
+from shoal.timings import PHASES
 
 # Columns of `shoal jobs` that go where the screen is narrow, in this order.
 _OPTIONAL = ["age", "stale", "left", "samples/s", "program", "loss", "workers"]

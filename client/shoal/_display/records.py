@@ -3,7 +3,6 @@
 from typing import Any
 
 from shoal import errors
-from shoal._timings import PHASES, Straggler
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoints import Checkpoint
 from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
@@ -22,6 +21,7 @@ from shoal.status import (
     StepTiming,
     Timings,
 )
+from shoal.timings import PHASES, Straggler
 
 # Who only asks now and then is not told how often members give a sign of life; by default it is twice a second.
 LATE_S = 2.0

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
-from shoal._schedules import (
+from shoal.errors import InvalidOptimizer
+from shoal.optim._schedules import (
     Constant,
     Cosine,
     Exponential,
@@ -25,7 +26,6 @@ from shoal._schedules import (
     Specification,
     Step,
 )
-from shoal.errors import InvalidOptimizer
 from shoal.v1 import job_pb2
 
 
