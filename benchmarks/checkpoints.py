@@ -34,10 +34,10 @@ from shoal.consistency import Asynchronous
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_coordinator.placement import plan_shards
-from shoal_server import saving
-from shoal_server.saver import Saver
-from shoal_server.shard import JobTerms
-from shoal_server.store import ShardStore
+from shoal_server.checkpoints import saving
+from shoal_server.checkpoints.saver import Saver
+from shoal_server.shards.shard import JobTerms
+from shoal_server.shards.store import ShardStore
 
 ROUNDS = 7
 BYTES = 256 * 10**6

@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from shoal import optim
-from shoal_server import idle_cores, kernels, update_rules
+from shoal_server.optimizers import idle_cores, kernels, update_rules
 
 PEER = "SHOAL_PEER_TORCH"
 SCRIPT = Path(__file__).parent / "peers" / "torch_kernels.py"

@@ -1,4 +1,4 @@
-"""Consistency modes: what users choose between. How a shard enforces them is in `shoal_server.consistency`."""
+"""Consistency modes: what users choose between. How a shard enforces them is in `shoal_server.shards.consistency`."""
 
 from dataclasses import dataclass
 from typing import ClassVar

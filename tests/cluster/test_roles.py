@@ -20,7 +20,7 @@ from scraping import scrape
 from shoal import _rpc, errors, optim
 from shoal.v1 import coordinator_pb2
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from shoal_server import compilation
+from shoal_server.optimizers import compilation
 from shoal_server.process import Server, ServerConfig
 from supervised import until_ready
 from waiting import wait_until

@@ -31,7 +31,7 @@ from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_server import lanes
+from shoal_server.serving import lanes
 from waiting import wait_until
 
 ELEMENTS = 1000

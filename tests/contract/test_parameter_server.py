@@ -27,7 +27,7 @@ from shoal._wire.packing import Complete, Packer
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_server.arena import Arena
+from shoal_server.shards.arena import Arena
 from waiting import wait_until
 
 VARIABLES = {

@@ -12,7 +12,7 @@ from shoal.optim._optimizers import SGD
 from shoal.variables import Variable
 from shoal_coordinator.placement import plan_shards
 from shoal_server.process import Server, ServerConfig
-from shoal_server.shard import JobTerms
+from shoal_server.shards.shard import JobTerms
 from waiting import wait_until
 
 

@@ -20,13 +20,13 @@ from shoal.v1 import header_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
 from shoal_coordinator.placement import Candidate, assign_shards, plan_shards
-from shoal_server.lanes import LaneServer
+from shoal_server.checkpoints.saver import Saver
 from shoal_server.metrics import ServerMetrics
 from shoal_server.pools import CallPool
-from shoal_server.saver import Saver
-from shoal_server.servicer import SERVICE, ParameterServerServicer, add_to_server
-from shoal_server.shard_events import Progress
-from shoal_server.store import ShardStore
+from shoal_server.serving.lanes import LaneServer
+from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
+from shoal_server.shards.events import Progress
+from shoal_server.shards.store import ShardStore
 
 
 class ShardServers:

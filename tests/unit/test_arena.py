@@ -9,7 +9,7 @@ from shoal import optim
 from shoal._wire.layout import Aggregation, ArenaLayout, Slice
 from shoal.initializers import Zeros
 from shoal.variables import Variable
-from shoal_server.arena import Arena
+from shoal_server.shards.arena import Arena
 
 
 def arena(elements, dtype="float32", aggregation=None):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shoal import errors
-from shoal_server import idle_cores
-from shoal_server.idle_cores import Crew
+from shoal_server.optimizers import idle_cores
+from shoal_server.optimizers.idle_cores import Crew
 from waiting import wait_until
 
 

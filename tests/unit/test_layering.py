@@ -31,8 +31,8 @@ FOLDERS = {"client", "server", "worker"}
 # Every module that imports grpc, beside the generated stubs: where calls are made and answered, and nothing else.
 GRPC = {
     "client/shoal/_rpc.py",
-    "server/shoal_server/pulls.py",
-    "server/shoal_server/servicer.py",
+    "server/shoal_server/serving/pulls.py",
+    "server/shoal_server/serving/servicer.py",
     "server/shoal_coordinator/servicers.py",
 }
 # Of shoal_nn: kernels for the host alone, and programs, which look at a data set there.

@@ -14,8 +14,8 @@ from shoal._checkpoint.folders import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
-from shoal_server.saver import Saver
-from shoal_server.snapshot import Snapshot
+from shoal_server.checkpoints.saver import Saver
+from shoal_server.shards.snapshot import Snapshot
 from waiting import wait_until
 
 VARIABLES = {"w": Variable((4,))}
@@ -158,7 +158,7 @@ def test_a_defect_is_told_and_keeps_nothing(saver: Saver, monkeypatch: pytest.Mo
     def broken(*_: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("shoal_server.saver.write_tensors", broken)
+    monkeypatch.setattr("shoal_server.checkpoints.saver.write_tensors", broken)
     [kept] = begin(saver, "a", 1, 1, snapshot())
     with pytest.raises(RuntimeError, match="boom"):
         saver.collect("a", 1, within_s=30)

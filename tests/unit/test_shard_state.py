@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal import consistency, errors
-from shoal_server.consistency import Apply, mode_for
-from shoal_server.shard_events import (
+from shoal_server.shards.consistency import Apply, mode_for
+from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerFence,
     AnswerPull,
@@ -23,7 +23,7 @@ from shoal_server.shard_events import (
     WorkerFenced,
     WorkerReleased,
 )
-from shoal_server.shard_state import ShardState
+from shoal_server.shards.state import ShardState
 
 
 def shard(mode, workers=()):

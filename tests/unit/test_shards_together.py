@@ -15,8 +15,8 @@ import pytest
 
 from shoal import consistency
 from shoal._wire.cursor import Cursor
-from shoal_server.consistency import Apply, mode_for
-from shoal_server.shard_events import (
+from shoal_server.shards.consistency import Apply, mode_for
+from shoal_server.shards.events import (
     AnswerCut,
     AnswerFence,
     AnswerPull,
@@ -30,7 +30,7 @@ from shoal_server.shard_events import (
     WorkerFenced,
     WorkerReleased,
 )
-from shoal_server.shard_state import ShardState
+from shoal_server.shards.state import ShardState
 
 GOAL = 12
 

@@ -13,9 +13,10 @@ from shoal import consistency, initializers, optim
 from shoal._memory.buffers import SMALLEST_BYTES, BufferPool
 from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
-from shoal_server import conversions, snapshot
-from shoal_server.shard import JobTerms, Shard, Stamp
-from shoal_server.snapshot import Snapshot
+from shoal_server.optimizers import conversions
+from shoal_server.shards import snapshot
+from shoal_server.shards.shard import JobTerms, Shard, Stamp
+from shoal_server.shards.snapshot import Snapshot
 
 CHUNK_BYTES = 4000  # small, so that few elements make several chunks
 

@@ -1,8 +1,8 @@
 """Lanes: sockets that carry the parameter server's messages as frames, with a fraction of a gRPC call's work.
 
 The frames themselves, and how both ends wait, give up and close. What is said over a lane is in
-`shoal._transport.lane_calls` for a client and in `shoal_server.lanes` for a server; `parameter_server.proto` has the
-contract.
+`shoal._transport.lane_calls` for a client and in `shoal_server.serving.lanes` for a server; `parameter_server.proto`
+has the contract.
 """
 
 import enum

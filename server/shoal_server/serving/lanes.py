@@ -29,10 +29,11 @@ from shoal._wire.chunks import Buffer, decode_push, encode_values
 from shoal._wire.framing import ArenaKey, Assembler, arenas_of, slot_arrays, slot_offsets
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server import conversions, pushes
 from shoal_server.metrics import ServerMetrics
-from shoal_server.pulls import Answer, PendingPull, read, replies
-from shoal_server.store import ShardStore
+from shoal_server.optimizers import conversions
+from shoal_server.serving import pushes
+from shoal_server.serving.pulls import Answer, PendingPull, read, replies
+from shoal_server.shards.store import ShardStore
 
 M = TypeVar("M", bound=Message)
 _log = structlog.get_logger(__name__)

@@ -9,11 +9,11 @@ from shoal._checkpoint.slices import SavedVariables, mismatches
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server.gate import MAX_PAUSE_S
-from shoal_server.saver import Saver, load
-from shoal_server.shard import Cut, JobTerms
-from shoal_server.shard_events import Progress
-from shoal_server.store import ShardStore
+from shoal_server.checkpoints.saver import Saver, load
+from shoal_server.shards.events import Progress
+from shoal_server.shards.gate import MAX_PAUSE_S
+from shoal_server.shards.shard import Cut, JobTerms
+from shoal_server.shards.store import ShardStore
 
 _MAX_WITHIN_S = 10.0
 _MAX_COMPLAINTS = 50

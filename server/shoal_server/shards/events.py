@@ -1,4 +1,4 @@
-"""What a shard's state machine is told, and what it answers: the vocabulary of `shoal_server.shard_state`."""
+"""What a shard's state machine is told, and what it answers: the vocabulary of `shoal_server.shards.state`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire.cursor import Cursor
-from shoal_server.consistency import Apply
+from shoal_server.shards.consistency import Apply
 
 # Events.
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shoal import optim
 from shoal._wire.layout import Aggregation
-from shoal_server import kernels
+from shoal_server.optimizers import kernels
 
 O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741
 

@@ -9,7 +9,7 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire import layout as _layout
 from shoal._wire.layout import Aggregation, ArenaLayout
 from shoal.variables import Variable
-from shoal_server import conversions, kernels, update_rules
+from shoal_server.optimizers import conversions, kernels, update_rules
 
 
 class Arena:

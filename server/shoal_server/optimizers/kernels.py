@@ -23,9 +23,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from shoal._memory.buffers import allocate
-from shoal_server.compilation import compiled, kernel, processor, readable, warm_up, writable
-from shoal_server.conversions import infinity_of
-from shoal_server.idle_cores import crew
+from shoal_server.optimizers.compilation import compiled, kernel, processor, readable, warm_up, writable
+from shoal_server.optimizers.conversions import infinity_of
+from shoal_server.optimizers.idle_cores import crew
 
 __all__ = [
     "accumulate",

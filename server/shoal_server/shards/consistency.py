@@ -1,7 +1,7 @@
 """How a shard enforces each consistency mode: pure bookkeeping over clocks, without values, locks or threads.
 
 A mode answers two questions. May this worker pull at this step? And, of what was pushed, what is to be applied now?
-`shoal_server.shard_state` asks them; `shoal.consistency` is what users choose by.
+`shoal_server.shards.state` asks them; `shoal.consistency` is what users choose by.
 """
 
 from abc import ABC, abstractmethod

@@ -16,8 +16,8 @@ from shoal._checkpoint.manifest import FileEntry
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, tensor_name
 from shoal._wire.layout import ArenaLayout, Slice, row_elements
 from shoal.variables import Variable
-from shoal_server.arena import Arena
-from shoal_server.snapshot import Snapshot
+from shoal_server.shards.arena import Arena
+from shoal_server.shards.snapshot import Snapshot
 
 _log = structlog.get_logger(__name__)
 

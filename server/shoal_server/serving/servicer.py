@@ -16,14 +16,15 @@ from shoal._wire.layout import ShardLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
-from shoal_server import pushes, saving
+from shoal_server.checkpoints import saving
+from shoal_server.checkpoints.saver import Saver
 from shoal_server.metrics import ServerMetrics
-from shoal_server.pulls import PullCall, Send
-from shoal_server.saver import Saver
-from shoal_server.shard import JobTerms
-from shoal_server.shard_state import Admission
+from shoal_server.serving import pushes
+from shoal_server.serving.pulls import PullCall, Send
+from shoal_server.shards.shard import JobTerms
+from shoal_server.shards.state import Admission
+from shoal_server.shards.store import ShardStore
 from shoal_server.stalls import Stalls
-from shoal_server.store import ShardStore
 
 _log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ import numpy as np
 from shoal._wire.chunks import Chunk
 from shoal._wire.layout import ShardLayout
 from shoal._wire.limits import CHUNK_BYTES
-from shoal_server import conversions
+from shoal_server.optimizers import conversions
 
 
 class Snapshot:

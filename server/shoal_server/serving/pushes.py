@@ -14,10 +14,10 @@ from shoal._wire.framing import ArenaKey, Assembler, Run, arenas_of, slot_arrays
 from shoal._wire.layout import Aggregation, storage_dtype
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server import conversions, kernels
-from shoal_server.shard import Payload, Shard, Stamp
-from shoal_server.shard_events import AnswerPush
-from shoal_server.store import ShardStore
+from shoal_server.optimizers import conversions, kernels
+from shoal_server.shards.events import AnswerPush
+from shoal_server.shards.shard import Payload, Shard, Stamp
+from shoal_server.shards.store import ShardStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The state machine of one shard: who may pull, what is applied, what a repeated push is answered.
 
-Pure: no values, no locks, no clocks, no I/O. `ShardState.handle(event)` returns effects, which `shoal_server.shard`
-performs in order. Gradients pass through as opaque payloads.
+Pure: no values, no locks, no clocks, no I/O. `ShardState.handle(event)` returns effects, which
+`shoal_server.shards.shard` performs in order. Gradients pass through as opaque payloads.
 """
 
 from collections import deque
@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire.cursor import Cursor
-from shoal_server.consistency import Apply, Clock, Contribution, Mode, slowest
-from shoal_server.shard_events import (
+from shoal_server.shards.consistency import Apply, Clock, Contribution, Mode, slowest
+from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerCut,
     AnswerFence,

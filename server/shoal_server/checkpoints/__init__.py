@@ -1,0 +1,1 @@
+"""Checkpoints: a server's part of a cut, and its writing."""

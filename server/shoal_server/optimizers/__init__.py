@@ -1,0 +1,1 @@
+"""Update rules and the compiled kernels that apply them."""

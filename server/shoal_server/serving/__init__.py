@@ -1,0 +1,1 @@
+"""Calls on shards: by gRPC and by lanes."""

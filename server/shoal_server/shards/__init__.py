@@ -1,0 +1,1 @@
+"""Shards: the state machine, its consistency mode, arenas and the lock around them."""
