@@ -17,15 +17,15 @@ from shoal import errors
 from shoal._checkpoint.folders import Folder
 from shoal.events import Event as JobEvent
 from shoal.status import Role
-from shoal_coordinator import events
-from shoal_coordinator.answers import Held
-from shoal_coordinator.cluster import ClusterPolicy
-from shoal_coordinator.durable import DurableCluster
-from shoal_coordinator.effects import Effect
-from shoal_coordinator.events import CutHeld, R
-from shoal_coordinator.performer import Performer, Report
-from shoal_coordinator.refs import ServerRef
-from shoal_coordinator.store import Store
+from shoal_coordinator.cluster.machine import ClusterPolicy
+from shoal_coordinator.effects.performer import Performer, Report
+from shoal_coordinator.messages import events
+from shoal_coordinator.messages.answers import Held
+from shoal_coordinator.messages.effects import Effect
+from shoal_coordinator.messages.events import CutHeld, R
+from shoal_coordinator.messages.refs import ServerRef
+from shoal_coordinator.persistence.durable import DurableCluster
+from shoal_coordinator.persistence.store import Store
 
 _log = structlog.get_logger(__name__)
 

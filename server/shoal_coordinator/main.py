@@ -69,8 +69,8 @@ def coordinator(
         os.kill(os.getpid(), signal.SIGTERM)
 
     def start(registry: CollectorRegistry, _metrics_address: str) -> lifecycle.Running:
+        from shoal_coordinator.persistence.store import make_default_path  # noqa: PLC0415
         from shoal_coordinator.process import CoordinatorConfig, start_coordinator  # noqa: PLC0415 - numpy is slow
-        from shoal_coordinator.store import make_default_path  # noqa: PLC0415
 
         config = CoordinatorConfig(
             listen=who.listen,

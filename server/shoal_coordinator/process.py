@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, errors
 from shoal._checkpoint.folders import Folder, open_shared, probe
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
-from shoal_coordinator.cluster import ClusterPolicy
+from shoal_coordinator.api.servicers import CoordinatorService, JobsService
+from shoal_coordinator.cluster.machine import ClusterPolicy
+from shoal_coordinator.cluster.membership import DEAD_KEPT_S
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.membership import DEAD_KEPT_S
 from shoal_coordinator.metrics import StateCollector, count_events
-from shoal_coordinator.servicers import CoordinatorService, JobsService
-from shoal_coordinator.store import MEMORY, Store, open_store
+from shoal_coordinator.persistence.store import MEMORY, Store, open_store
 
 if TYPE_CHECKING:
     from shoal_coordinator.page.server import PageServer

@@ -23,11 +23,11 @@ from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator import cutting
-from shoal_coordinator.answers import Held
-from shoal_coordinator.effects import TakeCut
-from shoal_coordinator.refs import JobRef, ServerRef
-from shoal_coordinator.server_calls import ServerCalls
+from shoal_coordinator.effects import cutting
+from shoal_coordinator.effects.server_calls import ServerCalls
+from shoal_coordinator.messages.answers import Held
+from shoal_coordinator.messages.effects import TakeCut
+from shoal_coordinator.messages.refs import JobRef, ServerRef
 from waiting import wait_until
 
 JOB = {

@@ -24,7 +24,7 @@ from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_coordinator import server_calls
+from shoal_coordinator.effects import server_calls
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from waiting import wait_until
 

@@ -13,8 +13,8 @@ from shoal.status import JobState
 from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal_coordinator.persistence.sqlite_store import SqliteStore
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from shoal_coordinator.sqlite_store import SqliteStore
 from waiting import wait_until
 
 

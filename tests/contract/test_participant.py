@@ -17,7 +17,7 @@ from shoal.status import StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
-from shoal_coordinator.servicers import _check_report as check_report
+from shoal_coordinator.api.servicers import _check_report as check_report
 
 SPEC = Job("models.digits:mlp", name="digits", workers=2, settings={"hidden": 3})
 

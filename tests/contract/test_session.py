@@ -13,7 +13,7 @@ from shoal import _rpc
 from shoal.status import StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_coordinator.servicers import _check_report as check_report
+from shoal_coordinator.api.servicers import _check_report as check_report
 from waiting import wait_until
 
 GRADIENT = {"w": np.ones(3)}

@@ -14,11 +14,12 @@ from shoal.initializers import Given
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, Role, SavedCheckpoint
 from shoal.variables import Variable
-from shoal_coordinator import events
-from shoal_coordinator.answers import Restored
-from shoal_coordinator.cluster import ClusterPolicy
-from shoal_coordinator.durable import DurableCluster
-from shoal_coordinator.effects import (
+from shoal_coordinator.cluster.machine import ClusterPolicy
+from shoal_coordinator.cluster.membership import Registration
+from shoal_coordinator.job.ledger import Lease, Ledger
+from shoal_coordinator.messages import events
+from shoal_coordinator.messages.answers import Restored
+from shoal_coordinator.messages.effects import (
     AdmitWorker,
     CountCheckpoints,
     CreateShards,
@@ -28,9 +29,8 @@ from shoal_coordinator.effects import (
     TakeCut,
     WriteCheckpoint,
 )
-from shoal_coordinator.ledger import Lease, Ledger
-from shoal_coordinator.membership import Registration
-from shoal_coordinator.store import MemoryStore
+from shoal_coordinator.persistence.durable import DurableCluster
+from shoal_coordinator.persistence.store import MemoryStore
 
 START, LEASE_S = 1_000_000.0, 5.0
 POLICY = ClusterPolicy(LEASE_S, 2)

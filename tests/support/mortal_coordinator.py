@@ -18,7 +18,7 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._cli import main as shoal_main
 from shoal.events import Event
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.server_calls import ServerCalls, Together
+from shoal_coordinator.effects.server_calls import ServerCalls, Together
 
 # Of a checkpoint: calls to servers (`Hold`, `Save`, `CollectFiles`), the manifest, and what is written down of both
 # halves. Of the way back: calls (`CreateShards`, `Restore`), and what is written down of that.

@@ -7,7 +7,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from shoal_coordinator.sqlite_store import SqliteStore
+from shoal_coordinator.persistence.sqlite_store import SqliteStore
 
 KEYS = [f"key/{number}" for number in range(5)]
 

@@ -20,7 +20,7 @@ from shoal._cli.follow import follow, summary
 from shoal._cli.output import Output
 from shoal.status import Evaluation, JobResult, StepTiming, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
-from shoal_coordinator.codecs import timings_message
+from shoal_coordinator.api.codecs import timings_message
 
 
 @pytest.fixture

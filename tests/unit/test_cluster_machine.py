@@ -13,12 +13,19 @@ from shoal._wire.cursor import Cursor
 from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator import cluster as cluster_module
-from shoal_coordinator import events
-from shoal_coordinator.answers import Restored
-from shoal_coordinator.effects import AdmitWorker, CountCheckpoints, CreateShards, DropShards, RemoveWorker, TakeCut
-from shoal_coordinator.ledger import Lease, NoRange
-from shoal_coordinator.recovery import MAX_FRUITLESS
+from shoal_coordinator.cluster import machine as cluster_module
+from shoal_coordinator.job.ledger import Lease, NoRange
+from shoal_coordinator.job.recovery import MAX_FRUITLESS
+from shoal_coordinator.messages import events
+from shoal_coordinator.messages.answers import Restored
+from shoal_coordinator.messages.effects import (
+    AdmitWorker,
+    CountCheckpoints,
+    CreateShards,
+    DropShards,
+    RemoveWorker,
+    TakeCut,
+)
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine
 from shoal.status import JobState, JobStatus, Progress, Role
 from shoal.v1 import job_pb2, state_pb2
-from shoal_coordinator import event_log, events
-from shoal_coordinator.answers import Attempt, Held
-from shoal_coordinator.cluster import ClusterPolicy
-from shoal_coordinator.durable import DurableCluster
-from shoal_coordinator.effects import AdmitWorker, CountCheckpoints, DropShards, RemoveWorker
+from shoal_coordinator.cluster.machine import ClusterPolicy
+from shoal_coordinator.job import event_log
+from shoal_coordinator.messages import events
+from shoal_coordinator.messages.answers import Attempt, Held
+from shoal_coordinator.messages.effects import AdmitWorker, CountCheckpoints, DropShards, RemoveWorker
+from shoal_coordinator.persistence.durable import DurableCluster
 
 
 @pytest.fixture

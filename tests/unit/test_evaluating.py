@@ -12,9 +12,9 @@ from shoal._training.participant import Heard
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import Evaluated
 from shoal.status import Evaluation, JobState
-from shoal_coordinator.effects import CountCheckpoints, TakeCut, WriteCheckpoint
-from shoal_coordinator.evaluating import Evaluating
-from shoal_coordinator.events import CheckpointFailed, CheckpointRequested
+from shoal_coordinator.job.evaluating import Evaluating
+from shoal_coordinator.messages.effects import CountCheckpoints, TakeCut, WriteCheckpoint
+from shoal_coordinator.messages.events import CheckpointFailed, CheckpointRequested
 
 NAN = math.nan
 

@@ -33,7 +33,7 @@ GRPC = {
     "client/shoal/_rpc.py",
     "server/shoal_server/serving/pulls.py",
     "server/shoal_server/serving/servicer.py",
-    "server/shoal_coordinator/servicers.py",
+    "server/shoal_coordinator/api/servicers.py",
 }
 # Of shoal_nn: kernels for the host alone, and programs, which look at a data set there.
 HOST_ONLY = {"_depthwise.py", "programs.py"}

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from shoal._wire.cursor import Cursor
 from shoal.status import DataCount, HeldRange
-from shoal_coordinator.ledger import DataRange, Lease, Ledger, NoRange, default_range_size
+from shoal_coordinator.job.ledger import DataRange, Lease, Ledger, NoRange, default_range_size
 
 
 def ask(ledger, worker, rank=0, workers=1):

@@ -5,8 +5,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal import errors
 from shoal.status import Role, ServerLoad
-from shoal_coordinator import membership
-from shoal_coordinator.membership import Membership, Registration
+from shoal_coordinator.cluster import membership
+from shoal_coordinator.cluster.membership import Membership, Registration
 
 LEASE_S, START = 5.0, 1_000.0
 

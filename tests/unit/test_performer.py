@@ -12,12 +12,13 @@ from shoal._checkpoint.folders import LocalFolder
 from shoal._wire.layout import Placement
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator import events, publishing
-from shoal_coordinator.answers import Held
-from shoal_coordinator.effects import AdmitWorker, CountCheckpoints, WriteCheckpoint
-from shoal_coordinator.events import CheckpointFailed, CheckpointsCounted, CutMade, WorkerAdmitted
-from shoal_coordinator.performer import Performer, Report
-from shoal_coordinator.refs import JobRef, ServerRef
+from shoal_coordinator.effects import publishing
+from shoal_coordinator.effects.performer import Performer, Report
+from shoal_coordinator.messages import events
+from shoal_coordinator.messages.answers import Held
+from shoal_coordinator.messages.effects import AdmitWorker, CountCheckpoints, WriteCheckpoint
+from shoal_coordinator.messages.events import CheckpointFailed, CheckpointsCounted, CutMade, WorkerAdmitted
+from shoal_coordinator.messages.refs import JobRef, ServerRef
 
 A, B = JobRef("a", 1), JobRef("b", 2)
 

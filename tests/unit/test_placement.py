@@ -11,7 +11,7 @@ from shoal._wire.layout import Aggregation, ArenaLayout, Placement, ShardLayout,
 from shoal.partitioners import FixedShards, MaxSize
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
-from shoal_coordinator.placement import Candidate, assign_shards, default_shards, plan_shards
+from shoal_coordinator.cluster.placement import Candidate, assign_shards, default_shards, plan_shards
 
 shapes = st.lists(st.integers(1, 40), max_size=3).map(tuple)
 variables = st.one_of(

@@ -10,11 +10,11 @@ from shoal.job import Job
 from shoal.status import SavedCheckpoint
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.answers import Restored
-from shoal_coordinator.checkpointing import Checkpointing
-from shoal_coordinator.ledger import Ledger
-from shoal_coordinator.parts import Description
-from shoal_coordinator.recovery import MAX_FRUITLESS, Recovery
+from shoal_coordinator.job.checkpointing import Checkpointing
+from shoal_coordinator.job.ledger import Ledger
+from shoal_coordinator.job.parts import Description
+from shoal_coordinator.job.recovery import MAX_FRUITLESS, Recovery
+from shoal_coordinator.messages.answers import Restored
 
 START = 1_000.0
 GONE = "server s0 is gone"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import store_writer
 from shoal import errors
-from shoal_coordinator.sqlite_store import SCHEMA, FileLock, SqliteStore
-from shoal_coordinator.store import MemoryStore, Store, default_path, make_default_path, open_store
+from shoal_coordinator.persistence.sqlite_store import SCHEMA, FileLock, SqliteStore
+from shoal_coordinator.persistence.store import MemoryStore, Store, default_path, make_default_path, open_store
 from store_writer import expected, transaction
 
 

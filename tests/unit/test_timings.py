@@ -10,8 +10,8 @@ from shoal._training.participant import Report
 from shoal._training.step_clock import StepClock
 from shoal._wire.limits import TIMINGS
 from shoal.status import StepTiming, Straggler, Timings
-from shoal_coordinator import step_timings
-from shoal_coordinator.step_timings import StepTimings
+from shoal_coordinator.job import step_timings
+from shoal_coordinator.job.step_timings import StepTimings
 
 
 def steps(numbers=range(20), began=1_000.0, **phases):

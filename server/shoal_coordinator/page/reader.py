@@ -13,8 +13,8 @@ from shoal._checkpoint.manifest import Manifest
 from shoal._display import records
 from shoal.checkpoints import described
 from shoal.status import JobStatus, MemberStatus
-from shoal_coordinator import events
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.messages import events
 from shoal_coordinator.page.answers import encode
 from shoal_coordinator.page.history import thinned
 from shoal_coordinator.page.rates import Rates

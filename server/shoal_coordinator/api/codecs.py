@@ -1,0 +1,184 @@
+"""The coordinator's answers as messages. What comes in is decoded by the types' own `from_proto`, or in a servicer."""
+
+from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
+from shoal.status import (
+    ClusterStatus,
+    DataAccount,
+    DataCount,
+    JobState,
+    JobStatus,
+    MemberStatus,
+    Progress,
+    Role,
+    Timings,
+)
+from shoal.v1 import coordinator_pb2, job_pb2
+from shoal_coordinator.job.ledger import Lease, NoRange
+from shoal_coordinator.messages.answers import Joined
+
+_UINT64 = 2**64 - 1
+
+
+def state_code(state: JobState) -> "job_pb2.JobState.ValueType":
+    """The wire's number of a state."""
+    return job_pb2.JobState.Value(state.name)
+
+
+def role_code(role: Role) -> "coordinator_pb2.Role.ValueType":
+    """The wire's number of a role."""
+    return coordinator_pb2.Role.Value(role.name)
+
+
+def progress_message(progress: Progress) -> job_pb2.Progress:
+    """A job's progress."""
+    return job_pb2.Progress(
+        steps=progress.steps,
+        samples=progress.samples,
+        total_samples=min(progress.total_samples, _UINT64),
+        epoch=progress.epoch,
+        samples_per_s=progress.samples_per_s,
+        loss=progress.loss,
+        staleness_p50=progress.staleness_p50,
+        staleness_max=progress.staleness_max,
+        rejected=progress.rejected,
+        dropped=progress.dropped,
+    )
+
+
+def job_message(status: JobStatus) -> job_pb2.JobStatus:
+    """A job, as its user sees it."""
+    return job_pb2.JobStatus(
+        spec=status.job.to_proto(),
+        state=state_code(status.state),
+        reason=status.reason,
+        submitted_at=status.submitted_at,
+        started_at=status.started_at,
+        finished_at=status.finished_at,
+        workers=status.workers,
+        progress=progress_message(status.progress),
+        checkpoint=status.checkpoint.to_proto() if status.checkpoint else None,
+        checkpoint_failure=status.checkpoint_failure,
+        restarts=status.restarts,
+        evaluation=status.evaluation.to_proto() if status.evaluation else None,
+        best=status.best.to_proto() if status.best else None,
+    )
+
+
+def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
+    """Where the time of a job's latest steps went."""
+    workers = (
+        job_pb2.WorkerTimings(
+            worker=worker, steps=[step.to_proto() for step in steps], heard=timings.heard.get(worker, 0.0)
+        )
+        for worker, steps in timings.steps.items()
+    )
+    return job_pb2.GetTimingsReply(workers=workers, staleness=timings.staleness)
+
+
+def event_message(event: Event) -> job_pb2.Event:
+    """Something that happened to a job."""
+    message = job_pb2.Event(sequence=event.sequence, time=event.time)
+    match event:
+        case StateChanged():
+            message.state.CopyFrom(job_pb2.StateChange(state=state_code(event.state), reason=event.reason))
+        case MetricsReported():
+            metrics = job_pb2.Metrics(
+                worker=event.worker,
+                step=event.step,
+                values=event.values,
+                progress=progress_message(event.progress),
+            )
+            message.metrics.CopyFrom(metrics)
+        case CheckpointEnded():
+            end = job_pb2.CheckpointEnd(
+                attempt=event.attempt,
+                saved=event.saved.to_proto() if event.saved else None,
+                seconds=event.seconds,
+                failure=event.failure,
+            )
+            message.checkpoint.CopyFrom(end)
+        case Evaluated():
+            evaluated = job_pb2.EvaluationEnd(worker=event.worker, result=event.result.to_proto(), best=event.best)
+            message.evaluation.CopyFrom(evaluated)
+        case LogLine():
+            message.log.CopyFrom(job_pb2.LogLine(worker=event.worker, text=event.text))
+    return message
+
+
+def join_message(joined: Joined) -> job_pb2.JoinReply:
+    """How far a worker's entry into a job is."""
+    return job_pb2.JoinReply(
+        ready=joined.ready,
+        placement=joined.placement.to_proto() if joined.placement else None,
+        rank=joined.rank,
+        step=joined.step,
+        spec=joined.spec.to_proto(),
+        state=state_code(joined.state),
+        assigns=joined.assigns,
+        restored=sorted(joined.restored),
+    )
+
+
+def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:
+    """A range of data, or why there is none."""
+    match answer:
+        case Lease():
+            return job_pb2.LeaseReply(range=answer.to_proto())
+        case NoRange.WAIT:
+            return job_pb2.LeaseReply(wait=True)
+        case NoRange.FINISHED:
+            return job_pb2.LeaseReply(finished=True)
+
+
+def data_message(account: DataAccount) -> job_pb2.GetDataReply:
+    """What became of a job's data."""
+    return job_pb2.GetDataReply(
+        examples=account.examples,
+        epochs=account.epochs,
+        epoch=account.epoch,
+        total=_count_message(account.total),
+        in_progress=[
+            job_pb2.EpochData(epoch=epoch, count=_count_message(count)) for epoch, count in account.in_progress.items()
+        ],
+        held=[
+            job_pb2.HeldRange(
+                worker=held.worker,
+                rank=held.rank,
+                range=job_pb2.DataRange(epoch=held.epoch, start=held.start, stop=held.stop),
+            )
+            for held in account.held
+        ],
+    )
+
+
+def _count_message(count: DataCount) -> job_pb2.DataCount:
+    return job_pb2.DataCount(
+        done=min(count.done, _UINT64),
+        leased=min(count.leased, _UINT64),
+        loose=min(count.loose, _UINT64),
+        untouched=min(count.untouched, _UINT64),
+    )
+
+
+def cluster_message(status: ClusterStatus) -> coordinator_pb2.GetStatusReply:
+    """The members and what they hold."""
+    members = [_member_message(member) for member in status.members]
+    return coordinator_pb2.GetStatusReply(cluster=status.cluster, epoch=status.epoch, members=members)
+
+
+def _member_message(member: MemberStatus) -> coordinator_pb2.Member:
+    return coordinator_pb2.Member(
+        member=member.member,
+        role=role_code(member.role),
+        incarnation=member.incarnation,
+        address=member.address,
+        device=member.device,
+        metrics_address=member.metrics_address,
+        alive=member.alive,
+        silent_s=member.silent_s,
+        shards=member.shards,
+        bytes=member.bytes,
+        job=member.job,
+        load=member.load.to_proto() if member.role is Role.SERVER else None,
+        leaving=member.leaving,
+    )

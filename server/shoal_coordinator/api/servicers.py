@@ -1,0 +1,391 @@
+"""The coordinator's two services: decode, check, call, encode."""
+
+import math
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from itertools import pairwise
+
+import grpc
+import structlog
+
+from shoal import _rpc, errors, variables
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import Folder
+from shoal._training.participant import Heard
+from shoal._wire import limits
+from shoal._wire.cursor import Cursor
+from shoal._wire.figures import NAMES, is_name
+from shoal.job import Job
+from shoal.status import Evaluation, ServerLoad, StepTiming
+from shoal.v1 import coordinator_pb2 as members_pb
+from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
+from shoal.v1 import job_pb2 as pb
+from shoal.variables import Variable
+from shoal_coordinator.api import codecs
+from shoal_coordinator.cluster.membership import Registration
+from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.messages import events
+
+_log = structlog.get_logger(__name__)
+
+# Steps of each worker in an answer, where it was not said how many.
+TIMINGS = 64
+# What one request may carry; a report's limits are in `shoal._wire.limits`.
+MAX_ERROR_CHARACTERS = 64 << 10
+MAX_EXAMPLES = 1 << 48
+# Threads beside those of the watchers, which tell further ones that there are too many.
+_SPARE_THREADS = 2
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """Membership.
+
+    Args:
+        coordinator: the shell.
+        lease_s: told to members.
+        heartbeat_s: told to members.
+    """
+
+    def __init__(self, coordinator: Coordinator, *, lease_s: float, heartbeat_s: float) -> None:
+        self._coordinator = coordinator
+        self._lease_s, self._heartbeat_s = lease_s, heartbeat_s
+
+    @_rpc.servicer
+    def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
+        _check_version(request)
+        member = self._coordinator.handle(events.RegistrationReceived(Registration.from_proto(request)))
+        _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
+        return members_pb.RegisterReply(
+            incarnation=member.incarnation, lease_s=self._lease_s, heartbeat_s=self._heartbeat_s
+        )
+
+    @_rpc.servicer
+    def Heartbeat(self, request: members_pb.HeartbeatRequest, _: grpc.ServicerContext) -> members_pb.HeartbeatReply:
+        load = ServerLoad.from_proto(request.load) if request.HasField("load") else None
+        beat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
+        assignment = self._coordinator.handle(beat)
+        if assignment is None:
+            return members_pb.HeartbeatReply()
+        return members_pb.HeartbeatReply(job=assignment.job, assignment=assignment.number)
+
+    @_rpc.servicer
+    def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
+        cursor = Cursor.from_proto(request.cursor) if request.HasField("cursor") else None
+        self._coordinator.handle(events.MemberLeft(request.member, request.incarnation, cursor))
+        return members_pb.LeaveReply()
+
+    @_rpc.servicer
+    def Drain(self, request: members_pb.DrainRequest, _: grpc.ServicerContext) -> members_pb.DrainReply:
+        jobs = self._coordinator.handle(events.ServerDrained(request.member, request.incarnation))
+        return members_pb.DrainReply(jobs=jobs)
+
+    @_rpc.servicer
+    def GetStatus(self, _request: members_pb.GetStatusRequest, _: grpc.ServicerContext) -> members_pb.GetStatusReply:
+        with self._coordinator.reading() as (cluster, now):
+            status = cluster.status(now)
+        return codecs.cluster_message(status)
+
+
+def _check_version(request: members_pb.RegisterRequest) -> None:
+    """Keeps out who may mean something else by the same message; before 1.0 any two versions may.
+
+    Raises:
+        WrongVersion: it is of another version than this process.
+    """
+    ours = version("shoal")
+    if request.version and request.version != ours:
+        raise errors.WrongVersion(
+            f"{request.member:.63} is of Shoal {request.version:.63}, this coordinator of {ours}: a cluster has one "
+            "version; install the same everywhere (docs/operations.md, Upgrades)",
+            member=request.member[:63],
+            version=request.version[:63],
+            coordinator=ours,
+        )
+
+
+class JobsService(job_pb2_grpc.JobsServicer):
+    """Jobs, for users and for workers.
+
+    Args:
+        coordinator: the shell.
+        folder: of checkpoints; None: the cluster has none.
+        max_watchers: calls of Watch at the same time; each holds a thread, of a pool of their own, so that they never
+            keep a heartbeat waiting.
+    """
+
+    def __init__(self, coordinator: Coordinator, folder: Folder | None = None, *, max_watchers: int = 64) -> None:
+        self._coordinator = coordinator
+        self._catalogue = Catalogue(folder) if folder else None
+        self._watching = _Watch(coordinator, max_watchers)
+
+    def close(self) -> None:
+        """Waits for the watchers' threads; to be called after the coordinator and the server have stopped."""
+        self._watching.experimental_thread_pool.shutdown(wait=True)
+
+    @property
+    def watchers(self) -> int:
+        """Calls of Watch that are open."""
+        return self._watching.open
+
+    @property
+    def Watch(self) -> "_Watch":
+        """Streams a job's events."""
+        return self._watching
+
+    @_rpc.servicer
+    def Submit(self, request: pb.SubmitRequest, _: grpc.ServicerContext) -> pb.SubmitReply:
+        spec = Job.from_proto(request.spec)
+        self._check_source(spec)
+        status = self._coordinator.handle(events.JobSubmitted(spec, request.token))
+        return pb.SubmitReply(status=codecs.job_message(status))
+
+    @_rpc.servicer
+    def List(self, _request: pb.ListRequest, _: grpc.ServicerContext) -> pb.ListReply:
+        with self._coordinator.reading() as (cluster, now):
+            jobs = cluster.jobs(now)
+        return pb.ListReply(jobs=[codecs.job_message(job) for job in jobs])
+
+    @_rpc.servicer
+    def Get(self, request: pb.GetRequest, _: grpc.ServicerContext) -> pb.GetReply:
+        with self._coordinator.reading() as (cluster, now):
+            status = cluster.job(request.job).status(now)
+        return pb.GetReply(status=codecs.job_message(status))
+
+    @_rpc.servicer
+    def Cancel(self, request: pb.CancelRequest, _: grpc.ServicerContext) -> pb.CancelReply:
+        status = self._coordinator.handle(events.JobCancelled(request.job))
+        return pb.CancelReply(status=codecs.job_message(status))
+
+    @_rpc.servicer
+    def TakeCheckpoint(self, request: pb.TakeCheckpointRequest, _: grpc.ServicerContext) -> pb.TakeCheckpointReply:
+        attempt = self._coordinator.handle(events.CheckpointRequested(request.job))
+        return pb.TakeCheckpointReply(attempt=attempt.number, after=attempt.after)
+
+    @_rpc.servicer
+    def Drop(self, request: pb.DropRequest, _: grpc.ServicerContext) -> pb.DropReply:
+        self._coordinator.handle(events.JobDropped(request.job))
+        return pb.DropReply()
+
+    @_rpc.servicer
+    def GetPlacement(self, request: pb.GetPlacementRequest, _: grpc.ServicerContext) -> tensor_pb2.Placement:
+        with self._coordinator.reading() as (cluster, _now):
+            placement = cluster.job(request.job).placed
+        return placement.to_proto()
+
+    @_rpc.servicer
+    def GetData(self, request: pb.GetDataRequest, _: grpc.ServicerContext) -> pb.GetDataReply:
+        with self._coordinator.reading() as (cluster, _now):
+            account = cluster.job(request.job).data()
+        return codecs.data_message(account)
+
+    @_rpc.servicer
+    def GetTimings(self, request: pb.GetTimingsRequest, _: grpc.ServicerContext) -> pb.GetTimingsReply:
+        with self._coordinator.reading() as (cluster, _now):
+            timings = cluster.job(request.job).timings()
+        return codecs.timings_message(timings.latest(request.last or TIMINGS))
+
+    @_rpc.servicer
+    def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
+        if request.examples > MAX_EXAMPLES:
+            raise errors.InvalidJob(f"a pass of {request.examples} examples; at most {MAX_EXAMPLES} are counted")
+        described = self._coordinator.handle(
+            events.JobDescribed(
+                request.job,
+                request.worker,
+                request.incarnation,
+                _variables(request.variables),
+                request.examples,
+                request.assignment,
+            )
+        )
+        if described.conflict:
+            raise errors.InvalidJob(f"job {request.job} failed: {described.conflict}", job=request.job)
+        return pb.DescribeReply()
+
+    @_rpc.servicer
+    def Join(self, request: pb.JoinRequest, _: grpc.ServicerContext) -> pb.JoinReply:
+        joined = self._coordinator.handle(
+            events.JoinRequested(request.job, request.worker, request.incarnation, request.assigned, request.assignment)
+        )
+        return codecs.join_message(joined)
+
+    @_rpc.servicer
+    def Lease(self, request: pb.LeaseRequest, _: grpc.ServicerContext) -> pb.LeaseReply:
+        answer = self._coordinator.handle(
+            events.LeaseRequested(request.job, request.worker, request.incarnation, request.done, request.assignment)
+        )
+        return codecs.lease_message(answer)
+
+    @_rpc.servicer
+    def AskEvaluation(self, request: pb.AskEvaluationRequest, _: grpc.ServicerContext) -> pb.AskEvaluationReply:
+        asked = self._coordinator.handle(
+            events.EvaluationAsked(
+                request.job,
+                request.worker,
+                request.incarnation,
+                request.step,
+                request.through,
+                request.assignment,
+            )
+        )
+        return pb.AskEvaluationReply(number=asked.number, stop=asked.stop)
+
+    @_rpc.servicer
+    def ReportEvaluation(
+        self, request: pb.ReportEvaluationRequest, _: grpc.ServicerContext
+    ) -> pb.ReportEvaluationReply:
+        _check_evaluation(request)
+        result = Evaluation.from_proto(request.result)
+        verdict = self._coordinator.handle(
+            events.EvaluationReported(request.job, request.worker, request.incarnation, result, request.assignment)
+        )
+        return pb.ReportEvaluationReply(wait=verdict.wait, stop=verdict.stop)
+
+    @_rpc.servicer
+    def Report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportReply:
+        _check_report(request)
+        heard = self._coordinator.handle(
+            events.WorkerReported(
+                job=request.job,
+                worker=request.worker,
+                incarnation=request.incarnation,
+                step=request.step,
+                accepted=request.accepted,
+                rejected=request.rejected,
+                dropped=request.dropped,
+                samples=request.samples,
+                values=dict(request.values),
+                staleness=dict(request.staleness),
+                log=tuple(request.log),
+                assignment=request.assignment,
+                timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
+            )
+        )
+        return pb.ReportReply(stop=heard is Heard.OVER, enough=heard is Heard.ENOUGH)
+
+    @_rpc.servicer
+    def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:
+        # A traceback's end says the most.
+        error = request.error[-MAX_ERROR_CHARACTERS:]
+        self._coordinator.handle(
+            events.WorkerFinished(
+                request.job, request.worker, request.incarnation, error, request.assignment, request.lost
+            )
+        )
+        return pb.FinishReply()
+
+    def _check_source(self, spec: Job) -> None:
+        """Looks whether there is the checkpoint that a job is to begin with; that it is whole, the restore finds out.
+
+        A live job of that name comes first: a repeat of its submission, or who joins it, needs no checkpoint any more.
+        A storage that is away is no answer: it may be back when there are workers, and a restore tries for minutes.
+
+        Raises:
+            UnknownCheckpoint: there is none.
+        """
+        source = spec.source
+        if source is None or self._catalogue is None:
+            return
+        with self._coordinator.reading() as (cluster, now):
+            if any(job.name == spec.name and not job.state.finished for job in cluster.jobs(now)):
+                return
+        try:
+            numbers = self._catalogue.numbers(source.job)  # without the lock: it may take a while
+            there = source.number in numbers if source.number else bool(numbers)
+            if source.best:
+                there = any(True for _ in self._catalogue.best(source.job))
+        except errors.StorageFailed as error:
+            _log.warning("cannot look for a checkpoint", job=spec.name, checkpoint=str(source), reason=error.message)
+            return
+        if not there:
+            raise self._catalogue.unknown(str(source))
+
+
+class _Watch:
+    """The handler of Watch, whose calls run in a pool of their own."""
+
+    def __init__(self, coordinator: Coordinator, max_watchers: int) -> None:
+        self._coordinator = coordinator
+        self._max_watchers = max_watchers
+        # grpcio runs a handler that has this attribute in that pool instead of the server's.
+        self.experimental_thread_pool = ThreadPoolExecutor(max_watchers + _SPARE_THREADS, thread_name_prefix="watch")
+        self._lock = threading.Lock()  # guards open
+        self.open = 0
+
+    def __call__(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
+        try:
+            self._enter()
+        except errors.ShoalError as error:
+            _rpc.refuse(context, error)
+            return
+        try:
+            context.add_callback(self._coordinator.wake)
+            watched = self._coordinator.watch(
+                request.job, request.after, wait=not request.no_wait, gone=lambda: not context.is_active()
+            )
+            for event in watched:
+                yield codecs.event_message(event)
+        except errors.ShoalError as error:
+            _rpc.refuse(context, error)
+        finally:
+            with self._lock:
+                self.open -= 1
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self.open >= self._max_watchers:
+                raise errors.Overloaded(
+                    f"{self._max_watchers} calls watch jobs already, the most at a time; try again later",
+                    watchers=self._max_watchers,
+                )
+            self.open += 1
+
+
+def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
+    decoded: dict[str, Variable] = {}
+    for message in messages:
+        name, variable = variables.from_proto(message)
+        if name in decoded:
+            raise errors.InvalidVariable(f"variable {name!r} is there twice", variable=name)
+        decoded[name] = variable
+    return decoded
+
+
+def _check_evaluation(request: pb.ReportEvaluationRequest) -> None:
+    what, values = f"the evaluation of {request.worker} on job {request.job}", request.result.values
+    if len(values) > limits.METRICS:
+        raise errors.BadRequest(f"{what} has {len(values)} values; at most {limits.METRICS}")
+    for name in values:
+        if not is_name(name):
+            raise errors.BadRequest(f"{what} has a value named {name!r:.80}; name it by {NAMES}")
+
+
+def _check_report(request: pb.ReportRequest) -> None:
+    lines = [len(line.encode()) for line in request.log]
+    problems = {
+        f"{len(lines)} log lines; at most {limits.LOG_LINES}": len(lines) > limits.LOG_LINES,
+        f"a log line of more than {limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > limits.LOG_LINE_BYTES,
+        f"{sum(lines)} bytes of log lines; at most {limits.LOG_BYTES}": sum(lines) > limits.LOG_BYTES,
+        f"{len(request.values)} values; at most {limits.METRICS}": len(request.values) > limits.METRICS,
+        f"a value whose name has more than {limits.METRIC_NAME_BYTES} bytes": (
+            any(len(name.encode()) > limits.METRIC_NAME_BYTES for name in request.values)
+        ),
+        f"a staleness above {limits.STALENESS_BUCKETS - 1}": (
+            max(request.staleness, default=0) >= limits.STALENESS_BUCKETS
+        ),
+        f"{len(request.timings)} timings; at most {limits.TIMINGS}": len(request.timings) > limits.TIMINGS,
+        "timings that are not in order, each of a step of its own": (
+            any(one.step >= following.step for one, following in pairwise(request.timings))
+        ),
+        "a timing that is not of finite seconds, 0 or more": not all(map(_is_timing, request.timings)),
+    }
+    for problem, there in problems.items():
+        if there:
+            raise errors.BadRequest(f"the report of {request.worker} on job {request.job} has {problem}")
+
+
+def _is_timing(timing: pb.StepTiming) -> bool:
+    waited = (timing.began, timing.pull, timing.read, timing.compute, timing.push, timing.wait, timing.evaluate)
+    return min(waited) >= 0 and math.isfinite(sum(waited))  # a sum with NaN or Inf is one of them

@@ -1,0 +1,100 @@
+"""Servers that are told to go: their jobs are saved, then go back to that, on servers that stay or come back. Pure.
+
+A job with shards on such a server takes a last checkpoint of them, after which nothing more is committed, and goes back
+to it once it is whole. One that fails is tried again, and the job trains on meanwhile, as long as the server waits: it
+leaves when no job has to be waited for, or when its grace is over, which is a loss like any other. How long it is
+expected back, `membership` knows.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from shoal.status import JobState, SavedCheckpoint
+from shoal_coordinator.cluster.membership import Membership
+from shoal_coordinator.cluster.outstanding import Outstanding
+from shoal_coordinator.messages.effects import Effect
+from shoal_coordinator.persistence.durable_job import DurableJob
+
+# From the failure of an attempt to the next: a server waits a minute or so for all of them.
+_AGAIN_S = 5.0
+
+
+class LoseShards(Protocol):
+    """Has a job give up its shards, at a time and for a reason, and go back or fail; see `Outcomes.lose_shards`."""
+
+    def __call__(
+        self, job: DurableJob, reason: str, now: float, *, announced: bool, saved: SavedCheckpoint | None
+    ) -> None: ...
+
+
+class Departures:
+    """What jobs do about servers that are going. It keeps nothing: who is going is known of each member.
+
+    Args:
+        members: of the cluster.
+        outstanding: effects.
+        emit: told what is now to be done.
+        lose_shards: what becomes of a job that has to give up its shards.
+    """
+
+    def __init__(
+        self,
+        members: Membership,
+        outstanding: Outstanding,
+        emit: Callable[[Iterable[Effect]], None],
+        lose_shards: LoseShards,
+    ) -> None:
+        self._members, self._outstanding = members, outstanding
+        self._emit, self._lose_shards = emit, lose_shards
+
+    def of(self, job: DurableJob) -> list[str]:
+        """The servers with shards of a job that are going; those that cannot be saved are not waited for."""
+        if job.ended or not job.checkpoints.possible:
+            return []
+        return [server.member for server in job.plan.servers if self._members.is_leaving(server.member)]
+
+    def begin(self, job: DurableJob, now: float) -> None:
+        """One more server is going: its jobs are saved."""
+        if not self.of(job):
+            return
+        if job.spec.is_session and not job.plan.created:  # it cannot go back, and has nothing to go back for
+            self._place_anew(job, now)
+        elif job.state is not JobState.RUNNING:  # nothing was trained since what its shards are made of
+            self._go_back(job, now)
+        elif not job.checkpoints.busy and not job.closing:
+            self._save(job, now, now)
+
+    def checkpoint_ended(self, job: DurableJob, now: float, *, last: bool) -> None:
+        """An attempt at a checkpoint is over; `last`: it is whole, and nothing was committed after it."""
+        if not self.of(job) or job.closing:
+            return
+        if last:
+            self._go_back(job, now, job.checkpoints.newest)
+        elif not job.checkpoints.busy:  # it failed, or was under way before the server said anything
+            self._save(job, now + _AGAIN_S if job.checkpoints.failure else now, now)
+
+    def validate(self, jobs: Iterable[DurableJob]) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        for job in jobs:
+            assert not self.of(job) or job.checkpoints.pending, "a server waits for a job that is not being saved"
+
+    def _save(self, job: DurableJob, at: float, now: float) -> None:
+        job.checkpoints.request(at)
+        self._emit(job.checkpoint_when_due(now))
+
+    def _go_back(self, job: DurableJob, now: float, saved: SavedCheckpoint | None = None) -> None:
+        self._lose_shards(job, f"{self._why(job)}{job.recovery.advice}", now, announced=True, saved=saved)
+
+    def _place_anew(self, job: DurableJob, now: float) -> None:
+        """Its shards were still being created: those who are in it wait on, and others host it."""
+        job.wait_for(f"{self._why(job)}, so its variables get another place", now)
+        self._outstanding.abandon(job.ref)
+        self._emit(job.drop())
+
+    def _why(self, job: DurableJob) -> str:
+        going = self.of(job)
+        who = f"server {going[0]} is" if len(going) == 1 else f"servers {', '.join(going)} are"
+        return f"{who} about to leave"
+
+
+__all__ = ["Departures"]

@@ -1,0 +1,44 @@
+"""The jobs of a cluster, and how one is found: by name, by submission, by who works on it. Pure."""
+
+from collections.abc import Iterator, Mapping
+
+from shoal_coordinator.messages.refs import JobRef
+from shoal_coordinator.persistence.durable_job import DurableJob
+
+
+class JobTable(Mapping[str, DurableJob]):
+    """Jobs by name, in the order in which they were submitted."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, DurableJob] = {}
+
+    def __getitem__(self, name: str) -> DurableJob:
+        return self._jobs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: DurableJob) -> None:
+        """A job is submitted, whose name no other has (any more)."""
+        self._jobs[job.ref.name] = job
+
+    def remove(self, job: DurableJob) -> None:
+        """A job is forgotten."""
+        del self._jobs[job.ref.name]
+
+    @property
+    def live(self) -> list[DurableJob]:
+        """Those that have not ended."""
+        return [job for job in self._jobs.values() if not job.ended]
+
+    def find_live(self, ref: JobRef) -> DurableJob | None:
+        """A submission that has not ended; None: it has, whatever goes by its name now."""
+        job = self._jobs.get(ref.name)
+        return job if job and job.ref == ref and not job.ended else None
+
+    def find_of(self, worker: str) -> DurableJob | None:
+        """The one that a worker has a part in."""
+        return next((job for job in self._jobs.values() if worker in job.crew.active), None)

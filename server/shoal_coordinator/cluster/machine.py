@@ -1,0 +1,436 @@
+"""The whole cluster as one state machine: members, jobs, and which worker does what. Pure: no clock, no I/O.
+
+`Cluster.handle(event, now)` is the one door for change. What members, users and workers say is answered here; what
+became of effects, `outcomes` takes in. After whatever changed members or jobs, `scheduler` sends workers to jobs.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from shoal import errors
+from shoal._training.participant import Heard, Verdict
+from shoal._wire.cursor import Cursor
+from shoal._wire.layout import Placement
+from shoal.job import Job
+from shoal.status import ClusterStatus, JobState, JobStatus, Role
+from shoal_coordinator.cluster.job_table import JobTable
+from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
+from shoal_coordinator.cluster.outcomes import Outcomes
+from shoal_coordinator.cluster.outstanding import Outstanding
+from shoal_coordinator.cluster.scheduler import Scheduler
+from shoal_coordinator.cluster.touched import Touched
+from shoal_coordinator.job import milestones
+from shoal_coordinator.job.checkpointing import NO_FOLDER
+from shoal_coordinator.job.ledger import Lease, NoRange
+from shoal_coordinator.job.tallies import Tallies
+from shoal_coordinator.messages import events
+from shoal_coordinator.messages.answers import Asked, Assignment, Attempt, Described, Joined, Membered
+from shoal_coordinator.messages.effects import (
+    CountCheckpoints,
+    DropShards,
+    Effect,
+    RemoveWorker,
+    TakeCut,
+    WriteCheckpoint,
+)
+from shoal_coordinator.messages.events import R
+from shoal_coordinator.messages.refs import JobRef, ServerRef
+from shoal_coordinator.persistence.durable_job import DurableJob
+from shoal_coordinator.persistence.records import SavedJob
+
+MAX_LIVE_JOBS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPolicy:
+    """What an operator decides.
+
+    Attributes:
+        lease_s: seconds of silence after which a member is dead.
+        keep_finished: ended jobs whose variables stay readable; older ones are forgotten.
+        checkpoints: whether there is a folder of them.
+        server_return_s: how long jobs wait for a server that said that it was going, and went.
+    """
+
+    lease_s: float = 5.0
+    keep_finished: int = 8
+    checkpoints: bool = False
+    server_return_s: float = 60.0
+
+
+class Cluster:
+    """The state machine.
+
+    Args:
+        cluster: drawn once in a cluster's life.
+        policy: what the operator decides.
+        now: seconds of Unix time that never jump, as in every method.
+
+    Attributes:
+        tallies: what has happened to jobs since this object was made.
+    """
+
+    def __init__(self, cluster: str, policy: ClusterPolicy, now: float) -> None:
+        self._id = cluster
+        self._policy = policy
+        self._touched = Touched()
+        self._members = Membership(policy.lease_s, self._touched.member, return_s=policy.server_return_s)
+        self._jobs = JobTable()
+        self.tallies = Tallies()
+        self._submissions = 0  # counts for ever: a number is never given out twice
+        self._looked_at = now  # when the leases were last looked through
+        self._dead: dict[str, Role] = {}  # declared so since it was last told
+        self._outstanding = Outstanding(self._touched.effect)
+        self._effects: list[Effect] = []  # decided by the event in hand
+        self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._touched.counts)
+        patience_s = 2 * max(policy.lease_s, RETURN_S)
+        self._outcomes = Outcomes(self._jobs, self._members, self._outstanding, self._emit, self._schedule, patience_s)
+        self._handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
+            events.TimePassed: self._time_passed,
+            events.RegistrationReceived: self._registration_received,
+            events.HeartbeatReceived: self._heartbeat_received,
+            events.MemberLeft: self._member_left,
+            events.ServerDrained: self._server_drained,
+            events.JobSubmitted: self._job_submitted,
+            events.JobCancelled: self._job_cancelled,
+            events.JobDropped: self._job_dropped,
+            events.CheckpointRequested: self._checkpoint_requested,
+            events.JobDescribed: self._job_described,
+            events.JoinRequested: self._join_requested,
+            events.LeaseRequested: self._lease_requested,
+            events.EvaluationAsked: self._evaluation_asked,
+            events.EvaluationReported: self._evaluation_reported,
+            events.WorkerReported: self._worker_reported,
+            events.WorkerFinished: self._worker_finished,
+            **self._outcomes.handlers,
+        }
+
+    def handle(self, event: events.Event[R], now: float) -> tuple[R, list[Effect]]:
+        """Takes in what happened.
+
+        Returns:
+            The event's answer, and what is now to be done, in order.
+
+        Raises:
+            ShoalError: the event is refused. What came to light on the way (a lease that ran out) stands, and its
+                effects come with the next event.
+        """
+        answer: R = self._handlers[type(event)](event, now)
+        effects, self._effects = self._effects, []
+        return answer, effects
+
+    # What it is like now.
+
+    @property
+    def epoch(self) -> int:
+        """The newest placement's number."""
+        return self._scheduler.epoch
+
+    @property
+    def wanted_workers(self) -> int:
+        """Workers that live jobs could use now, those that they have among them."""
+        return sum(job.wanted_workers for job in self._jobs.live)
+
+    def wants(self, effect: int, server: ServerRef) -> bool:
+        """Whether an effect is still to be performed, and a server of it lives."""
+        member = self._members.find(server.member)
+        there = member is not None and member.alive and member.registration.address == server.address
+        return there and self._outstanding.find(effect) is not None
+
+    def job(self, name: str) -> DurableJob:
+        """A job by name, to be read.
+
+        Raises:
+            UnknownJob: there is none, or none any more.
+        """
+        if name not in self._jobs:
+            raise errors.UnknownJob(f"there is no job {name!r}; `shoal jobs` lists those there are", job=name)
+        return self._jobs[name]
+
+    def jobs(self, now: float) -> list[JobStatus]:
+        """All jobs, newest first."""
+        return [job.status(now) for job in reversed(list(self._jobs.values()))]
+
+    def status(self, now: float) -> ClusterStatus:
+        """The members, the dead of the last minutes among them."""
+        members = []
+        for member in self._members:
+            job = self._jobs.find_of(member.id) if member.alive else None
+            members.append(member.status(now, job.spec.name if job else ""))
+        return ClusterStatus(self._id, self.epoch, tuple(members))
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        self._members.validate()
+        placements = [job.plan.placement.epoch for job in self._jobs.values() if job.plan.placement]
+        assert len(set(placements)) == len(placements), "two jobs share a placement"
+        assert max(placements, default=0) <= self._scheduler.epoch
+        busy = Counter(worker for job in self._jobs.values() for worker in job.crew.active)
+        assert all(count == 1 for count in busy.values()), "a worker has a part in two jobs"
+        for name, job in self._jobs.items():
+            assert name == job.ref.name == job.spec.name
+            job.validate()
+            for worker, participant in job.crew.active.items():
+                self._members.check(worker, participant.incarnation)
+            lost = [server.member for server in job.plan.servers if not self._members.is_alive(server.member)]
+            assert job.ended or not lost, "a job goes on without its shards"
+        assert sum(job.ended for job in self._jobs.values()) <= self._policy.keep_finished
+        submissions = [job.ref.submission for job in self._jobs.values()]
+        assert submissions == sorted(submissions)
+        assert max(submissions, default=0) <= self._submissions
+        self._outstanding.validate()
+        self._outcomes.departures.validate(self._jobs.live)
+        # So what became of an effect is what became of the attempt that its job knows of, and of no other.
+        attempts = CountCheckpoints | TakeCut | WriteCheckpoint
+        saving = Counter(effect.job for effect in self._outstanding if isinstance(effect, attempts))
+        for job in self._jobs.live:
+            assert saving[job.ref] == job.checkpoints.busy, "an attempt at a checkpoint without its effect, or two"
+
+    # Members.
+
+    def _time_passed(self, _: events.TimePassed, now: float) -> dict[str, Role]:
+        self._expire(now)
+        live = self._jobs.live
+        for job in live:
+            self._emit(job.checkpoint_when_due(now))
+        if any(job.unplaced is not None for job in live):  # they may wait for time to pass
+            self._schedule(now)
+        dead, self._dead = self._dead, {}
+        return dead
+
+    def _registration_received(self, event: events.RegistrationReceived, now: float) -> Membered:
+        self._expire(now)
+        member = self._members.register(event.registration, now)
+        self._schedule(now)
+        return Membered(member.incarnation)
+
+    def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
+        self._members.beat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
+        job = self._jobs.find_of(event.member)
+        return Assignment(job.ref.name, job.crew.active[event.member].assignment) if job else None
+
+    def _member_left(self, event: events.MemberLeft, now: float) -> None:
+        if member := self._members.leave(event.member, event.incarnation, now):
+            self._lose(member, now, event.cursor)
+            self._schedule(now)
+
+    def _server_drained(self, event: events.ServerDrained, now: float) -> tuple[str, ...]:
+        member, departures = self._members.check(event.member, event.incarnation), self._outcomes.departures
+        if member.role is not Role.SERVER:
+            raise errors.BadRequest(f"{member.id} is a {member.role.value}; servers alone are drained")
+        if not member.leaving:
+            self._members.announce_leave(member)
+            for job in self._jobs.live:
+                departures.begin(job, now)
+            self._schedule(now)
+        return tuple(job.ref.name for job in self._jobs.live if member.id in departures.of(job))
+
+    def _expire(self, now: float) -> None:
+        away_s, self._looked_at = now - self._looked_at, now
+        if away_s > self._policy.lease_s / 2:
+            # This process was stopped or starved: that nobody was heard meanwhile says nothing about them.
+            self._members.forgive(away_s)
+        dead = self._members.expire(now)
+        for member in dead:
+            self._dead[member.id] = member.role
+            self._lose(member, now)
+        if dead:
+            self._schedule(now)
+
+    def _lose(self, member: Member, now: float, cursor: Cursor | None = None) -> None:
+        if job := self._jobs.find_of(member.id):
+            self._emit(job.lose(member.id, now, cursor))
+        if member.role is Role.SERVER:
+            for job in self._jobs.live:
+                if job.plan.placement and any(server.member == member.id for server in job.plan.servers):
+                    lost = f"{_lost_shards(member.id, job.plan.placement)}{job.recovery.advice}"
+                    self._outcomes.lose_shards(job, lost, now, announced=member.leaving)
+
+    # Jobs, as users see them.
+
+    def _job_submitted(self, event: events.JobSubmitted, now: float) -> JobStatus:
+        name = event.spec.name
+        earlier = self._jobs.get(name)
+        if earlier and event.token and earlier.token == event.token:
+            return earlier.status(now)
+        if earlier and not earlier.ended:
+            raise errors.JobExists(
+                f"job {name} is {earlier.state.value}: choose another name, or cancel it first", job=name
+            )
+        self._check_folder(event.spec)
+        if len(self._jobs.live) >= MAX_LIVE_JOBS:
+            raise errors.Overloaded(f"the cluster has {MAX_LIVE_JOBS} jobs that have not ended, the most it takes")
+        if earlier:
+            self._forget(earlier)
+        self._submissions += 1
+        self._touched.counts()
+        job = self._new_job(JobRef(name, self._submissions), event.spec, now, event.token)
+        self._schedule(now)
+        return job.status(now)
+
+    def _job_cancelled(self, event: events.JobCancelled, now: float) -> JobStatus:
+        job = self.job(event.job)
+        self._emit(job.cancel(now))
+        self._schedule(now)
+        return job.status(now)
+
+    def _job_dropped(self, event: events.JobDropped, _: float) -> None:
+        job = self.job(event.job)
+        if not job.ended:
+            raise errors.JobRunning(f"job {event.job} is {job.state.value}; cancel it first", job=event.job)
+        self._forget(job)
+
+    def _checkpoint_requested(self, event: events.CheckpointRequested, now: float) -> Attempt:
+        attempt, effects = milestones.request_checkpoint(self.job(event.job), now)
+        self._emit(effects)
+        return attempt
+
+    def _check_folder(self, spec: Job) -> None:
+        asked = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
+        asked = asked or (spec.evaluation is not None and spec.evaluation.checkpoint_best)
+        if asked and not self._policy.checkpoints:
+            raise errors.InvalidJob(f"job {spec.name} asks for checkpoints, and {NO_FOLDER}", job=spec.name)
+
+    # Jobs, as their workers see them.
+
+    def _job_described(self, event: events.JobDescribed, now: float) -> Described:
+        member, job = self._members.check(event.worker, event.incarnation), self.job(event.job)
+        if job.ended:
+            raise _over(job, now)
+        self._seat(member, job, event.assignment, now)
+        answer, effects = job.describe(event, now)
+        self._emit(effects)
+        self._schedule(now)
+        return answer
+
+    def _join_requested(self, event: events.JoinRequested, now: float) -> Joined:
+        member, job = self._members.check(event.worker, event.incarnation), self.job(event.job)
+        if not job.ended:
+            self._seat(member, job, event.assignment, now)
+            self._emit(job.join(event.worker, event.assigned, now))
+            if event.assigned:
+                self._schedule(now)  # as when the last one is admitted
+        return job.joined(event.worker)
+
+    def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
+        self._members.check(event.worker, event.incarnation)
+        job = self.job(event.job)
+        has_part = job.crew.has_part(event.worker, event.assignment)
+        return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
+
+    def _evaluation_asked(self, event: events.EvaluationAsked, _: float) -> Asked:
+        self._members.check(event.worker, event.incarnation)
+        job = self.job(event.job)
+        if not job.crew.has_part(event.worker, event.assignment):
+            return Asked(stop=True)
+        return milestones.ask_evaluation(job, event.worker, event.step, through=event.through)
+
+    def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> Verdict:
+        self._members.check(event.worker, event.incarnation)
+        job = self.job(event.job)
+        if not job.crew.has_part(event.worker, event.assignment):
+            return Verdict(stop=True)
+        verdict, effects = milestones.report_evaluation(job, event.worker, event.result, now)
+        self._emit(effects)
+        return verdict
+
+    def _worker_reported(self, event: events.WorkerReported, now: float) -> Heard:
+        self._members.check(event.worker, event.incarnation)
+        job = self.job(event.job)
+        if not job.crew.has_part(event.worker, event.assignment):
+            return Heard.OVER
+        job.report(event, now)
+        self._emit(job.checkpoint_when_due(now))
+        return Heard.ENOUGH if job.stopping else Heard.GO_ON
+
+    def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
+        self._members.check(event.worker, event.incarnation)
+        job = self.job(event.job)
+        if not job.crew.has_part(event.worker, event.assignment):
+            return
+        if not (event.lost and job.recovery.possible):
+            self._emit(job.finish(event.worker, event.error, now))
+        elif job.plan.placement:
+            lost = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
+            self._outcomes.lose_shards(job, lost, now)
+        else:  # the job has gone back meanwhile: this worker found the shards that it had before
+            self._emit(job.lose(event.worker, now))
+        self._schedule(now)
+
+    def _seat(self, member: Member, job: DurableJob, assignment: int, now: float) -> None:
+        """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
+        name = job.spec.name
+        if job.crew.has_part(member.id, assignment):
+            return
+        if not job.spec.is_session or member.role is not Role.SESSION:
+            raise errors.Cancelled(f"{member.id} has no part in job {name} (any more)", job=name, worker=member.id)
+        if member.enrolled:
+            raise errors.Fenced(
+                f"incarnation {member.incarnation} of session {member.id} has had its part in a job; register again",
+                member=member.id,
+                incarnation=member.incarnation,
+            )
+        if not job.vacancies:
+            raise errors.Overloaded(
+                f"job {name} has all its {job.spec.workers} workers; submit it with more, or wait until one is through",
+                job=name,
+                workers=job.spec.workers,
+            )
+        self._members.take_part(member)
+        self._scheduler.enrol(member, job, now)
+        self._schedule(now)
+
+    # Small things.
+
+    def _schedule(self, now: float) -> None:
+        """Brings what is nearer to what is wanted, and forgets the oldest that ended. Repeating it changes nothing."""
+        self._scheduler.schedule(now)
+        ended = sorted(
+            (job for job in self._jobs.values() if job.ended), key=lambda job: (-job.finished_at, -job.ref.submission)
+        )
+        for job in ended[self._policy.keep_finished :]:
+            self._forget(job)
+
+    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str, saved: SavedJob | None = None) -> DurableJob:
+        changed = partial(self._touched.job, ref.submission)
+        can_save = self._policy.checkpoints
+        job = DurableJob(ref, spec, now, token, saved, changed, checkpoints=can_save, tallies=self.tallies)
+        self._jobs.add(job)
+        return job
+
+    def _forget(self, job: DurableJob) -> None:
+        self._emit(job.drop())
+        for part in job.parts:
+            self._touched.job(job.ref.submission, part)
+        self._jobs.remove(job)
+
+    def _emit(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, RemoveWorker | DropShards):
+                # The dead ones have forgotten it anyway, and waiting for them would hold up what comes after.
+                alive = {server.registration.address for server in self._members.alive(Role.SERVER)}
+                servers = tuple(server for server in effect.servers if server.address in alive)
+                if servers:
+                    self._effects.append(self._outstanding.add(replace(effect, servers=servers)))
+            else:
+                self._effects.append(self._outstanding.add(effect))
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
+
+
+def _lost_shards(server: str, placement: Placement) -> str:
+    numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server]
+    what = f"shard{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+    return f"server {server} is gone, and with it the only replica of {what}"
+
+
+def _over(job: DurableJob, now: float) -> errors.ShoalError:
+    name = job.spec.name
+    if job.state is JobState.FAILED:
+        return errors.JobFailed(f"job {name} failed: {job.status(now).reason}", job=name)
+    return errors.Cancelled(f"job {name} is over ({job.state.value}); submit it again to go on", job=name)

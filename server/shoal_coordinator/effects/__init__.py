@@ -1,0 +1,1 @@
+"""What performs effects: calls to servers, and files of checkpoints."""

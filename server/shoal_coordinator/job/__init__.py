@@ -1,0 +1,1 @@
+"""The state machine of one job's life."""

@@ -1,0 +1,115 @@
+"""What was done of one job: its data, by the ledger, and the figures that workers report. Pure: no clock, no I/O."""
+
+from collections.abc import Callable, Mapping
+
+from shoal._wire.cursor import Cursor
+from shoal.job import Job
+from shoal.status import DataAccount, Progress, Timings
+from shoal.v1 import state_pb2
+from shoal_coordinator.job.ledger import Ledger
+from shoal_coordinator.job.parts import Participant
+from shoal_coordinator.job.progress import Tally
+from shoal_coordinator.job.step_timings import StepTimings
+from shoal_coordinator.messages.answers import Held
+from shoal_coordinator.messages.events import WorkerReported
+from shoal_coordinator.persistence.records import Part, SavedJob
+
+
+class Accounting:
+    """The books of one job. They begin anew, or go on from a checkpoint, when its shards are lost.
+
+    Args:
+        spec: the job, as its user asked for it.
+        changed: told the name of the record that is another one now.
+    """
+
+    def __init__(self, spec: Job, changed: Callable[[str], None]) -> None:
+        self._spec, self._changed = spec, changed
+        self.ledger: Ledger | None = None  # None until the job is described
+        self.tally = Tally()
+        self.steps = StepTimings()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all data is done; never so without data."""
+        return self.ledger is not None and self.ledger.finished
+
+    def account(self) -> DataAccount:
+        """What became of the data; of a job that was not described yet, nothing is known."""
+        return self.ledger.account() if self.ledger else DataAccount()
+
+    def timings(self) -> Timings:
+        """Where the time of the latest steps went, and how stale accepted pushes were."""
+        return Timings(self.steps.kept, self.tally.staleness, self.steps.heard)
+
+    def progress(self, seconds: float) -> Progress:
+        """The figures now, `seconds` after the job began to run; 0: it did not."""
+        epoch = self.ledger.epoch if self.ledger else 0
+        return self.tally.progress(total_samples=self._total_samples, epoch=epoch, seconds=seconds)
+
+    @property
+    def _total_samples(self) -> int:
+        """Examples until the job's end; 0: not known. By its steps, it is as many as there are in full batches."""
+        spec, of_data = self._spec, self.ledger.samples if self.ledger else 0
+        by_steps = spec.max_steps * spec.workers * spec.batch_size
+        return min(of_data, by_steps) if by_steps else of_data
+
+    def held(self, ranks: Mapping[str, int]) -> Held:
+        """The coordinator's part of a cut; `ranks` are the live workers'."""
+        data = self.ledger.to_proto() if self.ledger and self.ledger.examples else None
+        return Held(data, ranks, self.tally.to_proto({}))
+
+    def begin(self, examples: int) -> None:
+        """The job is described: an epoch has so many examples, none of which is done."""
+        self.ledger = Ledger.of(self._spec, examples, self.ledger_changed)
+        self.ledger_changed()
+
+    def restart(self) -> None:
+        """Nothing is done any more."""
+        self.tally, self.steps = Tally(), StepTimings()
+        self._changed(Part.TALLY)
+        if self.ledger:
+            self.begin(self.ledger.examples)
+
+    def resume_data(self, ledger: Ledger) -> None:
+        """The data goes on where a checkpoint has it."""
+        self.ledger = ledger
+        self.ledger_changed()
+
+    def resume_figures(self, tally: state_pb2.TallyRecord, *, of_another: bool) -> None:
+        """The figures go on from a checkpoint's; those of another job are not this one's speed."""
+        self.tally = Tally.from_proto(tally)
+        if of_another:
+            self.tally.begin()
+        self._changed(Part.TALLY)
+
+    def count(self, participant: Participant, report: WorkerReported, now: float) -> WorkerReported:
+        """Counts in what a worker did since its last report; that is returned."""
+        fresh = report.since(participant.told)
+        participant.told = report
+        self.tally.add(fresh)
+        self.steps.add(report.worker, report.timings, now)
+        return fresh
+
+    def release(self, worker: str, cursor: Cursor | None) -> None:
+        """A worker is gone; what it holds goes to others but for what it has done, as far as that is known."""
+        self._changed(Part.TALLY)  # nobody will report again what this one did
+        if self.ledger:
+            held = self.ledger.held_by(worker)
+            known = cursor is not None and held is not None and cursor.lease == held.number
+            self.ledger.take_back(worker, cursor.consumed if cursor and known else 0)
+
+    def take_up(self, saved: SavedJob) -> None:
+        """Goes on from a job's records."""
+        self.ledger = Ledger.from_proto(saved.ledger, self.ledger_changed) if saved.ledger else None
+        self.tally = Tally.from_proto(saved.tally)
+
+    def ledger_changed(self) -> None:
+        """The ledger's record is another one now."""
+        self._changed(Part.LEDGER)
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        if self.ledger:
+            self.ledger.validate()
+        self.steps.validate()

@@ -1,0 +1,82 @@
+"""What a job is made of: its workers' parts in it, and what its program trains. Values; `JobLife` changes them."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.initializers import Given
+from shoal.v1 import state_pb2
+from shoal.variables import Variable
+from shoal_coordinator.messages.events import WorkerReported
+
+
+class Stage(enum.Enum):
+    """How far a worker's entry into a job is."""
+
+    ASSIGNED = "loads the program"
+    ENTERING = "servers are told"
+    ADMITTED = "may pull and push"
+
+
+@dataclass(slots=True)
+class Participant:
+    """A live worker's part in a job. Only `JobLife`, its `Crew` and its `Accounting` change it."""
+
+    worker: str
+    incarnation: int
+    rank: int  # in [0, workers), unique among the job's participants
+    assignment: int  # unique in the cluster
+    stage: Stage = Stage.ASSIGNED
+    described: bool = False  # it knows the program, and its initial values
+    step: int = 0  # where it begins
+    told: WorkerReported | None = None  # its last report; kept with the job's tally, not here
+
+    def to_proto(self) -> state_pb2.PartRecord:
+        """The record of this part."""
+        return state_pb2.PartRecord(
+            worker=self.worker,
+            incarnation=self.incarnation,
+            rank=self.rank,
+            assignment=self.assignment,
+            stage=state_pb2.PartRecord.Stage.Value(self.stage.name),
+            described=self.described,
+            step=self.step,
+        )
+
+    @classmethod
+    def from_proto(cls, record: state_pb2.PartRecord) -> "Participant":
+        """The part that a record is of."""
+        return cls(
+            worker=record.worker,
+            incarnation=record.incarnation,
+            rank=record.rank,
+            assignment=record.assignment,
+            stage=Stage[state_pb2.PartRecord.Stage.Name(record.stage)],
+            described=record.described,
+            step=record.step,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the program trains."""
+
+    variables: Mapping[str, Variable]
+    examples: int
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The variables whose initial values a worker has to send."""
+        return frozenset(name for name, it in self.variables.items() if isinstance(it.initializer, Given))
+
+    def conflict(self, second: "Description") -> str:
+        """Where another description of the same job differs; empty: nowhere."""
+        if self.examples != second.examples:
+            return f"{second.examples} examples instead of {self.examples}"
+        for name in sorted(self.variables.keys() | second.variables.keys()):
+            here, there = self.variables.get(name), second.variables.get(name)
+            if here is None or there is None:
+                return f"variable {name!r} is only in one of the two"
+            if here != there:
+                return f"variable {name!r} is {there} instead of {here}"
+        return ""

@@ -1,0 +1,104 @@
+"""What one job trains: its variables, where they are, and whether they have their first values. Pure."""
+
+from collections.abc import Callable
+
+from shoal._wire.layout import Placement
+from shoal.v1 import state_pb2, tensor_pb2
+from shoal.variables import from_proto as variable_from_proto
+from shoal_coordinator.job.parts import Description
+from shoal_coordinator.messages.refs import ServerRef, servers_of
+from shoal_coordinator.persistence.records import Part
+
+
+class Plan:
+    """The variables of one job. Only `JobLife` changes it.
+
+    Args:
+        changed: told the name of a record that is another one now; `created`, `assigned` and `restored` are in that of
+            the job's state, of which `JobLife` tells.
+    """
+
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        self._changed = changed
+        self.description: Description | None = None  # None until a worker has described the program
+        self.placement: Placement | None = None  # set when the shards are planned; None again when they are dropped
+        # By shard, who had it when it was placed last; stays when the shards are dropped.
+        self.home: tuple[str, ...] = ()
+        self.created = False  # the shards are on the servers
+        self.assigned = False  # the given values are in place
+        self.restored: frozenset[str] = frozenset()  # of the given ones, those that a checkpoint has put in place
+
+    @property
+    def servers(self) -> tuple[ServerRef, ...]:
+        """Who holds the shards, or is asked to."""
+        return servers_of(self.placement) if self.placement else ()
+
+    @property
+    def created_placement(self) -> Placement | None:
+        """Where the variables are; None: they are not on servers yet, or no more."""
+        return self.placement if self.created else None
+
+    @property
+    def lacks_values(self) -> bool:
+        """Whether the program gives initial values, which are not in place yet."""
+        return bool(self.description and self.description.given) and not self.assigned
+
+    def describe(self, description: Description) -> None:
+        """The program is known."""
+        self.description = description
+        self._changed(Part.PLAN)
+
+    def place(self, placement: Placement) -> None:
+        """The shards are to be allocated there."""
+        self.placement = placement
+        self.home = tuple(shard.server for shard in placement.shards)
+        self._changed(Part.PLAN)
+
+    def drop(self) -> tuple[ServerRef, ...]:
+        """The shards are to be freed, or lost; the servers that had them."""
+        servers, self.placement, self.created = self.servers, None, False
+        self._changed(Part.PLAN)
+        return servers
+
+    def restart(self) -> None:
+        """No variable has its value any more."""
+        self.assigned, self.restored = False, frozenset()
+
+    def to_proto(self) -> state_pb2.PlanRecord | None:
+        """The record of this plan; None: there is nothing to tell."""
+        if self.description is None:
+            return None
+        record = state_pb2.PlanRecord(
+            variables=[variable.to_proto(name) for name, variable in self.description.variables.items()],
+            examples=self.description.examples,
+            placement=self.placement.to_proto() if self.placement else None,
+            home=self.home,
+        )
+        if self.placement:
+            record.placement.ClearField("variables")
+        return record
+
+    def write_to(self, record: state_pb2.JobRecord) -> None:
+        """Writes down how far it is, as part of the job's record."""
+        record.assigned, record.created = self.assigned, self.created
+        record.restored.extend(sorted(self.restored))
+
+    def take_up(self, record: state_pb2.JobRecord, plan: state_pb2.PlanRecord | None) -> None:
+        """Goes on from the job's record, and its own if there is one."""
+        self.assigned, self.created = record.assigned, record.created
+        self.restored = frozenset(record.restored)
+        if plan is None:
+            return
+        variables = dict(variable_from_proto(variable) for variable in plan.variables)
+        self.description = Description(variables, plan.examples)
+        self.home = tuple(plan.home)
+        if plan.HasField("placement"):
+            placement = tensor_pb2.Placement()
+            placement.CopyFrom(plan.placement)
+            placement.variables.extend(plan.variables)
+            self.placement = Placement.from_proto(placement)
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert not self.created or self.placement is not None
+        assert self.description is None or self.description.variables, "there is nothing to train"

@@ -1,0 +1,121 @@
+"""How far a job has come: the sum of what its workers report. Pure: no clock, no I/O."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from shoal.status import Progress
+from shoal.v1 import state_pb2
+from shoal_coordinator.messages.events import WorkerReported
+
+# What the record's counts can hold.
+_MOST = 2**64 - 1
+
+
+class Tally:
+    """The figures of one job, over all of its workers and their lives."""
+
+    def __init__(self) -> None:
+        self._steps = self._samples = self._rejected = self._dropped = 0
+        self._earlier = 0  # samples that another job did
+        self._loss = 0.0
+        self._staleness: Counter[int] = Counter()  # accepted pushes by their staleness
+
+    def begin(self) -> None:
+        """What is counted so far was done by another job, from which this one goes on."""
+        self._earlier = self._samples
+
+    def add(self, report: WorkerReported) -> None:
+        """Counts a report in."""
+        self._steps += report.accepted
+        self._samples += report.samples
+        self._rejected += report.rejected
+        self._dropped += report.dropped
+        self._loss = report.values.get("loss", self._loss)
+        self._staleness.update(report.staleness)
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """Accepted pushes by their staleness, in versions."""
+        return dict(sorted((+self._staleness).items()))
+
+    def to_proto(self, told: Mapping[int, WorkerReported]) -> state_pb2.TallyRecord:
+        """The record of this tally.
+
+        Args:
+            told: by assignment: the last report of each live worker, all counted in.
+        """
+        sums = WorkerReported(
+            job="",
+            worker="",
+            incarnation=0,
+            accepted=self._steps,
+            rejected=self._rejected,
+            dropped=self._dropped,
+            samples=self._samples,
+            staleness=self._staleness,
+        )
+        return state_pb2.TallyRecord(
+            totals=_totals(sums),
+            loss=self._loss,
+            earlier_samples=self._earlier,
+            told={assignment: _totals(report) for assignment, report in told.items()},
+        )
+
+    @classmethod
+    def from_proto(cls, record: state_pb2.TallyRecord) -> "Tally":
+        """The tally that a record is of."""
+        tally, totals = cls(), record.totals
+        tally._steps, tally._samples = totals.accepted, totals.samples
+        tally._rejected, tally._dropped = totals.rejected, totals.dropped
+        tally._loss, tally._earlier = record.loss, record.earlier_samples
+        tally._staleness = Counter(dict(totals.staleness))
+        return tally
+
+    def progress(self, *, total_samples: int, epoch: int, seconds: float) -> Progress:
+        """The figures now, `seconds` after the job began to run."""
+        return Progress(
+            steps=self._steps,
+            samples=self._samples,
+            total_samples=total_samples,
+            epoch=epoch,
+            samples_per_s=(self._samples - self._earlier) / seconds if seconds > 0 else 0.0,
+            loss=self._loss,
+            staleness_p50=float(_median(self._staleness)),
+            staleness_max=max(+self._staleness, default=0),
+            rejected=self._rejected,
+            dropped=self._dropped,
+        )
+
+
+def _median(counts: Counter[int]) -> int:
+    """The smallest value that at least half of what was counted does not exceed; 0 of nothing."""
+    half, seen = counts.total() / 2, 0
+    for value in sorted(+counts):
+        seen += counts[value]
+        if seen >= half:
+            return value
+    return 0
+
+
+def told_from_proto(totals: state_pb2.Totals) -> WorkerReported:
+    """What a worker had reported in sum; who it was, its part in the job says."""
+    return WorkerReported(
+        job="",
+        worker="",
+        incarnation=0,
+        accepted=totals.accepted,
+        rejected=totals.rejected,
+        dropped=totals.dropped,
+        samples=totals.samples,
+        staleness=dict(totals.staleness),
+    )
+
+
+def _totals(report: WorkerReported) -> state_pb2.Totals:
+    return state_pb2.Totals(
+        accepted=min(report.accepted, _MOST),
+        rejected=min(report.rejected, _MOST),
+        dropped=min(report.dropped, _MOST),
+        samples=min(report.samples, _MOST),
+        staleness={staleness: min(count, _MOST) for staleness, count in report.staleness.items()},
+    )

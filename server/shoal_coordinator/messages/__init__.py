@@ -1,0 +1,1 @@
+"""The vocabulary of the state machine: events, their answers, and effects."""
