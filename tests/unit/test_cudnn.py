@@ -7,7 +7,8 @@ import pytest
 
 from fake_cudnn import GraphNotSupportedError, Note, fake_cudnn
 from fake_cupy import FakeArray, fake_cupy
-from shoal_nn import Conv2D, DepthwiseConv2D, _cudnn
+from shoal_nn import Conv2D, DepthwiseConv2D
+from shoal_nn._ops import cudnn as _cudnn
 
 
 @pytest.fixture

@@ -29,15 +29,13 @@ from shoal_nn import (
     Sigmoid,
     Tanh,
     Training,
-    _arithmetic,
-    _convolve,
-    _depthwise,
-    _windows,
     normalization,
     pooling,
 )
-from shoal_nn._erf import erf
-from shoal_nn._windows import windows_over
+from shoal_nn._ops import arithmetic, convolve, windows
+from shoal_nn._ops import depthwise as _depthwise
+from shoal_nn._ops.erf import erf
+from shoal_nn._ops.windows import windows_over
 
 small = st.integers(1, 3)
 pairs = st.tuples(small, small)
@@ -118,7 +116,7 @@ def test_depthwise_compiled_for_a_cpu_is_what_the_arrays_give(dtype, tolerance, 
     x, kernel, dy = x.astype(dtype)[:, ::-1], kernel.astype(np.float32), dy.astype(dtype)
     x.flags.writeable = False
     found = _depthwise.convolve_each(x, kernel, over), *_depthwise.gradients_each(x, kernel, dy, over, True)
-    wanted = _convolve.convolve_each(x, kernel, over), *_convolve.gradients_each(x, kernel, dy, over, True)
+    wanted = convolve.convolve_each(x, kernel, over), *convolve.gradients_each(x, kernel, dy, over, True)
     for got, want in zip(found, wanted, strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * 10)
@@ -129,19 +127,19 @@ def test_a_convolution_in_blocks_is_the_same(monkeypatch):
     x = np.random.default_rng(0).standard_normal((5, 6, 6, 4)).astype(np.float32)
     layers = [Conv2D(3), Conv2D(3, strides=2), Conv2D(4, groups=2), DepthwiseConv2D(2), DepthwiseConv2D(strides=2)]
     whole = [everything(layer, x) for layer in layers]
-    monkeypatch.setattr(_convolve, "blocks", lambda *_: [slice(0, 2), slice(2, 4), slice(4, 5)])
+    monkeypatch.setattr(convolve, "blocks", lambda *_: [slice(0, 2), slice(2, 4), slice(4, 5)])
     for layer, wanted in zip(layers, whole, strict=True):
         for got, want in zip(everything(layer, x), wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_blocks_are_what_the_cache_holds_and_never_less_than_an_example():
-    half = _windows.BLOCK // 2
-    assert list(_windows.blocks(np, 5, half)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
-    assert list(_windows.blocks(np, 2, 10 * half)) == [slice(0, 1), slice(1, 2)]
-    assert list(_windows.blocks(np, 5, half, least=8 * half)) == [slice(0, 5)]
-    assert list(_windows.blocks(None, 5, half)) == [slice(0, 5)]
-    assert list(_windows.blocks(np, 0, half)) == []
+    half = windows.BLOCK // 2
+    assert list(windows.blocks(np, 5, half)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert list(windows.blocks(np, 2, 10 * half)) == [slice(0, 1), slice(1, 2)]
+    assert list(windows.blocks(np, 5, half, least=8 * half)) == [slice(0, 5)]
+    assert list(windows.blocks(None, 5, half)) == [slice(0, 5)]
+    assert list(windows.blocks(np, 0, half)) == []
 
 
 def everything(layer, x):
@@ -156,14 +154,14 @@ def everything(layer, x):
 def test_sums_and_products_by_runs_are_those_by_channels(shape):
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, *shape))
-    rows = _arithmetic.in_runs(a)
-    assert rows.shape[1] <= max(_arithmetic._RUN, shape[-1])
+    rows = arithmetic.in_runs(a)
+    assert rows.shape[1] <= max(arithmetic._RUN, shape[-1])
     axes, channels = tuple(range(a.ndim - 1)), shape[-1]
-    np.testing.assert_allclose(_arithmetic.column_sums(a), a.sum(axis=axes), rtol=1e-12, atol=1e-12)
-    found = _arithmetic.column_products([(rows, _arithmetic.in_runs(b))], channels)
+    np.testing.assert_allclose(arithmetic.column_sums(a), a.sum(axis=axes), rtol=1e-12, atol=1e-12)
+    found = arithmetic.column_products([(rows, arithmetic.in_runs(b))], channels)
     np.testing.assert_allclose(found, (a * b).sum(axis=axes), rtol=1e-12, atol=1e-12)
     vector = rng.standard_normal(channels)
-    np.testing.assert_array_equal((rows * _arithmetic.along(rows, vector)).reshape(shape), a * vector)
+    np.testing.assert_array_equal((rows * arithmetic.along(rows, vector)).reshape(shape), a * vector)
 
 
 @pytest.mark.parametrize("shape", [(1_000_003, 4), (1_048_576, 16), (4, 512, 1024, 3)])
@@ -171,11 +169,11 @@ def test_sums_of_many_values_away_from_0_are_near(shape):
     x = 100 + 0.1 * np.random.default_rng(0).standard_normal(shape, np.float32)
     rows, channels = x.reshape(-1, shape[-1]), shape[-1]
     exact = rows.sum(axis=0, dtype=np.float64)
-    np.testing.assert_allclose(_arithmetic.column_sums(x), exact, rtol=3e-7)
-    runs = _arithmetic.in_runs(x)
-    pairs = [(runs[part], runs[part]) for part in _arithmetic.pieces(runs, arrays=2)]
+    np.testing.assert_allclose(arithmetic.column_sums(x), exact, rtol=3e-7)
+    runs = arithmetic.in_runs(x)
+    pairs = [(runs[part], runs[part]) for part in arithmetic.pieces(runs, arrays=2)]
     squares = np.square(rows, dtype=np.float64).sum(axis=0)
-    np.testing.assert_allclose(_arithmetic.column_products(pairs, channels), squares, rtol=1e-6)
+    np.testing.assert_allclose(arithmetic.column_products(pairs, channels), squares, rtol=1e-6)
 
 
 def test_batch_norm_of_many_values_away_from_0_is_near():
@@ -203,7 +201,7 @@ def test_one_value_a_channel_is_normalized_by_the_running_statistics_and_leaves_
 
 
 def test_int16_is_no_half():
-    assert [_arithmetic.is_half(np.dtype(it)) for it in ("float16", ml_dtypes.bfloat16, "int16", "uint16")] == [
+    assert [arithmetic.is_half(np.dtype(it)) for it in ("float16", ml_dtypes.bfloat16, "int16", "uint16")] == [
         True,
         True,
         False,

@@ -9,10 +9,10 @@ import numpy as np
 from shoal.initializers import HeNormal, Initializer, Zeros
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn import _convolve, _cudnn
-from shoal_nn._arithmetic import column_sums
+from shoal_nn._ops import convolve, cudnn
+from shoal_nn._ops.arithmetic import column_sums
+from shoal_nn._ops.windows import Padding, Pair, Windows, pair
 from shoal_nn._windowed import Windowed
-from shoal_nn._windows import Padding, Pair, Windows, pair
 from shoal_nn.layer import Arrays, Pullback, Shape, Train, trainable
 from shoal_worker.arrays import namespace_of
 
@@ -156,22 +156,22 @@ class DepthwiseConv2D(_Convolution):
 
 
 def _forward(x: Array, kernel: Array, windows: Windows, groups: int) -> Array:
-    if _cudnn.takes(x, windows) and (y := _cudnn.forward(x, kernel, windows)) is not None:
+    if cudnn.takes(x, windows) and (y := cudnn.forward(x, kernel, windows)) is not None:
         return y
     if groups == 1:
-        return _convolve.convolve(x, kernel, windows)
+        return convolve.convolve(x, kernel, windows)
     if kernel.shape[2] == 1:
         return _depthwise(x).convolve_each(_repeated(x, kernel), kernel[:, :, 0], windows)
     xp = namespace_of(x)
     parts = zip(xp.split(x, groups, axis=3), xp.split(kernel, groups, axis=3), strict=True)
-    return xp.concatenate([_convolve.convolve(each, filters, windows) for each, filters in parts], axis=3)
+    return xp.concatenate([convolve.convolve(each, filters, windows) for each, filters in parts], axis=3)
 
 
 def _backward(
     x: Array, kernel: Array, dy: Array, windows: Windows, groups: int = 1, *, input_gradient: bool
 ) -> tuple[Array, Array | None]:
     """The gradients by the kernel and, if it is wanted, by the input."""
-    if _cudnn.takes(x, windows) and (gradients := _by_cudnn(x, kernel, dy, windows, input_gradient)):
+    if cudnn.takes(x, windows) and (gradients := _by_cudnn(x, kernel, dy, windows, input_gradient)):
         return gradients
     xp = namespace_of(x)
     if groups > 1 and kernel.shape[2] == 1:
@@ -186,23 +186,23 @@ def _backward(
         ]
         dx = xp.concatenate([each for _, each in found], axis=3) if input_gradient else None
         return xp.concatenate([each for each, _ in found], axis=3), dx
-    by_kernel = _convolve.gradient_by_kernel(x, dy, windows)
-    return by_kernel, _convolve.gradient_by_input(kernel, dy, windows) if input_gradient else None
+    by_kernel = convolve.gradient_by_kernel(x, dy, windows)
+    return by_kernel, convolve.gradient_by_input(kernel, dy, windows) if input_gradient else None
 
 
 def _by_cudnn(
     x: Array, kernel: Array, dy: Array, windows: Windows, input_gradient: bool
 ) -> tuple[Array, Array | None] | None:
-    by_kernel = _cudnn.gradient_by_kernel(x, kernel, dy, windows)
-    dx = _cudnn.gradient_by_input(x, kernel, dy, windows) if input_gradient else None
+    by_kernel = cudnn.gradient_by_kernel(x, kernel, dy, windows)
+    dx = cudnn.gradient_by_input(x, kernel, dy, windows) if input_gradient else None
     return None if by_kernel is None or (input_gradient and dx is None) else (by_kernel, dx)
 
 
 def _depthwise(x: Array) -> Any:
     """The module that has `convolve_each` and its gradients for such arrays."""
     if namespace_of(x) is not np:
-        return _convolve
-    from shoal_nn import _depthwise as compiled  # noqa: PLC0415 - numba takes a second to import
+        return convolve
+    from shoal_nn._ops import depthwise as compiled  # noqa: PLC0415 - numba takes a second to import
 
     return compiled
 

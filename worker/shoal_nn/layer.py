@@ -13,8 +13,8 @@ from shoal._numerics import draws
 from shoal.initializers import Initializer
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn._arithmetic import is_float
 from shoal_nn._misfit import misfit
+from shoal_nn._ops.arithmetic import is_float
 from shoal_worker.arrays import Namespace
 
 # Of one example or an array: lengths of the axes. A model's shapes leave the batch out.

@@ -16,8 +16,8 @@ from numba.np.numpy_support import from_dtype
 
 from shoal._numerics.kernels import prepare
 from shoal.program import Array
-from shoal_nn._arithmetic import widened
-from shoal_nn._windows import Windows
+from shoal_nn._ops.arithmetic import widened
+from shoal_nn._ops.windows import Windows
 
 
 def convolve_each(x: Array, kernel: Array, windows: Windows) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from shoal.program import Array
-from shoal_nn._windows import Windows
+from shoal_nn._ops.windows import Windows
 from shoal_worker.arrays import Namespace, lacks_memory, namespace_of
 
 _log = structlog.get_logger(__name__)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from shoal.program import Array
-from shoal_nn._arithmetic import product_dtype, widened
-from shoal_nn._windows import Windows, blocks
+from shoal_nn._ops.arithmetic import product_dtype, widened
+from shoal_nn._ops.windows import Windows, blocks
 from shoal_worker.arrays import Namespace, namespace_of
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal.program import Array
-from shoal_nn._windows import BLOCK, blocks
+from shoal_nn._ops.windows import BLOCK, blocks
 from shoal_worker.arrays import Namespace, namespace_of
 
 _FLOAT32 = np.dtype(np.float32)

@@ -1,0 +1,1 @@
+"""Numerical operations that layers share: convolutions, windows, special functions."""
