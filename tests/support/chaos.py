@@ -34,7 +34,7 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     ],
     "consistent_cut": [f"{_CHECKPOINTS}::test_cuts_under_load_are_consistent_over_all_shards"],
     "corrupt_checkpoint": [
-        "tests/unit/test_checkpoint_damage.py",
+        "tests/unit/shoal/checkpoint/test_damage.py",
         f"{_RECOVERY}::test_a_damaged_checkpoint_is_passed_by",
     ],
     "coordinator_kill_restart": [f"{_COORDINATOR}::test_nothing_is_lost_however_often_it_is_killed"],

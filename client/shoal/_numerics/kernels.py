@@ -35,7 +35,7 @@ _X86: Mapping[str, frozenset[str]] = {
     "x86-64-v4": frozenset({"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}),
 }
 _ARM = "generic"  # ARMv8-A has NEON, and there is no name above it that all makers follow
-_COMPILE = f"from shoal import _kernels; _kernels.compile_all({GROUP!r})"
+_COMPILE = f"from shoal._numerics import kernels; kernels.compile_all({GROUP!r})"
 _COMPILE_S = 600.0
 _LOCK_S = 60.0  # longer than all kernels take to compile
 _POLL_S = 0.01

@@ -14,7 +14,7 @@ import pytest
 import leaks
 from shoal import errors
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 

@@ -166,7 +166,7 @@ import numpy as np
 from numba import types
 from numba.core.dispatcher import Dispatcher
 from numba.np.numpy_support import as_dtype
-from shoal_server import compilation, kernels
+from shoal_server.optimizers import compilation, kernels
 
 kernels.warm_up()
 searched = []

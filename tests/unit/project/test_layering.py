@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROOMS = {
     "shoal": ROOT / "client",
     "shoal_server": ROOT / "server",
@@ -30,13 +30,13 @@ MAY_IMPORT = {
 FOLDERS = {"client", "server", "worker"}
 # Every module that imports grpc, beside the generated stubs: where calls are made and answered, and nothing else.
 GRPC = {
-    "client/shoal/_rpc.py",
+    "client/shoal/_rpc/channels.py",
     "server/shoal_server/serving/pulls.py",
     "server/shoal_server/serving/servicer.py",
     "server/shoal_coordinator/api/servicers.py",
 }
 # Of shoal_nn: kernels for the host alone, and programs, which look at a data set there.
-HOST_ONLY = {"_depthwise.py", "programs.py"}
+HOST_ONLY = {"depthwise.py", "programs.py"}
 MODULES = [(room, path) for room, folder in ROOMS.items() for path in sorted((folder / room).rglob("*.py"))]
 
 

@@ -99,13 +99,13 @@ def test_a_compiler_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monk
 # In a process of its own, as the environment is read when Numba is imported.
 LOAD = """
 import sys
-from shoal import _kernels
-with _kernels.made_ahead() as level:
+from shoal._numerics import kernels
+with kernels.made_ahead() as level:
     from numba.core.event import install_recorder
     with install_recorder("numba:compile") as compiled:
-        _kernels.compile_all("shoal.kernels")
-    from shoal_server import kernels
-    assert kernels.processor() == level, kernels.processor()
+        kernels.compile_all("shoal.kernels")
+    from shoal_server.optimizers.compilation import processor
+    assert processor() == level, processor()
     print(level, len(compiled.buffer))
 """
 

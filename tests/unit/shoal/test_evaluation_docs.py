@@ -11,7 +11,7 @@ import shoal
 from shoal import callbacks
 from shoal._cli.submit import submit
 
-DOCS = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+DOCS = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(shoal.EvaluationPolicy)])

@@ -15,7 +15,7 @@ from shoal._wire.layout import Aggregation
 from shoal_server.optimizers import kernels, update_rules
 from shoal_server.optimizers.idle_cores import Crew
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "optimizers.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "optimizers.json").read_text())
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
 FLOATS = (np.float32, np.float64)
 CREW = Crew(3, clock=lambda: 0.0)

@@ -9,7 +9,7 @@ import pytest
 from golden_layers import CASES, LOGITS, RESNET, RESNET_IMAGES, RESNET_LABELS, digest, drawn, fed, values
 from shoal_nn import Training, mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "layers.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "layers.json").read_text())
 LOSSES = {
     "classes": lambda logits, labels: softmax_cross_entropy(logits, labels.argmax(axis=-1)),
     "probabilities": softmax_cross_entropy,
