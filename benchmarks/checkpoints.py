@@ -28,7 +28,7 @@ import numpy as np
 import shoal
 from shoal import optim
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal.consistency import Asynchronous
 from shoal.v1 import parameter_server_pb2 as pb

@@ -7,7 +7,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc
-from shoal._checkpoint.folders import open_shared, probe
+from shoal._checkpoint.folders import open_shared
+from shoal._checkpoint.storage import probe
 from shoal._rpc.coordinator import CoordinatorClient, Membership
 from shoal._transport.segment import sweep
 from shoal.status import ServerLoad

@@ -12,7 +12,7 @@ import checkpoint_writer
 import forms
 from checkpoint_writer import JOB, POINTS, values
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.slices import SavedVariables
 
 RUNS = forms.runs(1, 10)

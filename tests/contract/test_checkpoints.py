@@ -18,7 +18,8 @@ from shoal import consistency, errors, optim
 from shoal._checkpoint import files
 from shoal._checkpoint import manifest as manifest_module
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder, open_folder
+from shoal._checkpoint.folders import open_folder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2

@@ -11,7 +11,7 @@ import shoal
 from coordinator_rig import MAX_WATCHERS, Rig, job
 from shoal import _rpc, errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import Manifest
 from shoal._rpc.coordinator import Membership
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy

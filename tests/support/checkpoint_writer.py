@@ -18,7 +18,7 @@ import numpy as np
 from shoal._checkpoint import direct
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.slices import tensor_name
 

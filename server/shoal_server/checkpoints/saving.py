@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import Folder
 from shoal._checkpoint.slices import SavedVariables, mismatches
+from shoal._checkpoint.storage import Folder
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
