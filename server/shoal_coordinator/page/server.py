@@ -12,7 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shoal import _rpc, errors
-from shoal._checkpoint.storage import Folder
+from shoal._checkpoint import Folder
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.page.app import make_app
 from shoal_coordinator.page.guard import Rules

@@ -16,14 +16,11 @@ from shoal._wire.layout import ShardLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
-from shoal_server.checkpoints import saving
-from shoal_server.checkpoints.saver import Saver
+from shoal_server.checkpoints import Saver, saving
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving import pushes
 from shoal_server.serving.pulls import PullCall, Send
-from shoal_server.shards.shard import JobTerms
-from shoal_server.shards.state import Admission
-from shoal_server.shards.store import ShardStore
+from shoal_server.shards import Admission, JobTerms, ShardStore
 from shoal_server.stalls import Stalls
 
 _log = structlog.get_logger(__name__)
