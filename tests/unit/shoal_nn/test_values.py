@@ -34,7 +34,7 @@ from shoal_nn import (
 )
 from shoal_nn._ops import arithmetic, convolve, windows
 from shoal_nn._ops import depthwise as _depthwise
-from shoal_nn._ops.erf import erf
+from shoal_nn._ops.error_function import erf
 from shoal_nn._ops.windows import windows_over
 
 small = st.integers(1, 3)

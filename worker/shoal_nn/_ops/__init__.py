@@ -14,7 +14,7 @@ from shoal_nn._ops.arithmetic import (
     pieces,
     widened,
 )
-from shoal_nn._ops.erf import erf
+from shoal_nn._ops.error_function import erf
 from shoal_nn._ops.windows import Padding, Pair, Windows, blocks, explicit, pair, windows_over
 
 __all__ = [
