@@ -87,7 +87,7 @@ e2e: $(SETUP)
 
 # A CHAOS_RUNS of the command line is in the environment, too.
 chaos: $(SETUP)
-	$(BIN)/python tests/support/chaos.py $(CHAOS)
+	PYTHONPATH=tests $(BIN)/python -m support.chaos $(CHAOS)
 
 bench: $(SETUP)
 	$(BIN)/python benchmarks/run.py $(BENCH)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from digits import Digits
 
-import exact_worker
-import forms
 import shoal
-from cluster_probe import histories, in_sessions, leads_of, placement
 from shoal import initializers, optim, partitioners
 from shoal.events import MetricsReported
+from support import forms
+from support.clusters import exact_worker
+from support.clusters.cluster_probe import histories, in_sessions, leads_of, placement
 
 pytestmark = pytest.mark.cluster
 
@@ -185,7 +185,7 @@ def test_a_worker_that_overlaps_waits_for_less_of_its_time(client):
     steps, settings = 16, {"elements": 4_000_000, "seconds": 0.25}
     options = {"consistency": shoal.Asynchronous(), "max_steps": steps, "settings": settings}
     jobs = {
-        overlap: client.submit(shoal.Job("broken_programs:Accelerated", overlap=overlap, **options))
+        overlap: client.submit(shoal.Job("support.programs.broken:Accelerated", overlap=overlap, **options))
         for overlap in (False, True)
     }
     shares = {}

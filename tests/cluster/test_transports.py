@@ -15,11 +15,11 @@ from shoal import _rpc, optim
 from shoal.status import Role
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
-from witness import ports
+from support.witness import ports
 
 pytestmark = pytest.mark.cluster
 
-SUPPORT = Path(__file__).parents[1] / "support"
+TESTS = Path(__file__).parents[1]
 # Large enough for memory to be shared with each of three servers.
 LARGE = {"w": np.zeros(300_000, np.float32)}
 SESSION = """
@@ -117,7 +117,7 @@ def test_a_server_without_lanes_and_a_transport_that_there_is_not(tmp_path, monk
     wrong = {"SHOAL_TRANSPORT": "udp"}
     complaint = "SHOAL_TRANSPORT is 'udp'; set it to auto, tcp or grpc"
     with (
-        shoal.LocalCluster(1, 1, path=[SUPPORT], env={"SHOAL_LANES": "0", **wrong}) as cluster,
+        shoal.LocalCluster(1, 1, path=[TESTS], env={"SHOAL_LANES": "0", **wrong}) as cluster,
         cluster.client() as client,
     ):
         address = cluster.process("server").address
@@ -125,7 +125,7 @@ def test_a_server_without_lanes_and_a_transport_that_there_is_not(tmp_path, monk
         server = _rpc.parse_address(address)[1]
         assert set(train(client, "fine")) >= {server}
 
-        job = client.submit(shoal.Job("broken_programs:fine"))
+        job = client.submit(shoal.Job("support.programs.broken:fine"))
         with pytest.raises(shoal.JobFailed, match=complaint):
             job.wait(timeout_s=60)
 

@@ -12,8 +12,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import forms
-from shard_servers import ShardServers
 from shoal import consistency, errors, optim
 from shoal._checkpoint import files
 from shoal._checkpoint import manifest as manifest_module
@@ -29,7 +27,9 @@ from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages.answers import Held
 from shoal_coordinator.messages.effects import TakeCut
 from shoal_coordinator.messages.refs import JobRef, ServerRef
-from waiting import wait_until
+from support import forms
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
 
 JOB = {
     "kernel": Variable((40, 30), partitioner=FixedShards(3)),

@@ -8,8 +8,6 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from cluster_probe import leads_of
-from shard_servers import ShardServers
 from shoal import consistency, errors, optim
 from shoal._training.overlap import Pipeline
 from shoal._training.participant import FINISHED, WAIT, DataRange
@@ -20,7 +18,9 @@ from shoal.variables import Variable
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
 from shoal_worker.training import Training
-from waiting import wait_until
+from support.clusters.cluster_probe import leads_of
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
 
 ELEMENTS = 12
 VARIABLES = {"w": Variable((ELEMENTS,), partitioner=FixedShards(3))}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import leaks
+from support import leaks
 
 # Its parent is gone when the command ends, so that only the mark in its environment tells whose it is.
 ORPHAN = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL)"

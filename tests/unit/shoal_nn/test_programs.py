@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 
 import shoal
-from model_data import bright
-from model_steps import begun, stepped, trained
 from shoal import errors
 from shoal.data import Arrays
 from shoal.program import BlockDataset
 from shoal_nn import AreaUnderCurve, Dense, OneOfMany, Sequential, Supervised, YesOrNo, supervised
 from shoal_nn.models import mlp
 from shoal_nn.programs import MODELS, image_classifier
+from support.programs.model_data import bright
+from support.programs.model_steps import begun, stepped, trained
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (40, 8, 8, 3), np.uint8)

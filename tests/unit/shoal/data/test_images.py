@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 import shoal
-import waiting
 from shoal import errors
 from shoal._training.participant import DataRange, NoRange
 from shoal.data import Cifar10, Idx, ImageFolder
 from shoal_worker.batches import LeasedBatches
+from support import waiting
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (7, 5, 4), np.uint8)

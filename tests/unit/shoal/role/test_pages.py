@@ -11,7 +11,7 @@ import pytest
 from shoal import errors
 from shoal._role import pages as _role_pages
 from shoal._role.pages import RolePages
-from waiting import wait_until
+from support.waiting import wait_until
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.checkpoints.saver import Saver
 from shoal_server.shards.snapshot import Snapshot
-from waiting import wait_until
+from support.waiting import wait_until
 
 VARIABLES = {"w": Variable((4,))}
 F32 = np.dtype(np.float32)

@@ -6,8 +6,8 @@ from typing import Any
 
 import shoal
 
-ROOT = Path(__file__).parents[2]
-PROGRAMS = [ROOT / "tests" / "support", ROOT / "examples"]
+ROOT = Path(__file__).parents[3]
+PROGRAMS = [ROOT / "tests", ROOT / "examples"]
 # Fast enough for tests to see deaths; slow enough for a machine that is busy with other tests.
 QUICK = {"coordinator": ["--lease", "3", "--heartbeat", "0.2"]}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from broken_programs import Numbers
+from support.programs.broken import Numbers
 
 
 class Counted:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from programs import need
+from support.deployment.needed_programs import need
 
 # As root and without a GPU, and nothing that asks the network.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-pings"]

@@ -7,7 +7,7 @@ that select its target. Where none selects an end, that end allows all.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from manifests import Object, of_kind, selects
+from support.deployment.manifests import Object, of_kind, selects
 
 NAMESPACE = "shoal"
 PORTS = ("UDP/53", *(f"TCP/{port}" for port in (53, 443, 4317, 7070, 7071, 7080, 7090, 9999)))

@@ -9,10 +9,10 @@ from unittest import mock
 import typer
 from opentelemetry.sdk import environment_variables
 
-from manifest_rules import MEMBERS
-from manifests import Object, Workload, named, of_kind, workloads
 from shoal._cli.app import app
 from shoal_coordinator.page.server import rules_for
+from support.deployment.manifest_rules import MEMBERS
+from support.deployment.manifests import Object, Workload, named, of_kind, workloads
 
 # Read by a module of its own, not by a flag.
 READ_ELSEWHERE = {

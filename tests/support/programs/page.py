@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from broken_programs import Numbers
+from support.programs.broken import Numbers
 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 

@@ -17,7 +17,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
 from shoal.variables import Variable
 from shoal_coordinator.process import CoordinatorConfig, CoordinatorProcess, start_coordinator
-from waiting import wait_until
+from support.waiting import wait_until
 
 LEASE_S = 1.5
 MAX_WATCHERS = 3

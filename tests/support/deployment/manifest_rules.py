@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jsonschema import Draft202012Validator
 
-from custom_resources import SCHEMAS
-from manifests import Object, Workload, named, of_kind, quantity, selects, workloads
-from pod_security import violations
+from support.deployment.custom_resources import SCHEMAS
+from support.deployment.manifests import Object, Workload, named, of_kind, quantity, selects, workloads
+from support.deployment.pod_security import violations
 
 Rule = Callable[[Sequence[Object]], Iterator[str]]
 

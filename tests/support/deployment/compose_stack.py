@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 import shoal
-from docker_engine import ROOT, Engine, run
+from support.deployment.docker_engine import ROOT, Engine, run
 
 COMPOSE_FILE = ROOT / "deploy" / "compose" / "docker-compose.yml"
 PORTS = ("SHOAL_PORT", "SHOAL_PAGE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")

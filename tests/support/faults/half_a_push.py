@@ -9,7 +9,6 @@ import threading
 import numpy as np
 
 import shoal
-from scraping import sample
 from shoal import _rpc
 from shoal._training.parameters import Push
 from shoal._wire.layout import Aggregation
@@ -17,7 +16,8 @@ from shoal._wire.packing import Complete
 from shoal._wire.transfer import Load
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
-from waiting import wait_until
+from support.scraping import sample
+from support.waiting import wait_until
 
 
 def main(address: str, job: str, *pairs: str) -> None:

@@ -5,11 +5,11 @@ from functools import cache
 
 import kubernetes_validate
 
-import manifest_lives as lives
-import manifest_network as network
-import manifest_rules as rules
-from custom_resources import SCHEMAS as CUSTOM
-from manifests import KUBERNETES, Object, render
+from support.deployment import manifest_lives as lives
+from support.deployment import manifest_network as network
+from support.deployment import manifest_rules as rules
+from support.deployment.custom_resources import SCHEMAS as CUSTOM
+from support.deployment.manifests import KUBERNETES, Object, render
 
 SCHEMAS = "1.36.0"  # strict: no field that this version does not know
 OLDEST = "1.30.0"  # that docs/deploy.md names: preStop's sleep is of 1.30

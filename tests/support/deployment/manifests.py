@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from programs import need
+from support.deployment.needed_programs import need
 
-KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
+KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 
 Object = dict[str, Any]
 

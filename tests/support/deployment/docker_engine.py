@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from waiting import wait_until
+from support.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CACHE = ROOT / "build" / "e2e"
 DOCKERFILE = ROOT / "Dockerfile"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")

@@ -7,7 +7,7 @@ Written after https://kubernetes.io/docs/concepts/security/pod-security-standard
 from collections.abc import Iterator
 from typing import Any
 
-from manifests import Object, Workload
+from support.deployment.manifests import Object, Workload
 
 _VOLUMES = {
     "configMap",
