@@ -1,0 +1,415 @@
+"""What real clients do for the recordings of the wire, and the real servers and coordinator that they do it to.
+
+Each scenario takes addresses alone, so it runs against taps before real servers, or against `Players`. Whatever would
+differ from run to run is passed in: names, processes, the coordinator's clock and id. `pinned_draws` fixes what clients
+draw. Values and gradients are small whole numbers and rates are powers of 2, so any processor computes the same bits.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+
+from shard_servers import ShardServers
+from shoal import errors, optim
+from shoal._checkpoint.folders import open_folder
+from shoal._coordinator import CoordinatorClient, Membership
+from shoal._cursor import Cursor
+from shoal._host import host_id
+from shoal._layout import Placement
+from shoal._links import Transport
+from shoal._parameters import ParameterClient
+from shoal._participant import Participant, Report
+from shoal._rpc import RpcServer, channel
+from shoal.checkpoint_policy import CheckpointPolicy
+from shoal.client import Client
+from shoal.consistency import Asynchronous, Consistency, Synchronous
+from shoal.evaluation_policy import EvaluationPolicy
+from shoal.initializers import Constant
+from shoal.job import Job
+from shoal.partitioners import FixedShards
+from shoal.status import Evaluation, StepTiming
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2, job_pb2, job_pb2_grpc
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+from shoal.variables import Variable
+from shoal_coordinator.cluster import ClusterPolicy
+from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.placement import Candidate, assign_shards, plan_shards
+from shoal_coordinator.servicers import CoordinatorService, JobsService
+from shoal_coordinator.store import open_store
+from waiting import wait_until
+from wire_recording import Names
+
+# When the coordinator's clock begins: seconds of Unix time.
+BEGINNING = 1_700_000_000.0
+MIXED = {
+    "kernel": Variable((6, 4), initializer=Constant(2.0), partitioner=FixedShards(2)),
+    "bias": Variable((4,)),
+    "wide": Variable((3,), dtype="float64"),
+    "half": Variable((5,), dtype="bfloat16"),
+    "mean": Variable((4,), trainable=False, aggregation="mean"),
+    "count": Variable((), dtype="int64", trainable=False, aggregation="sum"),
+    "last": Variable((2,), trainable=False, aggregation="last"),
+}
+TRAINED = ("kernel", "bias", "wide", "half")
+MOMENTUM = optim.Momentum(0.5, momentum=0.5)
+
+
+def whole_numbers(names: Mapping[str, Variable] | tuple[str, ...], first: int = 1) -> dict[str, np.ndarray]:
+    """An array for each of these variables of `MIXED`, of numbers that every dtype holds."""
+    arrays = {}
+    for place, name in enumerate(names):
+        variable = MIXED[name]
+        size = int(np.prod(variable.shape, dtype=int))
+        numbers = (np.arange(size) + first + place) % 16
+        arrays[name] = numbers.reshape(variable.shape).astype(variable.dtype)
+    return arrays
+
+
+def updates(first: int) -> dict[str, np.ndarray]:
+    """What a push brings for the variables that no optimizer changes."""
+    return whole_numbers(("mean", "count", "last"), first)
+
+
+@contextmanager
+def pinned_draws() -> Iterator[None]:
+    """Has clients draw the same tokens and process names each time."""
+    with mock.patch.object(secrets, "token_hex", lambda nbytes=32: "5a" * nbytes):
+        yield
+
+
+def fixed_names() -> dict[str | bytes, str | bytes]:
+    """What stands in every recording for the version of Shoal and this machine."""
+    return {version("shoal"): "version", host_id(): "host"}
+
+
+# Servers and the coordinator.
+
+
+@contextmanager
+def bare_servers(count: int, checkpoints: Path | None = None) -> Iterator[ShardServers]:
+    """Parameter servers, without the shards of any scenario."""
+    with ShardServers({"other": Variable((1,))}, servers=count, shards=1, checkpoints=checkpoints) as servers:
+        yield servers
+
+
+@dataclass
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    now: float = BEGINNING
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class PinnedCoordinator:
+    """A coordinator whose id and clock are given; `with` ends it.
+
+    Args:
+        store: path of its store, or "memory".
+        checkpoints: its folder of them.
+        clock: gives the time.
+    """
+
+    def __init__(self, store: str, checkpoints: Path | str, clock: Clock) -> None:
+        policy = ClusterPolicy(lease_s=1000.0, checkpoints=True)
+        folder = open_folder(str(checkpoints))
+        self._stack = ExitStack()
+        kept = open_store(store)
+        self._stack.callback(kept.close)
+        self.coordinator = Coordinator(kept, "reef", policy, clock=clock, folder=folder)
+        members = CoordinatorService(self.coordinator, lease_s=1000.0, heartbeat_s=100.0)
+        jobs = JobsService(self.coordinator, folder)
+        self._stack.callback(jobs.close)
+        services = [
+            ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
+            ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, jobs),
+        ]
+        server = RpcServer("127.0.0.1:0", services, threads=8)
+        self._stack.callback(server.stop, 0.1)
+        self._stack.callback(self.coordinator.stop)
+        self.coordinator.start()
+        server.start()
+        self.address = server.address
+
+    def settle(self) -> None:
+        """Waits until all that was decided is done."""
+        wait_until(lambda: not self._outstanding(), what="the end of what the coordinator decided")
+
+    def _outstanding(self) -> bool:
+        with self.coordinator.reading() as (machine, _):
+            return bool(machine.outstanding)
+
+    def __enter__(self) -> "PinnedCoordinator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+# What scenarios are given.
+
+
+@dataclass
+class Wire:
+    """Where clients call, and what they do between two calls.
+
+    Attributes:
+        addresses: by name: "server-0", "server-1", "coordinator".
+        mark: says that what was begun has ended.
+        advance: has the coordinator's clock go on.
+    """
+
+    addresses: Mapping[str, str]
+    mark: Callable[[], None] = lambda: None
+    advance: Callable[[float], None] = lambda _: None
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def stubs(self, count: int) -> list[ParameterServerStub]:
+        """Of the first servers, as the coordinator has them."""
+        channels = [self.stack.enter_context(channel(self.addresses[f"server-{index}"])) for index in range(count)]
+        return [ParameterServerStub(it) for it in channels]
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+
+class JobOnServers:
+    """A job's shards on some servers, with calls as the coordinator and workers make them."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        name: str,
+        variables: Mapping[str, Variable],
+        *,
+        servers: int,
+        shards: int,
+        mode: Consistency,
+        transport: Transport,
+        wire_dtype: type | None = None,
+    ) -> None:
+        self.wire, self.name, self._variables, self._transport, self._mode = wire, name, variables, transport, mode
+        candidates = [Candidate(f"server-{it}", wire.addresses[f"server-{it}"], 0) for it in range(servers)]
+        layouts = plan_shards(variables, shards, np.dtype(wire_dtype) if wire_dtype else None)
+        self.placement = Placement(name, 1, dict(variables), assign_shards(layouts, candidates))
+        self.stubs = wire.stubs(servers)
+
+    def create(self) -> None:
+        by_address = self.placement.by_server()
+        for index, stub in enumerate(self.stubs):
+            stub.CreateShards(
+                pb.CreateShardsRequest(
+                    job=self.name,
+                    epoch=1,
+                    variables=[variable.to_proto(name) for name, variable in self._variables.items()],
+                    shards=[it.layout.to_proto() for it in by_address[self.wire.addresses[f"server-{index}"]]],
+                    optimizer=MOMENTUM.to_proto(),
+                    consistency=self._mode.to_proto(),
+                    seed=3,
+                )
+            )
+        self.wire.mark()
+
+    def each(self, method: str, request: object) -> list:
+        replies = [getattr(stub, method)(request) for stub in self.stubs]
+        self.wire.mark()
+        return replies
+
+    def admit(self, worker: str, rank: int) -> None:
+        self.each("AdmitWorker", pb.AdmitWorkerRequest(job=self.name, worker=worker, incarnation=1, rank=rank))
+
+    @contextmanager
+    def client(self, worker: str = "", *, epoch: int = 1) -> Iterator[ParameterClient]:
+        placement = Placement(self.name, epoch, self.placement.variables, self.placement.shards)
+        with ParameterClient(
+            placement,
+            worker=worker,
+            incarnation=1 if worker else 0,
+            refresh=lambda: placement,
+            retry_for_s=0.0,
+            transport=self._transport,
+        ) as client:
+            yield client
+            self.wire.mark()
+
+
+@contextmanager
+def refused(kind: type[errors.ShoalError]) -> Iterator[None]:
+    """The block ends with this error."""
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+# Scenarios.
+
+
+def two_servers(wire: Wire) -> None:
+    """Two phases over two servers by gRPC, with every dtype and aggregation; refusals; a checkpoint's calls; the end."""
+    job = JobOnServers(wire, "two", MIXED, servers=2, shards=3, mode=Asynchronous(), transport="grpc")
+    job.create()
+    with job.client() as reader:
+        reader.assign(whole_numbers(MIXED))
+        wire.mark()
+    job.admit("a", 0)
+    with job.client("a") as a:
+        a.pull()
+        wire.mark()
+        a.barrier()
+        wire.mark()
+        a.push(whole_numbers(TRAINED, 3), updates=updates(4), weight=2.0, cursor=Cursor(lease=3, consumed=16))
+        wire.mark()
+        a.step = 0
+        a.push(whole_numbers(TRAINED, 9), updates=updates(9), weight=2.0)
+        wire.mark()
+        a.pull()
+        wire.mark()
+        with refused(errors.NonFiniteGradient):
+            bad = whole_numbers(TRAINED, 3)
+            bad["kernel"][0, 1] = np.nan
+            a.push(bad)
+        wire.mark()
+        a.skip()
+        wire.mark()
+        a.push(whole_numbers(TRAINED, 2))
+        wire.mark()
+    with job.client("a", epoch=9) as stale, refused(errors.StaleEpoch):
+        stale.push(whole_numbers(TRAINED, 2))
+    with job.client("stranger") as stranger, refused(errors.Fenced):
+        stranger.pull()
+    stamp = header_pb2.Stamp(job="two", worker="a", incarnation=1, step=9, epoch=1)
+    for index, stub in enumerate(job.stubs):
+        shards = [it.layout.shard for it in job.placement.by_server()[wire.addresses[f"server-{index}"]]]
+        with suppress(Exception):  # it is not staged
+            stub.Commit(pb.CommitRequest(stamp=stamp, shards=shards))
+        stub.GetHistory(pb.GetHistoryRequest(job="two", shard=shards[0]))
+    wire.mark()
+    held = job.each("Hold", pb.HoldRequest(job="two", epoch=1, cut=7))
+    workers = [worker for reply in held[:1] for worker in reply.workers]
+    job.each("Save", pb.SaveRequest(job="two", epoch=1, cut=7, number=1, workers=workers))
+    job.each("CollectFiles", pb.CollectFilesRequest(job="two", number=1, within_s=10))
+    job.each("Hold", pb.HoldRequest(job="two", epoch=1, cut=8))
+    job.each("GiveUpHold", pb.GiveUpHoldRequest(job="two", cut=8))
+    fenced = job.each("FenceWorker", pb.FenceWorkerRequest(job="two", worker="a", incarnation=1))
+    committed = max(reply.committed_steps for reply in fenced)
+    release = pb.ReleaseWorkerRequest(job="two", worker="a", incarnation=1, committed_steps=committed)
+    job.each("ReleaseWorker", release)
+    with job.client("a") as late, refused(errors.Fenced):
+        late.push(whole_numbers(TRAINED, 2))
+    job.each("DropShards", pb.DropShardsRequest(job="two"))
+    with job.client() as reader, refused(errors.UnknownJob):
+        reader.pull()
+
+
+def halves(wire: Wire) -> None:
+    """Values and gradients that travel as bfloat16, synchronously, by two workers on one server, by gRPC."""
+    job = JobOnServers(
+        wire,
+        "halves",
+        MIXED,
+        servers=1,
+        shards=2,
+        mode=Synchronous(),
+        transport="grpc",
+        wire_dtype=ml_dtypes.bfloat16,
+    )
+    job.create()
+    job.admit("a", 0)
+    job.admit("b", 1)
+    with job.client("a") as a, job.client("b") as b:
+        for step in range(2):
+            for rank, worker in enumerate((a, b)):
+                worker.pull()
+                # Weights whose shares are halves, so that the mean is exact.
+                worker.push(whole_numbers(TRAINED, 1 + 4 * step + 2 * rank), updates=updates(2 * step + 2), weight=4.0)
+        a.pull()
+    job.each("DropShards", pb.DropShardsRequest(job="halves"))
+
+
+def lanes(wire: Wire) -> None:
+    """Pull, push in two phases, commit and refusals over lanes to two servers, without shared memory."""
+    job = JobOnServers(wire, "lanes", MIXED, servers=2, shards=3, mode=Asynchronous(), transport="tcp")
+    job.create()
+    job.admit("a", 0)
+    with job.client("a") as a:
+        a.pull()
+        wire.mark()
+        a.push(whole_numbers(TRAINED, 3), updates=updates(4), cursor=Cursor(lease=1, consumed=8))
+        wire.mark()
+        a.step = 0
+        a.push(whole_numbers(TRAINED, 7))  # the first answer counts
+        wire.mark()
+        a.barrier()
+        wire.mark()
+        with refused(errors.NonFiniteGradient):
+            bad = whole_numbers(TRAINED, 3)
+            bad["wide"][2] = np.inf
+            a.push(bad)
+        wire.mark()
+        a.skip()
+        wire.mark()
+        a.pull()
+        wire.mark()
+
+
+def one_lane(wire: Wire) -> None:
+    """Pushes with their commit in one call, over a lane to one server, as bfloat16."""
+    job = JobOnServers(
+        wire,
+        "one",
+        MIXED,
+        servers=1,
+        shards=2,
+        mode=Asynchronous(),
+        transport="tcp",
+        wire_dtype=ml_dtypes.bfloat16,
+    )
+    job.create()
+    job.admit("a", 0)
+    with job.client("a") as a:
+        for step in range(2):
+            a.pull()
+            a.push(whole_numbers(TRAINED, step + 1), updates=updates(2))
+        a.pull()
+
+
+def shared_memory(wire: Wire) -> None:
+    """Pull and push through slots of memory that both sides share."""
+    variables = {"kernel": Variable((1 << 16,), initializer=Constant(2.0)), "bias": Variable((16,))}
+    job = JobOnServers(wire, "shared", variables, servers=1, shards=2, mode=Asynchronous(), transport="auto")
+    job.create()
+    job.admit("a", 0)
+    with job.client("a") as a:
+        for step in range(2):
+            values = a.pull()
+            a.push({name: np.full_like(value, step + 1) for name, value in values.items()})
+            del values
+        a.pull()
+
+
+ON_SERVERS: Mapping[str, tuple[Callable[[Wire], None], int]] = {
+    "two-servers": (two_servers, 2),
+    "halves": (halves, 1),
+    "lanes": (lanes, 2),
+    "one-lane": (one_lane, 1),
+    "shared-memory": (shared_memory, 1),
+}
+"""By name of the recording: what clients do to parameter servers, and how many there are."""
