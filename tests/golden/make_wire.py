@@ -9,8 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from wire_recording import FOLDER, Entry, Recorder, write
-from wire_scenarios import ON_SERVERS, Wire, bare_servers, fixed_names
+from wire_recording import CHECKPOINT, FOLDER, Entry, Recorder, write
+from wire_scenarios import ON_SERVERS, Wire, a_cluster, bare_servers, checkpoint_files, fixed_names, pinned_cluster
 
 
 def on_servers(name: str) -> list[Entry]:
@@ -25,10 +25,30 @@ def on_servers(name: str) -> list[Entry]:
         return recorder.entries
 
 
+def cluster() -> list[Entry]:
+    """What passes between users, a worker, a coordinator and servers, and what the coordinator asks of the servers."""
+    with tempfile.TemporaryDirectory() as folder, pinned_cluster(Path(folder)) as (coordinator, servers, clock):
+        targets = {f"server-{index}": address for index, address in enumerate(servers.addresses)}
+        targets["coordinator"] = coordinator.address
+        with Recorder(targets, names=fixed_names(), settle=coordinator.settle) as recorder:
+
+            def advance(seconds: float) -> None:
+                clock.advance(seconds)
+                recorder.advanced(seconds)
+
+            with Wire(recorder.addresses, recorder.mark, advance) as wire:
+                a_cluster(wire)
+            recorder.mark()
+        CHECKPOINT.mkdir(exist_ok=True)
+        for name, data in checkpoint_files(Path(folder)).items():
+            (CHECKPOINT / name).write_bytes(data)
+        return recorder.entries
+
+
 def main(names: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
-    for name in names or ON_SERVERS:
-        write(FOLDER / f"{name}.jsonl", on_servers(name))
+    for name in names or (*ON_SERVERS, "cluster"):
+        write(FOLDER / f"{name}.jsonl", cluster() if name == "cluster" else on_servers(name))
         print(name, (FOLDER / f"{name}.jsonl").stat().st_size)
 
 

@@ -41,6 +41,7 @@ from shoal.v1 import coordinator_pb2, header_pb2, job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
 FOLDER = Path(__file__).parents[1] / "golden" / "wire"
+CHECKPOINT = FOLDER / "checkpoint"
 ERROR_KEY = "shoal-error-bin"
 TIMEOUT_S = 20.0
 

@@ -5,6 +5,8 @@ differ from run to run is passed in: names, processes, the coordinator's clock a
 draw. Values and gradients are small whole numbers and rates are powers of 2, so any processor computes the same bits.
 """
 
+import json
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +28,7 @@ from shoal._host import host_id
 from shoal._layout import Placement
 from shoal._links import Transport
 from shoal._parameters import ParameterClient
-from shoal._participant import Participant, Report
+from shoal._participant import DataRange, Participant, Report
 from shoal._rpc import RpcServer, channel
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.client import Client
@@ -80,10 +82,43 @@ def updates(first: int) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def pinned_draws() -> Iterator[None]:
-    """Has clients draw the same tokens and process names each time."""
-    with mock.patch.object(secrets, "token_hex", lambda nbytes=32: "5a" * nbytes):
+def pinned_draws(byte: str = "5a") -> Iterator[None]:
+    """Has clients draw the same tokens and process names each time: this byte, again and again."""
+    with mock.patch.object(secrets, "token_hex", lambda nbytes=32: byte * nbytes):
         yield
+
+
+def checkpoint_files(folder: Path) -> dict[str, bytes]:
+    """The files of the checkpoint that `a_cluster` takes, by name, in their comparable form.
+
+    Of the manifest that is: without the time of the cut, the version of Shoal and the checksum of all that, and with the
+    entries of protobuf's maps in order. Its layout has to be the one that it always has.
+    """
+    files = {path.name: path.read_bytes() for path in sorted((folder / "first" / "00000001").iterdir())}
+    record = json.loads(files["manifest.json"])
+
+    def text() -> bytes:
+        return (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
+
+    assert files["manifest.json"] == text(), "a manifest is laid out in another way"
+    for name in ("created_at", "writer", "sum"):
+        assert record[name]
+        record[name] = 0
+    _sort_maps(record)
+    return {**files, "manifest.json": text()}
+
+
+def _sort_maps(value: object, name: str = "") -> None:
+    if isinstance(value, list):
+        for item in value:
+            _sort_maps(item)
+    elif isinstance(value, dict):
+        if name in ("hyperparameters", "parameters", "values", "staleness"):
+            entries = sorted(value.items())
+            value.clear()
+            value.update(entries)
+        for inner, item in value.items():
+            _sort_maps(item, inner)
 
 
 def fixed_names() -> dict[str | bytes, str | bytes]:
@@ -157,6 +192,14 @@ class PinnedCoordinator:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+@contextmanager
+def pinned_cluster(folder: Path, store: str = "memory") -> Iterator[tuple[PinnedCoordinator, ShardServers, Clock]]:
+    """A coordinator and two servers, which are no members yet, with one folder of checkpoints."""
+    clock = Clock()
+    with bare_servers(2, folder) as servers, PinnedCoordinator(store, folder, clock) as coordinator:
+        yield coordinator, servers, clock
 
 
 # What scenarios are given.
@@ -404,6 +447,186 @@ def shared_memory(wire: Wire) -> None:
             del values
         a.pull()
 
+
+GIVEN = {"kernel": whole_numbers(MIXED)["kernel"]}
+"""Initial values that the program brings."""
+
+
+class Worker:
+    """A worker of the cluster, as its daemon and its trainer are one; `with` has it leave."""
+
+    def __init__(self, coordinator: CoordinatorClient, name: str) -> None:
+        self._replies: list[coordinator_pb2.HeartbeatReply] = []
+        self._heard = threading.Semaphore(0)
+        self._coordinator = coordinator
+        self.name = name
+        request = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member=name, device="cpu")
+        with pinned_draws():
+            self.membership = Membership(coordinator, request, on_reply=self._take)
+
+    def _take(self, reply: coordinator_pb2.HeartbeatReply) -> None:
+        self._replies.append(reply)
+        self._heard.release()
+
+    def _wait(self) -> coordinator_pb2.HeartbeatReply:
+        assert self._heard.acquire(timeout=20), "no heartbeat was answered"
+        return self._replies[-1]
+
+    def beat(self) -> coordinator_pb2.HeartbeatReply:
+        """Sends one heartbeat."""
+        self.membership.beat_now()
+        return self._wait()
+
+    def part(self, job: str) -> Participant:
+        """Its part in a job, which the coordinator has given it."""
+        reply = self.beat()
+        assert reply.job == job, f"{self.name} is to work on {reply.job!r}"
+        incarnation = self.membership.incarnation
+        return Participant(self._coordinator, job, self.name, incarnation, reply.assignment, sleep=lambda _: None)
+
+    def __enter__(self) -> "Worker":
+        self.membership.start()
+        self._wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.membership.stop()
+
+
+def register_server(coordinator: CoordinatorClient, name: str, address: str) -> int:
+    """Has a server be a member: its incarnation."""
+    request = coordinator_pb2.RegisterRequest(
+        role=coordinator_pb2.SERVER,
+        member=name,
+        address=address,
+        process=f"process-of-{name}",
+        metrics_address="127.0.0.1:9",
+        version=version("shoal"),
+    )
+    return coordinator.call(coordinator.members.Register, request).incarnation
+
+
+def beat_of_server(coordinator: CoordinatorClient, name: str, incarnation: int) -> None:
+    """A heartbeat with what a server holds and does."""
+    load = coordinator_pb2.ServerLoad(updates=3, received_bytes=1 << 20, sent_bytes=1 << 33, waiting_pulls=1)
+    request = coordinator_pb2.HeartbeatRequest(member=name, incarnation=incarnation, shards=2, bytes=480, load=load)
+    coordinator.call(coordinator.members.Heartbeat, request)
+
+
+def job_of(name: str, **options: object) -> Job:
+    """A job of one worker, whose numbers are exact."""
+    fixed = {
+        "consistency": Asynchronous(),
+        "optimizer": MOMENTUM,
+        "settings": {"hidden": 64},
+        "epochs": 2,
+        "batch_size": 8,
+        "range_size": 16,
+        "shards": 3,
+        "seed": 5,
+        "overlap": False,
+        "checkpoints": CheckpointPolicy(every_s=0.0, at_end=False, keep_last=3),
+    }
+    return Job("programs:linear", name=name, **{**fixed, **options})
+
+
+def report_of(step: int, *, log: tuple[str, ...] = ()) -> Report:
+    """A report of one step."""
+    timing = StepTiming(step, BEGINNING + step, pull=0.25, read=0.125, compute=0.5, push=0.0625)
+    return Report(
+        step=step,
+        accepted=1,
+        samples=8,
+        values={"loss": 1.0 / (1 << step), "accuracy": 0.5},
+        staleness={0: 1},
+        log=log,
+        timings=(timing,),
+    )
+
+
+def take_checkpoint(coordinator: CoordinatorClient, job: str) -> None:
+    """Asks for one."""
+    coordinator.call(coordinator.jobs.TakeCheckpoint, job_pb2.TakeCheckpointRequest(job=job))
+
+
+def a_cluster(wire: Wire) -> None:
+    """The life of a job with data, evaluations and checkpoints; a job that goes on from it and fails; one cancelled."""
+    with ExitStack() as stack, mock.patch.dict(os.environ, SHOAL_TRANSPORT="grpc"):
+        client = stack.enter_context(Client(wire.addresses["coordinator"], retry_for_s=0.0))
+        coordinator = CoordinatorClient(wire.addresses["coordinator"], retry_for_s=0.0)
+        stack.callback(coordinator.close)
+        lives = {}
+        for name in ("server-0", "server-1"):
+            lives[name] = register_server(coordinator, name, wire.addresses[name])
+            beat_of_server(coordinator, name, lives[name])
+        worker = stack.enter_context(Worker(coordinator, "w0"))
+        _first_job(wire, client, coordinator, worker)
+        _later_jobs(wire, client, worker)
+        request = coordinator_pb2.DrainRequest(member="server-1", incarnation=lives["server-1"])
+        coordinator.call(coordinator.members.Drain, request)
+        client.status()
+
+
+def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worker: Worker) -> None:
+    evaluation = EvaluationPolicy(every_steps=2, at_end=False, metric="loss", patience=3)
+    with pinned_draws():
+        job = client.submit(job_of("first", evaluation=evaluation))
+        client.submit(job_of("first", evaluation=evaluation))  # the token is the same: the first one's answer
+    with pinned_draws("6b"), refused(errors.JobExists):
+        client.submit(job_of("first"))
+    with refused(errors.NotPlaced):
+        take_checkpoint(coordinator, "first")
+    part = worker.part("first")
+    assert part.spec.seed == 5
+    part.describe({**MIXED, **GIVEN}, examples=64)
+    wire.advance(2.0)
+    with part.enter() as training:
+        for step in range(3):
+            leased = part.lease(done=step)
+            values = training.pull()
+            assert (step, values["kernel"].shape) == (step, (6, 4))
+            cursor = Cursor(leased.lease, 8)
+            training.push(whole_numbers(TRAINED, step + 1), updates=updates(step), weight=8.0, cursor=cursor)
+            wire.mark()
+            wire.advance(0.5)
+            part.report(report_of(step + 1, log=(f"step {step} is done",)))
+            turn = part.ask_evaluation(step + 1)
+            if turn.number:
+                found = Evaluation(turn.number, step + 1, {"loss": 0.25, "accuracy": 0.75}, examples=16, seconds=1.5)
+                part.report_evaluation(found)
+            if step == 1:
+                take_checkpoint(coordinator, "first")
+        beat_of_server(coordinator, "server-0", 1)
+        job.status(), client.jobs(), job.data(), job.timings(last=2), client.status()
+        with refused(errors.JobRunning):
+            job.drop()
+        while isinstance(leased := part.lease(done=leased.lease), DataRange):
+            pass
+    part.finish()
+    wire.advance(1.0)
+    job.result()
+    list(job.events(follow=False))
+
+
+def _later_jobs(wire: Wire, client: Client, worker: Worker) -> None:
+    with pinned_draws():
+        again = client.submit(job_of("again", restore="first/1"))
+    part = worker.part("again")
+    part.describe({**MIXED, **GIVEN}, examples=64)
+    with part.enter() as training:
+        training.pull()
+        wire.mark()
+    part.finish("Traceback: the program has failed")
+    assert part.failure()
+    list(again.events(follow=False))
+    with pinned_draws():
+        waiting = client.submit(job_of("waiting", workers=2, min_workers=2))
+    waiting.cancel()
+    list(waiting.events(follow=False))
+    waiting.drop()
+    again.drop()
+    with refused(errors.UnknownJob):
+        client.job("nobody").status()
 
 ON_SERVERS: Mapping[str, tuple[Callable[[Wire], None], int]] = {
     "two-servers": (two_servers, 2),
