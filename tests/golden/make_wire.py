@@ -1,6 +1,18 @@
-"""Writes wire/*.jsonl: what passes between clients, servers and the coordinator of this tree, byte for byte.
+"""Generator of wire/: what passes between clients, servers and the coordinator of this tree, byte for byte.
 
     .venv/bin/python tests/golden/make_wire.py [NAME ...]
+
+Each recording wire/NAME.jsonl is a conversation, one JSON object a line: a gRPC call with its messages and status, a
+turn on a lane with its frames, or a step of the coordinator's clock. Bytes are in base64. `wire_scenarios.py` of
+`tests/support` has what clients do in each, and `wire_recording.py` the format and the fields that a recording cannot
+hold. wire/checkpoint/ has the files of the checkpoint that "cluster" takes. `tests/contract/test_wire_recording.py`
+replays all of it.
+
+Fixed: the coordinator's clock and id, the tokens and process names that clients draw, all names, values and gradients.
+Replaced by stand-ins: addresses, the token of lanes, the machine's boot id, name and nonce of shared memory, and the
+version of Shoal. Cleared: the time and the duration of a checkpoint. A second run writes the same bytes.
+
+Write the recordings again only for a deliberate change of the wire, and read the difference before you commit it.
 """
 
 import sys

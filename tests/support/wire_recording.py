@@ -1,15 +1,15 @@
 """Recordings of the wire: how calls and frames are noted, kept in files, compared, and played to either side.
 
-A conversation is what passes between clients and servers, in order, as bytes: gRPC messages, statuses and error details,
-and the frames of lanes. `Recorder` stands between real clients and real servers and notes it. `play` is a client that
-sends what was recorded; `Players` are servers that answer with what was recorded.
+A conversation is what passes between clients and servers, in order, as bytes: gRPC messages, statuses, error details,
+and the frames of lanes. `Recorder` stands between real clients and real servers and notes it. `Playing` is a client
+that sends what was recorded. `Players` are servers that answer with what was recorded.
 
-Bytes are compared as they are, except in the messages that cannot be the same twice:
+Bytes are compared as they are, except in messages that cannot be the same twice:
 
 - `STAND_INS` lists the fields that hold an address, a secret or a version of the process at hand. The recording has a
-  fixed value in place of each; whoever plays it puts the present value back. So the test still sees that the field holds
-  the right value.
-- `CLEARED` lists the fields that hold a time which nobody can pass in.
+  fixed value in place of each, and a replay puts the present value back. So the test still checks that the field
+  holds the right value.
+- `CLEARED` lists the fields that hold a time which no caller can pass in.
 - Protobuf does not fix the order of a map's entries. A message type that can hold a map is decoded and encoded again
   with its entries in order. Unknown fields stay, so a field whose number has changed is still found.
 
@@ -60,7 +60,7 @@ STAND_INS = {
 # Of a checkpoint: `time.time()` at the cut, and what has passed since. A status has the former as well.
 CLEARED = {"shoal.v1.Checkpoint.time", "shoal.v1.CheckpointEnd.seconds"}
 
-# Of a lane: kind, three zero bytes, length; and the kinds that are looked into. By the table in the proto, not by a module.
+# A frame's header: kind, three zero bytes, length. It and the kinds are as in the proto's table, not as in a module.
 HEADER = struct.Struct("<B3sI")
 HELLO, WELCOME, PULL, VALUES, PUSH, COMMIT, PUSHED, ERROR, END = range(1, 10)
 _LANE_KINDS = {HELLO: pb.LaneHello.DESCRIPTOR, ERROR: header_pb2.ErrorDetail.DESCRIPTOR}
@@ -166,9 +166,9 @@ class Turn:
     def rewritten(self, names: Names) -> "Turn":
         """The same turn in its comparable form."""
         pieces = []
-        for kind, payload in frames(self.data):
+        for kind, data in frames(self.data):
             known = _LANE_KINDS.get(kind)
-            payload = rewritten(known, payload, names) if known else payload
+            payload = rewritten(known, data, names) if known else data
             pieces.append(HEADER.pack(kind, bytes(3), len(payload)) + payload)
         return Turn(self.lane, self.side, b"".join(pieces), self.slot, self.memory)
 
@@ -213,7 +213,8 @@ def _is_unstable(kind: Descriptor) -> bool:
         if descriptor.GetOptions().map_entry:
             return True
         own = {it.full_name for it in descriptor.fields}
-        return bool(own & (STAND_INS | CLEARED)) or any(found(it.message_type) for it in descriptor.fields if it.message_type)
+        inner = [it.message_type for it in descriptor.fields if it.message_type]
+        return bool(own & (STAND_INS | CLEARED)) or any(map(found, inner))
 
     return found(kind)
 
@@ -329,6 +330,15 @@ def make_call(channel: grpc.Channel, to: str, method: str, requests: Sequence[by
         status, details = call.code().name, call.details()
         error = dict(call.trailing_metadata() or ()).get(ERROR_KEY, b"")
     return Call(to, method, tuple(requests), tuple(replies), status, details, error)
+
+
+def make_calls(address: str, requests: Sequence[tuple[str, bytes]]) -> list[Call]:
+    """Asks a coordinator several things, each by its method and request, one after the other."""
+    with ExitStack() as stack:
+        channel = grpc.insecure_channel(address)
+        stack.callback(channel.close)
+        calls = [make_call(channel, "coordinator", method, [request]) for method, request in requests]
+    return [call.rewritten({}) for call in calls]
 
 
 # Between real clients and real servers.
@@ -626,9 +636,10 @@ class Playing:
                 said = hello.segment
                 segment = self._stack.enter_context(Segment.create(said.slots * said.slot_bytes))
                 self._segments[turn.lane] = segment, said.slot_bytes
-                self._names = {
-                    name: it for name, it in self._names.items() if it not in (said.name, said.nonce)
-                } | {segment.name: said.name, segment.nonce: said.nonce}
+                self._names = {name: it for name, it in self._names.items() if it not in (said.name, said.nonce)} | {
+                    segment.name: said.name,
+                    segment.nonce: said.nonce,
+                }
 
     def _hear(self, turn: Turn) -> Turn:
         heard = b""

@@ -48,7 +48,6 @@ from shoal_coordinator.placement import Candidate, assign_shards, plan_shards
 from shoal_coordinator.servicers import CoordinatorService, JobsService
 from shoal_coordinator.store import open_store
 from waiting import wait_until
-from wire_recording import Names
 
 # When the coordinator's clock begins: seconds of Unix time.
 BEGINNING = 1_700_000_000.0
@@ -91,8 +90,8 @@ def pinned_draws(byte: str = "5a") -> Iterator[None]:
 def checkpoint_files(folder: Path) -> dict[str, bytes]:
     """The files of the checkpoint that `a_cluster` takes, by name, in their comparable form.
 
-    Of the manifest that is: without the time of the cut, the version of Shoal and the checksum of all that, and with the
-    entries of protobuf's maps in order. Its layout has to be the one that it always has.
+    The manifest's is without the time of the cut, the version of Shoal and the checksum, and has the entries of
+    protobuf's maps in order. The text itself has to be laid out as this function lays it out.
     """
     files = {path.name: path.read_bytes() for path in sorted((folder / "first" / "00000001").iterdir())}
     record = json.loads(files["manifest.json"])
@@ -113,7 +112,7 @@ def _sort_maps(value: object, name: str = "") -> None:
         for item in value:
             _sort_maps(item)
     elif isinstance(value, dict):
-        if name in ("hyperparameters", "parameters", "values", "staleness"):
+        if name in ("hyperparameters", "parameters", "values", "staleness", "done", "held", "ranks", "told"):
             entries = sorted(value.items())
             value.clear()
             value.update(entries)
@@ -306,7 +305,7 @@ def refused(kind: type[errors.ShoalError]) -> Iterator[None]:
 
 
 def two_servers(wire: Wire) -> None:
-    """Two phases over two servers by gRPC, with every dtype and aggregation; refusals; a checkpoint's calls; the end."""
+    """Two phases over two servers by gRPC, all dtypes and aggregations, refusals, a checkpoint's calls, the end."""
     job = JobOnServers(wire, "two", MIXED, servers=2, shards=3, mode=Asynchronous(), transport="grpc")
     job.create()
     with job.client() as reader:
@@ -506,6 +505,22 @@ def register_server(coordinator: CoordinatorClient, name: str, address: str) -> 
     return coordinator.call(coordinator.members.Register, request).incarnation
 
 
+def register_worker(coordinator: CoordinatorClient, name: str) -> int:
+    """Has a worker be a member, without a thread that beats: its incarnation."""
+    request = coordinator_pb2.RegisterRequest(
+        role=coordinator_pb2.WORKER, member=name, device="cpu", process=f"process-of-{name}"
+    )
+    return coordinator.call(coordinator.members.Register, request).incarnation
+
+
+def part_of(coordinator: CoordinatorClient, name: str, incarnation: int, sleep: Callable[[], object]) -> Participant:
+    """The part in a job that the coordinator has given a worker."""
+    request = coordinator_pb2.HeartbeatRequest(member=name, incarnation=incarnation)
+    reply = coordinator.call(coordinator.members.Heartbeat, request)
+    assert reply.job, f"{name} has no part in a job"
+    return Participant(coordinator, reply.job, name, incarnation, reply.assignment, sleep=lambda _: sleep())
+
+
 def beat_of_server(coordinator: CoordinatorClient, name: str, incarnation: int) -> None:
     """A heartbeat with what a server holds and does."""
     load = coordinator_pb2.ServerLoad(updates=3, received_bytes=1 << 20, sent_bytes=1 << 33, waiting_pulls=1)
@@ -627,6 +642,7 @@ def _later_jobs(wire: Wire, client: Client, worker: Worker) -> None:
     again.drop()
     with refused(errors.UnknownJob):
         client.job("nobody").status()
+
 
 ON_SERVERS: Mapping[str, tuple[Callable[[Wire], None], int]] = {
     "two-servers": (two_servers, 2),
