@@ -21,6 +21,7 @@ from shoal.checkpoints import Checkpoints
 from shoal.client import Client
 from shoal.events import StateChanged
 from shoal.status import JobState
+from shoal_coordinator.store import open_store
 from wire_recording import load, make_calls, shown
 from wire_scenarios import (
     GIVEN,
@@ -78,6 +79,18 @@ def test_a_coordinator_answers_as_one_of_then_did(started):
     answers = make_calls(coordinator.address, [(call.method, call.requests[0]) for call in recorded])
     for answer, expected in zip(answers, recorded, strict=True):
         assert answer == expected, f"{shown(answer)}\n\ninstead of\n\n{shown(expected)}"
+
+
+def test_a_coordinator_knows_every_record_as_it_was_written(files, checkpoints):
+    """What it would write is what it has read, byte for byte: no field was lost or taken for another."""
+    with closing(open_store(str(files / "coordinator.db"))) as store:
+        written = store.load()
+    rig = PinnedCoordinator(str(files / "coordinator.db"), checkpoints, Clock(NOW))
+    with rig, rig.coordinator.reading() as (machine, _):
+        known = machine.records()
+    assert {key: known.get(key) for key in written} == written
+    # Jobs that never ran have nothing to tell; their tallies are written with a worker that goes.
+    assert known.keys() - written.keys() == {"job/3/tally", "job/4/tally"}
 
 
 def test_users_see_all_that_was_there(started):
