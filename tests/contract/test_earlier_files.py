@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shard_servers import ShardServers
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import open_folder
-from shoal._coordinator import CoordinatorClient
-from shoal._cursor import Cursor
-from shoal._participant import DataRange
+from shoal._rpc.coordinator import CoordinatorClient
+from shoal._training.participant import DataRange
+from shoal._wire.cursor import Cursor
 from shoal.checkpoints import Checkpoints
 from shoal.client import Client
 from shoal.events import StateChanged
 from shoal.status import JobState
-from shoal_coordinator.store import open_store
-from wire_recording import load, make_calls, shown
-from wire_scenarios import (
+from shoal_coordinator.persistence.store import open_store
+from support.clusters.shard_servers import ShardServers
+from support.recordings.wire_recording import load, make_calls, shown
+from support.recordings.wire_scenarios import (
     GIVEN,
     MIXED,
     MOMENTUM,

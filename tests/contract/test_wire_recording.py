@@ -7,8 +7,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from wire_recording import CHECKPOINT, FOLDER, Entry, Players, Playing, Recorder, load, shown
-from wire_scenarios import ON_SERVERS, Wire, a_cluster, bare_servers, checkpoint_files, fixed_names, pinned_cluster
+from support.recordings.wire_recording import CHECKPOINT, FOLDER, Entry, Players, Playing, Recorder, load, shown
+from support.recordings.wire_scenarios import (
+    ON_SERVERS,
+    Wire,
+    a_cluster,
+    bare_servers,
+    checkpoint_files,
+    fixed_names,
+    pinned_cluster,
+)
 
 
 def assert_same(answers: Sequence[Entry], recorded: Sequence[Entry]) -> None:

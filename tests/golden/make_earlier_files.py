@@ -26,21 +26,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from shoal._coordinator import CoordinatorClient
-from shoal._cursor import Cursor
-from shoal._participant import Participant
+from shoal._rpc.coordinator import CoordinatorClient
+from shoal._training.participant import Participant
+from shoal._wire.cursor import Cursor
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.client import Client
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.optim import Adam
 from shoal.status import Evaluation
 from shoal.v1 import coordinator_pb2, job_pb2
-from wire_recording import make_calls, write
-from wire_scenarios import (
+from support.recordings.wire_recording import make_calls, write
+from support.recordings.wire_scenarios import (
     GIVEN,
     MIXED,
     TRAINED,

@@ -19,10 +19,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from wire_recording import CHECKPOINT, FOLDER, Entry, Recorder, write
-from wire_scenarios import ON_SERVERS, Wire, a_cluster, bare_servers, checkpoint_files, fixed_names, pinned_cluster
+from support.recordings.wire_recording import CHECKPOINT, FOLDER, Entry, Recorder, write
+from support.recordings.wire_scenarios import (
+    ON_SERVERS,
+    Wire,
+    a_cluster,
+    bare_servers,
+    checkpoint_files,
+    fixed_names,
+    pinned_cluster,
+)
 
 
 def on_servers(name: str) -> list[Entry]:

@@ -19,17 +19,16 @@ from unittest import mock
 import ml_dtypes
 import numpy as np
 
-from shard_servers import ShardServers
 from shoal import errors, optim
 from shoal._checkpoint.folders import open_folder
-from shoal._coordinator import CoordinatorClient, Membership
-from shoal._cursor import Cursor
-from shoal._host import host_id
-from shoal._layout import Placement
-from shoal._links import Transport
-from shoal._parameters import ParameterClient
-from shoal._participant import DataRange, Participant, Report
 from shoal._rpc import RpcServer, channel
+from shoal._rpc.coordinator import CoordinatorClient, Membership
+from shoal._system.host import host_id
+from shoal._training.parameters import ParameterClient
+from shoal._training.participant import DataRange, Participant, Report
+from shoal._transport.links import Transport
+from shoal._wire.cursor import Cursor
+from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.client import Client
 from shoal.consistency import Asynchronous, Consistency, Synchronous
@@ -42,12 +41,13 @@ from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2, job_pb2,
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal.variables import Variable
-from shoal_coordinator.cluster import ClusterPolicy
+from shoal_coordinator.api.servicers import CoordinatorService, JobsService
+from shoal_coordinator.cluster.machine import ClusterPolicy
+from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.placement import Candidate, assign_shards, plan_shards
-from shoal_coordinator.servicers import CoordinatorService, JobsService
-from shoal_coordinator.store import open_store
-from waiting import wait_until
+from shoal_coordinator.persistence.store import open_store
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
 
 # When the coordinator's clock begins: seconds of Unix time.
 BEGINNING = 1_700_000_000.0

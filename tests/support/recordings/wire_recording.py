@@ -36,11 +36,11 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from shoal._segment import Segment
+from shoal._transport.segment import Segment
 from shoal.v1 import coordinator_pb2, header_pb2, job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
-FOLDER = Path(__file__).parents[1] / "golden" / "wire"
+FOLDER = Path(__file__).parents[2] / "golden" / "wire"
 CHECKPOINT = FOLDER / "checkpoint"
 ERROR_KEY = "shoal-error-bin"
 TIMEOUT_S = 20.0
