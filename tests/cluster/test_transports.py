@@ -12,6 +12,7 @@ import pytest
 
 import shoal
 from shoal import _rpc, optim
+from shoal._segment import FOLDER_VARIABLE
 from shoal.status import Role
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
@@ -85,7 +86,10 @@ def test_a_full_dev_shm_is_no_obstacle(shared_cluster):
     if subprocess.run([*alone, command, "sh", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount a tmpfs")
     session = [sys.executable, "-c", SESSION, shared_cluster.address, "cramped"]
-    done = subprocess.run([*alone, command, "sh", *session], capture_output=True, text=True, timeout=60, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+    done = subprocess.run(
+        [*alone, command, "sh", *session], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert "pulled -1.0" in done.stdout
     assert "its bytes go over TCP" in done.stdout

@@ -382,8 +382,8 @@ class Segment(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     SLOT_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """In /dev/shm: "shoal-" and 32 hexadecimal digits. The server opens it only if it belongs to its own user and nobody
-    else may.
+    """In /dev/shm, or the folder that SHOAL_SHARED_MEMORY names: "shoal-" and 32 hexadecimal digits. The server opens it
+    only if it belongs to its own user and nobody else may.
     """
     nonce: _builtins.bytes
     """16 random bytes in the segment's header: proof that both see the same memory."""

@@ -22,6 +22,7 @@ READ_ELSEWHERE = {
     "SHOAL_POD_NAME",
     "SHOAL_POD_NAMESPACE",
     "SHOAL_SERVICE",
+    "SHOAL_SHARED_MEMORY",
     "SHOAL_TRANSPORT",
 }
 _NOT_OURS = {"OMP_NUM_THREADS", *(name for name in vars(environment_variables) if name.startswith("OTEL_"))}
