@@ -1,9 +1,7 @@
 """Image data sets: idx files, CIFAR-10 and folders; what they give, and what users hear when files are bad."""
 
 import gzip
-import hashlib
 import os
-import pickle
 import struct
 import threading
 from contextlib import suppress
@@ -211,20 +209,10 @@ def cifar(tmp_path):
     return tmp_path
 
 
-def test_the_writer_here_writes_what_the_authors_published():
-    """The sum is of their `batches.meta`, 158 bytes, as torchvision and others compare it."""
-    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-    published = meta(names)
-    assert len(published) == 158
-    assert hashlib.md5(published, usedforsecurity=False).hexdigest() == "5ff9c542aee3614f3951f8cda6e48888"
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_cifar_of_more_images_than_are_written_at_a_time(cifar, order):
-    """So are the published ones, of 10,000: labels and names in pieces, and numbers of what is kept beyond a byte."""
+def test_cifar_of_more_images_than_are_written_at_a_time(cifar):
     images = RNG.integers(0, 256, (1001, 3072), np.uint8)
     labels = RNG.integers(0, 3, 1001).tolist()
-    (cifar / "test_batch").write_bytes(python2(np.asarray(images, order=order), labels))
+    (cifar / "test_batch").write_bytes(python2(images, labels))
     x, y = Cifar10(cifar, train=False).batch(np.arange(1001))
     np.testing.assert_array_equal(x, images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     assert y.tolist() == labels
@@ -240,54 +228,12 @@ def test_cifar_as_it_is_published(cifar):
     assert test.batch(np.arange(4))[1].tolist() == [2, 1, 0, 2]
 
 
-@pytest.mark.parametrize("protocol", [3, 4])
-@pytest.mark.parametrize("images", [CIFAR, np.asfortranarray(CIFAR)], ids=["rows", "columns"])
-def test_cifar_that_was_written_anew_by_python_3(cifar, protocol, images):
-    content = {"data": images, "labels": [0, 1, 2, 0], b"filenames": ["a.png"] * 4, "more": (1, None, True, 1 << 40)}
-    (cifar / "test_batch").write_bytes(pickle.dumps(content, protocol))
-    x, _ = Cifar10(cifar, train=False).batch(np.arange(4))
-    np.testing.assert_array_equal(x, CIFAR.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-
-
-class Evil:
-    def __reduce__(self):
-        return os.mkdir, ("made-by-evil",)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_what_a_file_asks_for_is_not_run(cifar, protocol, monkeypatch):
-    monkeypatch.chdir(cifar)
-    (cifar / "test_batch").write_bytes(pickle.dumps({"data": Evil(), "labels": []}, protocol))
-    with refused(r"test_batch, at byte \d+, asks for posix.mkdir, which no data needs; nothing of it was run"):
-        Cifar10(cifar, train=False)
-    assert not (cifar / "made-by-evil").exists()
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"", "is empty"),
         (python2(CIFAR, [0, 1, 2, 0])[:-9], "at byte .* bytes more are to follow"),
-        (b"\x80\x05}.", "it is of protocol 5; 2 to 4 are read"),
-        (b"\x80\x02]q\x01.", "a list is where a dict belongs"),
-        (b"\x80\x02}(K\x01K\x02u.", "a int is where a text belongs"),
-        (b"\x80\x02}(\x85K\x02u.", "a tuple is where a dict belongs"),
-        (b"\x80\x02(.", "at byte 3"),
-        (b"\x80\x02ibuiltins\nexec\n.", "the opcode 69 is none that"),
-        (b"\x80\x02cnumpy\ndtype\nU\x02O8\x85R.", "what it makes is no array of bytes"),
-        (b"\x80\x02cnumpy\nndarray\nK\x01\x85R.", "what it makes is no array of bytes"),
-        (b"\x80\x02}K\x01b.", "what it fills is no array"),
-        (b"\x80\x02}h\x07.", "makes no sense"),
-        (b"\x80\x02}T\xff\xff\xff\xff.", "bytes more are to follow"),
-        (b"\x80\x02}.", "has no 'data'"),
-        (python2(CIFAR, [0, 1, 2]), "'labels' is 3, not a list with a label for each of 4 images"),
         (python2(CIFAR, [0, 1, 2, 3]), "'labels' has one that is no whole number from 0 to 2"),
-        (
-            pickle.dumps({"data": CIFAR[:, 1:], "labels": [0] * 4}, 4),
-            r"'data' is \(4, 3071\), not an array \[n, 3072\]",
-        ),
-        (pickle.dumps({"data": CIFAR.astype(np.int16), "labels": [0] * 4}, 4), "no array of bytes"),
-        (pickle.dumps({"data": [1], "labels": [0] * 4}, 4), "'data' is list"),
     ],
 )
 def test_cifar_that_is_damaged_or_something_else(cifar, content, said):
