@@ -14,11 +14,11 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import ShardLayout
 from shoal.variables import Variable
-from shoal_server.shards import events
-from shoal_server.shards.arena import Arena
-from shoal_server.shards.consistency import Apply, mode_for
-from shoal_server.shards.snapshot import Snapshot
-from shoal_server.shards.state import Admission, ShardState
+from shoal_server import shard_events as events
+from shoal_server.arena import Arena
+from shoal_server.consistency import Apply, mode_for
+from shoal_server.shard_state import ShardState
+from shoal_server.snapshot import Snapshot
 
 E = TypeVar("E")
 
@@ -237,11 +237,6 @@ class Shard:
             values, slots = [arena.values for arena in self._arenas], [arena.slots for arena in self._arenas]
             self._snapshot = Snapshot(self._state.version, self.layout, values, slots)
         return self._snapshot
-
-    def history(self) -> list[Admission]:
-        """The latest admissions, oldest first."""
-        with self._lock:
-            return list(self._state.history)
 
     def _push(self, event: events.PushStaged | events.PushCommitted) -> events.AnswerPush:
         return _only(self._handle(event), events.AnswerPush)

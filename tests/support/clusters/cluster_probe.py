@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from shoal import Client, Session, _rpc
-from shoal._wire.layout import Placement
-from shoal.v1 import job_pb2, parameter_server_pb2_grpc
-from shoal.v1 import parameter_server_pb2 as pb
+import history_server
+from shoal import Client, Session
+from shoal._layout import Placement
+from shoal.v1 import job_pb2
+from shoal_server.shard_state import Admission
 
 
 def placement(client: Client, job: str) -> Placement:
@@ -16,18 +17,13 @@ def placement(client: Client, job: str) -> Placement:
     return Placement.from_proto(coordinator.call(coordinator.jobs.GetPlacement, job_pb2.GetPlacementRequest(job=job)))
 
 
-def histories(client: Client, job: str) -> dict[int, list[pb.Admission]]:
-    """By shard: what its server says that it let pull and push, oldest first."""
-    found = {}
-    for shard in placement(client, job).shards:
-        with _rpc.channel(shard.address) as channel:
-            stub = parameter_server_pb2_grpc.ParameterServerStub(channel)
-            index = shard.layout.shard
-            found[index] = list(stub.GetHistory(pb.GetHistoryRequest(job=job, shard=index)).admissions)
-    return found
+def histories(client: Client, job: str) -> dict[int, list[Admission]]:
+    """By shard: what its server, a `history_server`, says that it let pull and push, oldest first."""
+    shards = placement(client, job).shards
+    return {shard.layout.shard: history_server.ask(shard.address, job, shard.layout.shard) for shard in shards}
 
 
-def leads_of(history: Sequence[pb.Admission]) -> tuple[list[int], dict[str, int]]:
+def leads_of(history: Sequence[Admission]) -> tuple[list[int], dict[str, int]]:
     """How far ahead of the slowest each admitted pull was, and the steps that each worker finished.
 
     By the clocks as the pushes before a line left them, not as the server says that it saw them.
@@ -35,7 +31,7 @@ def leads_of(history: Sequence[pb.Admission]) -> tuple[list[int], dict[str, int]
     finished = dict.fromkeys({admission.worker for admission in history}, 0)
     leads = []
     for admission in history:
-        if admission.kind == pb.Admission.PULL:
+        if admission.kind == "pull":
             leads.append(admission.step - min(finished.values()))
         else:
             finished[admission.worker] = admission.step + 1
