@@ -12,8 +12,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pull_replies import decode_values
 from shoal import errors
-from shoal._wire.chunks import Buffer, Chunk, decode_push, decode_values, encode_push, encode_values
+from shoal._chunks import Buffer, Chunk, decode_push, encode_push, encode_values
 from shoal.v1 import header_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from pull_replies import decode_values
 from shoal import consistency, errors, initializers, optim
-from shoal._wire.chunks import decode_values
-from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
-from shoal._wire.limits import CHUNK_BYTES
+from shoal._layout import ArenaLayout, ShardLayout, Slice
+from shoal._limits import CHUNK_BYTES
 from shoal.variables import Variable
 from shoal_server.serving.pulls import Answer, PendingPull, replies
 from shoal_server.shards.shard import JobTerms, Shard, Stamp
