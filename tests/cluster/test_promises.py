@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 from digits import Digits
 
-import exact_worker
-import forms
-import history_server
 import shoal
 from shoal import initializers, optim, partitioners
 from shoal.events import MetricsReported
 from support import forms
-from support.clusters import exact_worker
+from support.clusters import exact_worker, history_server
 from support.clusters.cluster_probe import histories, in_sessions, leads_of, placement
 
 pytestmark = pytest.mark.cluster

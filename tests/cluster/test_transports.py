@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal import _rpc, optim
-from shoal._segment import FOLDER_VARIABLE
+from shoal._transport.segment import FOLDER_VARIABLE
 from shoal.status import Role
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub

@@ -8,9 +8,6 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-import history_server
-from cluster_probe import leads_of
-from shard_servers import ShardServers
 from shoal import consistency, errors, optim
 from shoal._training.overlap import Pipeline
 from shoal._training.participant import FINISHED, WAIT, DataRange
@@ -20,6 +17,7 @@ from shoal.variables import Variable
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
 from shoal_worker.training import Training
+from support.clusters import history_server
 from support.clusters.cluster_probe import leads_of
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from shoal._segment import FOLDER_VARIABLE, SHM
+from shoal._transport.segment import FOLDER_VARIABLE, SHM
 
 # The marks of a run and of those that it runs within, the outermost first.
 MARK = "SHOAL_TEST_RUN"

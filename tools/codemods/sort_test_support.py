@@ -6,9 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
-    "": "chaos forms leaks role_metrics s3_server scraping traces waiting witness",
+    "": "chaos forms leaks pull_replies role_metrics s3_server scraping traces waiting witness",
     "clusters": "cluster_probe cluster_rig clusters coordinator_rig exact_worker fake_cluster fake_coordinator "
-    "shard_servers supervised",
+    "history_server shard_servers supervised",
     "faults": "checkpoint_writer half_a_push mortal_coordinator mortals store_writer",
     "programs": "broken_programs data_programs evaluated_programs model_data model_steps page_programs "
     "recovery_programs traced_programs",

@@ -4,7 +4,11 @@ Coordinators, servers and workers import it, and so do the command line and `sho
 """
 
 from shoal._role.process import RoleProcess
+from shoal._role.web_server import Bounds, WebServer, in_thread
 
 __all__ = [
+    "Bounds",
     "RoleProcess",
+    "WebServer",
+    "in_thread",
 ]

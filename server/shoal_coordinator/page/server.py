@@ -9,8 +9,8 @@ from importlib.metadata import version
 import structlog
 
 from shoal import _rpc, errors
-from shoal._checkpoint.folders import Folder
-from shoal._web_server import Bounds, WebServer
+from shoal._checkpoint import Folder
+from shoal._role import Bounds, WebServer
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.page.app import make_app
 from shoal_coordinator.page.guard import Rules

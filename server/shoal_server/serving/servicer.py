@@ -18,9 +18,9 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from shoal_server.checkpoints import Saver, saving
 from shoal_server.metrics import ServerMetrics
-from shoal_server.pulls import PullCall, Send
-from shoal_server.saver import Saver
-from shoal_server.shard import JobTerms
+from shoal_server.serving import pushes
+from shoal_server.serving.pulls import PullCall, Send
+from shoal_server.shards import JobTerms, ShardStore
 from shoal_server.stalls import Stalls
 
 _log = structlog.get_logger(__name__)

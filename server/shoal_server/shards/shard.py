@@ -14,11 +14,11 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import ShardLayout
 from shoal.variables import Variable
-from shoal_server import shard_events as events
-from shoal_server.arena import Arena
-from shoal_server.consistency import Apply, mode_for
-from shoal_server.shard_state import ShardState
-from shoal_server.snapshot import Snapshot
+from shoal_server.shards import events
+from shoal_server.shards.arena import Arena
+from shoal_server.shards.consistency import Apply, mode_for
+from shoal_server.shards.snapshot import Snapshot
+from shoal_server.shards.state import ShardState
 
 E = TypeVar("E")
 

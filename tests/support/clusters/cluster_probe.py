@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import history_server
 from shoal import Client, Session
-from shoal._layout import Placement
+from shoal._wire.layout import Placement
 from shoal.v1 import job_pb2
-from shoal_server.shard_state import Admission
+from shoal_server.shards.state import Admission
+from support.clusters import history_server
 
 
 def placement(client: Client, job: str) -> Placement:

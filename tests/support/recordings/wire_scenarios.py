@@ -342,7 +342,6 @@ def two_servers(wire: Wire) -> None:
         shards = [it.layout.shard for it in job.placement.by_server()[wire.addresses[f"server-{index}"]]]
         with suppress(Exception):  # it is not staged
             stub.Commit(pb.CommitRequest(stamp=stamp, shards=shards))
-        stub.GetHistory(pb.GetHistoryRequest(job="two", shard=shards[0]))
     wire.mark()
     held = job.each("Hold", pb.HoldRequest(job="two", epoch=1, cut=7))
     workers = [worker for reply in held[:1] for worker in reply.workers]

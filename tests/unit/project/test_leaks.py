@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import leaks
-from shoal._segment import SHM, Segment
-from waiting import wait_until
+from shoal._transport.segment import SHM, Segment
+from support import leaks
+from support.waiting import wait_until
 
 # Its parent is gone when the command ends, so that only the mark in its environment tells whose it is.
 ORPHAN = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL)"
@@ -31,7 +31,7 @@ if os.fork() == 0:
 os.wait()
 {until}
 """
-CREATE = "import os, signal; from shoal._segment import Segment; segment = Segment.create(5000); "
+CREATE = "import os, signal; from shoal._transport.segment import Segment; segment = Segment.create(5000); "
 DIE = "os.kill(os.getpid(), signal.SIGKILL)"
 
 

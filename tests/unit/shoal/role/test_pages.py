@@ -145,8 +145,8 @@ def test_a_collector_that_hangs_holds_up_neither_health_nor_the_end(registry):
 
 def test_the_web_server_is_loaded_with_the_first_connection():
     code = """
-import sys, urllib.request, prometheus_client, shoal._role
-pages = shoal._role.RolePages("127.0.0.1:0", prometheus_client.CollectorRegistry())
+import sys, urllib.request, prometheus_client, shoal._role.pages
+pages = shoal._role.pages.RolePages("127.0.0.1:0", prometheus_client.CollectorRegistry())
 print(sorted({"uvicorn", "starlette"} & sys.modules.keys()))
 pages.not_ready = ""
 print(urllib.request.urlopen(f"http://{pages.address}/healthz").read())

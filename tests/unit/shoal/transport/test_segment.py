@@ -15,8 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from shoal import _segment
-from shoal._segment import FOLDER_VARIABLE, HEADER_BYTES, SHM, Segment, SegmentLost, SegmentUnavailable, Slots, sweep
+from shoal._transport import segment as _segment
+from shoal._transport.segment import (
+    FOLDER_VARIABLE,
+    HEADER_BYTES,
+    SHM,
+    Segment,
+    SegmentLost,
+    SegmentUnavailable,
+    Slots,
+    sweep,
+)
 
 NBYTES = 3 * 4096 + 5
 NAME = "shoal-" + "0" * 32
@@ -240,7 +249,7 @@ def test_without_a_folder_for_it_there_is_no_segment(folder):
 
 @pytest.mark.parametrize("named", [True, False])
 def test_the_environment_may_name_the_folder(folder, named):
-    code = "from shoal._segment import SHM; print(SHM)"
+    code = "from shoal._transport.segment import SHM; print(SHM)"
     environment = {**os.environ, FOLDER_VARIABLE: str(folder) if named else ""}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == (str(folder) if named else "/dev/shm")

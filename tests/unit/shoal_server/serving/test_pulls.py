@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from pull_replies import decode_values
 from shoal import consistency, errors, initializers, optim
-from shoal._layout import ArenaLayout, ShardLayout, Slice
-from shoal._limits import CHUNK_BYTES
+from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
+from shoal._wire.limits import CHUNK_BYTES
 from shoal.variables import Variable
 from shoal_server.serving.pulls import Answer, PendingPull, replies
 from shoal_server.shards.shard import JobTerms, Shard, Stamp
+from support.pull_replies import decode_values
 
 STAMP = Stamp("a", 1, 5)
 

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from shoal._web_server import Bounds, WebServer, in_thread
+from shoal._role.web_server import Bounds, WebServer, in_thread
 
 _HINT = "there is /metrics and /healthz here\n"
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"

@@ -10,10 +10,11 @@ from dataclasses import asdict
 import grpc
 from prometheus_client import CollectorRegistry
 
-from shoal import _role, _rpc
+from shoal import _rpc
+from shoal._role import lifecycle
 from shoal_server.process import Server, ServerConfig
-from shoal_server.shard_state import Admission
-from shoal_server.store import ShardStore
+from shoal_server.shards.state import Admission
+from shoal_server.shards.store import ShardStore
 
 SERVICE = "shoal.tests.History"
 
@@ -49,7 +50,7 @@ def start(coordinator: str, name: str, registry: CollectorRegistry, metrics_addr
 
 
 def main(coordinator: str, name: str) -> None:
-    _role.run_role(
+    lifecycle.run_role(
         "server",
         lambda registry, metrics_address: start(coordinator, name, registry, metrics_address),
         metrics_listen="127.0.0.1:0",
