@@ -10,7 +10,7 @@ import structlog
 
 from shoal import _rpc, errors
 from shoal._checkpoint import Folder
-from shoal._role import Bounds, WebServer
+from shoal._role.web_server import Bounds, WebServer
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.page.app import make_app
 from shoal_coordinator.page.guard import Rules

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from shoal import errors
-from shoal._role import in_thread
+from shoal._role.web_server import in_thread
 
 T = TypeVar("T")
 
