@@ -1,15 +1,26 @@
 """What a job says of checkpoints: when they are taken, which are kept, and which one it begins with."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from shoal import errors
+from shoal._job.checks import UINT32, Number, flag
+from shoal._job.codecs import Scalar
+from shoal._job.description import Option, check, decode, described, encode
 from shoal.v1 import job_pb2
 
-_MOST_S, _MOST = 10.0**9, 2**32 - 1
+_MOST_S = 10.0**9
 # Of a job; and of what a job's checkpoints lie under, for each must be one that a job can begin with.
 JOB_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _CHOICE = re.compile(rf"(?P<job>{JOB_NAME.pattern})(?:/(?:(?P<number>(?!0+\Z)[0-9]{{1,18}})|(?P<best>best)))?")
+
+
+def _check_seconds(_field: str, every_s: object) -> None:
+    number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
+    if not number or not (every_s == 0 or 1 <= every_s <= _MOST_S):  # type: ignore[operator] # NaN is none of these
+        raise errors.InvalidJob(f"checkpoints every {every_s!r} s: give 1 s or more, or 0 for none by time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,22 +39,45 @@ class CheckpointPolicy:
         InvalidJob: a number is out of range.
     """
 
-    every_s: float = 600.0
-    every_steps: int = 0
-    at_end: bool = True
-    keep_last: int = 3
-    keep_every: int = 0
+    every_s: float = field(
+        default=600.0,
+        metadata=described(
+            _check_seconds,
+            Option("Seconds from one checkpoint to the next; 0: none by time. By default 600.", ["--checkpoint-s"]),
+        ),
+    )
+    every_steps: int = field(
+        default=0,
+        metadata=described(
+            Number(0, UINT32),
+            Option("Steps from one checkpoint to the next; 0: none by steps.", ["--checkpoint-steps"]),
+        ),
+    )
+    at_end: bool = field(
+        default=True,
+        metadata=described(
+            flag,
+            Option("Take no checkpoint when all workers are through.", ["--no-checkpoint-at-end"], turns_off=True),
+        ),
+    )
+    keep_last: int = field(
+        default=3,
+        metadata=described(
+            Number(1, UINT32),
+            Option("How many of the newest checkpoints stay. By default 3.", ["--keep"]),
+            Scalar(zero_is_default=True),
+        ),
+    )
+    keep_every: int = field(
+        default=0,
+        metadata=described(
+            Number(0, UINT32),
+            Option("Checkpoints whose number is a multiple of this stay as well; 0: none.", ["--keep-every"]),
+        ),
+    )
 
     def __post_init__(self) -> None:
-        _check_seconds(self.every_s)
-        for name, least in (("every_steps", 0), ("keep_last", 1), ("keep_every", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-                raise errors.InvalidJob(
-                    f"{name} of checkpoints is {value!r}; it must be a whole number from {least} to {_MOST}"
-                )
-        if not isinstance(self.at_end, bool):
-            raise errors.InvalidJob(f"at_end of checkpoints is {self.at_end!r}; it must be True or False")
+        check(self, "checkpoints")
 
     @property
     def takes_any(self) -> bool:
@@ -52,30 +86,19 @@ class CheckpointPolicy:
 
     def to_proto(self) -> job_pb2.CheckpointPolicy:
         """The message that carries this policy."""
-        return job_pb2.CheckpointPolicy(
-            every_s=self.every_s,
-            every_steps=self.every_steps,
-            at_end=self.at_end,
-            keep_last=self.keep_last,
-            keep_every=self.keep_every,
-        )
+        return encode(self, job_pb2.CheckpointPolicy)
 
     @classmethod
     def from_proto(cls, message: job_pb2.CheckpointPolicy) -> "CheckpointPolicy":
         """The policy that a message carries; InvalidJob if it makes no sense."""
-        return cls(
-            every_s=message.every_s,
-            every_steps=message.every_steps,
-            at_end=message.at_end,
-            keep_last=message.keep_last or 3,
-            keep_every=message.keep_every,
-        )
+        return cls(**decode(cls, message))
 
 
-def _check_seconds(every_s: object) -> None:
-    number = isinstance(every_s, int | float) and not isinstance(every_s, bool)
-    if not number or not (every_s == 0 or 1 <= every_s <= _MOST_S):  # type: ignore[operator] # NaN is none of these
-        raise errors.InvalidJob(f"checkpoints every {every_s!r} s: give 1 s or more, or 0 for none by time")
+def from_options(given: Mapping[str, Any]) -> CheckpointPolicy | None:
+    """Returns the policy that options ask for, by field: by steps alone where no time is given. None: no option is."""
+    if given.get("every_steps") and "every_s" not in given:
+        return CheckpointPolicy(**given, every_s=0.0)
+    return CheckpointPolicy(**given) if given else None
 
 
 # On demand only: no job of it is slowed by what it did not ask for.
@@ -128,4 +151,4 @@ class CheckpointChoice:
         return cls.parse(f"{message.job}/{which}" if which else message.job, partial=message.partial)
 
 
-__all__ = ["JOB_NAME", "NEVER", "CheckpointChoice", "CheckpointPolicy"]
+__all__ = ["JOB_NAME", "NEVER", "CheckpointChoice", "CheckpointPolicy", "from_options"]

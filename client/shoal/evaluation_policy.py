@@ -3,10 +3,13 @@
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from shoal import errors
+from shoal._job.checks import UINT32, UINT64, Number, OneOf, flag
+from shoal._job.codecs import Named
+from shoal._job.description import Option, check, decode, described, encode
 from shoal._wire.figures import NAMES, is_name
 from shoal.v1 import job_pb2
 
@@ -17,11 +20,20 @@ _GOALS: Mapping[Goal, job_pb2.EvaluationPolicy.Goal.ValueType] = {
     "less": job_pb2.EvaluationPolicy.LESS,
     "more": job_pb2.EvaluationPolicy.MORE,
 }
-_GOAL_NAMES = {code: name for name, code in _GOALS.items()}
 # A metric without a goal: it is one of these if a word of its name begins or ends with one, as "top5" and "logloss" do.
 _LESS = ("loss", "error", "mse", "rmse", "mae", "mape", "nll", "entropy", "perplexity")
 _MORE = ("accuracy", "acc", "auc", "auroc", "top", "f1", "precision", "recall", "iou", "r2", "ndcg", "bleu", "reward")
-_RANGES = {"every_steps": 2**64 - 1, "patience": 2**32 - 1}
+_COUNT = "a whole number, 0 or more"
+
+
+def _check_metric(field: str, value: object) -> None:
+    if not is_name(value):
+        raise errors.InvalidJob(f"{field} is {value!r:.80}; name a figure, by {NAMES}")
+
+
+def _check_gain(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise errors.InvalidJob(f"{field} is {value!r}; it must be a finite number, 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,43 +62,70 @@ class EvaluationPolicy:
         InvalidJob: a value is out of range, or the metric's name does not say which is better, and no goal does.
     """
 
-    every_steps: int = 0
-    at_end: bool = True
-    metric: str = "loss"
-    goal: Goal = "auto"
-    patience: int = 0
-    least_gain: float = 0.0
-    checkpoint_best: bool = False
+    every_steps: int = field(
+        default=0,
+        metadata=described(
+            Number(0, UINT64, _COUNT),
+            Option("Steps from one evaluation of the held-out examples to the next.", ["--evaluate-every"], "STEPS"),
+        ),
+    )
+    at_end: bool = field(
+        default=True,
+        metadata=described(
+            flag, Option("Do not evaluate when all workers are through.", ["--no-evaluation-at-end"], turns_off=True)
+        ),
+    )
+    metric: str = field(
+        default="loss",
+        metadata=described(
+            _check_metric, Option("The figure that says which evaluation is the best. By default loss.", ["--metric"])
+        ),
+    )
+    goal: Goal = field(
+        default="auto",
+        metadata=described(
+            OneOf(_GOALS),
+            Option(
+                "Whether less or more of the metric is better. By default as its name says: less of a loss, more of an "
+                "accuracy.",
+                ["--goal"],
+            ),
+            Named(_GOALS, "goal of evaluation is {}, which this Shoal does not know"),
+        ),
+    )
+    patience: int = field(
+        default=0,
+        metadata=described(
+            Number(0, UINT32, _COUNT),
+            Option("End the job after this many evaluations in a row that are no better; 0: never.", ["--patience"]),
+        ),
+    )
+    least_gain: float = field(
+        default=0.0,
+        metadata=described(
+            _check_gain, Option("How much better an evaluation has to be to count as better.", ["--least-gain"])
+        ),
+    )
+    checkpoint_best: bool = field(
+        default=False,
+        metadata=described(
+            flag,
+            Option("Take a checkpoint at each evaluation that is the best so far: JOB/best.", ["--checkpoint-best"]),
+        ),
+    )
 
     def __post_init__(self) -> None:
-        for name, most in _RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise errors.InvalidJob(f"{name} of evaluation is {value!r}; it must be a whole number, 0 or more")
-        for name in ("at_end", "checkpoint_best"):
-            if not isinstance(getattr(self, name), bool):
-                raise errors.InvalidJob(f"{name} of evaluation is {getattr(self, name)!r}; it must be True or False")
-        self._check_metric()
+        check(self, "evaluation")
+        if self.goal == "auto" and not _named(self.metric, _LESS + _MORE):
+            raise errors.InvalidJob(
+                f"metric of evaluation is {self.metric!r}, whose name does not say whether less or more of it is "
+                'better; set goal to "less" or "more"',
+                metric=self.metric,
+            )
         if not self.every_steps and not self.at_end:
             raise errors.InvalidJob("evaluation neither by steps nor at the end: set every_steps, or leave it out")
         if self.patience and not self.every_steps:
             raise errors.InvalidJob("patience of evaluation without every_steps: nothing is evaluated before the end")
-
-    def _check_metric(self) -> None:
-        metric = self.metric
-        if not is_name(metric):
-            raise errors.InvalidJob(f"metric of evaluation is {metric!r:.80}; name a figure, by {NAMES}")
-        if self.goal not in _GOALS:
-            raise errors.InvalidJob(f"goal of evaluation is {self.goal!r}; it must be one of {', '.join(_GOALS)}")
-        if self.goal == "auto" and not _named(metric, _LESS + _MORE):
-            raise errors.InvalidJob(
-                f"metric of evaluation is {metric!r}, whose name does not say whether less or more of it is better; "
-                'set goal to "less" or "more"',
-                metric=metric,
-            )
-        gain: object = self.least_gain
-        if isinstance(gain, bool) or not isinstance(gain, int | float) or not 0 <= gain < math.inf:
-            raise errors.InvalidJob(f"least_gain of evaluation is {gain!r}; it must be a finite number, 0 or more")
 
     def is_better(self, value: float, best: float) -> bool:
         """Whether a value of the metric counts as better than the best so far. What is no number never does."""
@@ -112,30 +151,20 @@ class EvaluationPolicy:
 
     def to_proto(self) -> job_pb2.EvaluationPolicy:
         """The message that carries this policy."""
-        return job_pb2.EvaluationPolicy(
-            every_steps=self.every_steps,
-            at_end=self.at_end,
-            metric=self.metric,
-            goal=_GOALS[self.goal],
-            patience=self.patience,
-            least_gain=self.least_gain,
-            checkpoint_best=self.checkpoint_best,
-        )
+        return encode(self, job_pb2.EvaluationPolicy)
 
     @classmethod
     def from_proto(cls, message: job_pb2.EvaluationPolicy) -> "EvaluationPolicy":
         """The policy that a message carries; InvalidJob if it makes no sense."""
-        if message.goal not in _GOAL_NAMES:
-            raise errors.InvalidJob(f"goal of evaluation is {message.goal}, which this Shoal does not know")
-        return cls(
-            every_steps=message.every_steps,
-            at_end=message.at_end,
-            metric=message.metric,
-            goal=_GOAL_NAMES[message.goal],
-            patience=message.patience,
-            least_gain=message.least_gain,
-            checkpoint_best=message.checkpoint_best,
-        )
+        return cls(**decode(cls, message))
+
+
+def from_options(given: Mapping[str, Any]) -> EvaluationPolicy | None:
+    """Returns the policy that options ask for, by field.
+
+    None: no option is given, or only the one that there be no evaluation at the end.
+    """
+    return EvaluationPolicy(**given) if given and given != {"at_end": False} else None
 
 
 def _named(metric: str, after: tuple[str, ...]) -> bool:
@@ -143,4 +172,4 @@ def _named(metric: str, after: tuple[str, ...]) -> bool:
     return any(word.startswith(after) or word.endswith(after) for word in words)
 
 
-__all__ = ["EvaluationPolicy", "Goal"]
+__all__ = ["EvaluationPolicy", "Goal", "from_options"]

@@ -1,16 +1,25 @@
-"""What users submit: a job's specification, checked when it is made and again when the coordinator receives it."""
+"""What users submit: a job's specification, checked when it is made and again when the coordinator receives it.
+
+The fields of `Job` describe themselves: their checks, how they travel, their options of `shoal submit` and their JSON
+all come from the metadata here (`shoal._job.description`). What a job does with them does not live here.
+"""
 
 import json
 import random
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
+from shoal import checkpoint_policy, errors, evaluation_policy, optim
 from shoal import consistency as modes
-from shoal import errors, optim
+from shoal._job import settings as settings_
+from shoal._job.checks import UINT32, UINT64, Instance, Number, OneOf, flag, program_name
+from shoal._job.codecs import Carried, Named, Negated, Nested, Scalar, Text
+from shoal._job.description import Group, Option, Told, check, decode, described, encode
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice, CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
+from shoal.optim import _text as optimizer_text
 from shoal.v1 import job_pb2, tensor_pb2
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -21,26 +30,37 @@ _WIRES: Mapping[Wire, tensor_pb2.DType.ValueType] = {
     "bfloat16": tensor_pb2.BFLOAT16,
     "float16": tensor_pb2.FLOAT16,
 }
-_WIRE_NAMES = {code: name for name, code in _WIRES.items()}
-_MAX_SETTINGS_BYTES = 1 << 20
 _MAX_WORKERS = 100_000
-# The wire's widths.
-_UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
-# The smallest and the largest value of each number.
-_RANGES: Mapping[str, tuple[int, int]] = {
-    "workers": (1, _MAX_WORKERS),
-    "min_workers": (0, _MAX_WORKERS),
-    "max_workers": (0, _MAX_WORKERS),
-    "epochs": (1, _UINT32),
-    "batch_size": (1, _UINT32),
-    "range_size": (0, _UINT32),
-    "max_steps": (0, _UINT64),
-    "shards": (0, _UINT32),
-    "seed": (0, _UINT64),
-}
 
 
-@dataclass(frozen=True)
+class _Restore:
+    """The codec of `restore`, whose message has `partial_restore` in it."""
+
+    def encode(self, name: str, owner: "Job") -> Mapping[str, Any]:
+        return {name: owner.source.to_proto()} if owner.source else {}
+
+    def decode(self, name: str, message: Any) -> Mapping[str, Any]:
+        if not message.HasField(name):
+            return {}
+        choice = CheckpointChoice.from_proto(getattr(message, name))
+        return {name: str(choice), "partial_restore": choice.partial}
+
+
+def _check_name(_field: str, name: object) -> None:
+    if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
+        raise errors.InvalidJob(
+            f"job name {name!r} is not 1 to 63 characters of a-z, 0-9 and -, starting with a letter", name=name
+        )
+
+
+def _check_restore(field: str, checkpoint: object) -> None:
+    if not isinstance(checkpoint, str):
+        raise errors.InvalidJob(f"{field} is {checkpoint!r}; name a checkpoint as text, JOB, JOB/NUMBER or JOB/best")
+    if checkpoint:
+        CheckpointChoice.parse(checkpoint)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A training job.
 
@@ -71,13 +91,13 @@ class Job:
         overlap: the next pull and the previous push run while the worker computes, where the consistency mode allows
             it (Asynchronous, and BoundedStaleness with a bound of 1 or more); a worker's values then lack its own
             last push. False: pull, compute and push in turn.
-        checkpoints: when they are taken and which are kept. None: every ten minutes and at the end, in a cluster that
-            has a folder of checkpoints.
         restore: the checkpoint to begin with, "JOB" for its newest one, "JOB/NUMBER", or "JOB/best" for the newest that
             was taken at its best evaluation. The job goes on from there:
             variables, optimizer slots, clocks, and the place in the data. Variables that only one of the two has are
             an error. Empty: initial values.
         partial_restore: take the values of those variables that both have, and begin anew otherwise: fine-tuning.
+        checkpoints: when they are taken and which are kept. None: every ten minutes and at the end, in a cluster that
+            has a folder of checkpoints.
         evaluation: when the program's held-out examples are evaluated, and what follows: early stopping, checkpoints of
             the best. None: never.
 
@@ -85,56 +105,169 @@ class Job:
         InvalidJob: any of these contradicts the above; the message says which and how to mend it.
     """
 
-    program: str = ""
-    name: str = field(default="", kw_only=True)
-    workers: int = field(default=1, kw_only=True)
-    min_workers: int = field(default=0, kw_only=True)
-    max_workers: int = field(default=0, kw_only=True)
-    consistency: modes.Consistency = field(default=modes.Synchronous(), kw_only=True)
-    optimizer: optim.Optimizer = field(default=optim.SGD(0.1), kw_only=True)
-    settings: Mapping[str, JSON] = field(default_factory=dict, kw_only=True)
-    epochs: int = field(default=1, kw_only=True)
-    batch_size: int = field(default=32, kw_only=True)
-    range_size: int = field(default=0, kw_only=True)
-    max_steps: int = field(default=0, kw_only=True)
-    shards: int = field(default=0, kw_only=True)
-    seed: int = field(default=0, kw_only=True)
-    wire: Wire = field(default="float32", kw_only=True)
-    overlap: bool = field(default=True, kw_only=True)
-    checkpoints: CheckpointPolicy | None = field(default=None, kw_only=True)
-    restore: str = field(default="", kw_only=True)
-    partial_restore: bool = field(default=False, kw_only=True)
-    evaluation: EvaluationPolicy | None = field(default=None, kw_only=True)
+    program: str = field(
+        default="",
+        kw_only=False,
+        metadata=described(program_name, Option("package.module:factory, which the workers import.", ["PROGRAM"])),
+    )
+    name: str = field(
+        default="",
+        metadata=described(_check_name, Option("Name of the job. By default drawn from the program's name.")),
+    )
+    workers: int = field(
+        default=1,
+        metadata=described(
+            Number(1, _MAX_WORKERS), Option("Workers wanted.", ["--workers", "-w"]), told=Told("workers_wanted")
+        ),
+    )
+    min_workers: int = field(
+        default=0,
+        metadata=described(
+            Number(0, _MAX_WORKERS),
+            Option("Workers that are enough to start with when no more are idle; 0: all that are wanted."),
+            told=Told(value=lambda job: job.fewest_workers),
+        ),
+    )
+    max_workers: int = field(
+        default=0,
+        metadata=described(
+            Number(0, _MAX_WORKERS),
+            Option("Workers that the job may have once others join while it runs; 0: those that are wanted."),
+            told=Told(value=lambda job: job.most_workers),
+        ),
+    )
+    consistency: modes.Consistency = field(
+        default=modes.Synchronous(),
+        metadata=described(
+            Instance(modes.Consistency, "give a mode, such as Synchronous()"),
+            Option(
+                "Order of pushes and pulls: sync, sync:BACKUP_WORKERS, async, async:scaled, or ssp:BOUND.",
+                takes=str,
+                read=modes.parse,
+                default="sync",
+            ),
+            Nested(modes.from_proto, needed=True),
+            told=Told(value=lambda job: str(job.consistency)),
+        ),
+    )
+    optimizer: optim.Optimizer = field(
+        default=optim.SGD(0.1),
+        metadata=described(
+            Instance(optim.Optimizer, "give one of shoal.optim, such as SGD(0.1)"),
+            Option(optimizer_text.SYNTAX, takes=str, read=optimizer_text.parse, default="sgd:learning_rate=0.1"),
+            Nested(optim.from_proto),
+            told=Told(value=lambda job: job.optimizer.name),
+        ),
+    )
+    settings: Mapping[str, JSON] = field(
+        default_factory=dict,
+        metadata=described(
+            None,
+            Option(
+                "Argument of the factory, as JSON or a string; repeatable.",
+                ["--set"],
+                "KEY=VALUE",
+                takes=list[str] | None,
+                read=settings_.parse,
+            ),
+            Text("settings_json", settings_.dumped, settings_.loaded),
+            told=Told(value=lambda job: dict(job.settings)),
+        ),
+    )
+    epochs: int = field(
+        default=1,
+        metadata=described(Number(1, UINT32), Option("Passes over the data set."), Scalar(zero_is_default=True)),
+    )
+    batch_size: int = field(
+        default=32,
+        metadata=described(
+            Number(1, UINT32), Option("Examples in a step of one worker."), Scalar(zero_is_default=True)
+        ),
+    )
+    range_size: int = field(default=0, metadata=described(Number(0, UINT32), None, told=None))
+    max_steps: int = field(
+        default=0,
+        metadata=described(Number(0, UINT64), Option("Steps after which a worker stops; 0: no limit.")),
+    )
+    shards: int = field(
+        default=0,
+        metadata=described(
+            Number(0, UINT32), Option("Shards that the variables are cut into; 0: four a server, or fewer.")
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=described(Number(0, UINT64), Option("Seed of initial values and of the order of the data.")),
+    )
+    wire: Wire = field(
+        default="float32",
+        metadata=described(
+            OneOf(_WIRES),
+            Option("What trainable float32 values travel as; a half takes half the bytes, and rounds."),
+            Named(_WIRES, "the job's wire is {}; it must be FLOAT16, BFLOAT16, or left out for float32 as it is"),
+        ),
+    )
+    overlap: bool = field(
+        default=True,
+        metadata=described(
+            flag,
+            Option(
+                "Pull, compute and push in turn, even if the mode allows to overlap them.",
+                ["--in-turn"],
+                turns_off=True,
+            ),
+            Negated("in_turn"),
+        ),
+    )
+    restore: str = field(
+        default="",
+        metadata=described(
+            _check_restore,
+            Option("Checkpoint to go on from: JOB (its newest), JOB/NUMBER, or JOB/best.", ["--from"], "CHECKPOINT"),
+            _Restore(),
+            told=None,
+        ),
+    )
+    partial_restore: bool = field(
+        default=False,
+        metadata=described(
+            flag,
+            Option("With --from: take only the values of variables that both have.", ["--partial"]),
+            Carried("restore"),
+            told=None,
+        ),
+    )
+    checkpoints: CheckpointPolicy | None = field(
+        default=None,
+        metadata=described(
+            Instance(CheckpointPolicy, "give a CheckpointPolicy, or None", optional=True, verb="are"),
+            Group(CheckpointPolicy, checkpoint_policy.from_options),
+            Nested(CheckpointPolicy.from_proto),
+            told=None,
+        ),
+    )
+    evaluation: EvaluationPolicy | None = field(
+        default=None,
+        metadata=described(
+            Instance(EvaluationPolicy, "give an EvaluationPolicy, or None", optional=True),
+            Group(EvaluationPolicy, evaluation_policy.from_options),
+            Nested(EvaluationPolicy.from_proto),
+            told=None,
+        ),
+    )
 
     def __post_init__(self) -> None:
-        _check_program(self.program)
-        if not self.name:
+        if not self.name and isinstance(self.program, str):
             object.__setattr__(self, "name", _draw_name(self.program))
-        _check_name(self.name)
-        for name, (least, most) in _RANGES.items():
-            _check_number(name, getattr(self, name), least, most)
-        if self.range_size % self.batch_size:
-            raise errors.InvalidJob(
-                f"range_size is {self.range_size}; it must be a multiple of batch_size ({self.batch_size}), "
-                "or 0 to let the coordinator choose",
-                range_size=self.range_size,
-                batch_size=self.batch_size,
-            )
-        if not isinstance(self.consistency, modes.Consistency):
-            raise errors.InvalidJob(f"consistency is {self.consistency!r}; give a mode, such as Synchronous()")
-        if not isinstance(self.optimizer, optim.Optimizer):
-            raise errors.InvalidJob(f"optimizer is {self.optimizer!r}; give one of shoal.optim, such as SGD(0.1)")
-        _check_wire(self.wire)
-        if not isinstance(self.overlap, bool):
-            raise errors.InvalidJob(f"overlap is {self.overlap!r}; it must be True or False", overlap=self.overlap)
-        if self.checkpoints is not None and not isinstance(self.checkpoints, CheckpointPolicy):
-            raise errors.InvalidJob(f"checkpoints are {self.checkpoints!r}; give a CheckpointPolicy, or None")
-        self._check_evaluation()
-        self._check_restore()
+        check(self)
+        self._check_ranges()
+        self._check_session()
         self._check_workers()
+        if self.partial_restore and not self.restore:
+            raise errors.InvalidJob("partial_restore without restore; name the checkpoint to take values from")
         self.consistency.check(self.fewest_workers)
         # A copy as the factory will get it: later changes to the caller's own do not reach a job.
-        object.__setattr__(self, "settings", json.loads(_settings_json(self.settings)))
+        object.__setattr__(self, "settings", json.loads(settings_.dumped(self.settings)))
 
     @property
     def is_session(self) -> bool:
@@ -146,24 +279,6 @@ class Job:
         """The checkpoint to begin with; None: initial values."""
         return CheckpointChoice.parse(self.restore, partial=self.partial_restore) if self.restore else None
 
-    def _check_evaluation(self) -> None:
-        if self.evaluation is not None and not isinstance(self.evaluation, EvaluationPolicy):
-            raise errors.InvalidJob(f"evaluation is {self.evaluation!r}; give an EvaluationPolicy, or None")
-        if self.evaluation and self.is_session:
-            raise errors.InvalidJob("evaluation is for jobs with a program; a session evaluates in its own loop")
-
-    def _check_restore(self) -> None:
-        if not isinstance(self.partial_restore, bool):
-            raise errors.InvalidJob(f"partial_restore is {self.partial_restore!r}; it must be True or False")
-        if self.partial_restore and not self.restore:
-            raise errors.InvalidJob("partial_restore without restore; name the checkpoint to take values from")
-        if not isinstance(self.restore, str):
-            raise errors.InvalidJob(
-                f"restore is {self.restore!r}; name a checkpoint as text, JOB, JOB/NUMBER or JOB/best"
-            )
-        if self.restore:
-            CheckpointChoice.parse(self.restore)
-
     @property
     def fewest_workers(self) -> int:
         """How many it needs to start."""
@@ -174,13 +289,26 @@ class Job:
         """How many it may have."""
         return self.max_workers or self.workers
 
-    def _check_workers(self) -> None:
+    def _check_ranges(self) -> None:
+        if self.range_size % self.batch_size:
+            raise errors.InvalidJob(
+                f"range_size is {self.range_size}; it must be a multiple of batch_size ({self.batch_size}), "
+                "or 0 to let the coordinator choose",
+                range_size=self.range_size,
+                batch_size=self.batch_size,
+            )
+
+    def _check_session(self) -> None:
+        if self.evaluation and self.is_session:
+            raise errors.InvalidJob("evaluation is for jobs with a program; a session evaluates in its own loop")
         if self.is_session and (self.min_workers or self.max_workers):
             raise errors.InvalidJob(
                 "min_workers and max_workers are for jobs with a program; sessions come and go as their users like",
                 min_workers=self.min_workers,
                 max_workers=self.max_workers,
             )
+
+    def _check_workers(self) -> None:
         if not self.fewest_workers <= self.workers <= self.most_workers:
             raise errors.InvalidJob(
                 f"workers is {self.workers}; it must be from min_workers ({self.fewest_workers}) to max_workers "
@@ -192,27 +320,7 @@ class Job:
 
     def to_proto(self) -> job_pb2.JobSpec:
         """The message that carries this specification."""
-        return job_pb2.JobSpec(
-            name=self.name,
-            program=self.program,
-            settings_json=_settings_json(self.settings),
-            workers=self.workers,
-            min_workers=self.min_workers,
-            max_workers=self.max_workers,
-            consistency=self.consistency.to_proto(),
-            optimizer=self.optimizer.to_proto(),
-            shards=self.shards,
-            seed=self.seed,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            range_size=self.range_size,
-            max_steps=self.max_steps,
-            wire=_WIRES[self.wire],
-            in_turn=not self.overlap,
-            checkpoints=self.checkpoints.to_proto() if self.checkpoints else None,
-            restore=self.source.to_proto() if self.source else None,
-            evaluation=self.evaluation.to_proto() if self.evaluation else None,
-        )
+        return encode(self, job_pb2.JobSpec)
 
     @classmethod
     def from_proto(cls, message: job_pb2.JobSpec) -> "Job":
@@ -226,38 +334,22 @@ class Job:
             raise errors.InvalidJob(
                 "the job has no name; whoever submits it gives one, so that a retry is the same job"
             )
-        if message.wire not in _WIRE_NAMES:
-            raise errors.InvalidJob(
-                f"the job's wire is {message.wire}; it must be FLOAT16, BFLOAT16, or left out for float32 as it is"
-            )
-        defaults: dict[str, Any] = {}
-        if message.HasField("optimizer"):
-            defaults["optimizer"] = optim.from_proto(message.optimizer)
-        if message.HasField("checkpoints"):
-            defaults["checkpoints"] = CheckpointPolicy.from_proto(message.checkpoints)
-        if message.HasField("restore"):
-            choice = CheckpointChoice.from_proto(message.restore)
-            defaults["restore"], defaults["partial_restore"] = str(choice), choice.partial
-        if message.HasField("evaluation"):
-            defaults["evaluation"] = EvaluationPolicy.from_proto(message.evaluation)
-        return cls(
-            message.program,
-            name=message.name,
-            workers=message.workers,
-            min_workers=message.min_workers,
-            max_workers=message.max_workers,
-            consistency=modes.from_proto(message.consistency),
-            settings=_parsed_settings(message.settings_json),
-            epochs=message.epochs or 1,
-            batch_size=message.batch_size or 32,
-            range_size=message.range_size,
-            max_steps=message.max_steps,
-            shards=message.shards,
-            seed=message.seed,
-            wire=_WIRE_NAMES[message.wire],
-            overlap=not message.in_turn,
-            **defaults,
-        )
+        return cls(**decode(cls, message))
+
+
+class SessionOptions(TypedDict, total=False):
+    """What `Client.session` takes of a job: fields of `Job`, by name. One that is None counts as left out."""
+
+    optimizer: optim.Optimizer | None
+    consistency: modes.Consistency | None
+    workers: int | None
+    shards: int | None
+    seed: int | None
+    wire: Wire | None
+    overlap: bool | None
+    checkpoints: CheckpointPolicy | None
+    restore: str | None
+    partial_restore: bool | None
 
 
 def _draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> str:
@@ -267,62 +359,4 @@ def _draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) ->
     return f"{stem}-{draw(24):06x}"
 
 
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
-        raise errors.InvalidJob(
-            f"job name {name!r} is not 1 to 63 characters of a-z, 0-9 and -, starting with a letter", name=name
-        )
-
-
-def _check_program(program: object) -> None:
-    if not isinstance(program, str):
-        raise errors.InvalidJob(f"program is {program!r}; give its name as text, package.module:factory")
-    module, colon, factory = program.partition(":")
-    named = bool(colon) and all(part.isidentifier() for part in [*module.split("."), factory])
-    if program and not named:
-        raise errors.InvalidJob(
-            f"program {program!r} does not name a factory; write package.module:factory", program=program
-        )
-
-
-def _check_number(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise errors.InvalidJob(
-            f"{name} is {value!r}; it must be a whole number from {least} to {most}", **{name: value}
-        )
-
-
-def _check_wire(wire: object) -> None:
-    if not isinstance(wire, str) or wire not in _WIRES:
-        raise errors.InvalidJob(f"wire is {wire!r}; it must be one of {', '.join(_WIRES)}", wire=wire)
-
-
-def _settings_json(settings: object) -> str:
-    if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
-        raise errors.InvalidJob(f"settings are {settings!r}; give a mapping of argument names to JSON values")
-    try:
-        text = json.dumps(dict(settings), allow_nan=False, sort_keys=True)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise errors.InvalidJob(
-            f"settings are not JSON: {error}; use strings, finite numbers, booleans, None, lists and mappings"
-        ) from None
-    if len(text) > _MAX_SETTINGS_BYTES:
-        raise errors.InvalidJob(
-            f"settings are {len(text)} bytes of JSON; at most {_MAX_SETTINGS_BYTES} travel with a job, "
-            "so put large data where the program can load it",
-            bytes=len(text),
-        )
-    return text
-
-
-def _parsed_settings(text: str) -> Mapping[str, JSON]:
-    try:
-        settings = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise errors.InvalidJob(f"settings_json is not JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise errors.InvalidJob("settings_json is not a JSON object of keyword arguments")
-    return settings
-
-
-__all__ = ["JSON", "Job", "Wire"]
+__all__ = ["JSON", "Job", "SessionOptions", "Wire"]

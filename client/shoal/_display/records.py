@@ -3,6 +3,7 @@
 from typing import Any
 
 from shoal import errors
+from shoal._job.description import told
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoints import Checkpoint
 from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
@@ -29,26 +30,12 @@ LATE_S = 2.0
 
 def job(status: JobStatus) -> dict[str, Any]:
     """A job."""
-    submitted = status.job
     return {
-        "name": submitted.name,
+        "name": status.name,
         "state": status.state.value,
         "reason": status.reason,
-        "program": submitted.program,
-        "settings": dict(submitted.settings),
-        "consistency": str(submitted.consistency),
-        "optimizer": submitted.optimizer.name,
+        **told(status.job),
         "workers": list(status.workers),
-        "workers_wanted": submitted.workers,
-        "min_workers": submitted.fewest_workers,
-        "max_workers": submitted.most_workers,
-        "shards": submitted.shards,
-        "seed": submitted.seed,
-        "epochs": submitted.epochs,
-        "batch_size": submitted.batch_size,
-        "max_steps": submitted.max_steps,
-        "wire": submitted.wire,
-        "overlap": submitted.overlap,
         "submitted_at": status.submitted_at,
         "started_at": status.started_at,
         "finished_at": status.finished_at,

@@ -81,8 +81,8 @@ def timings() -> Timings:
         (records.cluster(ClusterStatus("reef", 1, (SERVER,))), "cluster epoch shards bytes members"),
         (
             records.job(JOB),
-            "name state reason program settings consistency optimizer workers workers_wanted min_workers max_workers "
-            "shards seed epochs batch_size max_steps wire overlap submitted_at started_at finished_at progress "
+            "name state reason program workers_wanted min_workers max_workers consistency optimizer settings epochs "
+            "batch_size max_steps shards seed wire overlap workers submitted_at started_at finished_at progress "
             "checkpoint checkpoint_failure restarts evaluation best",
         ),
         (

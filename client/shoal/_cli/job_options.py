@@ -1,0 +1,117 @@
+"""Options of a command that set the fields of a job, as their descriptions say (`shoal._job.description`).
+
+No field is named here. What an option does, and how its text is read, is in the field's description.
+"""
+
+import dataclasses
+import functools
+import inspect
+import keyword
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from shoal._job.description import Group, Option, descriptions
+from shoal.job import Job
+
+
+@dataclass(frozen=True)
+class _Given:
+    """One option, and the field that it sets.
+
+    Attributes:
+        group: the field of the job whose policy has the field; empty: the job itself.
+        field: its name.
+        option: what its description says.
+        kind: the field's type.
+        default: the field's default; `dataclasses.MISSING` if it is made anew for each job.
+    """
+
+    group: str
+    field: str
+    option: Option
+    kind: Any
+    default: Any
+
+    @property
+    def parameter(self) -> str:
+        """The name of the command's parameter: that of the option, as Python writes it."""
+        name = (self.option.flags[0] if self.option.flags else self.field).lstrip("-").replace("-", "_").lower()
+        return f"{name}_" if keyword.iskeyword(name) else name
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it takes no value."""
+        return self.kind is bool
+
+    def signature(self) -> inspect.Parameter:
+        """The parameter as typer reads it."""
+        flags, words, metavar = self.option.flags, self.option.help, self.option.metavar or None
+        if flags and not flags[0].startswith("-"):
+            return _parameter(self.parameter, str, typer.Argument(metavar=flags[0], help=words))
+        info, takes = typer.Option(*flags, metavar=metavar, help=words), self.option.takes or self.kind
+        if self.is_switch:
+            return _parameter(self.parameter, bool, info, False)
+        if self.group:  # what is left out is the policy's to choose
+            return _parameter(self.parameter, takes | None, info, None)
+        default = self.default if self.option.default is None else self.option.default
+        return _parameter(self.parameter, takes, info, None if default is dataclasses.MISSING else default)
+
+    def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The field by its name, if a command line says what it is."""
+        value = values[self.parameter]
+        if self.is_switch:
+            return {self.field: not self.option.turns_off} if value else {}
+        if value is None:
+            return {}
+        return {self.field: self.option.read(value) if self.option.read else value}
+
+
+def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command of typer the options of a job, before its own.
+
+    Args:
+        command: its first parameter is a function that makes the job of what the command line says. The function raises
+            InvalidJob or InvalidOptimizer if that makes no sense.
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    options = list(_options(Job))
+    parameters = [*(each.signature() for each in options), *(it.replace(kind=it.KEYWORD_ONLY) for it in own)]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        command(lambda: _made(values), **{it.name: values[it.name] for it in own})
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer looks at both
+    run.__annotations__ = {it.name: it.annotation for it in parameters}
+    return run
+
+
+def _made(values: Mapping[str, Any]) -> Job:
+    """The job that a command line says."""
+    said: dict[str, dict[str, Any]] = {}
+    for option in _options(Job):
+        said.setdefault(option.group, {}).update(option.read(values))
+    for name, each in descriptions(Job).items():
+        if isinstance(each.option, Group):
+            said[""][name] = each.option.made(said[name])
+    return Job(**said[""])
+
+
+def _options(kind: type[Any], group: str = "") -> Iterator[_Given]:
+    """All options, in the order of the fields."""
+    fields = {it.name: it for it in dataclasses.fields(kind)}
+    for name, each in descriptions(kind).items():
+        if isinstance(each.option, Group):
+            yield from _options(each.option.kind, name)
+        elif each.option is not None:
+            yield _Given(group, name, each.option, fields[name].type, fields[name].default)
+
+
+def _parameter(name: str, takes: Any, info: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[takes, info])
+
+
+__all__ = ["with_job_options"]

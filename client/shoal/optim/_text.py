@@ -1,0 +1,71 @@
+"""Optimizers as people write them on a command line: `adam:learning_rate=0.01,schedule=cosine,steps=1000`."""
+
+import dataclasses
+from typing import Any
+
+from shoal._job.settings import value
+from shoal.errors import InvalidOptimizer
+from shoal.optim._optimizers import Optimizer
+from shoal.optim._schedules import Schedule
+
+SYNTAX = (
+    "NAME or NAME:KEY=VALUE,KEY=VALUE: adam:learning_rate=0.01,beta1=0.95. Names: "
+    + ", ".join(sorted(Optimizer.known))
+    + ". Keys are the arguments in shoal.optim; schedule=NAME ("
+    + ", ".join(sorted(Schedule.known))
+    + ") takes its keys in the same list: sgd:learning_rate=0.1,schedule=cosine,steps=1000,warmup_steps=50; "
+    "patterns of decay_exclude are separated by |."
+)
+
+
+def parse(text: str) -> Optimizer:
+    """Reads an optimizer as people write it; `SYNTAX` has the syntax.
+
+    Raises:
+        InvalidOptimizer: a name or key is unknown, or a value is out of its range.
+    """
+    name, _, rest = text.partition(":")
+    kind = _known(Optimizer, name)
+    values = _pairs(text, rest)
+    schedule = _known(Schedule, str(values.pop("schedule", "constant")))
+    if "decay_exclude" in values:
+        values["decay_exclude"] = tuple(str(values["decay_exclude"]).split("|"))
+    rate = {key: values.pop(key) for key in _fields(schedule) if key in values}
+    if unknown := values.keys() - _fields(kind):
+        taken = [*_fields(kind), "schedule", *(key for key in _fields(schedule) if key != "learning_rate")]
+        raise InvalidOptimizer(
+            f"{name}: unknown {', '.join(sorted(unknown))}; with this schedule it takes {', '.join(taken)}"
+        )
+    rate.setdefault("learning_rate", _fields(kind)["learning_rate"].default)
+    missing = [key for key, field in _fields(schedule).items() if _required(field) and key not in rate]
+    if missing:
+        raise InvalidOptimizer(f"{text}: schedule={schedule.name} needs {', '.join(missing)}")
+    made: Optimizer = kind(learning_rate=schedule(**rate), **values)
+    return made
+
+
+def _pairs(text: str, rest: str) -> dict[str, Any]:
+    values = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, given = pair.partition("=")
+        if not equals:
+            raise InvalidOptimizer(f"{text}: {pair!r} is not KEY=VALUE")
+        values[key.strip()] = value(given)
+    return values
+
+
+def _known(kind: Any, name: str) -> Any:
+    if name not in kind.known:
+        raise InvalidOptimizer(f"unknown {kind.kind} {name!r}; choose one of {', '.join(sorted(kind.known))}")
+    return kind.known[name]
+
+
+def _fields(kind: Any) -> dict[str, "dataclasses.Field[Any]"]:
+    return {field.name: field for field in dataclasses.fields(kind)}
+
+
+def _required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+__all__ = ["SYNTAX", "parse"]

@@ -1,0 +1,67 @@
+"""The options of `shoal submit`: made of the descriptions of a job's fields, and a contract with scripts."""
+
+import inspect
+import typing
+from typing import Literal
+
+import pytest
+import typer
+
+from shoal._cli.app import app
+from shoal._cli.submit import submit
+
+# Names, type, metavar and default of each, written down before they came from descriptions.
+OPTIONS = [
+    ("--name", str, None, ""),
+    ("--workers -w", int, None, 1),
+    ("--min-workers", int, None, 0),
+    ("--max-workers", int, None, 0),
+    ("--consistency", str, None, "sync"),
+    ("--optimizer", str, None, "sgd:learning_rate=0.1"),
+    ("--set", list[str] | None, "KEY=VALUE", None),
+    ("--epochs", int, None, 1),
+    ("--batch-size", int, None, 32),
+    ("--max-steps", int, None, 0),
+    ("--shards", int, None, 0),
+    ("--seed", int, None, 0),
+    ("--wire", Literal["float32", "bfloat16", "float16"], None, "float32"),
+    ("--in-turn", bool, None, False),
+    ("--from", str, "CHECKPOINT", ""),
+    ("--partial", bool, None, False),
+    ("--checkpoint-s", float | None, None, None),
+    ("--checkpoint-steps", int | None, None, None),
+    ("--no-checkpoint-at-end", bool, None, False),
+    ("--keep", int | None, None, None),
+    ("--keep-every", int | None, None, None),
+    ("--evaluate-every", int | None, "STEPS", None),
+    ("--no-evaluation-at-end", bool, None, False),
+    ("--metric", str | None, None, None),
+    ("--goal", Literal["auto", "less", "more"] | None, None, None),
+    ("--patience", int | None, None, None),
+    ("--least-gain", float | None, None, None),
+    ("--checkpoint-best", bool, None, False),
+]
+OWN = ["--follow -f", "--tensorboard", "--coordinator -c", "--retry-for", "--json"]
+
+
+@pytest.fixture(scope="module")
+def params():
+    return {" ".join(each.opts): each for each in typer.main.get_command(app).commands["submit"].params}
+
+
+def test_there_are_those_in_this_order(params):
+    assert list(params) == ["program", *(names for names, *_ in OPTIONS), *OWN]
+
+
+@pytest.mark.parametrize(("names", "takes", "metavar", "default"), OPTIONS)
+def test_each_is_what_it_was(params, names, takes, metavar, default):
+    found = params[names]
+    annotation = inspect.signature(submit).parameters[found.name].annotation
+    assert (typing.get_args(annotation)[0], found.metavar, found.default) == (takes, metavar, default)
+
+
+def test_each_says_what_it_does(params):
+    for names, *_ in OPTIONS:
+        assert params[names].help[0].isupper()
+        assert params[names].help.endswith(".")
+    assert params["program"].metavar == "PROGRAM"

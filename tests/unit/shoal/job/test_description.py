@@ -1,0 +1,90 @@
+"""Descriptions: each field of a job has one, and all that asks for fields finds a new one by it alone."""
+
+import dataclasses
+import inspect
+import typing
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from shoal import errors
+from shoal._job.checks import Number, flag
+from shoal._job.codecs import Negated, Scalar
+from shoal._job.description import Option, Told, check, decode, described, descriptions, encode, told
+from shoal.checkpoint_policy import CheckpointPolicy
+from shoal.evaluation_policy import EvaluationPolicy
+from shoal.job import Job, SessionOptions
+from shoal.v1 import job_pb2
+
+KINDS = [
+    (
+        Job("m:f", restore="a", checkpoints=CheckpointPolicy(), evaluation=EvaluationPolicy()),
+        job_pb2.JobSpec,
+    ),
+    (CheckpointPolicy(), job_pb2.CheckpointPolicy),
+    (EvaluationPolicy(), job_pb2.EvaluationPolicy),
+]
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A job of a few fields."""
+
+    priority: int = field(
+        default=3, metadata=described(Number(1, 9), Option("Priority."), Scalar(zero_is_default=True))
+    )
+    loud: bool = field(
+        default=True, metadata=described(flag, None, Negated("quiet"), told=Told("volume", lambda it: 10 * it.loud))
+    )
+    hidden: int = field(default=0, metadata=described(None, None, told=None))
+
+
+@pytest.mark.parametrize(("owner", "message"), KINDS)
+def test_every_field_of_a_message_is_carried_by_a_field_that_is_described(owner, message):
+    carried = {key for name, each in descriptions(type(owner)).items() for key in each.codec.encode(name, owner)}
+    assert carried == set(message.DESCRIPTOR.fields_by_name)
+
+
+@pytest.mark.parametrize("owner", [owner for owner, _ in KINDS])
+def test_every_field_is_in_the_docstring_of_its_class(owner):
+    told_of = inspect.getdoc(type(owner))
+    assert [it.name for it in dataclasses.fields(owner) if f"\n    {it.name}: " not in told_of] == []
+
+
+def test_a_session_takes_fields_of_a_job_in_their_types():
+    of_job = {it.name: it.type for it in dataclasses.fields(Job)}
+    for name, taken in typing.get_type_hints(SessionOptions).items():
+        assert taken == of_job[name] | None, name
+
+
+def test_a_field_without_a_description_is_found_when_the_class_is_used():
+    @dataclass
+    class Bare:
+        """One."""
+
+        a: int = 0
+
+    with pytest.raises(TypeError, match="Bare does not describe a: set metadata=described"):
+        descriptions(Bare)
+
+
+def test_a_new_field_travels_and_is_told():
+    assert encode(Scratch(5, loud=False), SimpleNamespace) == SimpleNamespace(priority=5, quiet=True, hidden=0)
+    assert decode(Scratch, SimpleNamespace(priority=0, quiet=False, hidden=2)) == {"loud": True, "hidden": 2}
+    assert told(Scratch()) == {"priority": 3, "volume": 10}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "of", "said"),
+    [
+        (Scratch(priority=10), "", "priority is 10; it must be a whole number from 1 to 9"),
+        (Scratch(loud=1), "the scratch", "loud of the scratch is 1; it must be True or False"),
+    ],
+)
+def test_a_new_field_is_checked(wrong, of, said):
+    with pytest.raises(errors.InvalidJob) as refused:
+        check(wrong, of)
+    assert refused.value.message == said
+    assert refused.value.details.keys() <= {"priority", "loud"}
+    check(Scratch(), of)
