@@ -1,9 +1,11 @@
 """The cluster as a user's program sees it: submit jobs, watch them, fetch what they trained."""
 
+import inspect
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,11 +15,8 @@ from shoal._rpc import CoordinatorClient
 from shoal._training import ParameterClient
 from shoal._wire.layout import Placement
 from shoal._wire.limits import KEPT_TIMINGS
-from shoal.checkpoint_policy import CheckpointPolicy
-from shoal.consistency import Consistency
 from shoal.events import CheckpointEnded, Event, LogLine
-from shoal.job import Job, Wire
-from shoal.optim._optimizers import Optimizer
+from shoal.job import Job, SessionOptions
 from shoal.session import Session
 from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, SavedCheckpoint, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
@@ -262,17 +261,8 @@ class Client:
         job: str,
         *,
         variables: Mapping[str, Variable | ArrayLike] | None = None,
-        optimizer: Optimizer | None = None,
-        consistency: Consistency | None = None,
-        workers: int | None = None,
-        shards: int | None = None,
-        seed: int | None = None,
-        wire: Wire | None = None,
-        overlap: bool | None = None,
-        checkpoints: CheckpointPolicy | None = None,
-        restore: str | None = None,
-        partial_restore: bool | None = None,
         worker: str = "",
+        **options: Unpack[SessionOptions],
     ) -> Session:
         """Opens a session: pull and push from a loop of your own, in any framework. See `Session`.
 
@@ -282,30 +272,20 @@ class Client:
             job: name, 1 to 63 characters of [a-z0-9-], starting with a letter.
             variables: what is trained, by name; an array is a trainable variable's initial value. Needed to start a
                 job; who joins one may leave it out.
-            optimizer, consistency, workers, shards, seed, wire, checkpoints, restore, partial_restore: as for `Job`,
-                whose defaults hold for what is left out. Who joins a job gets its values, and may repeat them.
-            overlap: as for `Job`, but False for who leaves it out: a loop of your own pulls and pushes in turn.
             worker: member id of this session; by default a random one.
+            options: fields of `Job`, by name: those of `shoal.job.SessionOptions`. The job's defaults hold for what is
+                left out or None, except for overlap, which is then False: a loop of your own pulls and pushes in turn.
+                Who joins a job gets its values, and may repeat them.
 
         Raises:
             UnknownJob: no such job is live, and there are no variables to start one with.
             InvalidJob: the job that runs is described in another way.
             UnknownCheckpoint: there is no such checkpoint to start it with.
         """
-        given = {
-            "optimizer": optimizer,
-            "consistency": consistency,
-            "workers": workers,
-            "shards": shards,
-            "seed": seed,
-            "wire": wire,
-            "overlap": overlap,
-            "checkpoints": checkpoints,
-            "restore": restore,
-            "partial_restore": partial_restore,
-        }
-        options = {key: value for key, value in given.items() if value is not None}
-        return Session(self._coordinator, job, variables, options, worker=worker)
+        if unknown := options.keys() - SessionOptions.__annotations__:
+            raise TypeError(f"Client.session() got an unexpected keyword argument {min(unknown)!r}")
+        given = {name: value for name, value in options.items() if value is not None}
+        return Session(self._coordinator, job, variables, given, worker=worker)
 
     def close(self) -> None:
         """Closes the connection; calls in progress end with Cancelled."""
@@ -333,6 +313,20 @@ def connect(address: str | None = None, *, retry_for_s: float = 20.0) -> Client:
         client.close()
         raise
     return client
+
+
+def _spelled_out(session: Callable[..., Session]) -> inspect.Signature:
+    """The signature with each option by name, for `help` and for notebooks, which do not look into `**options`."""
+    given = inspect.signature(session)
+    named = [it for it in given.parameters.values() if it.kind is not it.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in SessionOptions.__annotations__.items()
+    ]
+    return given.replace(parameters=[*named, *options])
+
+
+Client.session.__signature__ = _spelled_out(Client.session)  # type: ignore[attr-defined] # it is a function's
 
 
 def _name(job: JobHandle | str) -> str:

@@ -1,5 +1,6 @@
 """Sessions: a loop of one's own against real servers, with the coordinator played by the test."""
 
+import inspect
 import threading
 from itertools import pairwise
 
@@ -483,6 +484,18 @@ def test_several_threads_of_one_script_open_the_same_job(coordinator, client, se
 def test_another_description_of_a_live_job_is_refused(client, session, options, said):
     with pytest.raises(shoal.InvalidJob, match=said):
         client.session("job", worker="other", **options)
+
+
+def test_an_option_that_there_is_not_is_refused_as_by_any_function(client, coordinator):
+    with pytest.raises(TypeError, match=r"Client\.session\(\) got an unexpected keyword argument 'epochs'"):
+        client.session("job", variables={"w": np.zeros(3)}, workers=1, epochs=2)
+    assert coordinator.jobs == {}
+
+
+def test_the_options_of_a_session_are_in_its_signature():
+    signature = inspect.signature(shoal.Client.session)
+    assert signature.parameters["workers"].annotation == int | None
+    assert list(signature.parameters)[-1] == "partial_restore"
 
 
 def test_what_nobody_started_cannot_be_joined(client, coordinator):
