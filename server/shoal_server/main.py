@@ -13,33 +13,36 @@ if TYPE_CHECKING:
     from shoal_server.process import Server
 
 
+RpcThreads = Annotated[
+    int, typer.Option(envvar="SHOAL_RPC_THREADS", min=2, max=256, help="Pushes, and pulls, served at once.")
+]
+LanePort = Annotated[
+    int, typer.Option(envvar="SHOAL_LANE_PORT", min=0, max=65_535, help="For lanes, on the host of --listen; 0: any.")
+]
+Lanes = Annotated[
+    int,
+    typer.Option(
+        envvar="SHOAL_LANES", min=0, max=65_536, help="Lanes at once, two a worker; who gets none calls by gRPC."
+    ),
+]
+Grace = Annotated[
+    float,
+    typer.Option(min=0, envvar="SHOAL_GRACE", help="Seconds after SIGTERM for the jobs with shards here to be saved."),
+]
+
+
 def server(
     coordinator: flags.Coordinator = "",
     name: flags.Name = "",
     listen: flags.Listen = "",
     advertise: flags.Advertise = "",
     metrics_listen: flags.MetricsListen = flags.ANY_PORT,
-    rpc_threads: Annotated[
-        int, typer.Option(envvar="SHOAL_RPC_THREADS", min=2, max=256, help="Pushes, and pulls, served at once.")
-    ] = 16,
-    lane_port: Annotated[
-        int,
-        typer.Option(envvar="SHOAL_LANE_PORT", min=0, max=65_535, help="For lanes, on the host of --listen; 0: any."),
-    ] = 0,
-    lanes: Annotated[
-        int,
-        typer.Option(
-            envvar="SHOAL_LANES", min=0, max=65_536, help="Lanes at once, two a worker; who gets none calls by gRPC."
-        ),
-    ] = 1024,
+    rpc_threads: RpcThreads = 16,
+    lane_port: LanePort = 0,
+    lanes: Lanes = 1024,
     checkpoints: flags.Checkpoints = "",
     retry_for: flags.RetryFor = 30.0,
-    grace: Annotated[
-        float,
-        typer.Option(
-            min=0, envvar="SHOAL_GRACE", help="Seconds after SIGTERM for the jobs with shards here to be saved."
-        ),
-    ] = 60.0,
+    grace: Grace = 60.0,
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,

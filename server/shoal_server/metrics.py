@@ -23,69 +23,76 @@ _WAITS = (*_SECONDS, 30.0, 100.0)
 _STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class ServerMetrics:
-    """The metrics of one parameter server, all in `registry`.
-
-    Attributes:
-        sent, received: told bytes of values and gradients, by transport.
-    """
+class _Pulls:
+    """What is counted of pulls."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self.pulls = Counter("shoal_server_pulls_total", "Pull calls received.", registry=registry)
-        self._pull_seconds = Histogram(
+        self.calls = Counter("shoal_server_pulls_total", "Pull calls received.", registry=registry)
+        self.seconds = Histogram(
             "shoal_server_pull_seconds",
             "Time from a pull's arrival to its answer's last byte, without its wait for the consistency mode.",
             buckets=_SECONDS,
             registry=registry,
         )
-        self._wait_seconds = Histogram(
+        self.wait_seconds = Histogram(
             "shoal_server_wait_seconds",
             "Time that a pull waited for its consistency mode.",
             buckets=_WAITS,
             registry=registry,
         )
-        pushes = Counter(
+
+
+class _Pushes:
+    """What is counted of pushes and commits."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        answers = Counter(
             "shoal_server_pushes_total",
             "Answers to pushes, a shard each, without those to repeats.",
             ["outcome"],
             registry=registry,
         )
-        push_seconds = Histogram(
+        seconds = Histogram(
             "shoal_server_push_seconds",
             "Time from a push's, or a commit's, first message to its answer; gradients may come as they are computed.",
             ["call"],
             buckets=_SECONDS,
             registry=registry,
         )
-        self._duplicates = Counter(
+        self.duplicates = Counter(
             "shoal_server_duplicate_pushes_total",
             "Repeats of pushes that had counted, answered from memory, a shard each.",
             registry=registry,
         )
-        self._rejected = Counter(
+        self.rejected = Counter(
             "shoal_server_rejected_pushes_total",
             "Pushes and commits refused, by error code.",
             ["reason"],
             registry=registry,
         )
-        self._sent = Counter(
-            "shoal_server_sent_bytes_total", "Bytes of values sent to pulls.", ["transport"], registry=registry
-        )
-        self._received = Counter(
-            "shoal_server_received_bytes_total",
-            "Bytes of gradients and values received.",
-            ["transport"],
-            registry=registry,
-        )
-        self._updates = Counter("shoal_server_updates_total", "Updates applied, a shard each.", registry=registry)
-        self._apply_seconds = Histogram(
-            "shoal_server_apply_seconds", "Time to apply one update to one shard.", buckets=_SECONDS, registry=registry
-        )
-        self._staleness = Histogram(
+        self.staleness = Histogram(
             "shoal_server_staleness_versions",
             "Versions applied between a gradient's pull and its push, a shard each.",
             buckets=_STEPS,
+            registry=registry,
+        )
+        # Looked up once: that takes as long as counting does.
+        self.answers = {it: answers.labels(it) for it in ("staged", "accepted", "dropped_late", "skipped")}
+        self.seconds = {it: seconds.labels(it) for it in ("push", "commit")}
+        self.rejected.labels(errors.NonFiniteGradient.code.lower())
+
+
+class _Ways:
+    """What is counted of the ways that bytes travel by."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.sent = Counter(
+            "shoal_server_sent_bytes_total", "Bytes of values sent to pulls.", ["transport"], registry=registry
+        )
+        self.received = Counter(
+            "shoal_server_received_bytes_total",
+            "Bytes of gradients and values received.",
+            ["transport"],
             registry=registry,
         )
         segments = Counter(
@@ -95,19 +102,34 @@ class ServerMetrics:
             registry=registry,
         )
         lanes = Gauge("shoal_server_lanes", "Lanes open, by transport.", ["transport"], registry=registry)
-        # Looked up once: that takes as long as counting does.
-        self.sent = {it: self._sent.labels(it).inc for it in TRANSPORTS}
-        self.received = {it: self._received.labels(it).inc for it in TRANSPORTS}
-        self._pushes = {it: pushes.labels(it) for it in ("staged", "accepted", "dropped_late", "skipped")}
-        self._push_seconds = {it: push_seconds.labels(it) for it in ("push", "commit")}
-        self._segments = {it: segments.labels(it) for it in ("shared", "refused")}
-        self._lanes = {it: lanes.labels(it) for it in ("shared_memory", "lane")}
-        self._rejected.labels(errors.NonFiniteGradient.code.lower())
+        self.segments = {it: segments.labels(it) for it in ("shared", "refused")}
+        self.lanes = {it: lanes.labels(it) for it in ("shared_memory", "lane")}
+
+
+class ServerMetrics:
+    """The metrics of one parameter server, all in `registry`.
+
+    Attributes:
+        pulls: calls received.
+        sent, received: told bytes of values and gradients, by transport.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._pulls, self._pushes, self._ways = _Pulls(registry), _Pushes(registry), _Ways(registry)
+        self._updates = Counter("shoal_server_updates_total", "Updates applied, a shard each.", registry=registry)
+        self._apply_seconds = Histogram(
+            "shoal_server_apply_seconds", "Time to apply one update to one shard.", buckets=_SECONDS, registry=registry
+        )
+        self.pulls = self._pulls.calls
+        # Looked up once, as above.
+        self.sent = {it: self._ways.sent.labels(it).inc for it in TRANSPORTS}
+        self.received = {it: self._ways.received.labels(it).inc for it in TRANSPORTS}
 
     def pulled(self, serving_s: float, waited_s: float) -> None:
         """One pull was answered, in so many seconds beside those that it waited."""
-        self._pull_seconds.observe(serving_s)
-        self._wait_seconds.observe(waited_s)
+        self._pulls.seconds.observe(serving_s)
+        self._pulls.wait_seconds.observe(waited_s)
 
     @contextmanager
     def pushing(self, call: Literal["push", "commit"]) -> Iterator[None]:
@@ -116,25 +138,25 @@ class ServerMetrics:
         try:
             yield
         except errors.ShoalError as error:
-            self._rejected.labels(error.code.lower()).inc()
+            self._pushes.rejected.labels(error.code.lower()).inc()
             raise
-        self._push_seconds[call].observe(time.perf_counter() - start)
+        self._pushes.seconds[call].observe(time.perf_counter() - start)
 
     def answered(self, answer: AnswerPush) -> None:
         """One shard's answer to one push."""
         if answer.repeated:
-            self._duplicates.inc()
+            self._pushes.duplicates.inc()
             return
-        self._pushes[answer.outcome].inc()
+        self._pushes.answers[answer.outcome].inc()
         if answer.outcome == "accepted":
-            self._staleness.observe(answer.staleness)
+            self._pushes.staleness.observe(answer.staleness)
 
     def load(self, waiting_pulls: int) -> ServerLoad:
         """What the server has done so far, for its heartbeats."""
         return ServerLoad(
             updates=_sum(self._updates),
-            received_bytes=_sum(self._received),
-            sent_bytes=_sum(self._sent),
+            received_bytes=_sum(self._ways.received),
+            sent_bytes=_sum(self._ways.sent),
             waiting_pulls=waiting_pulls,
         )
 
@@ -145,12 +167,12 @@ class ServerMetrics:
 
     def offered(self, *, shared: bool) -> None:
         """A client's segment was taken, or not."""
-        self._segments["shared" if shared else "refused"].inc()
+        self._ways.segments["shared" if shared else "refused"].inc()
 
     @contextmanager
     def lane(self, transport: Literal["shared_memory", "lane"]) -> Iterator[None]:
         """Counts a lane as open while the block runs."""
-        opened = self._lanes[transport]
+        opened = self._ways.lanes[transport]
         opened.inc()
         try:
             yield

@@ -16,7 +16,7 @@ from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
-from shoal_worker.training import Training
+from shoal_worker.training import Training, TrainingConfig
 from support.clusters import history_server
 from support.clusters.cluster_probe import leads_of
 from support.clusters.shard_servers import ShardServers
@@ -161,7 +161,8 @@ def train(servers, pipeline, name, lease, *, examples=40, max_steps=0):
     """A worker's real loop, from its first step to its leaving; what it counted."""
     emitted = []
     with pipeline, closing(LeasedBatches(Examples(examples), 2, 0, lease)) as batches:
-        Training(name, Numbers(examples), Cpu(), pipeline, batches, max_steps=max_steps, emit=emitted.append).run()
+        config = TrainingConfig(name=name, program=Numbers(examples), device=Cpu(), max_steps=max_steps)
+        Training(config, pipeline, batches, emit=emitted.append).run()
     servers.remove(name)
     return sum(figures.report.accepted for figures in emitted)
 

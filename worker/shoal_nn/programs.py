@@ -88,35 +88,14 @@ def image_classifier(
         InvalidLayer: the model does not take the values of these options, or has no such part.
         InvalidShape: the model does not take images of this size.
     """
-    if classes < 2:
-        raise errors.ProgramError(f"classes is {classes}; give 2 or more")
-    net = _model(model, classes, options or {})
-    if head:
-        net = models.with_head(net, Dense(classes), head)
-    if train_from:
-        net = models.frozen(net, train_from)
+    _check_counts(classes, top)
+    net = _tuned(_model(model, classes, options or {}), classes, head, train_from)
     changes = [_choice("augment", step, _CHANGES)() for step in _listed(augment)]
     policy = Policy(precision)
-    if not 1 <= top <= classes:
-        raise errors.ProgramError(f"top is {top}; give a number from 1 to the number of classes, {classes}")
-    images = _choice("format", format, _FORMATS)(Path(data).expanduser(), size)
-    if images.classes and len(images.classes) != classes:
-        there = len(images.classes)
-        raise errors.ProgramError(f"{data} has {there} classes, and the model {classes}; set classes={there}")
-    training, judging = images.training, images.judging
-    if judging is None or held_out_share is not None:
-        training, judging = sources.split(training, _SHARE if held_out_share is None else held_out_share)
-    resized: list[Step] = [Resize((size, size))] if size and images.like.shape[1:3] != (size, size) else []
-    plain = Augmentation(*resized, ToFloat(), Normalise(mean, std))
-    changed = Augmentation(*resized, *changes, ToFloat(), Normalise(mean, std))
-    return Supervised(
-        net,
-        plain(images.like, seed=0).shape[1:],
-        sources.Augmented(training, changed),
-        sources.Augmented(judging, plain),
-        OneOfMany(top),
-        precision=policy,
-    )
+    images = _images(data, format, size, classes)
+    plain, changed = _augmentations(images.like, size, changes, mean, std)
+    training, judging = images.parts(held_out_share, changed, plain)
+    return Supervised(net, plain(images.like, seed=0).shape[1:], training, judging, OneOfMany(top), precision=policy)
 
 
 @typed
@@ -176,6 +155,15 @@ class _Images:
     judging: Dataset | None  # None: there is one part
     like: np.ndarray  # [1, height, width, channels], as images are read
     classes: tuple[str, ...] = ()  # names, where they have any
+
+    def parts(
+        self, held_out_share: float | None, changed: Augmentation, plain: Augmentation
+    ) -> tuple[Dataset, Dataset]:
+        """Returns the images to train on, changed, and those to judge by; a share is taken from the former."""
+        training, judging = self.training, self.judging
+        if judging is None or held_out_share is not None:
+            training, judging = sources.split(training, _SHARE if held_out_share is None else held_out_share)
+        return sources.Augmented(training, changed), sources.Augmented(judging, plain)
 
 
 def _idx(folder: Path, _: int) -> _Images:
@@ -254,6 +242,38 @@ def _model(name: str, classes: int, options: Mapping[str, Any]) -> Sequential:
     if wrong := [option for option in options if option not in known]:
         raise errors.ProgramError(f"options have {wrong[0]!r}; give, by name, what {name} has: {', '.join(known)}")
     return typed(build)(classes, **options)
+
+
+def _check_counts(classes: int, top: int) -> None:
+    if classes < 2:
+        raise errors.ProgramError(f"classes is {classes}; give 2 or more")
+    if not 1 <= top <= classes:
+        raise errors.ProgramError(f"top is {top}; give a number from 1 to the number of classes, {classes}")
+
+
+def _images(data: str, form: str, size: int, classes: int) -> _Images:
+    """Reads what a path has; ProgramError if its classes are not as many as the model's."""
+    images = _choice("format", form, _FORMATS)(Path(data).expanduser(), size)
+    if images.classes and len(images.classes) != classes:
+        there = len(images.classes)
+        raise errors.ProgramError(f"{data} has {there} classes, and the model {classes}; set classes={there}")
+    return images
+
+
+def _augmentations(
+    like: np.ndarray, size: int, changes: Sequence[Step], mean: float | Sequence[float], std: float | Sequence[float]
+) -> tuple[Augmentation, Augmentation]:
+    """Returns what is done to all images that are `like` this one, and to those to train on."""
+    resized: list[Step] = [Resize((size, size))] if size and like.shape[1:3] != (size, size) else []
+    ready: list[Step] = [ToFloat(), Normalise(mean, std)]
+    return Augmentation(*resized, *ready), Augmentation(*resized, *changes, *ready)
+
+
+def _tuned(net: Sequential, classes: int, head: str, train_from: str) -> Sequential:
+    """Returns the model with a new last layer, and only its last parts trained, where these are named."""
+    if head:
+        net = models.with_head(net, Dense(classes), head)
+    return models.frozen(net, train_from) if train_from else net
 
 
 def _choice(what: str, name: str, choices: Mapping[str, _T]) -> _T:

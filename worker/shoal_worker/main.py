@@ -9,35 +9,39 @@ from shoal._numerics import kernels
 from shoal._role import flags
 from shoal._role.identity import Identity
 
+DeviceFlag = Annotated[
+    str, typer.Option(envvar="SHOAL_DEVICE", help="cpu, cuda:N, or auto: the first GPU if there is one.")
+]
+DeviceMemoryLimit = Annotated[
+    float,
+    typer.Option(
+        envvar="SHOAL_DEVICE_MEMORY_LIMIT",
+        min=0,
+        help="Of a GPU's memory, the most that a job's arrays may take: bytes, or a share if at most 1; 0: all.",
+    ),
+]
+Paths = Annotated[
+    list[Path] | None,
+    typer.Option(
+        envvar="SHOAL_PATH", help="Folder to import programs from; may be repeated. By default the current one."
+    ),
+]
+Grace = Annotated[
+    float, typer.Option(min=0, envvar="SHOAL_GRACE", help="Seconds to finish the batch in hand after SIGTERM.")
+]
+
 
 def worker(
     coordinator: flags.Coordinator = "",
     name: flags.Name = "",
-    device: Annotated[
-        str, typer.Option(envvar="SHOAL_DEVICE", help="cpu, cuda:N, or auto: the first GPU if there is one.")
-    ] = "auto",
-    device_memory_limit: Annotated[
-        float,
-        typer.Option(
-            envvar="SHOAL_DEVICE_MEMORY_LIMIT",
-            min=0,
-            help="Of a GPU's memory, the most that a job's arrays may take: bytes, or a share if at most 1; 0: all.",
-        ),
-    ] = 0.0,
-    path: Annotated[
-        list[Path] | None,
-        typer.Option(
-            envvar="SHOAL_PATH", help="Folder to import programs from; may be repeated. By default the current one."
-        ),
-    ] = None,
+    device: DeviceFlag = "auto",
+    device_memory_limit: DeviceMemoryLimit = 0.0,
+    path: Paths = None,
     listen: flags.Listen = "",
     advertise: flags.Advertise = "",
     metrics_listen: flags.MetricsListen = flags.ANY_PORT,
     retry_for: flags.RetryFor = 30.0,
-    grace: Annotated[
-        float,
-        typer.Option(min=0, envvar="SHOAL_GRACE", help="Seconds to finish the batch in hand after SIGTERM."),
-    ] = 30.0,
+    grace: Grace = 30.0,
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,

@@ -27,7 +27,7 @@ from shoal_worker.draws import Draws
 from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import ENOUGH, LEAVE, Figures, Instructions, Outcome, encode
 from shoal_worker.programs import blamed, load_program
-from shoal_worker.training import Training
+from shoal_worker.training import Training, TrainingConfig
 
 _log = structlog.get_logger(__name__)
 
@@ -152,19 +152,21 @@ def train(instructions: Instructions, emit: Emit, words: Words) -> Outcome:
             _log.info("not taking part", reason=error.message)
             return Outcome(left=leaving.is_set())
         with parameters, closing(batches):
+            spec = participant.spec
+            config = TrainingConfig(
+                name=name,
+                program=program,
+                device=device,
+                max_steps=spec.max_steps,
+                draws=Draws(spec.seed, participant.rank) if takes_seed(program.loss_and_gradients) else None,
+                evaluator=evaluator,
+                wire=None if spec.wire == "float32" else np.dtype(spec.wire),
+            )
             training = Training(
-                name,
-                program,
-                device,
+                config,
                 parameters,
                 batches,
-                max_steps=participant.spec.max_steps,
                 emit=lambda figures: emit(replace(figures, retries=coordinator.retries.take())),
-                draws=Draws(participant.spec.seed, participant.rank)
-                if takes_seed(program.loss_and_gradients)
-                else None,
-                evaluator=evaluator,
-                wire=None if participant.spec.wire == "float32" else np.dtype(participant.spec.wire),
                 traces=parameters.traces,
                 stop=leaving,
                 enough=words.enough,

@@ -75,6 +75,29 @@ class _Computed:
     values: dict[str, float]  # loss and metrics
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What a worker trains, and how.
+
+    Attributes:
+        name: of the program, for messages.
+        program: what to compute.
+        device: where to compute it; active on the thread that trains.
+        max_steps: the step to stop at; 0: none.
+        draws: gives the program a seed for each batch; None: it takes none.
+        evaluator: evaluates where that is due; None: the job wants none.
+        wire: the half that gradients of float32 travel in; None: they travel as they are.
+    """
+
+    name: str
+    program: Program
+    device: Device
+    max_steps: int
+    draws: Draws | None = None
+    evaluator: Evaluator | None = None
+    wire: np.dtype | None = None
+
+
 class Training:
     """One worker's training of one job.
 
@@ -96,16 +119,10 @@ class Training:
     only on the step, so that its joined batch is the same in each run, whichever worker gets which part of it.
 
     Args:
-        name: of the program, for messages.
-        program: what to compute.
-        device: where to compute it; active on this thread.
+        config: what to train, and how.
         parameters: where values come from, brought to the device or not, and gradients go.
         batches: which examples come next.
-        max_steps: the step to stop at; 0: none.
         emit: is given the figures about every half second, and once at the end, however it ends. Must not block long.
-        draws: gives the program a seed for each batch; None: it takes none.
-        evaluator: evaluates where that is due; None: the job wants none.
-        wire: the half that gradients of float32 travel in; None: they travel as they are.
         traces: of this worker's steps; those of `parameters`.
         clock: seconds, from any start.
         now: seconds of Unix time.
@@ -119,33 +136,21 @@ class Training:
 
     def __init__(
         self,
-        name: str,
-        program: Program,
-        device: Device,
+        config: TrainingConfig,
         parameters: Parameters,
         batches: Batches,
         *,
-        max_steps: int,
         emit: Callable[[Figures], None],
-        draws: Draws | None = None,
-        evaluator: Evaluator | None = None,
-        wire: np.dtype | None = None,
         traces: _tracing.Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         stop: threading.Event | None = None,
         enough: threading.Event | None = None,
     ) -> None:
-        self._name = name
-        self._program = program
-        self._device = device
+        self._config, self._device = config, config.device
         self._parameters = parameters
         self._batches = batches
-        self._max_steps = max_steps
         self._emit = emit
-        self._draws = draws
-        self._evaluator = evaluator
-        self._wire = wire
         self._traces = traces or _tracing.Traces("step")
         self._clock = clock
         self._stop, self._enough = stop or threading.Event(), enough or threading.Event()
@@ -181,7 +186,7 @@ class Training:
         return replace(self._tally.take(self._parameters.step), device_memory=self._device.memory())
 
     def _at_last_step(self) -> bool:
-        return 0 < self._max_steps <= self._parameters.step
+        return 0 < self._config.max_steps <= self._parameters.step
 
     def _advance(self) -> bool:
         """Trains on a batch, or gets some, or passes a step by; False when there is nothing left to do."""
@@ -219,7 +224,7 @@ class Training:
 
     def _evaluate(self, params: Mapping[str, Array]) -> bool:
         """Evaluates if that is due here, before the first step on trial; False when the job ends early."""
-        evaluator, step = self._evaluator, self._parameters.step
+        evaluator, step = self._config.evaluator, self._parameters.step
         if evaluator is None:
             return True
         if evaluator.untried:
@@ -231,11 +236,11 @@ class Training:
             return evaluator.at_step(step, params)
 
     def _evaluate_at_end(self) -> None:
-        if self._evaluator is None:
+        if self._config.evaluator is None:
             return
         with self._tally.timed("evaluate"), self._span("evaluate"):
             self._parameters.barrier()  # what was pulled ahead lacks the last push
-            self._evaluator.at_end(self._parameters.step, self._pull)
+            self._config.evaluator.at_end(self._parameters.step, self._pull)
 
     def _train_on(self, params: Mapping[str, Array]) -> None:
         with self._tally.timed("read"), self._span("read"), self._blamed("dataset.batch"):
@@ -282,7 +287,7 @@ class Training:
         self._tally.pushed(result, *self._sent)
 
     def _compute(self, params: Mapping[str, Array], given: Batch) -> _Computed:
-        program, device = self._program, self._device
+        program, device = self._config.program, self._device
         with self._blamed("dataset.batch"):
             batch = device.put(given.data)
         with self._blamed("loss_and_gradients"):
@@ -291,7 +296,7 @@ class Training:
             metrics = {name: number(value, f"{who} the metric {name!r}") for name, value in step.metrics.items()}
             gradients = step.gradients
             return _Computed(
-                gradients=dict(device.fetch(gradients.items(), self._wire))
+                gradients=dict(device.fetch(gradients.items(), self._config.wire))
                 if isinstance(gradients, Mapping)
                 else self._one_by_one(gradients),
                 updates=dict(device.fetch(step.updates.items())) or None,
@@ -299,7 +304,8 @@ class Training:
             )
 
     def _seeded(self, batch: Batch) -> dict[str, int]:
-        return {} if self._draws is None else {"seed": self._draws.seed(batch.place, self._parameters.step)}
+        draws = self._config.draws
+        return {} if draws is None else {"seed": draws.seed(batch.place, self._parameters.step)}
 
     def _checked(self, result: object) -> Step:
         match result:
@@ -308,14 +314,14 @@ class Training:
             case (loss, (Mapping() | Iterator() | list() | tuple()) as gradients):
                 return Step(loss, gradients)
         raise errors.ProgramError(
-            f"program {self._name}: loss_and_gradients returned a {type(result).__name__}; "
+            f"program {self._config.name}: loss_and_gradients returned a {type(result).__name__}; "
             "return (loss, gradients by name) or a shoal.Step"
         )
 
     def _one_by_one(self, gradients: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, np.ndarray]]:
         """Goes on with the program's computation, while what it has computed before is pushed."""
         with self._blamed("loss_and_gradients"):
-            arrays = self._device.fetch(iter(gradients), self._wire)
+            arrays = self._device.fetch(iter(gradients), self._config.wire)
         with closing(arrays):
             while True:
                 start = self._clock()
@@ -332,9 +338,9 @@ class Training:
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row > _MAX_REJECTED_IN_A_ROW:
             raise errors.ProgramError(
-                f"program {self._name}: {self._rejected_in_a_row} gradients in a row held NaN or Inf, the last one at "
-                f"step {self._parameters.step} ({error.message}); the variables are as before the first of them. "
-                "A lower learning rate, or a look at the data, may help"
+                f"program {self._config.name}: {self._rejected_in_a_row} gradients in a row held NaN or Inf, "
+                f"the last one at step {self._parameters.step} ({error.message}); the variables are as before the "
+                "first of them. A lower learning rate, or a look at the data, may help"
             ) from None
 
     def _span(self, phase: str, **attributes: object) -> _tracing.Span:
@@ -345,7 +351,7 @@ class Training:
 
     @property
     def _who(self) -> str:
-        return f"program {self._name}"
+        return f"program {self._config.name}"
 
     @property
     def _where(self) -> str:

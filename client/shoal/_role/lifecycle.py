@@ -149,13 +149,7 @@ def run_role(
         return
     try:
         pages.not_ready = ""
-        page = getattr(running, "page", "")  # a coordinator's alone
-        shown = {"page": page} if page else {}
-        log.info("ready", address=running.address, metrics=pages.address, **shown)
-        if supervised:
-            ready = {"role": role, "address": running.address, "metrics": pages.address, "pid": os.getpid()} | shown
-            sys.stdout.write(json.dumps(ready) + "\n")
-            sys.stdout.flush()
+        _say_ready(role, running, pages, supervised)
         while not ends.done.wait(_SIGNAL_S):  # a signal may wake another thread, and its handler runs in this one alone
             pass
         pages.not_ready = "it stops"
@@ -223,6 +217,17 @@ class _Ends:
         while os.read(0, 4096):
             pass
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]  # it has begun
+
+
+def _say_ready(role: str, running: Running, pages: RolePages, supervised: bool) -> None:
+    """Writes where the role is reached to its log, and to standard output for a supervisor."""
+    page = getattr(running, "page", "")  # a coordinator's alone
+    shown = {"page": page} if page else {}
+    structlog.get_logger(__name__).info("ready", address=running.address, metrics=pages.address, **shown)
+    if supervised:
+        ready = {"role": role, "address": running.address, "metrics": pages.address, "pid": os.getpid()} | shown
+        sys.stdout.write(json.dumps(ready) + "\n")
+        sys.stdout.flush()
 
 
 def _start(

@@ -20,7 +20,7 @@ from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches, NoBatches
 from shoal_worker.draws import Draws
 from shoal_worker.messages import Figures, decode, encode
-from shoal_worker.training import Training
+from shoal_worker.training import Training, TrainingConfig
 from support.devices.fake_cupy import FakeOutOfMemoryError, FakeRuntimeError
 
 EXAMPLES = 20
@@ -158,15 +158,17 @@ class Rig:
             self.batches = LeasedBatches(self.program.dataset, batch_size, seed=7, lease=self.lease)
         Rig.made.append(self)
         self.training = Training(
-            "tests:program",
-            self.program,
-            Cpu(),
+            TrainingConfig(
+                name="tests:program",
+                program=self.program,
+                device=Cpu(),
+                max_steps=max_steps,
+                draws=draws,
+                evaluator=evaluator,
+            ),
             self.parameters,
             self.batches,
-            max_steps=max_steps,
             emit=self.emitted.append,
-            draws=draws,
-            evaluator=evaluator,
             clock=self.clock,
             now=lambda: 1_000.0 + self.clock.now,
             stop=self.stop,
