@@ -3,7 +3,6 @@
 It reads and writes files alone: no cluster has to be there.
 """
 
-import math
 import os
 import time
 import warnings
@@ -18,31 +17,24 @@ from google.protobuf import json_format
 
 from shoal import errors
 from shoal._checkpoint import (
-    LENGTH_BYTES,
     VALUE,
     Catalogue,
-    Contents,
+    ForeignFile,
     Manifest,
     Named,
     SavedVariables,
-    Tensor,
-    decode_header,
     encode_header,
-    header_bytes,
     open_folder,
     path_of,
+    rows,
     tensor_name,
     write_tensors,
 )
-from shoal._numerics import SUPPORTED_DTYPES, storage_dtype
+from shoal._numerics import storage_dtype
 from shoal._system import written_whole
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice
 from shoal.status import Evaluation
 from shoal.v1 import job_pb2
-from shoal.variables import Variable
-
-# Read and written at a time.
-_PIECE_BYTES = 16 << 20
 
 T = TypeVar("T")
 
@@ -208,7 +200,7 @@ class Checkpoints:
             JobExists: a job of that name took checkpoints meanwhile, and the one that was made is lost.
         """
         number = self._catalogue.next_number(_job(job))
-        with _Foreign(Path(file), skip) as foreign:
+        with ForeignFile(Path(file), skip) as foreign:
             variables = foreign.variables()
             path = (*path_of(job, number), "shard-00000.safetensors")
             tensors: list[Named] = [
@@ -278,7 +270,7 @@ class Checkpoints:
             def pieces() -> Iterator[Any]:
                 yield encode_header(tensors, metadata)
                 for variable, dtype, shape in tensors:
-                    yield from _rows(saved, variable, dtype, shape)
+                    yield from rows(saved, variable, dtype, shape)
 
             _write(file, pieces())
 
@@ -302,76 +294,6 @@ class Checkpoints:
             "another name, or wait for the job's end",
             job=job,
         )
-
-
-class _Foreign:
-    """A safetensors file that somebody else has written."""
-
-    def __init__(self, path: Path, skip: Collection[str] = ()) -> None:
-        self._path, self._skip = path, frozenset(skip)
-        try:
-            self._file = path.open("rb")
-        except OSError as error:
-            raise errors.StorageFailed(f"{path} cannot be read: {error.strerror}", file=str(path)) from None
-
-    def __enter__(self) -> "_Foreign":
-        try:
-            nbytes = os.fstat(self._file.fileno()).st_size
-            beginning = self._file.read(LENGTH_BYTES)
-            header = beginning + self._file.read(header_bytes(beginning, nbytes, str(self._path)) - LENGTH_BYTES)
-            self._tensors = self._wanted(decode_header(header, nbytes, str(self._path)))
-        except BaseException:
-            self._file.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def variables(self) -> dict[str, Variable]:
-        """What Shoal makes of the tensors."""
-        found = {}
-        for name, tensor in self._tensors.items():
-            if tensor.dtype not in SUPPORTED_DTYPES:
-                kinds = ", ".join(map(str, SUPPORTED_DTYPES))
-                raise errors.IncompatibleCheckpoint(
-                    f"{self._path}: tensor {name!r} is {tensor.dtype}; variables are {kinds}: leave it out (--skip "
-                    f"{name}), or convert it",
-                    tensor=name,
-                )
-            counts = tensor.dtype == np.int64  # such are not trained
-            found[name] = Variable(
-                tensor.shape,
-                dtype=tensor.dtype.name,
-                trainable=not counts,
-                aggregation="last" if counts else None,
-            )
-        return found
-
-    def data(self) -> Iterator[memoryview]:
-        """The tensors' bytes, as servers keep them."""
-        for tensor in self._tensors.values():
-            kept = storage_dtype(tensor.dtype)
-            step = _PIECE_BYTES // tensor.dtype.itemsize * tensor.dtype.itemsize
-            for start in range(tensor.start, tensor.stop, step):
-                self._file.seek(start)
-                piece = np.frombuffer(self._file.read(min(step, tensor.stop - start)), tensor.dtype)
-                yield piece.astype(kept, copy=False).view(np.uint8).data
-
-    def _wanted(self, contents: Contents) -> dict[str, Tensor]:
-        if unknown := self._skip - contents.tensors.keys():
-            raise errors.BadRequest(f"{self._path} has no tensor {min(unknown)!r} to leave out")
-        return {name: tensor for name, tensor in contents.tensors.items() if name not in self._skip}
-
-
-def _rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[memoryview]:
-    width = max(1, math.prod(shape[1:]))
-    rows = math.prod(shape) // width
-    step = max(1, _PIECE_BYTES // (width * dtype.itemsize))
-    for start in range(0, rows, step):
-        piece = np.empty(min(step, rows - start) * width, dtype)
-        saved.read((VALUE, variable, start, piece))
-        yield piece.view(np.uint8).data
 
 
 def _write(file: Path, pieces: Iterator[Any]) -> None:

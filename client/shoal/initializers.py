@@ -19,8 +19,6 @@ from shoal.v1 import tensor_pb2
 # Random values come in blocks, each from a generator of its own, so an element is reached by drawing at most so many.
 # Part of what the values are a function of: changing it changes how every job starts.
 _BLOCK_ELEMENTS = 65_536
-# Standard deviation of a unit normal whose values beyond two sigma are drawn again.
-_TRUNCATED_STDDEV = 0.87962566103423978
 # Values this many sigmas out are never drawn (1 in 10^23).
 _FURTHEST_SIGMAS = 10.0
 # Every integer up to here is a double, which is what the wire carries.
@@ -284,8 +282,7 @@ class GlorotUniform(_Random):
     name: ClassVar[str] = "glorot_uniform"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        limit = math.sqrt(3 * draws.glorot_variance(shape))
-        return draws.uniform(rng, count, -limit, limit)
+        return draws.uniform_of(rng, count, draws.glorot_variance(shape))
 
 
 @dataclass(frozen=True)
@@ -298,7 +295,7 @@ class GlorotNormal(_Random):
     name: ClassVar[str] = "glorot_normal"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return math.sqrt(draws.glorot_variance(shape)) / _TRUNCATED_STDDEV * draws.truncated_normal(rng, count)
+        return draws.truncated_normal_of(rng, count, draws.glorot_variance(shape))
 
 
 @dataclass(frozen=True)
@@ -311,8 +308,7 @@ class HeUniform(_Random):
     name: ClassVar[str] = "he_uniform"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        limit = math.sqrt(3 * draws.he_variance(shape))
-        return draws.uniform(rng, count, -limit, limit)
+        return draws.uniform_of(rng, count, draws.he_variance(shape))
 
 
 @dataclass(frozen=True)
@@ -325,7 +321,7 @@ class HeNormal(_Random):
     name: ClassVar[str] = "he_normal"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return math.sqrt(draws.he_variance(shape)) / _TRUNCATED_STDDEV * draws.truncated_normal(rng, count)
+        return draws.truncated_normal_of(rng, count, draws.he_variance(shape))
 
 
 _BY_NAME: dict[str, Callable[..., Initializer]] = {

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import structlog
@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 
 from shoal import _tracing, errors
 from shoal._rpc import CoordinatorClient, Membership
-from shoal._training import GradientBuffers, Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, start_or_find
+from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, start_or_find
+from shoal._training.given import as_arrays, as_pair, number, plain, report_of
 from shoal._training.participant import Heard, Participant, Report
 from shoal.v1 import coordinator_pb2
 from shoal.variables import Variable
@@ -79,7 +80,7 @@ class Session:
             membership.start()
             self._participant = Participant(coordinator, job, self.worker, membership.incarnation)
             if variables is not None:
-                self._participant.describe({name: _plain(value) for name, value in variables.items()}, examples=0)
+                self._participant.describe({name: plain(value) for name, value in variables.items()}, examples=0)
             self._parameters: Pipeline = opened.enter_context(self._participant.enter())
             opened.pop_all()
         self._membership = membership
@@ -162,9 +163,9 @@ class Session:
             BadRequest: a metric is no number, or `buffers` were pushed before; nothing was sent.
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: as for `pull`.
         """
-        arrays: Gradients = _as_arrays(gradients) if isinstance(gradients, Mapping) else self._generated(gradients)
-        new = _as_arrays(updates) if updates else None
-        figures = {name: _number(name, value) for name, value in (metrics or {}).items()}
+        arrays: Gradients = as_arrays(gradients) if isinstance(gradients, Mapping) else self._generated(gradients)
+        new = as_arrays(updates) if updates else None
+        figures = {name: number(name, value) for name, value in (metrics or {}).items()}
         with self._alive():
             with self._timed("push"):
                 self._settle()
@@ -175,7 +176,7 @@ class Session:
             if result.outcome == "sent":
                 self._unsettled = weight, figures
             else:
-                self._account(_report_of(result, weight, figures))
+                self._account(report_of(result, weight, figures))
             return result
 
     def settle(self) -> PushResult | None:
@@ -277,7 +278,7 @@ class Session:
                 return
             finally:
                 self._generating_s += self._clock() - start
-            yield _as_pair(pair)
+            yield as_pair(pair)
 
     def _stepped(self, step: int) -> None:
         self._steps.stepped(step)
@@ -287,7 +288,7 @@ class Session:
         with self._counting_rejected():
             result = self._parameters.settle()
         if result:
-            self._account(_report_of(result, *self._unsettled))
+            self._account(report_of(result, *self._unsettled))
         return result
 
     def _last_failure(self) -> errors.ShoalError | None:
@@ -380,44 +381,6 @@ class Session:
                 return
             except errors.ShoalError as error:  # the same again would be refused again
                 _log.warning("a report was refused", job=self.job, reason=error.message)
-
-
-def _plain(value: Variable | ArrayLike) -> Variable | np.ndarray:
-    return value if isinstance(value, Variable) else np.asarray(value)
-
-
-def _as_pair(pair: tuple[str, ArrayLike]) -> tuple[str, np.ndarray]:
-    match pair:
-        case (name, value):
-            return name, np.asarray(value)
-    raise errors.InvalidGradient(
-        f"gradients come by name, or as pairs of a name and an array; there came a {type(pair).__name__}"
-    )
-
-
-def _as_arrays(values: Mapping[str, ArrayLike]) -> Mapping[str, np.ndarray]:
-    if isinstance(values, GradientBuffers) or set(map(type, values.values())) <= {np.ndarray}:
-        return cast(Mapping[str, np.ndarray], values)
-    return {name: np.asarray(value) for name, value in values.items()}
-
-
-def _number(name: str, value: float) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise errors.BadRequest(f"metric {name!r} is {value!r}; give a number", metric=name) from None
-
-
-def _report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -> Report:
-    if result.outcome != "accepted":
-        return Report(step=result.step, dropped=1)
-    return Report(
-        step=result.step,
-        accepted=1,
-        samples=round(weight),
-        values=metrics,
-        staleness={result.staleness: 1},
-    )
 
 
 __all__ = ["PushResult", "Session"]

@@ -1,14 +1,19 @@
-"""What the cluster says of its jobs and members, as plain values."""
+"""What the cluster says of its jobs and members, as plain values.
+
+Jobs are here; members and the account of data are in `shoal._status`, and are imported from here.
+"""
 
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shoal import errors
+from shoal._status.data import DataAccount, DataCount, HeldRange
+from shoal._status.members import ClusterStatus, MemberStatus, Role, ServerLoad
 from shoal.job import Job
 from shoal.timings import Comparison, StepTiming, Straggler, Timings
-from shoal.v1 import coordinator_pb2, job_pb2
+from shoal.v1 import job_pb2
 
 
 class JobState(enum.Enum):
@@ -257,203 +262,6 @@ class JobStatus:
             evaluation=Evaluation.from_proto(message.evaluation) if message.HasField("evaluation") else None,
             best=Evaluation.from_proto(message.best) if message.HasField("best") else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class DataCount:
-    """Examples by what became of them.
-
-    Attributes:
-        done: trained on.
-        leased: in the hands of workers.
-        loose: taken back from a worker, or passed over for the sake of order: the next to be leased.
-        untouched: never leased.
-    """
-
-    done: int = 0
-    leased: int = 0
-    loose: int = 0
-    untouched: int = 0
-
-    @classmethod
-    def from_proto(cls, message: job_pb2.DataCount) -> "DataCount":
-        """The count that a message carries."""
-        return cls(message.done, message.leased, message.loose, message.untouched)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRange:
-    """Examples [start, stop) of an epoch's order, which a worker trains on."""
-
-    worker: str
-    rank: int
-    epoch: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class DataAccount:
-    """What became of a job's data.
-
-    Attributes:
-        examples: of one pass; 0: the job has no data, or no worker has loaded its program yet.
-        epochs: passes.
-        epoch: the first that is not all done, from 0; the last one when they all are.
-        total: of all epochs.
-        in_progress: by epoch, of those that have been begun and are not all done; the first 1,000 of them.
-        held: which worker has what.
-    """
-
-    examples: int = 0
-    epochs: int = 0
-    epoch: int = 0
-    total: DataCount = DataCount()
-    in_progress: Mapping[int, DataCount] = field(default_factory=dict)
-    held: tuple[HeldRange, ...] = ()
-
-    @classmethod
-    def from_proto(cls, message: job_pb2.GetDataReply) -> "DataAccount":
-        """The account that a message carries."""
-        return cls(
-            examples=message.examples,
-            epochs=message.epochs,
-            epoch=message.epoch,
-            total=DataCount.from_proto(message.total),
-            in_progress={each.epoch: DataCount.from_proto(each.count) for each in message.in_progress},
-            held=tuple(
-                HeldRange(each.worker, each.rank, each.range.epoch, each.range.start, each.range.stop)
-                for each in message.held
-            ),
-        )
-
-
-class Role(enum.Enum):
-    """What a member is."""
-
-    SERVER = "server"
-    WORKER = "worker"
-    SESSION = "session"
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLoad:
-    """What a server does; who wants rates takes the difference of two.
-
-    Attributes:
-        updates: applied since its process began, a shard each.
-        received_bytes: of gradients and values, since then.
-        sent_bytes: of values, since then.
-        waiting_pulls: that wait for their consistency mode now, a shard each.
-    """
-
-    updates: int = 0
-    received_bytes: int = 0
-    sent_bytes: int = 0
-    waiting_pulls: int = 0
-
-    def to_proto(self) -> coordinator_pb2.ServerLoad:
-        """The message that carries it."""
-        return coordinator_pb2.ServerLoad(
-            updates=self.updates,
-            received_bytes=self.received_bytes,
-            sent_bytes=self.sent_bytes,
-            waiting_pulls=self.waiting_pulls,
-        )
-
-    @classmethod
-    def from_proto(cls, message: coordinator_pb2.ServerLoad) -> "ServerLoad":
-        """The load that a message carries."""
-        return cls(message.updates, message.received_bytes, message.sent_bytes, message.waiting_pulls)
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
-    """A member of the cluster.
-
-    Attributes:
-        member: its id.
-        role: what it is.
-        incarnation: which life of it this is.
-        address: host:port of a server; empty for the others.
-        device: of a worker: "cpu", "cuda:0 NVIDIA H200".
-        metrics_address: host:port of its /metrics.
-        alive: its lease runs.
-        silent_s: seconds since its last sign of life.
-        shards: how many it holds.
-        bytes: of values and slots in them.
-        job: what it works on; empty: nothing.
-        load: of a server: what it does, as it said last.
-        leaving: it was told to go: a server serves on while its jobs are saved. Not alive, it has gone in good order.
-    """
-
-    member: str
-    role: Role
-    incarnation: int
-    address: str
-    device: str
-    metrics_address: str
-    alive: bool
-    silent_s: float
-    shards: int
-    bytes: int
-    job: str
-    load: ServerLoad = ServerLoad()
-    leaving: bool = False
-
-    @classmethod
-    def from_proto(cls, message: coordinator_pb2.Member) -> "MemberStatus":
-        """The member that a message describes."""
-        return cls(
-            member=message.member,
-            role=Role(coordinator_pb2.Role.Name(message.role).lower()),
-            incarnation=message.incarnation,
-            address=message.address,
-            device=message.device,
-            metrics_address=message.metrics_address,
-            alive=message.alive,
-            silent_s=message.silent_s,
-            shards=message.shards,
-            bytes=message.bytes,
-            job=message.job,
-            load=ServerLoad.from_proto(message.load),
-            leaving=message.leaving,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterStatus:
-    """The cluster as the coordinator sees it.
-
-    Attributes:
-        cluster: its id, drawn when the coordinator started on an empty store.
-        epoch: the newest placement's number.
-        members: servers, workers and sessions, dead ones too.
-    """
-
-    cluster: str
-    epoch: int
-    members: tuple[MemberStatus, ...]
-
-    @property
-    def shards(self) -> int:
-        """Shards on live servers."""
-        return sum(member.shards for member in self.members if member.alive)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of values and slots on live servers."""
-        return sum(member.bytes for member in self.members if member.alive)
-
-    def alive(self, role: Role) -> tuple[MemberStatus, ...]:
-        """The live members of one role."""
-        return tuple(member for member in self.members if member.alive and member.role is role)
-
-    @classmethod
-    def from_proto(cls, message: coordinator_pb2.GetStatusReply) -> "ClusterStatus":
-        """The status that a message carries."""
-        members = tuple(MemberStatus.from_proto(member) for member in message.members)
-        return cls(message.cluster, message.epoch, members)
 
 
 __all__ = [

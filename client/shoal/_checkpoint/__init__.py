@@ -7,6 +7,7 @@ made is in `shoal_server.checkpoints` and `shoal_coordinator.effects`.
 from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
 from shoal._checkpoint.files import Named, write_tensors
 from shoal._checkpoint.folders import open_folder, open_shared
+from shoal._checkpoint.foreign import ForeignFile, rows
 from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, mismatches, tensor_name
@@ -20,6 +21,7 @@ __all__ = [
     "Contents",
     "FileEntry",
     "Folder",
+    "ForeignFile",
     "LocalFolder",
     "Manifest",
     "Named",
@@ -35,6 +37,7 @@ __all__ = [
     "open_shared",
     "path_of",
     "probe",
+    "rows",
     "superfluous",
     "tensor_name",
     "write_tensors",

@@ -21,6 +21,8 @@ def stream(key: int, block: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, block, 0]))
 
 
+# Standard deviation of a unit normal whose values beyond two sigma are drawn again.
+_TRUNCATED_STDDEV = 0.87962566103423978
 # The odd number nearest to 2**64 over the golden ratio: multiples of it are spread evenly (Knuth, TAOCP 3, 6.4).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -50,6 +52,17 @@ def truncated_normal(rng: np.random.Generator, count: int) -> np.ndarray:
         kept[found : found + drawn.size] = drawn
         found += drawn.size
     return kept
+
+
+def uniform_of(rng: np.random.Generator, count: int, variance: float) -> np.ndarray:
+    """The first `count` numbers of a stream, evenly around 0, with this variance."""
+    limit = math.sqrt(3 * variance)
+    return uniform(rng, count, -limit, limit)
+
+
+def truncated_normal_of(rng: np.random.Generator, count: int, variance: float) -> np.ndarray:
+    """The first `count` normals of a stream within two sigma, which have this variance once the others are left out."""
+    return math.sqrt(variance) / _TRUNCATED_STDDEV * truncated_normal(rng, count)
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -1,0 +1,91 @@
+"""Safetensors files of other frameworks: tensors read as variables, and variables as the bytes of tensors."""
+
+import math
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from shoal import errors
+from shoal._checkpoint.slices import VALUE, SavedVariables
+from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_header, header_bytes
+from shoal._numerics import SUPPORTED_DTYPES, storage_dtype
+from shoal.variables import Variable
+
+# Bytes that are read, or written, at a time.
+_PIECE_BYTES = 16 << 20
+
+
+class ForeignFile:
+    """A safetensors file that somebody else has written."""
+
+    def __init__(self, path: Path, skip: Collection[str] = ()) -> None:
+        self._path, self._skip = path, frozenset(skip)
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise errors.StorageFailed(f"{path} cannot be read: {error.strerror}", file=str(path)) from None
+
+    def __enter__(self) -> "ForeignFile":
+        try:
+            nbytes = os.fstat(self._file.fileno()).st_size
+            beginning = self._file.read(LENGTH_BYTES)
+            header = beginning + self._file.read(header_bytes(beginning, nbytes, str(self._path)) - LENGTH_BYTES)
+            self._tensors = self._wanted(decode_header(header, nbytes, str(self._path)))
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def variables(self) -> dict[str, Variable]:
+        """What Shoal makes of the tensors."""
+        found = {}
+        for name, tensor in self._tensors.items():
+            if tensor.dtype not in SUPPORTED_DTYPES:
+                kinds = ", ".join(map(str, SUPPORTED_DTYPES))
+                raise errors.IncompatibleCheckpoint(
+                    f"{self._path}: tensor {name!r} is {tensor.dtype}; variables are {kinds}: leave it out (--skip "
+                    f"{name}), or convert it",
+                    tensor=name,
+                )
+            counts = tensor.dtype == np.int64  # such are not trained
+            found[name] = Variable(
+                tensor.shape,
+                dtype=tensor.dtype.name,
+                trainable=not counts,
+                aggregation="last" if counts else None,
+            )
+        return found
+
+    def data(self) -> Iterator[memoryview]:
+        """The tensors' bytes, as servers keep them."""
+        for tensor in self._tensors.values():
+            kept = storage_dtype(tensor.dtype)
+            step = _PIECE_BYTES // tensor.dtype.itemsize * tensor.dtype.itemsize
+            for start in range(tensor.start, tensor.stop, step):
+                self._file.seek(start)
+                piece = np.frombuffer(self._file.read(min(step, tensor.stop - start)), tensor.dtype)
+                yield piece.astype(kept, copy=False).view(np.uint8).data
+
+    def _wanted(self, contents: Contents) -> dict[str, Tensor]:
+        if unknown := self._skip - contents.tensors.keys():
+            raise errors.BadRequest(f"{self._path} has no tensor {min(unknown)!r} to leave out")
+        return {name: tensor for name, tensor in contents.tensors.items() if name not in self._skip}
+
+
+def rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[memoryview]:
+    """Yields the bytes of a variable that a checkpoint has, as such a file has them."""
+    width = max(1, math.prod(shape[1:]))
+    count = math.prod(shape) // width
+    step = max(1, _PIECE_BYTES // (width * dtype.itemsize))
+    for start in range(0, count, step):
+        piece = np.empty(min(step, count - start) * width, dtype)
+        saved.read((VALUE, variable, start, piece))
+        yield piece.view(np.uint8).data
+
+
+__all__ = ["ForeignFile", "rows"]

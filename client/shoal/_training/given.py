@@ -1,0 +1,54 @@
+"""What a user's loop gives a session, as arrays, numbers and reports."""
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from shoal import errors
+from shoal._training.gradient_buffers import GradientBuffers
+from shoal._training.parameters import PushResult
+from shoal._training.participant import Report
+from shoal.variables import Variable
+
+
+def plain(value: Variable | ArrayLike) -> Variable | np.ndarray:
+    return value if isinstance(value, Variable) else np.asarray(value)
+
+
+def as_pair(pair: tuple[str, ArrayLike]) -> tuple[str, np.ndarray]:
+    match pair:
+        case (name, value):
+            return name, np.asarray(value)
+    raise errors.InvalidGradient(
+        f"gradients come by name, or as pairs of a name and an array; there came a {type(pair).__name__}"
+    )
+
+
+def as_arrays(values: Mapping[str, ArrayLike]) -> Mapping[str, np.ndarray]:
+    if isinstance(values, GradientBuffers) or set(map(type, values.values())) <= {np.ndarray}:
+        return cast(Mapping[str, np.ndarray], values)
+    return {name: np.asarray(value) for name, value in values.items()}
+
+
+def number(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise errors.BadRequest(f"metric {name!r} is {value!r}; give a number", metric=name) from None
+
+
+def report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -> Report:
+    if result.outcome != "accepted":
+        return Report(step=result.step, dropped=1)
+    return Report(
+        step=result.step,
+        accepted=1,
+        samples=round(weight),
+        values=metrics,
+        staleness={result.staleness: 1},
+    )
+
+
+__all__ = ["as_arrays", "as_pair", "number", "plain", "report_of"]
