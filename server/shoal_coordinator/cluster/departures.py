@@ -12,8 +12,8 @@ from typing import Protocol
 from shoal.status import JobState, SavedCheckpoint
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.outstanding import Outstanding
+from shoal_coordinator.job.life import JobLife
 from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.persistence.durable_job import DurableJob
 
 # From the failure of an attempt to the next: a server waits a minute or so for all of them.
 _AGAIN_S = 5.0
@@ -23,7 +23,7 @@ class LoseShards(Protocol):
     """Has a job give up its shards, at a time and for a reason, and go back or fail; see `Outcomes.lose_shards`."""
 
     def __call__(
-        self, job: DurableJob, reason: str, now: float, *, announced: bool, saved: SavedCheckpoint | None
+        self, job: JobLife, reason: str, now: float, *, announced: bool, saved: SavedCheckpoint | None
     ) -> None: ...
 
 
@@ -47,13 +47,13 @@ class Departures:
         self._members, self._outstanding = members, outstanding
         self._emit, self._lose_shards = emit, lose_shards
 
-    def of(self, job: DurableJob) -> list[str]:
+    def of(self, job: JobLife) -> list[str]:
         """The servers with shards of a job that are going; those that cannot be saved are not waited for."""
         if job.ended or not job.checkpoints.possible:
             return []
         return [server.member for server in job.plan.servers if self._members.is_leaving(server.member)]
 
-    def begin(self, job: DurableJob, now: float) -> None:
+    def begin(self, job: JobLife, now: float) -> None:
         """One more server is going: its jobs are saved."""
         if not self.of(job):
             return
@@ -64,7 +64,7 @@ class Departures:
         elif not job.checkpoints.busy and not job.closing:
             self._save(job, now, now)
 
-    def checkpoint_ended(self, job: DurableJob, now: float, *, last: bool) -> None:
+    def checkpoint_ended(self, job: JobLife, now: float, *, last: bool) -> None:
         """An attempt at a checkpoint is over; `last`: it is whole, and nothing was committed after it."""
         if not self.of(job) or job.closing:
             return
@@ -73,25 +73,25 @@ class Departures:
         elif not job.checkpoints.busy:  # it failed, or was under way before the server said anything
             self._save(job, now + _AGAIN_S if job.checkpoints.failure else now, now)
 
-    def validate(self, jobs: Iterable[DurableJob]) -> None:
+    def validate(self, jobs: Iterable[JobLife]) -> None:
         """Raises AssertionError if an invariant is broken."""
         for job in jobs:
             assert not self.of(job) or job.checkpoints.pending, "a server waits for a job that is not being saved"
 
-    def _save(self, job: DurableJob, at: float, now: float) -> None:
+    def _save(self, job: JobLife, at: float, now: float) -> None:
         job.checkpoints.request(at)
         self._emit(job.checkpoint_when_due(now))
 
-    def _go_back(self, job: DurableJob, now: float, saved: SavedCheckpoint | None = None) -> None:
+    def _go_back(self, job: JobLife, now: float, saved: SavedCheckpoint | None = None) -> None:
         self._lose_shards(job, f"{self._why(job)}{job.recovery.advice}", now, announced=True, saved=saved)
 
-    def _place_anew(self, job: DurableJob, now: float) -> None:
+    def _place_anew(self, job: JobLife, now: float) -> None:
         """Its shards were still being created: those who are in it wait on, and others host it."""
         job.wait_for(f"{self._why(job)}, so its variables get another place", now)
         self._outstanding.abandon(job.ref)
         self._emit(job.drop())
 
-    def _why(self, job: DurableJob) -> str:
+    def _why(self, job: JobLife) -> str:
         going = self.of(job)
         who = f"server {going[0]} is" if len(going) == 1 else f"servers {', '.join(going)} are"
         return f"{who} about to leave"

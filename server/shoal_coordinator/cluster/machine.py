@@ -5,7 +5,7 @@ became of effects, `outcomes` takes in. After whatever changed members or jobs, 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,10 +21,11 @@ from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
 from shoal_coordinator.cluster.outcomes import Outcomes
 from shoal_coordinator.cluster.outstanding import Outstanding
 from shoal_coordinator.cluster.scheduler import Scheduler
+from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
 from shoal_coordinator.cluster.touched import Touched
 from shoal_coordinator.job import milestones
 from shoal_coordinator.job.checkpointing import NO_FOLDER
-from shoal_coordinator.job.ledger import Lease, NoRange
+from shoal_coordinator.job.life import JobLife
 from shoal_coordinator.job.tallies import Tallies
 from shoal_coordinator.messages import events
 from shoal_coordinator.messages.answers import Asked, Assignment, Attempt, Described, Joined, Membered
@@ -37,9 +38,8 @@ from shoal_coordinator.messages.effects import (
     WriteCheckpoint,
 )
 from shoal_coordinator.messages.events import R
+from shoal_coordinator.messages.leases import Lease, NoRange
 from shoal_coordinator.messages.refs import JobRef, ServerRef
-from shoal_coordinator.persistence.durable_job import DurableJob
-from shoal_coordinator.persistence.records import SavedJob
 
 MAX_LIVE_JOBS = 1_000
 
@@ -122,6 +122,89 @@ class Cluster:
         effects, self._effects = self._effects, []
         return answer, effects
 
+    @classmethod
+    def restored(cls, snapshot: ClusterSnapshot, policy: ClusterPolicy, now: float) -> "Cluster":
+        """Returns a cluster as an earlier coordinator knew it; all leases begin now.
+
+        Args:
+            snapshot: what is kept of it.
+            policy: what the operator decides; it may be another one than before.
+            now: as ever.
+
+        Raises:
+            ShoalError, AssertionError, KeyError, ValueError: the snapshot contradicts itself.
+        """
+        counts = snapshot.counts
+        cluster = cls(counts.cluster, policy, now)
+        cluster._submissions = counts.submissions
+        cluster._scheduler.epoch, cluster._scheduler.assignments = counts.epoch, counts.assignments
+        cluster._members.restore(snapshot.members, counts.incarnation, now)
+        for submission, job in snapshot.jobs.items():
+            changed = partial(cluster._touched.job, submission)
+            life = JobLife.restored(
+                submission, job, now, changed, checkpoints=policy.checkpoints, tallies=cluster.tallies
+            )
+            cluster._jobs.add(life)
+        cluster._outstanding.restore(snapshot.effects, counts.effects)
+        cluster._go_on(now)
+        return cluster
+
+    def _go_on(self, now: float) -> None:
+        """Does what follows from a restore by itself."""
+        for job in self._jobs.values():
+            job.validate()  # before anything is made of it
+        # By this coordinator's policy, which may be another one: without a folder, no last checkpoint is waited for.
+        for job in self._jobs.live:
+            self._emit(job.end_when_saved(now))
+        self._schedule(now)
+        self._effects.clear()  # they are outstanding, as all others are
+
+    # What is kept of it.
+
+    @property
+    def changed(self) -> bool:
+        """Whether `take_changed` has anything."""
+        return bool(self._touched)
+
+    def take_changed(self) -> list[str]:
+        """Returns the keys of the records (`record_keys`) that have changed since the last call, in order."""
+        return self._touched.take()
+
+    @property
+    def counts(self) -> Counts:
+        """The cluster's id, and the last number given out of each kind."""
+        return Counts(
+            cluster=self._id,
+            epoch=self._scheduler.epoch,
+            submissions=self._submissions,
+            assignments=self._scheduler.assignments,
+            effects=self._outstanding.last,
+            incarnation=self._members.incarnation,
+        )
+
+    @property
+    def members(self) -> Iterable[Member]:
+        """All members that are remembered, in order of id."""
+        return self._members
+
+    def find_member(self, member: str) -> Member | None:
+        """A member that is remembered, dead or alive."""
+        return self._members.find(member)
+
+    @property
+    def submitted(self) -> Mapping[int, JobLife]:
+        """All jobs that are remembered, by submission."""
+        return {job.ref.submission: job for job in self._jobs.values()}
+
+    @property
+    def outstanding(self) -> list[Effect]:
+        """What was decided and is not known to be done, in order; all of it may be done again."""
+        return list(self._outstanding)
+
+    def find_effect(self, number: int) -> Effect | None:
+        """An effect that is outstanding."""
+        return self._outstanding.find(number)
+
     # What it is like now.
 
     @property
@@ -140,7 +223,7 @@ class Cluster:
         there = member is not None and member.alive and member.registration.address == server.address
         return there and self._outstanding.find(effect) is not None
 
-    def job(self, name: str) -> DurableJob:
+    def job(self, name: str) -> JobLife:
         """A job by name, to be read.
 
         Raises:
@@ -360,7 +443,7 @@ class Cluster:
             self._emit(job.lose(event.worker, now))
         self._schedule(now)
 
-    def _seat(self, member: Member, job: DurableJob, assignment: int, now: float) -> None:
+    def _seat(self, member: Member, job: JobLife, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
         name = job.spec.name
         if job.crew.has_part(member.id, assignment):
@@ -394,14 +477,13 @@ class Cluster:
         for job in ended[self._policy.keep_finished :]:
             self._forget(job)
 
-    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str, saved: SavedJob | None = None) -> DurableJob:
-        changed = partial(self._touched.job, ref.submission)
-        can_save = self._policy.checkpoints
-        job = DurableJob(ref, spec, now, token, saved, changed, checkpoints=can_save, tallies=self.tallies)
+    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str) -> JobLife:
+        changed, saves = partial(self._touched.job, ref.submission), self._policy.checkpoints
+        job = JobLife(ref, spec, now, token, changed, checkpoints=saves, tallies=self.tallies)
         self._jobs.add(job)
         return job
 
-    def _forget(self, job: DurableJob) -> None:
+    def _forget(self, job: JobLife) -> None:
         self._emit(job.drop())
         for part in job.parts:
             self._touched.job(job.ref.submission, part)
@@ -429,7 +511,7 @@ def _lost_shards(server: str, placement: Placement) -> str:
     return f"server {server} is gone, and with it the only replica of {what}"
 
 
-def _over(job: DurableJob, now: float) -> errors.ShoalError:
+def _over(job: JobLife, now: float) -> errors.ShoalError:
     name = job.spec.name
     if job.state is JobState.FAILED:
         return errors.JobFailed(f"job {name} failed: {job.status(now).reason}", job=name)

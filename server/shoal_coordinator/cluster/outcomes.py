@@ -10,10 +10,10 @@ from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.outstanding import Outstanding
 from shoal_coordinator.job import milestones
+from shoal_coordinator.job.life import JobLife
 from shoal_coordinator.messages import events
 from shoal_coordinator.messages.answers import Held
 from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.persistence.durable_job import DurableJob
 
 # Outcomes that say of which job they are.
 AnyOutcome = (
@@ -72,7 +72,7 @@ class Outcomes:
 
     def lose_shards(
         self,
-        job: DurableJob,
+        job: JobLife,
         reason: str,
         now: float,
         *,
@@ -155,6 +155,6 @@ class Outcomes:
                 self.departures.checkpoint_ended(job, now, last=False)
             self._schedule(now)
 
-    def _job_of_outcome(self, event: AnyOutcome) -> DurableJob | None:
+    def _job_of_outcome(self, event: AnyOutcome) -> JobLife | None:
         """The live job that an effect was for; None: there is none any more, or the effect was given up."""
         return self._jobs.find_live(event.job) if self._outstanding.end(event.effect) else None

@@ -16,8 +16,8 @@ from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.placement import Candidate, assign_shards, default_shards, plan_shards
+from shoal_coordinator.job.life import JobLife
 from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.persistence.durable_job import DurableJob
 
 
 class Scheduler:
@@ -59,13 +59,13 @@ class Scheduler:
             if not job.ended:
                 job.wait_for("; ".join(filter(None, lacks)), now)
 
-    def enrol(self, member: Member, job: DurableJob, now: float) -> None:
+    def enrol(self, member: Member, job: JobLife, now: float) -> None:
         """Gives a worker a part in a job that has room for it."""
         self.assignments += 1
         self._counted()
         job.enrol(member.id, member.incarnation, self.assignments, now)
 
-    def _staff(self, job: DurableJob, idle: list[Member], workers: int, now: float) -> None:
+    def _staff(self, job: JobLife, idle: list[Member], workers: int, now: float) -> None:
         """Sends idle workers to a job, or keeps them for it."""
         needed = job.spec.fewest_workers
         if job.spec.is_session:
@@ -77,7 +77,7 @@ class Scheduler:
         while job.vacancies and self._send(idle, job, now):
             pass
 
-    def _send(self, idle: list[Member], job: DurableJob, now: float) -> bool:
+    def _send(self, idle: list[Member], job: JobLife, now: float) -> bool:
         """Sends an idle worker to a job, if there is one that is not through with it."""
         member = next((member for member in idle if not job.crew.is_through(member.id)), None)
         if member is None:
@@ -86,7 +86,7 @@ class Scheduler:
         self.enrol(member, job, now)
         return True
 
-    def _place(self, job: DurableJob, now: float) -> str:
+    def _place(self, job: JobLife, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
         servers, expected = self._members.staying, self._members.expected(now)
         if job.recovery.waits_for_servers(len(servers), now, expected=bool(expected)):
@@ -133,7 +133,7 @@ def _restarting(expected: Mapping[str, float]) -> str:
     return f"waiting for {who}{at_most}"
 
 
-def _lack(job: DurableJob, idle: int) -> str:
+def _lack(job: JobLife, idle: int) -> str:
     """Whom a job waits for, where so many workers are idle."""
     needed, there = job.spec.fewest_workers, len(job.crew.active)
     if job.spec.is_session:

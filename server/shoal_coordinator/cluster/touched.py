@@ -1,6 +1,6 @@
 """Which records are others than when they were last written. Pure."""
 
-from shoal_coordinator.persistence.records import CLUSTER, Kind, key
+from shoal_coordinator.messages.record_keys import CLUSTER, Kind, key
 
 
 class Touched:

@@ -14,25 +14,30 @@ What it trains and where, who works on it, what was done, and which checkpoints 
 know: `plan`, `crew`, `accounting`, `checkpointing`, `evaluating`. How the latter two play together is in `milestones`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from google.protobuf.message import Message
 
 from shoal import errors
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine, MetricsReported, StateChanged
+from shoal.events import from_proto as event_from_proto
 from shoal.job import Job
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint, Timings
+from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.job.accounting import Accounting
 from shoal_coordinator.job.checkpointing import Checkpointing
 from shoal_coordinator.job.crew import Crew
 from shoal_coordinator.job.evaluating import Evaluating
-from shoal_coordinator.job.event_log import EventLog
-from shoal_coordinator.job.ledger import Lease, NoRange
+from shoal_coordinator.job.event_log import EventLog, Kept
 from shoal_coordinator.job.parts import Description, Participant, Stage
 from shoal_coordinator.job.plan import Plan
+from shoal_coordinator.job.progress import told_from_proto
 from shoal_coordinator.job.recovery import Recovery
+from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.tallies import Loss, Tallies
 from shoal_coordinator.messages.answers import Described, Joined, Restored
 from shoal_coordinator.messages.effects import (
@@ -43,9 +48,11 @@ from shoal_coordinator.messages.effects import (
     Effect,
     RemoveWorker,
 )
+from shoal_coordinator.messages.event_codec import event_message, state_code
 from shoal_coordinator.messages.events import JobDescribed, WorkerReported
+from shoal_coordinator.messages.leases import Lease, NoRange
+from shoal_coordinator.messages.record_keys import Part
 from shoal_coordinator.messages.refs import JobRef
-from shoal_coordinator.persistence.records import Part
 
 
 class JobLife:
@@ -56,10 +63,10 @@ class JobLife:
         spec: what the user asked for.
         now: seconds of Unix time, as in every method.
         token: of the submission, by which a repeat of it is known.
-        changed: told the name of a record (`shoal_coordinator.persistence.records`) that is another one now, or gone.
+        changed: told the name of a record (`messages.record_keys.Part`) that is another one now, or gone.
         checkpoints: whether the cluster has a folder of them.
         tallies: of the cluster, which it adds to.
-        begins: False: it is filled with what is known of it (`DurableJob`).
+        begins: False: it is filled with what is known of it (`restored`).
     """
 
     def __init__(
@@ -94,6 +101,41 @@ class JobLife:
             changed(Part.CHECKPOINTS)
             changed(Part.EVALUATION)
             self._enter(JobState.PENDING, "", now)
+
+    @classmethod
+    def restored(
+        cls,
+        submission: int,
+        saved: JobSnapshot,
+        now: float,
+        changed: Callable[[str], None] = lambda _: None,
+        *,
+        checkpoints: bool = False,
+        tallies: Tallies | None = None,
+    ) -> "JobLife":
+        """Returns a job as an earlier coordinator knew it.
+
+        Args:
+            submission: which it was.
+            saved: what is kept of it.
+            now, changed, checkpoints, tallies: as for a new job.
+
+        Raises:
+            ShoalError, ValueError: what is kept makes no sense.
+        """
+        spec, token = Job.from_proto(saved.spec.spec), saved.spec.token
+        job = cls(
+            JobRef(spec.name, submission),
+            spec,
+            now,
+            token,
+            changed,
+            checkpoints=checkpoints,
+            tallies=tallies,
+            begins=False,
+        )
+        job._restore(saved)
+        return job
 
     # What it is like now.
 
@@ -435,6 +477,78 @@ class JobLife:
         assert waits or self.state is not JobState.RUNNING, "nobody is there, or will come, to end it"
         assert not (self.closing and self.crew.active), "it closes while workers work"
         self.log.validate()
+
+    # What is kept of it.
+
+    @property
+    def parts(self) -> Iterator[str]:
+        """The names of all records that it may have."""
+        yield from (Part.SPEC, Part.PLAN, Part.STATE, Part.LEDGER, Part.TALLY, Part.CHECKPOINTS, Part.EVALUATION)
+        yield from (f"{Part.EVENT}/{number}" for number in self.log.kept)
+
+    def record(self, part: str) -> Message | None:
+        """The record of that name as it should be now; None: it should not be there."""
+        kind, _, number = part.partition("/")
+        match kind:
+            case Part.SPEC:
+                return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
+            case Part.PLAN:
+                return self.plan.to_proto()
+            case Part.STATE:
+                return self._state_record()
+            case Part.LEDGER:
+                return self.accounting.ledger.to_proto() if self.accounting.ledger else None
+            case Part.TALLY:
+                parts = self.crew.active.values()
+                return self.accounting.tally.to_proto({part.assignment: part.told for part in parts if part.told})
+            case Part.CHECKPOINTS:
+                return self.checkpoints.to_proto()
+            case Part.EVALUATION:
+                return self.evaluating.to_proto() if self.evaluating else None
+        event = self.log.find(int(number))
+        return event_message(event) if event else None
+
+    def _state_record(self) -> state_pb2.JobRecord:
+        record = state_pb2.JobRecord(
+            state=state_code(self.state),
+            reason=self._reason,
+            lack=self._lack,
+            submitted_at=self._submitted_at,
+            started_at=self._started_at,
+            finished_at=self._finished_at,
+            numbered=self.log.numbered,
+            closing=self.closing,
+        )
+        self.plan.write_to(record)
+        self.crew.write_to(record)
+        self.recovery.write_to(record)
+        return record
+
+    def _restore(self, saved: JobSnapshot) -> None:
+        state = saved.state
+        self.state = JobState.from_proto(state.state)
+        self._reason, self._lack = state.reason, state.lack
+        self._submitted_at, self._started_at, self._finished_at = (
+            state.submitted_at,
+            state.started_at,
+            state.finished_at,
+        )
+        self.closing = state.closing
+        self.plan.take_up(state, saved.plan)
+        self.crew.take_up(state)
+        self.recovery.take_up(state)
+        if saved.checkpoints:
+            self.checkpoints.take_up(saved.checkpoints)
+        else:  # an earlier Shoal kept none of a job in a cluster without a folder of them
+            self._changed(Part.CHECKPOINTS)
+        if self.evaluating and saved.evaluation:
+            self.evaluating.take_up(saved.evaluation)
+        self.accounting.take_up(saved)
+        for participant in self.crew.active.values():
+            if participant.assignment in saved.tally.told:
+                participant.told = told_from_proto(saved.tally.told[participant.assignment])
+        events = [event_from_proto(event) for event in saved.events]
+        self.log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
 
     def _enter(self, state: JobState, reason: str, now: float) -> None:
         self.state = state

@@ -14,7 +14,6 @@ from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import machine as cluster_module
-from shoal_coordinator.job.ledger import Lease, NoRange
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
 from shoal_coordinator.messages import events
 from shoal_coordinator.messages.answers import Restored
@@ -26,6 +25,7 @@ from shoal_coordinator.messages.effects import (
     RemoveWorker,
     TakeCut,
 )
+from shoal_coordinator.messages.leases import Lease, NoRange
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from cluster_rig import KEEPING, Rig, job, session
 from shoal import errors
 from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
-from shoal_coordinator.job.ledger import Lease
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
 from shoal_coordinator.messages import events
 from shoal_coordinator.messages.effects import CountCheckpoints, CreateShards, DropShards, TakeCut, WriteCheckpoint
+from shoal_coordinator.messages.leases import Lease
 
 
 @pytest.fixture

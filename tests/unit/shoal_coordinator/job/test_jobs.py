@@ -10,9 +10,9 @@ from shoal.status import Evaluation, JobState, StepTiming, Timings
 from shoal.variables import Variable
 from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job.event_log import EventLog
-from shoal_coordinator.job.ledger import Lease, NoRange
 from shoal_coordinator.job.life import JobLife
 from shoal_coordinator.messages.events import JobDescribed, WorkerReported
+from shoal_coordinator.messages.leases import Lease, NoRange
 from shoal_coordinator.messages.refs import JobRef
 
 START = 1_000.0
