@@ -17,7 +17,8 @@ from shoal import errors
 from shoal._checkpoint.folders import Folder
 from shoal.events import Event as JobEvent
 from shoal.status import Role
-from shoal_coordinator.cluster.machine import Cluster, ClusterPolicy
+from shoal_coordinator.cluster.machine import Cluster
+from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.effects.performer import Performer, Report
 from shoal_coordinator.messages import events
 from shoal_coordinator.messages.answers import Held

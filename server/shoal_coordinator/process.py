@@ -13,8 +13,8 @@ from shoal import _rpc, errors
 from shoal._checkpoint.folders import Folder, open_shared, probe
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal_coordinator.api.servicers import CoordinatorService, JobsService
-from shoal_coordinator.cluster.machine import ClusterPolicy
 from shoal_coordinator.cluster.membership import DEAD_KEPT_S
+from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.persistence.store import MEMORY, Store, open_store

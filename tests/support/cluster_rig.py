@@ -14,7 +14,8 @@ from shoal.initializers import Given
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, Role, SavedCheckpoint
 from shoal.variables import Variable
-from shoal_coordinator.cluster.machine import Cluster, ClusterPolicy
+from shoal_coordinator.cluster.machine import Cluster
+from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.job.ledger import Lease, Ledger
 from shoal_coordinator.messages import events
 from shoal_coordinator.messages.answers import Restored
@@ -139,7 +140,7 @@ class Rig:
     def part(self, name, worker):
         """Which part in a job a worker has, as its heartbeat tells it."""
         job = self.machine._jobs.get(name)
-        return job.crew.active[worker].assignment if job and worker in job.crew.active else 0
+        return job.assignment_of(worker) if job else 0
 
     def describe(self, name, worker, variables=VARIABLES, examples=100):
         part = self.part(name, worker)

@@ -49,19 +49,19 @@ class Departures:
 
     def of(self, job: JobLife) -> list[str]:
         """The servers with shards of a job that are going; those that cannot be saved are not waited for."""
-        if job.ended or not job.checkpoints.possible:
+        if job.ended or not job.can_checkpoint:
             return []
-        return [server.member for server in job.plan.servers if self._members.is_leaving(server.member)]
+        return [server.member for server in job.servers if self._members.is_leaving(server.member)]
 
     def begin(self, job: JobLife, now: float) -> None:
         """One more server is going: its jobs are saved."""
         if not self.of(job):
             return
-        if job.spec.is_session and not job.plan.created:  # it cannot go back, and has nothing to go back for
+        if job.spec.is_session and not job.created:  # it cannot go back, and has nothing to go back for
             self._place_anew(job, now)
         elif job.state is not JobState.RUNNING:  # nothing was trained since what its shards are made of
             self._go_back(job, now)
-        elif not job.checkpoints.busy and not job.closing:
+        elif not job.checkpointing and not job.closing:
             self._save(job, now, now)
 
     def checkpoint_ended(self, job: JobLife, now: float, *, last: bool) -> None:
@@ -69,21 +69,20 @@ class Departures:
         if not self.of(job) or job.closing:
             return
         if last:
-            self._go_back(job, now, job.checkpoints.newest)
-        elif not job.checkpoints.busy:  # it failed, or was under way before the server said anything
-            self._save(job, now + _AGAIN_S if job.checkpoints.failure else now, now)
+            self._go_back(job, now, job.newest_checkpoint)
+        elif not job.checkpointing:  # it failed, or was under way before the server said anything
+            self._save(job, now + _AGAIN_S if job.checkpoint_failure else now, now)
 
     def validate(self, jobs: Iterable[JobLife]) -> None:
         """Raises AssertionError if an invariant is broken."""
         for job in jobs:
-            assert not self.of(job) or job.checkpoints.pending, "a server waits for a job that is not being saved"
+            assert not self.of(job) or job.awaits_checkpoint, "a server waits for a job that is not being saved"
 
     def _save(self, job: JobLife, at: float, now: float) -> None:
-        job.checkpoints.request(at)
-        self._emit(job.checkpoint_when_due(now))
+        self._emit(job.request_checkpoint_from(at, now))
 
     def _go_back(self, job: JobLife, now: float, saved: SavedCheckpoint | None = None) -> None:
-        self._lose_shards(job, f"{self._why(job)}{job.recovery.advice}", now, announced=True, saved=saved)
+        self._lose_shards(job, f"{self._why(job)}{job.advice}", now, announced=True, saved=saved)
 
     def _place_anew(self, job: JobLife, now: float) -> None:
         """Its shards were still being created: those who are in it wait on, and others host it."""

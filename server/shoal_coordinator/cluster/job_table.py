@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from shoal import errors
 from shoal_coordinator.job.life import JobLife
 from shoal_coordinator.messages.refs import JobRef
 
@@ -20,6 +21,16 @@ class JobTable(Mapping[str, JobLife]):
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    def named(self, name: str) -> JobLife:
+        """A job by name.
+
+        Raises:
+            UnknownJob: there is none, or none any more.
+        """
+        if name not in self._jobs:
+            raise errors.UnknownJob(f"there is no job {name!r}; `shoal jobs` lists those there are", job=name)
+        return self._jobs[name]
 
     def add(self, job: JobLife) -> None:
         """A job is submitted, whose name no other has (any more)."""
@@ -41,4 +52,4 @@ class JobTable(Mapping[str, JobLife]):
 
     def find_of(self, worker: str) -> JobLife | None:
         """The one that a worker has a part in."""
-        return next((job for job in self._jobs.values() if worker in job.crew.active), None)
+        return next((job for job in self._jobs.values() if job.employs(worker)), None)

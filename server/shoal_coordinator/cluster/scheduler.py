@@ -53,7 +53,7 @@ class Scheduler:
                 pass
         idling = sum(self._jobs.find_of(worker.id) is None for worker in workers)
         for job in self._jobs.live:
-            lacks = [_lack(job, idling), job.recovery.lack]
+            lacks = [_lack(job, idling), job.storage_lack]
             if job.unplaced is not None:
                 lacks.append(self._place(job, now))
             if not job.ended:
@@ -79,7 +79,7 @@ class Scheduler:
 
     def _send(self, idle: list[Member], job: JobLife, now: float) -> bool:
         """Sends an idle worker to a job, if there is one that is not through with it."""
-        member = next((member for member in idle if not job.crew.is_through(member.id)), None)
+        member = next((member for member in idle if not job.is_through(member.id)), None)
         if member is None:
             return False
         idle.remove(member)
@@ -89,11 +89,11 @@ class Scheduler:
     def _place(self, job: JobLife, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
         servers, expected = self._members.staying, self._members.expected(now)
-        if job.recovery.waits_for_servers(len(servers), now, expected=bool(expected)):
+        if job.waits_for_servers(len(servers), now, expected=bool(expected)):
             return _restarting(expected) or "waiting for servers"
         if not servers:
             return _restarting(expected) or "waiting for a server"
-        if job.recovery.waits_for_storage(now):
+        if job.waits_for_storage(now):
             return ""  # it says so itself, while it tries too
         variables = dict(job.unplaced or {})
         held = self._placed_bytes()
@@ -101,7 +101,7 @@ class Scheduler:
         try:
             count = job.spec.shards or default_shards(len(servers), variables.values())
             layouts = plan_shards(variables, count, np.dtype(job.spec.wire))
-            shards = assign_shards(layouts, candidates, job.plan.home)
+            shards = assign_shards(layouts, candidates, job.home)
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
             return ""
@@ -114,7 +114,7 @@ class Scheduler:
         """Bytes of values that are placed on each server; heartbeats would tell it later."""
         held: Counter[str] = Counter()
         for job in self._jobs.values():
-            for shard in job.plan.placement.shards if job.plan.placement else ():
+            for shard in job.placement.shards if job.placement else ():
                 held[shard.server] += shard.layout.nbytes
         return held
 
@@ -135,7 +135,7 @@ def _restarting(expected: Mapping[str, float]) -> str:
 
 def _lack(job: JobLife, idle: int) -> str:
     """Whom a job waits for, where so many workers are idle."""
-    needed, there = job.spec.fewest_workers, len(job.crew.active)
+    needed, there = job.spec.fewest_workers, job.staff
     if job.spec.is_session:
         lacking = there < needed and job.state is not JobState.RUNNING
         return f"waiting for sessions: {there} of {needed}" if lacking else ""

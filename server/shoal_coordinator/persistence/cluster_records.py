@@ -10,7 +10,8 @@ from google.protobuf.message import Message
 
 from shoal import errors
 from shoal.v1 import state_pb2
-from shoal_coordinator.cluster.machine import Cluster, ClusterPolicy
+from shoal_coordinator.cluster.machine import Cluster
+from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.snapshot import Counts
 from shoal_coordinator.job.life import JobLife
 from shoal_coordinator.messages.record_keys import CLUSTER, Kind, key

@@ -824,8 +824,7 @@ class TestGoingBack:
     def test_what_is_done_already_is_refused(self, running):
         self.save(running)
         running.saved["b", 1] = running.saved["a", 1]
-        ledger = running.machine.job("a").accounting.ledger
-        while ledger.account().total.done < 200:
+        while running.machine.job("a").data().total.done < 200:
             for worker in ("w0", "w1"):
                 lease = running.lease("a", worker)
                 if isinstance(lease, Lease):

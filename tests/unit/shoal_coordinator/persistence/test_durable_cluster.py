@@ -13,7 +13,8 @@ from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine
 from shoal.status import JobState, JobStatus, Progress, Role
 from shoal.v1 import job_pb2, state_pb2
-from shoal_coordinator.cluster.machine import Cluster, ClusterPolicy
+from shoal_coordinator.cluster.machine import Cluster
+from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.job import event_log
 from shoal_coordinator.messages import events
 from shoal_coordinator.messages.answers import Attempt, Held
@@ -189,7 +190,7 @@ def test_reports_make_up_for_what_was_not_written(rig):
     rig.report("a", "w1", accepted=11, samples=110, staleness={1: 9, 2: 2})
     progress = rig.status("a").progress
     assert (progress.steps, progress.samples) == (16, 160)
-    assert rig.machine.job("a").accounting.tally._staleness == {0: 5, 1: 9, 2: 2}
+    assert rig.machine.job("a").timings().staleness == {0: 5, 1: 9, 2: 2}
     rig.finish("a", "w1")
     assert rig.crash().status("a").progress.steps == 16
 
