@@ -33,7 +33,7 @@ from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal.consistency import Asynchronous
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import plan_shards
+from shoal_coordinator.cluster import plan_shards
 from shoal_server.checkpoints import saving
 from shoal_server.checkpoints.saver import Saver
 from shoal_server.shards.shard import JobTerms

@@ -17,16 +17,10 @@ from shoal import errors
 from shoal._checkpoint.folders import Folder
 from shoal.events import Event as JobEvent
 from shoal.status import Role
-from shoal_coordinator.cluster.machine import Cluster
-from shoal_coordinator.cluster.policy import ClusterPolicy
-from shoal_coordinator.effects.performer import Performer, Report
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.messages.events import CutHeld, R
-from shoal_coordinator.messages.refs import ServerRef
-from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored
-from shoal_coordinator.persistence.store import Store
+from shoal_coordinator.cluster import Cluster, ClusterPolicy
+from shoal_coordinator.effects import Performer, Report
+from shoal_coordinator.messages import CutHeld, Effect, Held, ServerRef, events
+from shoal_coordinator.persistence import ClusterRecords, Store, restored
 
 _log = structlog.get_logger(__name__)
 
@@ -141,7 +135,7 @@ class Coordinator:
             self._writer.join()
         self._over = True
 
-    def handle(self, event: events.Event[R]) -> R:
+    def handle(self, event: events.Event[events.R]) -> events.R:
         """Feeds an event to the machine, makes what follows durable, and has the effects performed.
 
         Raises:

@@ -77,7 +77,7 @@ class Options:
             BadRequest: the options contradict each other.
             StoreFailed: the folder of the default store cannot be made.
         """
-        from shoal_coordinator.persistence.store import make_default_path  # noqa: PLC0415
+        from shoal_coordinator.persistence import make_default_path  # noqa: PLC0415
         from shoal_coordinator.process import CoordinatorConfig  # noqa: PLC0415 - numpy is slow
 
         return CoordinatorConfig(

@@ -12,9 +12,8 @@ from prometheus_client.registry import Collector
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import ClusterStatus, JobState, JobStatus, Role
 from shoal_coordinator.coordinator import Coordinator, Observer
-from shoal_coordinator.job.tallies import Loss
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.effects import Effect
+from shoal_coordinator.job import Loss
+from shoal_coordinator.messages import Effect, events
 
 _LIVE = {True: "alive", False: "dead"}
 # From a small model on a local disk to a large one in a slow object store.

@@ -10,7 +10,7 @@ from fake_coordinator import FakeCoordinator
 from shoal.consistency import Asynchronous
 from shoal.optim._optimizers import SGD
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import plan_shards
+from shoal_coordinator.cluster import plan_shards
 from shoal_server.process import Server, ServerConfig
 from shoal_server.shards.shard import JobTerms
 from waiting import wait_until

@@ -14,23 +14,23 @@ from shoal.initializers import Given
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, Role, SavedCheckpoint
 from shoal.variables import Variable
-from shoal_coordinator.cluster.machine import Cluster
-from shoal_coordinator.cluster.policy import ClusterPolicy
-from shoal_coordinator.job.ledger import Lease, Ledger
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Restored
-from shoal_coordinator.messages.effects import (
+from shoal_coordinator.cluster import Cluster, ClusterPolicy
+from shoal_coordinator.job import Ledger
+from shoal_coordinator.job.ledger import Lease
+from shoal_coordinator.messages import (
     AdmitWorker,
     CountCheckpoints,
     CreateShards,
     DropShards,
     Effect,
+    Registration,
     RemoveWorker,
+    Restored,
     TakeCut,
     WriteCheckpoint,
+    events,
 )
-from shoal_coordinator.messages.registration import Registration
-from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored
+from shoal_coordinator.persistence import ClusterRecords, restored
 from shoal_coordinator.persistence.store import MemoryStore
 
 START, LEASE_S = 1_000_000.0, 5.0

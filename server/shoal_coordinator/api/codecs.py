@@ -10,9 +10,7 @@ from shoal.status import (
     Timings,
 )
 from shoal.v1 import coordinator_pb2, job_pb2
-from shoal_coordinator.messages.answers import Joined
-from shoal_coordinator.messages.event_codec import progress_message, state_code
-from shoal_coordinator.messages.leases import Lease, NoRange
+from shoal_coordinator.messages import Joined, Lease, NoRange, progress_message, state_code
 
 _UINT64 = 2**64 - 1
 

@@ -25,9 +25,7 @@ from shoal.v1 import job_pb2 as pb
 from shoal.variables import Variable
 from shoal_coordinator.api import codecs
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.event_codec import event_message
-from shoal_coordinator.messages.registration import Registration
+from shoal_coordinator.messages import Registration, event_message, events
 
 _log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Protocol
 from shoal.status import JobState, SavedCheckpoint
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.outstanding import Outstanding
-from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages.effects import Effect
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import Effect
 
 # From the failure of an attempt to the next: a server waits a minute or so for all of them.
 _AGAIN_S = 5.0

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from shoal import errors
-from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages.refs import JobRef
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import JobRef
 
 
 class JobTable(Mapping[str, JobLife]):

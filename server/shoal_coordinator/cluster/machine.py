@@ -25,21 +25,21 @@ from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
 from shoal_coordinator.cluster.touched import Touched
 from shoal_coordinator.cluster.work import Work
-from shoal_coordinator.job.checkpointing import NO_FOLDER
-from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.job.tallies import Tallies
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Assignment, Attempt, Membered
-from shoal_coordinator.messages.effects import (
+from shoal_coordinator.job import NO_FOLDER, JobLife, Tallies
+from shoal_coordinator.messages import (
+    Assignment,
+    Attempt,
     CountCheckpoints,
     DropShards,
     Effect,
+    JobRef,
+    Membered,
     RemoveWorker,
+    ServerRef,
     TakeCut,
     WriteCheckpoint,
+    events,
 )
-from shoal_coordinator.messages.events import R
-from shoal_coordinator.messages.refs import JobRef, ServerRef
 
 MAX_LIVE_JOBS = 1_000
 
@@ -86,7 +86,7 @@ class Cluster:
             **self._outcomes.handlers,
         }
 
-    def handle(self, event: events.Event[R], now: float) -> tuple[R, list[Effect]]:
+    def handle(self, event: events.Event[events.R], now: float) -> tuple[events.R, list[Effect]]:
         """Takes in what happened.
 
         Returns:
@@ -96,7 +96,7 @@ class Cluster:
             ShoalError: the event is refused. What came to light on the way (a lease that ran out) stands, and its
                 effects come with the next event.
         """
-        answer: R = self._handlers[type(event)](event, now)
+        answer: events.R = self._handlers[type(event)](event, now)
         effects, self._effects = self._effects, []
         return answer, effects
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from shoal import errors
 from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import state_pb2
-from shoal_coordinator.messages.registration import Registration
+from shoal_coordinator.messages import Registration
 
 MAX_MEMBERS = 100_000
 # The dead are kept for status: so many of them, for so many seconds.

@@ -9,10 +9,8 @@ from shoal_coordinator.cluster.departures import Departures
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.outstanding import Outstanding
-from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.effects import Effect
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import Effect, Held, events
 
 # Outcomes that say of which job they are.
 AnyOutcome = (

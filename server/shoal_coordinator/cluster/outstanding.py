@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from shoal_coordinator.messages.effects import DropShards, Effect, RemoveWorker
-from shoal_coordinator.messages.refs import JobRef
+from shoal_coordinator.messages import DropShards, Effect, JobRef, RemoveWorker
 
 
 class Outstanding:

@@ -16,8 +16,8 @@ from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.placement import Candidate, assign_shards, default_shards, plan_shards
-from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages.effects import Effect
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import Effect
 
 
 class Scheduler:

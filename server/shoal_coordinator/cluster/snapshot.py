@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal_coordinator.cluster.membership import Member
-from shoal_coordinator.job.snapshot import JobSnapshot
-from shoal_coordinator.messages.effects import Effect
+from shoal_coordinator.job import JobSnapshot
+from shoal_coordinator.messages import Effect
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,8 @@ from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.outcomes import Outcomes
 from shoal_coordinator.cluster.scheduler import Scheduler
-from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Asked, Described, Joined
-from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.messages.leases import Lease, NoRange
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import Asked, Described, Effect, Joined, Lease, NoRange, events
 
 
 class Work:

@@ -11,9 +11,7 @@ from shoal_coordinator.job.parts import Participant
 from shoal_coordinator.job.progress import Tally
 from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.step_timings import StepTimings
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.events import WorkerReported
-from shoal_coordinator.messages.record_keys import Part
+from shoal_coordinator.messages import Held, Part, WorkerReported
 
 
 class Accounting:

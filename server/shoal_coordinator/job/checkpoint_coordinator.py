@@ -20,11 +20,18 @@ from shoal_coordinator.job.evaluating import Evaluating
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.plan import Plan
-from shoal_coordinator.messages.answers import Asked, Attempt
-from shoal_coordinator.messages.effects import CountCheckpoints, Effect, TakeCut, WriteCheckpoint
-from shoal_coordinator.messages.events import CheckpointWritten, CutMade
-from shoal_coordinator.messages.record_keys import Part
-from shoal_coordinator.messages.refs import JobRef
+from shoal_coordinator.messages import (
+    Asked,
+    Attempt,
+    CheckpointWritten,
+    CountCheckpoints,
+    CutMade,
+    Effect,
+    JobRef,
+    Part,
+    TakeCut,
+    WriteCheckpoint,
+)
 
 
 class CheckpointCoordinator:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.parts import Participant, Stage
-from shoal_coordinator.messages.events import WorkerReported
+from shoal_coordinator.messages import WorkerReported
 
 
 class Crew:

@@ -16,11 +16,7 @@ from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.parts import Description, Participant, Stage
 from shoal_coordinator.job.plan import Plan
 from shoal_coordinator.job.recovery import Recovery
-from shoal_coordinator.messages.answers import Joined, Restored
-from shoal_coordinator.messages.effects import AdmitWorker, CreateShards, Effect
-from shoal_coordinator.messages.events import JobDescribed
-from shoal_coordinator.messages.record_keys import Part
-from shoal_coordinator.messages.refs import JobRef
+from shoal_coordinator.messages import AdmitWorker, CreateShards, Effect, JobDescribed, JobRef, Joined, Part, Restored
 
 
 class Entry:

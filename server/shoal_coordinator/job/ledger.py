@@ -19,7 +19,7 @@ from shoal._wire.cursor import Cursor
 from shoal.job import Job
 from shoal.status import DataAccount, DataCount, HeldRange
 from shoal.v1 import state_pb2
-from shoal_coordinator.messages.leases import DataRange, Lease, NoRange
+from shoal_coordinator.messages import DataRange, Lease, NoRange
 
 # With this many ranges a worker and epoch, the fastest worker waits for the slowest for about an eighth of an epoch.
 _RANGES_A_WORKER = 8

@@ -26,12 +26,23 @@ from shoal_coordinator.job.parts import Participant, Stage
 from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.tallies import Loss, Tallies
 from shoal_coordinator.job.view import JobView
-from shoal_coordinator.messages.answers import Asked, Attempt, Described, Restored
-from shoal_coordinator.messages.effects import DropShards, Effect, RemoveWorker
-from shoal_coordinator.messages.events import CheckpointWritten, CutMade, JobDescribed, WorkerReported
-from shoal_coordinator.messages.leases import Lease, NoRange
-from shoal_coordinator.messages.record_keys import Part
-from shoal_coordinator.messages.refs import JobRef
+from shoal_coordinator.messages import (
+    Asked,
+    Attempt,
+    CheckpointWritten,
+    CutMade,
+    Described,
+    DropShards,
+    Effect,
+    JobDescribed,
+    JobRef,
+    Lease,
+    NoRange,
+    Part,
+    RemoveWorker,
+    Restored,
+    WorkerReported,
+)
 
 
 class JobLife(JobView):

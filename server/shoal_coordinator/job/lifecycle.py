@@ -13,7 +13,7 @@ from shoal.status import JobState
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.tallies import Tallies
-from shoal_coordinator.messages.event_codec import state_code
+from shoal_coordinator.messages import state_code
 
 
 class Lifecycle:

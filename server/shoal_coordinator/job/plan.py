@@ -6,8 +6,7 @@ from shoal._wire.layout import Placement
 from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import from_proto as variable_from_proto
 from shoal_coordinator.job.parts import Description
-from shoal_coordinator.messages.record_keys import Part
-from shoal_coordinator.messages.refs import ServerRef, servers_of
+from shoal_coordinator.messages import Part, ServerRef, servers_of
 
 
 class Plan:

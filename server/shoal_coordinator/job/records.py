@@ -16,8 +16,7 @@ from shoal_coordinator.job.plan import Plan
 from shoal_coordinator.job.progress import told_from_proto
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.snapshot import JobSnapshot
-from shoal_coordinator.messages.event_codec import event_message
-from shoal_coordinator.messages.record_keys import Part
+from shoal_coordinator.messages import Part, event_message
 
 
 class JobRecords:

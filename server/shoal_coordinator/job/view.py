@@ -25,9 +25,7 @@ from shoal_coordinator.job.plan import Plan
 from shoal_coordinator.job.records import JobRecords
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.tallies import Tallies
-from shoal_coordinator.messages.answers import Held, Joined
-from shoal_coordinator.messages.record_keys import Part
-from shoal_coordinator.messages.refs import JobRef, ServerRef
+from shoal_coordinator.messages import Held, JobRef, Joined, Part, ServerRef
 
 
 class JobView:

@@ -30,6 +30,16 @@ class Part(StrEnum):
     EVENT = "event"  # and its number
 
 
-def key(kind: Kind, *names: str | int) -> str:
-    """The key of a record."""
-    return "/".join([kind, *map(str, names)])
+def of_member(member: str) -> str:
+    """Returns the key of a member's record."""
+    return f"{Kind.MEMBER}/{member}"
+
+
+def of_job(submission: int, part: str) -> str:
+    """Returns the key of one of a job's records."""
+    return f"{Kind.JOB}/{submission}/{part}"
+
+
+def of_effect(number: int) -> str:
+    """Returns the key of an effect's record."""
+    return f"{Kind.EFFECT}/{number}"

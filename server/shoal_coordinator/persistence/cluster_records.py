@@ -10,11 +10,9 @@ from google.protobuf.message import Message
 
 from shoal import errors
 from shoal.v1 import state_pb2
-from shoal_coordinator.cluster.machine import Cluster
-from shoal_coordinator.cluster.policy import ClusterPolicy
-from shoal_coordinator.cluster.snapshot import Counts
-from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages.record_keys import CLUSTER, Kind, key
+from shoal_coordinator.cluster import Cluster, ClusterPolicy, Counts
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import record_keys
 from shoal_coordinator.persistence.effect_codec import effect_to_proto
 from shoal_coordinator.persistence.snapshots import snapshot_of
 
@@ -59,10 +57,10 @@ class ClusterRecords:
         """Returns all records as they should be now, by key."""
         cluster, jobs = self._cluster, self._cluster.submitted
         keys = [
-            CLUSTER,
-            *(key(Kind.MEMBER, member.id) for member in cluster.members),
-            *(key(Kind.JOB, number, part) for number, job in jobs.items() for part in job.parts),
-            *(key(Kind.EFFECT, effect.number) for effect in cluster.outstanding),
+            record_keys.CLUSTER,
+            *(record_keys.of_member(member.id) for member in cluster.members),
+            *(record_keys.of_job(number, part) for number, job in jobs.items() for part in job.parts),
+            *(record_keys.of_effect(effect.number) for effect in cluster.outstanding),
         ]
         records = {name: self._record(name, jobs) for name in keys}
         return {name: record for name, record in records.items() if record is not None}
@@ -72,14 +70,14 @@ class ClusterRecords:
         kind, _, rest = name.partition("/")
         message: Message | None
         match kind:
-            case Kind.MEMBER:
+            case record_keys.Kind.MEMBER:
                 member = self._cluster.find_member(rest)
                 message = member.to_proto() if member else None
-            case Kind.JOB:
+            case record_keys.Kind.JOB:
                 number, _, part = rest.partition("/")
                 job = jobs.get(int(number))
                 message = job.record(part) if job else None
-            case Kind.EFFECT:
+            case record_keys.Kind.EFFECT:
                 effect = self._cluster.find_effect(int(rest))
                 message = effect_to_proto(effect) if effect else None
             case _:

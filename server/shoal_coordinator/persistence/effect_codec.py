@@ -11,18 +11,19 @@ from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.status import Evaluation
 from shoal.v1 import state_pb2
-from shoal_coordinator.messages.effects import (
+from shoal_coordinator.messages import (
     AdmitWorker,
     CountCheckpoints,
     CreateShards,
+    CutMade,
     DropShards,
     Effect,
+    JobRef,
     RemoveWorker,
+    ServerRef,
     TakeCut,
     WriteCheckpoint,
 )
-from shoal_coordinator.messages.events import CutMade
-from shoal_coordinator.messages.refs import JobRef, ServerRef
 
 E = TypeVar("E", bound=Effect)
 M = TypeVar("M", bound=Message)

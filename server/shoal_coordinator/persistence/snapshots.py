@@ -8,11 +8,9 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal import errors
 from shoal.v1 import job_pb2, state_pb2
-from shoal_coordinator.cluster.membership import Member
-from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
-from shoal_coordinator.job.snapshot import JobSnapshot
-from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.messages.record_keys import CLUSTER, Kind, Part
+from shoal_coordinator.cluster import ClusterSnapshot, Counts, Member
+from shoal_coordinator.job import JobSnapshot
+from shoal_coordinator.messages import Effect, Part, record_keys
 from shoal_coordinator.persistence.effect_codec import effect_from_proto
 
 # The kinds of events that are kept: `event_log.Kept`.
@@ -37,7 +35,7 @@ def snapshot_of(records: Mapping[str, bytes]) -> ClusterSnapshot | None:
     """
     if not records:
         return None
-    if CLUSTER not in records:
+    if record_keys.CLUSTER not in records:
         raise errors.StoreUnreadable("there are records, but none that says of which cluster")
     found = _Found()
     for name, record in records.items():
@@ -88,17 +86,17 @@ class _Found:
         Raises:
             DecodeError, ValueError, KeyError, ShoalError: it makes no sense.
         """
-        if name == CLUSTER:
+        if name == record_keys.CLUSTER:
             self.counts = _counts(state_pb2.ClusterRecord.FromString(record))
             return
         kind, _, rest = name.partition("/")
         match kind:
-            case Kind.MEMBER:
+            case record_keys.Kind.MEMBER:
                 self.members.append(Member.from_proto(state_pb2.MemberRecord.FromString(record)))
-            case Kind.JOB:
+            case record_keys.Kind.JOB:
                 number, _, part = rest.partition("/")
                 self.jobs.setdefault(int(number), _FoundJob()).take(part, record)
-            case Kind.EFFECT:
+            case record_keys.Kind.EFFECT:
                 self.effects.append(effect_from_proto(int(rest), state_pb2.EffectRecord.FromString(record)))
             case _:
                 raise ValueError("there is no such kind")

@@ -15,17 +15,18 @@ from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import machine as cluster_module
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Restored
-from shoal_coordinator.messages.effects import (
+from shoal_coordinator.messages import (
     AdmitWorker,
     CountCheckpoints,
     CreateShards,
     DropShards,
+    Lease,
+    NoRange,
     RemoveWorker,
+    Restored,
     TakeCut,
+    events,
 )
-from shoal_coordinator.messages.leases import Lease, NoRange
 
 
 @pytest.fixture

@@ -7,9 +7,15 @@ from shoal import errors
 from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.effects import CountCheckpoints, CreateShards, DropShards, TakeCut, WriteCheckpoint
-from shoal_coordinator.messages.leases import Lease
+from shoal_coordinator.messages import (
+    CountCheckpoints,
+    CreateShards,
+    DropShards,
+    Lease,
+    TakeCut,
+    WriteCheckpoint,
+    events,
+)
 
 
 @pytest.fixture

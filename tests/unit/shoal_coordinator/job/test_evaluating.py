@@ -13,7 +13,7 @@ from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import Evaluated
 from shoal.status import Evaluation, JobState
 from shoal_coordinator.job.evaluating import Evaluating
-from shoal_coordinator.messages.effects import CountCheckpoints, TakeCut, WriteCheckpoint
+from shoal_coordinator.messages import CountCheckpoints, TakeCut, WriteCheckpoint
 from shoal_coordinator.messages.events import CheckpointFailed, CheckpointRequested
 
 NAN = math.nan

@@ -8,12 +8,10 @@ from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, StepTiming, Timings
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
+from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages.events import JobDescribed, WorkerReported
-from shoal_coordinator.messages.leases import Lease, NoRange
-from shoal_coordinator.messages.refs import JobRef
+from shoal_coordinator.messages import JobDescribed, JobRef, Lease, NoRange, WorkerReported
 
 START = 1_000.0
 VARIABLES = {"w": Variable((8, 4))}

@@ -13,12 +13,9 @@ from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine
 from shoal.status import JobState, JobStatus, Progress, Role
 from shoal.v1 import job_pb2, state_pb2
-from shoal_coordinator.cluster.machine import Cluster
-from shoal_coordinator.cluster.policy import ClusterPolicy
+from shoal_coordinator.cluster import Cluster, ClusterPolicy
 from shoal_coordinator.job import event_log
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Attempt, Held
-from shoal_coordinator.messages.effects import AdmitWorker, CountCheckpoints, DropShards, RemoveWorker
+from shoal_coordinator.messages import AdmitWorker, Attempt, CountCheckpoints, DropShards, Held, RemoveWorker, events
 from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored
 
 
