@@ -13,7 +13,7 @@ from typing import Literal, TypeVar, cast
 import structlog
 
 from shoal import errors
-from shoal._system.host import host_id
+from shoal._system import host_id
 from shoal._transport.inflow import take_message
 from shoal._transport.lane_calls import LaneCalls
 from shoal._transport.rpc_calls import RpcCalls

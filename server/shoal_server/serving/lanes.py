@@ -21,7 +21,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, _tracing, errors
-from shoal._system.host import host_id
+from shoal._system import host_id
 from shoal._transport.inflow import take_frame
 from shoal._transport.lane import STALL_S, Frame, Lane
 from shoal._transport.segment import Segment, SegmentUnavailable
@@ -33,7 +33,7 @@ from shoal_server.metrics import ServerMetrics
 from shoal_server.optimizers import conversions
 from shoal_server.serving import pushes
 from shoal_server.serving.pulls import Answer, PendingPull, read, replies
-from shoal_server.shards.store import ShardStore
+from shoal_server.shards import ShardStore
 
 M = TypeVar("M", bound=Message)
 _log = structlog.get_logger(__name__)

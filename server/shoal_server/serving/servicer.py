@@ -16,21 +16,16 @@ from shoal._wire.layout import ShardLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
-from shoal_server.checkpoints import saving
-from shoal_server.checkpoints.saver import Saver
+from shoal_server.checkpoints import Saver, saving
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving import pushes
 from shoal_server.serving.pulls import PullCall, Send
-from shoal_server.shards.shard import JobTerms
-from shoal_server.shards.state import Admission
-from shoal_server.shards.store import ShardStore
+from shoal_server.shards import JobTerms, ShardStore
 from shoal_server.stalls import Stalls
 
 _log = structlog.get_logger(__name__)
 
 SERVICE = "shoal.v1.ParameterServer"
-
-_KINDS = {"pull": pb.Admission.PULL, "push": pb.Admission.PUSH}
 
 
 class ParameterServerServicer:
@@ -174,14 +169,6 @@ class ParameterServerServicer:
         saving.restore(self._store, self._saver.folder, request)
         return pb.RestoreReply()
 
-    @_rpc.servicer
-    def GetHistory(self, request: pb.GetHistoryRequest, context: grpc.ServicerContext) -> pb.GetHistoryReply:
-        for shard in self._store.all_shards(request.job):
-            if shard.layout.shard == request.shard:
-                header = header_pb2.ShardHeader(shard=request.shard, epoch=shard.epoch, version=shard.version)
-                return pb.GetHistoryReply(header=header, admissions=map(_encode_admission, shard.history()))
-        raise errors.UnknownShard(f"shard {request.shard} of {request.job} is not on this server")
-
     def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.Source]:
         """The header of a push, and what it brings."""
         header, first = decode_push(next(stream, b""))
@@ -214,13 +201,3 @@ def add_to_server(servicer: ParameterServerServicer, server: grpc.Server) -> Non
     raw: Any = _rpc.RawMessages(server, requests={"Push", "Assign"}, replies={"Pull"})
     untyped: Any = servicer  # generated types know neither bytes nor handlers that are no methods
     add_ParameterServerServicer_to_server(untyped, raw)
-
-
-def _encode_admission(admission: Admission) -> pb.Admission:
-    return pb.Admission(
-        kind=_KINDS[admission.kind],
-        worker=admission.worker,
-        step=admission.step,
-        slowest=admission.slowest,
-        version=admission.version,
-    )

@@ -2,7 +2,6 @@
 
 import pytest
 
-from cluster_rig import KEEPING, Rig, job, session
 from shoal import errors
 from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
@@ -16,6 +15,7 @@ from shoal_coordinator.messages import (
     WriteCheckpoint,
     events,
 )
+from support.clusters.cluster_rig import KEEPING, Rig, job, session
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import event, settings
 from hypothesis.stateful import rule
 
-from cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 from shoal import errors
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine
@@ -17,6 +16,7 @@ from shoal_coordinator.cluster import Cluster, ClusterPolicy
 from shoal_coordinator.job import event_log
 from shoal_coordinator.messages import AdmitWorker, Attempt, CountCheckpoints, DropShards, Held, RemoveWorker, events
 from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored
+from support.clusters.cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 
 
 @pytest.fixture

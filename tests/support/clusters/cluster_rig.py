@@ -1,0 +1,423 @@
+"""The cluster machine with a fake clock, a disk that can be looked at, and drawn voyages through its life."""
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from shoal import errors
+from shoal.consistency import Asynchronous
+from shoal.evaluation_policy import EvaluationPolicy
+from shoal.events import StateChanged
+from shoal.initializers import Given
+from shoal.job import Job
+from shoal.status import Evaluation, JobState, Role, SavedCheckpoint
+from shoal.variables import Variable
+from shoal_coordinator.cluster import Cluster, ClusterPolicy
+from shoal_coordinator.job import Ledger
+from shoal_coordinator.messages import (
+    AdmitWorker,
+    CountCheckpoints,
+    CreateShards,
+    DropShards,
+    Effect,
+    Registration,
+    RemoveWorker,
+    Restored,
+    TakeCut,
+    WriteCheckpoint,
+    events,
+)
+from shoal_coordinator.messages.leases import Lease
+from shoal_coordinator.persistence import ClusterRecords, restored
+from shoal_coordinator.persistence.store import MemoryStore
+
+START, LEASE_S = 1_000_000.0, 5.0
+POLICY = ClusterPolicy(LEASE_S, 2)
+KEEPING = ClusterPolicy(LEASE_S, 2, checkpoints=True)
+VARIABLES = {"w": Variable((8, 4)), "b": Variable(4)}
+GIVEN = {"w": Variable((8, 4), initializer=Given())}
+
+
+def job(name="a", workers=2, **options):
+    return Job("m:f", name=name, workers=workers, consistency=Asynchronous(), **options)
+
+
+def session(name="s", workers=1, **options):
+    return Job(name=name, workers=workers, consistency=Asynchronous(), **options)
+
+
+def promised(records):
+    """Records without those that may be behind: how far a job has come is written down when one of its workers goes."""
+    return {key: record for key, record in records.items() if not key.endswith("/tally")}
+
+
+@dataclass
+class Rig:
+    """A cluster, its clock, its disk, and whoever performs its effects."""
+
+    policy: ClusterPolicy = POLICY
+    machine: Cluster = None
+    disk: MemoryStore = field(default_factory=MemoryStore)
+    now: float = START
+    pending: list[Effect] = field(default_factory=list)
+    performed: list[Effect] = field(default_factory=list)
+    lives: dict[str, int] = field(default_factory=dict)
+    processes: int = 0
+    saved: dict[tuple[str, int], events.CutMade] = field(default_factory=dict)  # whole checkpoints
+    away: str = ""  # why they cannot be read
+
+    def __post_init__(self):
+        self.machine = Cluster("reef", self.policy, START)
+
+    def handle(self, event):
+        try:
+            answer, effects = self.machine.handle(event, self.now)
+            self.pending += effects
+        finally:
+            self.machine.validate()
+            silent = not self.machine.changed
+            self.write()
+        assert silent or not isinstance(event, events.HeartbeatReceived), "a heartbeat is not worth a write"
+        return answer
+
+    def write(self):
+        """Writes down what has changed, as is done after each event, and looks whether anything was overlooked."""
+        records = ClusterRecords(self.machine)
+        self.disk.apply(records.changes())
+        assert promised(self.disk.load()) == promised(records.all())
+
+    def crash(self):
+        """Kills the coordinator, and starts another one, which does again what is not known to be done."""
+        found = restored(self.disk.load(), self.policy, self.now)
+        assert found
+        self.machine, self.pending = found, found.outstanding
+        self.machine.validate()
+        self.write()
+        return self
+
+    def join(self, role, *names):
+        for name in names:
+            self.processes += 1
+            address = f"{name}:1" if role is Role.SERVER else ""
+            registration = Registration(role, name, f"p{self.processes}", address)
+            self.lives[name] = self.handle(events.RegistrationReceived(registration)).incarnation
+        return self
+
+    def servers(self, *names):
+        return self.join(Role.SERVER, *names)
+
+    def workers(self, *names):
+        return self.join(Role.WORKER, *names)
+
+    def beat(self, *names):
+        return [self.handle(events.HeartbeatReceived(name, self.lives[name])) for name in names]
+
+    def pass_time(self, seconds, *silent):
+        """Lets time pass in which all but the silent beat."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            alive = [m.member for m in self.machine.status(self.now).members if m.alive and m.member not in silent]
+            self.beat(*alive)
+            self.handle(events.TimePassed())
+        return self
+
+    def kill(self, *names):
+        return self.pass_time(LEASE_S + 1.5, *names)
+
+    def drain(self, name):
+        """A server is told to go; the jobs that it has to wait for."""
+        return self.handle(events.ServerDrained(name, self.lives[name]))
+
+    def leave(self, name):
+        self.handle(events.MemberLeft(name, self.lives[name]))
+
+    def submit(self, spec):
+        return self.handle(events.JobSubmitted(spec))
+
+    def part(self, name, worker):
+        """Which part in a job a worker has, as its heartbeat tells it."""
+        job = self.machine._jobs.get(name)
+        return job.assignment_of(worker) if job else 0
+
+    def describe(self, name, worker, variables=VARIABLES, examples=100):
+        part = self.part(name, worker)
+        return self.handle(events.JobDescribed(name, worker, self.lives[worker], variables, examples, part))
+
+    def enter(self, name, worker, assigned=False):
+        part = self.part(name, worker)
+        return self.handle(events.JoinRequested(name, worker, self.lives[worker], assigned, part))
+
+    def lease(self, name, worker, done=0):
+        part = self.part(name, worker)
+        return self.handle(events.LeaseRequested(name, worker, self.lives[worker], done, part))
+
+    def report(self, name, worker, **figures):
+        part = self.part(name, worker)
+        return self.handle(events.WorkerReported(name, worker, self.lives[worker], assignment=part, **figures))
+
+    def ask(self, name, worker, step, *, through=False):
+        part = self.part(name, worker)
+        return self.handle(events.EvaluationAsked(name, worker, self.lives[worker], step, through, part))
+
+    def evaluate(self, name, worker, number, **values):
+        """Reports an evaluation; what follows for the worker."""
+        result = Evaluation(number, 7, values, examples=10, seconds=0.5)
+        part = self.part(name, worker)
+        return self.handle(events.EvaluationReported(name, worker, self.lives[worker], result, part))
+
+    def finish(self, name, worker, error="", *, lost=False):
+        part = self.part(name, worker)
+        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, part, lost=lost))
+
+    def perform(self, *, step=0, until=()):
+        """Performs what is decided, and what follows from it, up to the first of a kind; what was performed."""
+        done = []
+        while self.pending and not isinstance(self.pending[0], until):
+            effect = self.pending.pop(0)
+            done.append(effect)
+            if isinstance(effect, CreateShards):
+                self.create(effect)
+            elif isinstance(effect, CountCheckpoints):
+                self.handle(events.CheckpointsCounted(effect.job, self.largest(effect.job.name), effect=effect.number))
+            elif isinstance(effect, TakeCut):
+                self.cut(effect, step)
+            elif isinstance(effect, WriteCheckpoint):
+                self.write_checkpoint(effect)
+            elif isinstance(effect, AdmitWorker):
+                self.handle(events.WorkerAdmitted(effect.job, effect.assignment, step, effect=effect.number))
+            else:
+                if isinstance(effect, RemoveWorker) and effect.committed_steps is None:
+                    self.handle(events.WorkerFenced(effect.number, step))
+                self.handle(events.EffectDone(effect=effect.number))
+        self.performed += done
+        return done
+
+    def create(self, effect):
+        restored = None
+        if effect.sources and self.away:
+            self.handle(events.RestorePutOff(effect.job, self.away, effect=effect.number))
+            return
+        if effect.sources:
+            source = effect.sources[0]
+            newest = max((number for job, number in self.saved if job == source.job), default=0)
+            source = replace(source, number=source.number or newest)
+            cut = self.saved[source.job, source.number]
+            names = frozenset(effect.placement.variables)
+            restored = Restored(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
+        self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
+
+    def largest(self, name):
+        return max((number for job, number in self.saved if job == name), default=0)
+
+    def cut(self, effect, step):
+        assert (effect.job.name, effect.checkpoint) not in self.saved, "a number is used twice"
+        try:
+            held = self.handle(events.CutHeld(effect.job))
+        except errors.Cancelled as error:
+            self.handle(events.CheckpointFailed(effect.job, error.message, effect=effect.number))
+            return
+        data = Ledger.from_proto(held.ledger).settled({}, held.ranks) if held.ledger else None
+        cut = events.CutMade(
+            effect.job,
+            effect.checkpoint,
+            step,
+            version=step,
+            time=self.now,
+            data=data,
+            tally=held.tally,
+            held_by=effect.number if effect.last else 0,
+            effect=effect.number,
+        )
+        self.handle(cut)
+
+    def write_checkpoint(self, effect):
+        cut = effect.cut
+        self.saved[effect.job.name, cut.number] = cut
+        saved = SavedCheckpoint(cut.number, cut.step, 100, cut.time)
+        best = effect.best.number if effect.best else 0
+        last = bool(cut.held_by)
+        self.handle(events.CheckpointWritten(effect.job, saved, best=best, last=last, effect=effect.number))
+
+    def start(self, name, *workers, variables=VARIABLES, examples=100):
+        """Brings a job to RUNNING."""
+        for worker in workers:
+            self.describe(name, worker, variables, examples)
+        self.perform()
+        for worker in workers:
+            self.enter(name, worker)
+        self.perform()
+        return self
+
+    def status(self, name):
+        return self.machine.job(name).status(self.now)
+
+    def state(self, name):
+        return self.status(name).state
+
+    def history(self, name):
+        log = self.machine.job(name).log.after(0)
+        return [(event.state.value, event.reason) for event in log if isinstance(event, StateChanged)]
+
+
+class Voyage(RuleBasedStateMachine):
+    """Members come, go and die, jobs come and end, effects are performed late: the machine keeps its promises."""
+
+    new_rig = Rig
+    policy = POLICY
+    names = st.sampled_from(["a", "b", "c"])
+    members = st.sampled_from(["s0", "s1", "w0", "w1", "w2", "x", "y"])
+
+    @initialize()
+    def begin(self):
+        self.rig = self.new_rig(self.policy).servers("s0", "s1").workers("w0", "w1").join(Role.SESSION, "x")
+
+    @rule(member=members)
+    def come(self, member):
+        role = {"s": Role.SERVER, "w": Role.WORKER}.get(member[0], Role.SESSION)
+        self.attempt(lambda: self.rig.join(role, member))
+
+    @rule(member=members)
+    def go(self, member):
+        if member in self.rig.lives:
+            self.rig.leave(member)
+
+    @rule(member=members)
+    def drain(self, member):
+        if self.rig.machine._members.is_alive(member):
+            self.attempt(lambda: self.rig.drain(member))
+
+    @rule(silent=st.sets(members, max_size=2))
+    def die(self, silent):
+        self.rig.kill(*silent)
+
+    @rule(
+        name=names,
+        workers=st.integers(1, 3),
+        least=st.sampled_from([0, 1]),
+        more=st.integers(0, 2),
+        is_session=st.booleans(),
+        evaluates=st.booleans(),
+        run=st.booleans(),
+    )
+    def submit(self, name, workers, least, more, is_session, evaluates, run):
+        options = {"min_workers": least, "max_workers": workers + more}
+        if evaluates:
+            keeps = self.policy.checkpoints
+            options["evaluation"] = EvaluationPolicy(every_steps=2, patience=2, checkpoint_best=keeps)
+        spec = session(name, workers) if is_session else job(name, workers, **options)
+        self.attempt(lambda: self.rig.submit(spec))
+        if run:
+            self.run_jobs()
+
+    @rule(name=names, kind=st.sampled_from([events.JobCancelled, events.JobDropped]))
+    def end(self, name, kind):
+        self.attempt(lambda: self.rig.handle(kind(name)))
+
+    @rule(name=names, member=members, given=st.booleans())
+    def describe(self, name, member, given):
+        self.attempt(lambda: self.rig.describe(name, member, GIVEN if given else VARIABLES))
+
+    @rule(name=names, member=members, assigned=st.booleans())
+    def enter(self, name, member, assigned):
+        self.attempt(lambda: self.rig.enter(name, member, assigned))
+
+    @rule(name=names, member=members)
+    def train(self, name, member):
+        def once():
+            lease = self.rig.lease(name, member)
+            if isinstance(lease, Lease):
+                self.rig.lease(name, member, lease.number)
+
+        self.attempt(once)
+
+    @rule(
+        name=names,
+        member=members,
+        step=st.integers(0, 9),
+        through=st.booleans(),
+        loss=st.sampled_from([0.5, 0.25, float("nan"), None]),
+    )
+    def evaluate(self, name, member, step, through, loss):
+        def once():
+            asked = self.rig.ask(name, member, step, through=through)
+            assert self.rig.ask(name, member, step, through=through) == asked, "a call that is repeated"
+            if asked.number and loss is not None:
+                self.rig.evaluate(name, member, asked.number, loss=loss)
+
+        self.attempt(once)
+
+    @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]), lost=st.booleans())
+    def finish(self, name, member, error, lost):
+        self.attempt(lambda: self.rig.finish(name, member, error, lost=lost and bool(error)))
+
+    @rule(name=names)
+    def checkpoint(self, name):
+        self.attempt(lambda: self.rig.handle(events.CheckpointRequested(name)))
+
+    @rule(fails=st.booleans(), lost=st.booleans())
+    def perform_one(self, fails, lost):
+        if self.rig.pending:
+            effect = self.rig.pending[0]
+            if fails and isinstance(effect, CountCheckpoints | TakeCut | WriteCheckpoint):
+                self.rig.pending.pop(0)
+                self.rig.handle(events.CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
+            elif fails and isinstance(effect, CreateShards) and effect.sources:
+                self.rig.pending.pop(0)
+                self.rig.handle(events.RestorePutOff(effect.job, "the storage is away", effect=effect.number))
+            elif fails and not isinstance(effect, DropShards):
+                self.rig.pending.pop(0)
+                self.rig.handle(events.EffectFailed(effect.job, "it went wrong", lost=lost, effect=effect.number))
+            else:
+                later, self.rig.pending = self.rig.pending[1:], [effect]
+                self.rig.perform()
+                self.rig.pending += later
+
+    @rule()
+    def crash(self):
+        given_up = {effect.number for effect in self.rig.pending} - {
+            effect.number for effect in self.rig.machine.outstanding
+        }
+        before = sorted(effect.number for effect in self.rig.pending if effect.number not in given_up)
+        self.rig.crash()
+        assert [effect.number for effect in self.rig.pending] == before
+
+    @rule(name=names, member=members, count=st.integers(0, 9))
+    def report(self, name, member, count):
+        self.attempt(lambda: self.rig.report(name, member, step=count, accepted=count, log=("a line",)))
+
+    @rule()
+    def run_jobs(self):
+        """The happy path, which drawn calls would seldom take."""
+        self.rig.perform()
+        for status in self.rig.machine.jobs(self.rig.now):
+            crew = ("x", "y", "w0") if status.job.is_session else status.workers
+            for worker in crew if not status.state.finished else ():
+                self.attempt(lambda name=status.name, worker=worker: self.rig.start(name, worker))
+        event(f"running: {sum(s.state is JobState.RUNNING for s in self.rig.machine.jobs(self.rig.now))}")
+
+    def attempt(self, call):
+        before = self.rig.machine.jobs(self.rig.now)
+        try:
+            call()
+        except KeyError:
+            pass  # of the rig: a member that never was
+        except errors.ShoalError:
+            known = {status.name: status.state for status in self.rig.machine.jobs(self.rig.now)}
+            ended = {status.name for status in before if status.state.finished}
+            assert all(known.get(name, JobState.FAILED).finished for name in ended), "a refusal woke the ended"
+
+    @invariant()
+    def holds(self):
+        if hasattr(self, "rig"):
+            self.rig.machine.validate()
+            lives = set()
+            for effect in self.rig.performed:
+                if isinstance(effect, CreateShards):  # which know of nobody yet
+                    lives = {life for life in lives if life[0] != effect.job}
+                if isinstance(effect, AdmitWorker):
+                    life = effect.job, effect.worker, effect.incarnation
+                    assert life not in lives, "servers refuse a life that was released"
+                    lives.add(life)

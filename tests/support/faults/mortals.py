@@ -1,0 +1,305 @@
+"""Parameter servers and workers to be killed, each a process of its own that costs some milliseconds.
+
+They are forks of one process, the nursery, which has imported and compiled what they need, and has no threads. Their
+segments lie in a folder of the test's own: nobody else sweeps there, and nobody else's are swept.
+
+A doomed one ends itself by SIGKILL at the n-th line of the code that shares memory: so a test reaches each moment of
+it, the shortest ones too.
+"""
+
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from shoal import _rpc, consistency, errors, optim
+from shoal._role.lifecycle import configure_logging
+from shoal._training.parameters import ParameterClient
+from shoal._transport import lane as _lane
+from shoal._transport import lane_calls, links
+from shoal._transport import segment as _segment
+from shoal._transport.lane import Lane
+from shoal._transport.segment import Segment, sweep
+from shoal._wire.layout import Placement
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+from shoal.variables import Variable
+from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
+from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_server.optimizers import compilation
+from shoal_server.optimizers.idle_cores import THREADS_VARIABLE
+from shoal_server.process import Server, ServerConfig
+from shoal_server.serving import lanes
+
+VARIABLES = {"w": Variable((100_000,))}  # 400 kB, enough for memory to be shared
+RETRY_FOR_S = 0.2
+_TIMEOUT_S = 20.0
+_MOST_BYTES = 1 << 16
+_SERVER_CODE = {lanes.__file__, _lane.__file__, _segment.__file__}
+_WORKER_CODE = {links.__file__, lane_calls.__file__, _lane.__file__, _segment.__file__}
+
+Say = Callable[[str], None]
+
+
+class Nursery:
+    """Starts processes that may be killed; a context manager, after which none is left.
+
+    Args:
+        folder: for their segments: empty, in a tmpfs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.settimeout(_TIMEOUT_S)
+        self._reports: list[socket.socket] = []
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno()), str(folder)]
+            # One thread: what others held at a fork, nobody would give back.
+            environment = {**os.environ, THREADS_VARIABLE: "1"}
+            self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+
+    def server(self, **options: Any) -> "Mortal":
+        """A parameter server with one shard. It says its address; the lines of its doom are counted from then on.
+
+        Args:
+            options: `doom`: at which line it is to die.
+        """
+        return self._start("serve", **options)
+
+    def worker(self, address: str, **options: Any) -> "Mortal":
+        """A worker. It says after each step how many it has taken, and "unreachable" once its server is.
+
+        Args:
+            address: of its server.
+            options: `doom`: at which line it is to die.
+        """
+        return self._start("train", address=address, **options)
+
+    def mute(self, address: str) -> "Mortal":
+        """A client that connects to a server's lanes and makes a segment, says its name here, and nothing there."""
+        return self._start("say_nothing", address=address)
+
+    def segments(self) -> set[str]:
+        """The names that are there."""
+        return set(os.listdir(self.folder))
+
+    def ask(self, order: dict[str, Any], descriptors: list[int]) -> int:
+        """Gives an order and waits for the answer."""
+        socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)
+        answer = self._orders.recv(_MOST_BYTES)
+        assert answer, "the nursery is gone"
+        return int(answer)
+
+    def _start(self, kind: str, **options: Any) -> "Mortal":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._reports.append(ours)
+        with theirs:
+            return Mortal(self, self.ask({"start": kind, "options": options}, [theirs.fileno()]), ours)
+
+    def __enter__(self) -> "Nursery":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._orders.close()  # by which it ends, and ends all that it has started
+        self._process.wait(_TIMEOUT_S)
+        for reports in self._reports:
+            reports.close()
+
+
+class Mortal:
+    """A process of a nursery.
+
+    Attributes:
+        pid: its number.
+    """
+
+    def __init__(self, nursery: Nursery, pid: int, reports: socket.socket) -> None:
+        self.pid = pid
+        self._nursery, self._reports = nursery, reports
+        reports.settimeout(_TIMEOUT_S)
+
+    def hear(self) -> str:
+        """What it says next; nothing if it has ended."""
+        return self._reports.recv(_MOST_BYTES).decode()
+
+    def hear_until(self, wanted: str) -> None:
+        """Waits until it says something."""
+        while (said := self.hear()) != wanted:
+            assert said, f"it ended before it said {wanted!r}"
+
+    def kill(self) -> int:
+        """Kills it, as `kill -9` does, and waits until it is gone; its exit status."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.end()
+
+    def end(self) -> int:
+        """Waits until it has ended; its exit status, negative for a signal."""
+        while self.hear():
+            pass
+        return self._nursery.ask({"reap": self.pid}, [])
+
+    def shares(self) -> int:
+        """How many segments it has mapped, with a name or without."""
+        maps = Path(f"/proc/{self.pid}/maps").read_text()
+        return len(re.findall(rf" {re.escape(str(self._nursery.folder))}/\S+", maps))
+
+
+# The nursery's side.
+
+
+def nurse(orders: socket.socket) -> None:
+    """Starts and reaps processes until the other end is closed; then ends those that are left."""
+    living = set()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 1)
+        if not message:
+            break
+        order = json.loads(message)
+        if "reap" in order:
+            living.discard(order["reap"])
+            answer = os.waitstatus_to_exitcode(os.waitpid(order["reap"], 0)[1])
+        else:
+            answer = os.fork()
+            if not answer:
+                orders.close()
+                live(order["start"], socket.socket(fileno=descriptors[0]), order["options"])
+            os.close(descriptors[0])
+            living.add(answer)
+        orders.send(str(answer).encode())
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def live(kind: str, reports: socket.socket, options: dict[str, Any]) -> None:
+    """A process's life; does not return."""
+    status = 1
+    try:
+        KINDS[kind](lambda what: reports.sendall(what.encode()), **options)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+class Doom:
+    """Ends this process at the n-th line of some files, in whatever thread, after `begin`."""
+
+    def __init__(self, line: int, files: set[str]) -> None:
+        self._left, self._files = itertools.count(line, -1), files
+        self._begun = False
+        threading.settrace(self._enter)
+        sys.settrace(self._enter)
+
+    def begin(self) -> None:
+        self._begun = True
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._step if frame.f_code.co_filename in self._files else None
+
+    def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if self._begun and event == "line" and next(self._left) <= 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self._step
+
+
+def serve(say: Say, doom: int = 0) -> None:
+    end = Doom(doom, _SERVER_CODE) if doom else None
+    coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", heartbeat_s=0.1), CollectorRegistry())
+    address = Server(ServerConfig("server-0", coordinator.address), CollectorRegistry()).address
+    placement = placement_on(address)
+    request = pb.CreateShardsRequest(
+        job=placement.job,
+        epoch=placement.epoch,
+        variables=[variable.to_proto(name) for name, variable in VARIABLES.items()],
+        shards=[shard.layout.to_proto() for shard in placement.shards],
+        optimizer=optim.SGD(1.0).to_proto(),
+        consistency=consistency.Asynchronous().to_proto(),
+    )
+    with _rpc.channel(address) as channel:
+        ParameterServerStub(channel).CreateShards(request)
+    if end:
+        end.begin()
+    say(address)
+    signal.pause()
+
+
+def placement_on(address: str) -> Placement:
+    """Where the shards of the only job are, on the only server."""
+    return Placement("job", 1, VARIABLES, assign_shards(plan_shards(VARIABLES, 1), [Candidate("server-0", address, 0)]))
+
+
+def train(say: Say, address: str, doom: int = 0) -> None:
+    placement = placement_on(address)
+    name = f"worker-{os.getpid()}"
+    with _rpc.channel(address) as channel:
+        request = pb.AdmitWorkerRequest(job=placement.job, worker=name, incarnation=1, rank=os.getpid())
+        first = ParameterServerStub(channel).AdmitWorker(request).step
+    if doom:
+        Doom(doom, _WORKER_CODE).begin()
+    try:
+        with ParameterClient(
+            placement,
+            worker=name,
+            incarnation=1,
+            step=first,
+            refresh=lambda: placement,
+            retry_for_s=RETRY_FOR_S,
+            transport="auto",
+        ) as client:
+            for step in itertools.count(1):
+                take_step(client)
+                say(str(step))
+    except errors.Unreachable:
+        say("unreachable")
+    signal.pause()
+
+
+def take_step(client: ParameterClient) -> None:
+    """Holds no values when it returns: they would keep their segment."""
+    values = client.pull()["w"]
+    assert np.ptp(values) == 0, "a push has counted in part"
+    client.push({"w": np.ones_like(values)})
+
+
+def say_nothing(say: Say, address: str) -> None:
+    with _rpc.channel(address) as channel:
+        offer = ParameterServerStub(channel).Attach(pb.AttachRequest())
+    lane = Lane.connect(*_rpc.parse_address(offer.address), timeout_s=_TIMEOUT_S)
+    with Segment.create(1 << 20) as segment:
+        say(segment.name)
+        signal.pause()
+    lane.close()
+
+
+KINDS: dict[str, Callable[..., None]] = {"serve": serve, "train": train, "say_nothing": say_nothing}
+
+
+def main(descriptor: str, folder: str) -> None:
+    # What all these processes take for /dev/shm.
+    for function in (Segment.create, Segment.open):
+        function.__func__.__kwdefaults__["directory"] = Path(folder)  # type: ignore[attr-defined]
+    sweep.__defaults__ = (Path(folder),)
+    configure_logging("console", "error")
+    compilation.warm_up()
+    with socket.socket(fileno=int(descriptor)) as orders:
+        nurse(orders)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
