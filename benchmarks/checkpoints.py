@@ -31,7 +31,7 @@ from shoal._checkpoint import Catalogue, FileEntry, LocalFolder, Manifest
 from shoal.consistency import Asynchronous
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import plan_shards
+from shoal_coordinator.cluster import plan_shards
 from shoal_server.checkpoints import Saver, saving
 from shoal_server.shards import JobTerms, ShardStore
 

@@ -58,7 +58,7 @@ def read(folder: str, rank: int, window: int) -> Callable[[], dict[str, int]]:
     """One of the workers: opens the files, and gives what reads its half."""
     from shoal._training.participant import FINISHED, DataRange, NoRange  # noqa: PLC0415
     from shoal.data import Parquet  # noqa: PLC0415
-    from shoal_coordinator.job.ledger import default_range_size  # noqa: PLC0415
+    from shoal_coordinator.job import default_range_size  # noqa: PLC0415
     from shoal_worker.batches import LeasedBatches  # noqa: PLC0415
 
     dataset = Parquet(folder, window=window)

@@ -24,6 +24,14 @@ class Consistency:
         """
         raise NotImplementedError
 
+    @property
+    def needs_every_worker(self) -> bool:
+        """Whether no update is applied while any one worker takes no step.
+
+        If so, a worker that holds still keeps the variables as they are, for example until a checkpoint's cut is made.
+        """
+        return False
+
     def to_proto(self) -> job_pb2.Consistency:
         """The message that carries this mode."""
         raise NotImplementedError
@@ -60,6 +68,10 @@ class Synchronous(Consistency):
     @property
     def overlaps(self) -> bool:
         return False  # the next values come only once the step has closed
+
+    @property
+    def needs_every_worker(self) -> bool:
+        return not self.backup_workers  # backup workers stand in for one that holds still
 
     def check(self, workers: int) -> None:
         if self.backup_workers >= workers:

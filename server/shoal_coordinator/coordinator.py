@@ -17,15 +17,10 @@ from shoal import errors
 from shoal._checkpoint import Folder
 from shoal.events import Event as JobEvent
 from shoal.status import Role
-from shoal_coordinator.cluster.machine import ClusterPolicy
-from shoal_coordinator.effects.performer import Performer, Report
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.messages.events import CutHeld, R
-from shoal_coordinator.messages.refs import ServerRef
-from shoal_coordinator.persistence.durable import DurableCluster
-from shoal_coordinator.persistence.store import Store
+from shoal_coordinator.cluster import Cluster, ClusterPolicy
+from shoal_coordinator.effects import Performer, Report
+from shoal_coordinator.messages import CutHeld, Effect, Held, ServerRef, events
+from shoal_coordinator.persistence import ClusterRecords, Store, restored
 
 _log = structlog.get_logger(__name__)
 
@@ -89,8 +84,9 @@ class Coordinator:
         # decide: no call, no disk, no waiting.
         self._lock = threading.Lock()
         now = self._clock()
-        restored = DurableCluster.restored(store.load(), policy, now)
-        self._machine = restored or DurableCluster(cluster, policy, now)
+        found = restored(store.load(), policy, now)
+        self._machine = found or Cluster(cluster, policy, now)
+        self._records = ClusterRecords(self._machine)  # read with the lock, as the machine is
         self._changed = threading.Condition(self._lock)  # a job may have a new event, or the end has come
         # How many decisions there were that changed something, and how many of the first ones are durable.
         self._decided = self._durable = 0
@@ -105,7 +101,7 @@ class Coordinator:
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
             self._note(self._machine.outstanding)
-        if restored:
+        if found:
             self._tell_restored()
 
     @property
@@ -139,7 +135,7 @@ class Coordinator:
             self._writer.join()
         self._over = True
 
-    def handle(self, event: events.Event[R]) -> R:
+    def handle(self, event: events.Event[events.R]) -> events.R:
         """Feeds an event to the machine, makes what follows durable, and has the effects performed.
 
         Raises:
@@ -166,7 +162,7 @@ class Coordinator:
         return answer
 
     @contextmanager
-    def reading(self) -> Iterator[tuple[DurableCluster, float]]:
+    def reading(self) -> Iterator[tuple[Cluster, float]]:
         """The machine, to be read inside the block, and the time. The block must be short: it holds the lock.
 
         When it is left, all that was read there is durable.
@@ -284,7 +280,7 @@ class Coordinator:
                 if self._closed:
                     return False
                 self._to_write.wait()
-            decided, changes = self._decided, self._machine.changes()
+            decided, changes = self._decided, self._records.changes()
             effects, self._effects = self._effects, []
         start = time.perf_counter()
         if changes:

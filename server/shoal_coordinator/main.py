@@ -3,8 +3,9 @@
 import os
 import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from prometheus_client import CollectorRegistry
@@ -12,12 +13,19 @@ from prometheus_client import CollectorRegistry
 from shoal import errors
 from shoal._role import flags, lifecycle
 from shoal._role.identity import Identity
+from shoal._role.options import command_of
+
+if TYPE_CHECKING:
+    from shoal_coordinator.process import CoordinatorConfig
 
 
-def coordinator(
-    listen: flags.CoordinatorListen = "",
-    advertise: flags.Advertise = "",
-    metrics_listen: flags.MetricsListen = flags.ANY_PORT,
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an operator may say of a coordinator; each field is a flag, a `SHOAL_*` variable and a line of help."""
+
+    listen: flags.CoordinatorListen = ""
+    advertise: flags.Advertise = ""
+    metrics_listen: flags.MetricsListen = flags.ANY_PORT
     store: Annotated[
         str,
         typer.Option(
@@ -25,23 +33,23 @@ def coordinator(
             help="File that keeps its state over restarts, for one coordinator at a time; `memory` keeps none.",
             show_default="~/.local/state/shoal/coordinator.db",
         ),
-    ] = "",
+    ] = ""
     lease: Annotated[
         float, typer.Option(envvar="SHOAL_LEASE", help="Seconds of silence after which a member is declared dead.")
-    ] = 5.0,
+    ] = 5.0
     heartbeat: Annotated[
         float,
         typer.Option(
             envvar="SHOAL_HEARTBEAT", help="Seconds between a member's signs of life; less than half the lease."
         ),
-    ] = 0.5,
+    ] = 0.5
     keep_finished: Annotated[
         int,
         typer.Option(
             envvar="SHOAL_KEEP_FINISHED", min=0, help="Ended jobs whose variables stay readable; older ones go."
         ),
-    ] = 8,
-    checkpoints: flags.Checkpoints = "",
+    ] = 8
+    checkpoints: flags.Checkpoints = ""
     server_return: Annotated[
         float,
         typer.Option(
@@ -50,18 +58,48 @@ def coordinator(
             max=600,
             help="Seconds that jobs wait for a server that ended in good order to come back under its name.",
         ),
-    ] = 60.0,
-    page_listen: flags.PageListen = flags.DEFAULT_PAGE,
-    page_hosts: flags.PageHosts = "",
-    page_read_only: flags.PageReadOnly = False,
-    log_format: flags.LogFormat = "console",
-    log_level: flags.LogLevel = "info",
-    supervised: flags.Supervised = False,
-    scratch: Annotated[Path | None, typer.Option(hidden=True, help="A folder to remove at a clean end.")] = None,
-) -> None:
+    ] = 60.0
+    page_listen: flags.PageListen = flags.DEFAULT_PAGE
+    page_hosts: flags.PageHosts = ""
+    page_read_only: flags.PageReadOnly = False
+    log_format: flags.LogFormat = "console"
+    log_level: flags.LogLevel = "info"
+    supervised: flags.Supervised = False
+    scratch: Annotated[Path | None, typer.Option(hidden=True, help="A folder to remove at a clean end.")] = None
+
+    def config(self, who: Identity) -> "CoordinatorConfig":
+        """Returns how the coordinator is run.
+
+        Args:
+            who: where it listens, by these options or by what surrounds the process.
+
+        Raises:
+            BadRequest: the options contradict each other.
+            StoreFailed: the folder of the default store cannot be made.
+        """
+        from shoal_coordinator.persistence import make_default_path  # noqa: PLC0415
+        from shoal_coordinator.process import CoordinatorConfig  # noqa: PLC0415 - numpy is slow
+
+        return CoordinatorConfig(
+            listen=who.listen,
+            advertise=who.advertise,
+            store=self.store or str(make_default_path()),
+            lease_s=self.lease,
+            heartbeat_s=self.heartbeat,
+            keep_finished=self.keep_finished,
+            checkpoints=self.checkpoints,
+            server_return_s=self.server_return,
+            page_listen=flags.page_listen(self.page_listen),
+            page_hosts=tuple(filter(None, self.page_hosts.split(","))),
+            page_read_only=self.page_read_only,
+        )
+
+
+@command_of(Options)
+def coordinator(options: Options) -> None:
     """Keeps the cluster's small state: members, placement, jobs and who trains on which data."""
-    given = Identity(listen=listen, advertise=advertise)
-    who = lifecycle.identify("coordinator", given, log_format=log_format, log_level=log_level)
+    given = Identity(listen=options.listen, advertise=options.advertise)
+    who = lifecycle.identify("coordinator", given, log_format=options.log_format, log_level=options.log_level)
     failures: list[errors.ShoalError] = []
 
     def fail(error: errors.ShoalError) -> None:
@@ -69,34 +107,20 @@ def coordinator(
         os.kill(os.getpid(), signal.SIGTERM)
 
     def start(registry: CollectorRegistry, _metrics_address: str) -> lifecycle.Running:
-        from shoal_coordinator.persistence.store import make_default_path  # noqa: PLC0415
-        from shoal_coordinator.process import CoordinatorConfig, start_coordinator  # noqa: PLC0415 - numpy is slow
+        from shoal_coordinator.process import start_coordinator  # noqa: PLC0415 - numpy is slow
 
-        config = CoordinatorConfig(
-            listen=who.listen,
-            advertise=who.advertise,
-            store=store or str(make_default_path()),
-            lease_s=lease,
-            heartbeat_s=heartbeat,
-            keep_finished=keep_finished,
-            checkpoints=checkpoints,
-            server_return_s=server_return,
-            page_listen=flags.page_listen(page_listen),
-            page_hosts=tuple(filter(None, page_hosts.split(","))),
-            page_read_only=page_read_only,
-        )
-        return start_coordinator(config, registry, fail)
+        return start_coordinator(options.config(who), registry, fail)
 
     lifecycle.run_role(
         "coordinator",
         start,
-        metrics_listen=metrics_listen,
+        metrics_listen=options.metrics_listen,
         advertise=who.advertise,
-        log_format=log_format,
-        log_level=log_level,
-        supervised=supervised,
+        supervised=options.supervised,
+        log_format=options.log_format,
+        log_level=options.log_level,
     )
     if failures:
         raise SystemExit(1)
-    if scratch:
-        shutil.rmtree(scratch, ignore_errors=True)
+    if options.scratch:
+        shutil.rmtree(options.scratch, ignore_errors=True)

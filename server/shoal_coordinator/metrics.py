@@ -12,9 +12,8 @@ from prometheus_client.registry import Collector
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import ClusterStatus, JobState, JobStatus, Role
 from shoal_coordinator.coordinator import Coordinator, Observer
-from shoal_coordinator.job.tallies import Loss
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.effects import Effect
+from shoal_coordinator.job import Loss
+from shoal_coordinator.messages import Effect, events
 
 _LIVE = {True: "alive", False: "dead"}
 # From a small model on a local disk to a large one in a slow object store.
@@ -28,18 +27,6 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
         registry: where they go.
         clock: seconds of Unix time.
     """
-    handled = Counter(
-        "shoal_coordinator_events_total",
-        "Events taken in, by kind: heartbeats, leases of data, reports and all else.",
-        ["event"],
-        registry=registry,
-    )
-    refused = Counter(
-        "shoal_coordinator_refusals_total",
-        "Requests that were refused, by the code of the error.",
-        ["code"],
-        registry=registry,
-    )
     died = Counter(
         "shoal_coordinator_deaths_total",
         "Members that were declared dead, since they were silent for longer than their lease.",
@@ -48,6 +35,41 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
     )
     for role in Role:
         died.labels(role.value)
+    refused = Counter(
+        "shoal_coordinator_refusals_total",
+        "Requests that were refused, by the code of the error.",
+        ["code"],
+        registry=registry,
+    )
+    performed, retried = _count_effects(registry)
+    return Observer(
+        handled=_count_handled(registry, clock),
+        refused=lambda code: refused.labels(code).inc(),
+        died=lambda role: died.labels(role.value).inc(),
+        performed=performed,
+        retried=retried,
+        written=_count_writes(registry),
+    )
+
+
+def _count_handled(registry: CollectorRegistry, clock: Callable[[], float]) -> Callable[[events.Event[Any]], None]:
+    handled = Counter(
+        "shoal_coordinator_events_total",
+        "Events taken in, by kind: heartbeats, leases of data, reports and all else.",
+        ["event"],
+        registry=registry,
+    )
+    saved = _count_checkpoints(registry, clock)
+
+    def count(event: events.Event[Any]) -> None:
+        handled.labels(type(event).__name__).inc()
+        saved(event)
+
+    return count
+
+
+def _count_effects(registry: CollectorRegistry) -> tuple[Callable[[str, bool], None], Callable[[], None]]:
+    """Counts effects that were performed, and calls that were repeated."""
     performed = Counter(
         "shoal_coordinator_effects_total",
         "Calls to parameter servers that were decided on, by kind and by what became of them.",
@@ -59,30 +81,22 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
         "Calls to parameter servers that were repeated, since nobody answered.",
         registry=registry,
     )
-    writes = Histogram(
+    return lambda effect, done: performed.labels(effect, "done" if done else "failed").inc(), retried.inc
+
+
+def _count_writes(registry: CollectorRegistry) -> Callable[[float, int], None]:
+    seconds = Histogram(
         "shoal_coordinator_store_write_seconds",
         "Time that the store took to make decisions durable, several at once where they wait for each other.",
         registry=registry,
     )
     records = Counter("shoal_coordinator_store_records_total", "Records that the store was given.", registry=registry)
-    saved = _count_checkpoints(registry, clock)
 
-    def written(seconds: float, count: int) -> None:
-        writes.observe(seconds)
+    def written(took_s: float, count: int) -> None:
+        seconds.observe(took_s)
         records.inc(count)
 
-    def count(event: events.Event[Any]) -> None:
-        handled.labels(type(event).__name__).inc()
-        saved(event)
-
-    return Observer(
-        handled=count,
-        refused=lambda code: refused.labels(code).inc(),
-        died=lambda role: died.labels(role.value).inc(),
-        performed=lambda effect, done: performed.labels(effect, "done" if done else "failed").inc(),
-        retried=retried.inc,
-        written=written,
-    )
+    return written
 
 
 def _count_checkpoints(registry: CollectorRegistry, clock: Callable[[], float]) -> Callable[[events.Event[Any]], None]:

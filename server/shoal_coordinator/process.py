@@ -12,15 +12,14 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, errors
 from shoal._checkpoint import Folder, open_shared, probe
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
-from shoal_coordinator.api.servicers import CoordinatorService, JobsService
-from shoal_coordinator.cluster.machine import ClusterPolicy
-from shoal_coordinator.cluster.membership import DEAD_KEPT_S
+from shoal_coordinator.api import CoordinatorService, JobsService
+from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.metrics import StateCollector, count_events
-from shoal_coordinator.persistence.store import MEMORY, Store, open_store
+from shoal_coordinator.persistence import MEMORY, Store, open_store
 
 if TYPE_CHECKING:
-    from shoal_coordinator.page.server import PageServer
+    from shoal_coordinator.page import PageServer
 
 _log = structlog.get_logger(__name__)
 
@@ -185,7 +184,7 @@ def _start_page(config: CoordinatorConfig, coordinator: Coordinator, folder: Fol
     """The page, if there is to be one; it answers from now on, at first that the coordinator is not there yet."""
     if not config.page_listen:
         return None
-    from shoal_coordinator.page.server import PageServer  # noqa: PLC0415 - only whoever wants it pays for it
+    from shoal_coordinator.page import PageServer  # noqa: PLC0415 - only whoever wants it pays for it
 
     return PageServer(
         coordinator,

@@ -24,9 +24,7 @@ from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.effects import cutting
 from shoal_coordinator.effects.server_calls import ServerCalls
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.effects import TakeCut
-from shoal_coordinator.messages.refs import JobRef, ServerRef
+from shoal_coordinator.messages import Held, JobRef, ServerRef, TakeCut
 from support import forms
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until

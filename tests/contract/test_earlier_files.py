@@ -20,7 +20,7 @@ from shoal.checkpoints import Checkpoints
 from shoal.client import Client
 from shoal.events import StateChanged
 from shoal.status import JobState
-from shoal_coordinator.persistence.store import open_store
+from shoal_coordinator.persistence import ClusterRecords, open_store
 from support.clusters.shard_servers import ShardServers
 from support.recordings.wire_recording import load, make_calls, shown
 from support.recordings.wire_scenarios import (
@@ -87,7 +87,7 @@ def test_a_coordinator_knows_every_record_as_it_was_written(files, checkpoints):
         written = store.load()
     rig = PinnedCoordinator(str(files / "coordinator.db"), checkpoints, Clock(NOW))
     with rig, rig.coordinator.reading() as (machine, _):
-        known = machine.records()
+        known = ClusterRecords(machine).all()
     assert {key: known.get(key) for key in written} == written
     # Jobs that never ran have nothing to tell; their tallies are written with a worker that goes.
     assert known.keys() - written.keys() == {"job/3/tally", "job/4/tally"}

@@ -22,7 +22,7 @@ from shoal._display import records
 from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.status import StepTiming
 from shoal.v1 import coordinator_pb2 as members
-from shoal_coordinator.job.life import JobLife
+from shoal_coordinator.job import JobLife
 from shoal_coordinator.page.app import STATIC
 from shoal_coordinator.page.reader import Reader
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from shoal.consistency import Asynchronous
 from shoal.optim._optimizers import SGD
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import plan_shards
+from shoal_coordinator.cluster import plan_shards
 from shoal_server.process import Server, ServerConfig
 from shoal_server.shards.shard import JobTerms
 from support.clusters.fake_coordinator import FakeCoordinator

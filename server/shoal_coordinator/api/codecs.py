@@ -1,48 +1,23 @@
 """The coordinator's answers as messages. What comes in is decoded by the types' own `from_proto`, or in a servicer."""
 
-from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
 from shoal.status import (
     ClusterStatus,
     DataAccount,
     DataCount,
-    JobState,
     JobStatus,
     MemberStatus,
-    Progress,
     Role,
     Timings,
 )
 from shoal.v1 import coordinator_pb2, job_pb2
-from shoal_coordinator.job.ledger import Lease, NoRange
-from shoal_coordinator.messages.answers import Joined
+from shoal_coordinator.messages import Joined, Lease, NoRange, progress_message, state_code
 
 _UINT64 = 2**64 - 1
-
-
-def state_code(state: JobState) -> "job_pb2.JobState.ValueType":
-    """The wire's number of a state."""
-    return job_pb2.JobState.Value(state.name)
 
 
 def role_code(role: Role) -> "coordinator_pb2.Role.ValueType":
     """The wire's number of a role."""
     return coordinator_pb2.Role.Value(role.name)
-
-
-def progress_message(progress: Progress) -> job_pb2.Progress:
-    """A job's progress."""
-    return job_pb2.Progress(
-        steps=progress.steps,
-        samples=progress.samples,
-        total_samples=min(progress.total_samples, _UINT64),
-        epoch=progress.epoch,
-        samples_per_s=progress.samples_per_s,
-        loss=progress.loss,
-        staleness_p50=progress.staleness_p50,
-        staleness_max=progress.staleness_max,
-        rejected=progress.rejected,
-        dropped=progress.dropped,
-    )
 
 
 def job_message(status: JobStatus) -> job_pb2.JobStatus:
@@ -73,36 +48,6 @@ def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
         for worker, steps in timings.steps.items()
     )
     return job_pb2.GetTimingsReply(workers=workers, staleness=timings.staleness)
-
-
-def event_message(event: Event) -> job_pb2.Event:
-    """Something that happened to a job."""
-    message = job_pb2.Event(sequence=event.sequence, time=event.time)
-    match event:
-        case StateChanged():
-            message.state.CopyFrom(job_pb2.StateChange(state=state_code(event.state), reason=event.reason))
-        case MetricsReported():
-            metrics = job_pb2.Metrics(
-                worker=event.worker,
-                step=event.step,
-                values=event.values,
-                progress=progress_message(event.progress),
-            )
-            message.metrics.CopyFrom(metrics)
-        case CheckpointEnded():
-            end = job_pb2.CheckpointEnd(
-                attempt=event.attempt,
-                saved=event.saved.to_proto() if event.saved else None,
-                seconds=event.seconds,
-                failure=event.failure,
-            )
-            message.checkpoint.CopyFrom(end)
-        case Evaluated():
-            evaluated = job_pb2.EvaluationEnd(worker=event.worker, result=event.result.to_proto(), best=event.best)
-            message.evaluation.CopyFrom(evaluated)
-        case LogLine():
-            message.log.CopyFrom(job_pb2.LogLine(worker=event.worker, text=event.text))
-    return message
 
 
 def join_message(joined: Joined) -> job_pb2.JoinReply:

@@ -23,9 +23,8 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
 from shoal.v1 import job_pb2 as pb
 from shoal.variables import Variable
 from shoal_coordinator.api import codecs
-from shoal_coordinator.cluster.membership import Registration
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.messages import events
+from shoal_coordinator.messages import Registration, event_message, events
 
 _log = structlog.get_logger(__name__)
 
@@ -325,7 +324,7 @@ class _Watch:
                 request.job, request.after, wait=not request.no_wait, gone=lambda: not context.is_active()
             )
             for event in watched:
-                yield codecs.event_message(event)
+                yield event_message(event)
         except errors.ShoalError as error:
             _rpc.refuse(context, error)
         finally:

@@ -1,1 +1,24 @@
-"""The state machine of the cluster: members, scheduling, placement."""
+"""The cluster machine: members, the table of jobs, scheduling, placement, departures, and effects that are outstanding.
+
+`Cluster.handle(event, now)` is the one door for change. Pure: no clock, no I/O, no thread. What happens within one
+job is in `job`; effects are performed in `effects`. The shell, `persistence` and what is above them may import it; it
+imports `job` and `messages` alone.
+"""
+
+from shoal_coordinator.cluster.machine import Cluster
+from shoal_coordinator.cluster.membership import DEAD_KEPT_S, Member
+from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
+from shoal_coordinator.cluster.policy import ClusterPolicy
+from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
+
+__all__ = [
+    "DEAD_KEPT_S",
+    "Candidate",
+    "Cluster",
+    "ClusterPolicy",
+    "ClusterSnapshot",
+    "Counts",
+    "Member",
+    "assign_shards",
+    "plan_shards",
+]

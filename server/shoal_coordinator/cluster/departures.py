@@ -12,8 +12,8 @@ from typing import Protocol
 from shoal.status import JobState, SavedCheckpoint
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.outstanding import Outstanding
-from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.persistence.durable_job import DurableJob
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import Effect
 
 # From the failure of an attempt to the next: a server waits a minute or so for all of them.
 _AGAIN_S = 5.0
@@ -23,7 +23,7 @@ class LoseShards(Protocol):
     """Has a job give up its shards, at a time and for a reason, and go back or fail; see `Outcomes.lose_shards`."""
 
     def __call__(
-        self, job: DurableJob, reason: str, now: float, *, announced: bool, saved: SavedCheckpoint | None
+        self, job: JobLife, reason: str, now: float, *, announced: bool, saved: SavedCheckpoint | None
     ) -> None: ...
 
 
@@ -47,51 +47,50 @@ class Departures:
         self._members, self._outstanding = members, outstanding
         self._emit, self._lose_shards = emit, lose_shards
 
-    def of(self, job: DurableJob) -> list[str]:
+    def of(self, job: JobLife) -> list[str]:
         """The servers with shards of a job that are going; those that cannot be saved are not waited for."""
-        if job.ended or not job.checkpoints.possible:
+        if job.ended or not job.can_checkpoint:
             return []
-        return [server.member for server in job.plan.servers if self._members.is_leaving(server.member)]
+        return [server.member for server in job.servers if self._members.is_leaving(server.member)]
 
-    def begin(self, job: DurableJob, now: float) -> None:
+    def begin(self, job: JobLife, now: float) -> None:
         """One more server is going: its jobs are saved."""
         if not self.of(job):
             return
-        if job.spec.is_session and not job.plan.created:  # it cannot go back, and has nothing to go back for
+        if job.spec.is_session and not job.created:  # it cannot go back, and has nothing to go back for
             self._place_anew(job, now)
         elif job.state is not JobState.RUNNING:  # nothing was trained since what its shards are made of
             self._go_back(job, now)
-        elif not job.checkpoints.busy and not job.closing:
+        elif not job.checkpointing and not job.closing:
             self._save(job, now, now)
 
-    def checkpoint_ended(self, job: DurableJob, now: float, *, last: bool) -> None:
+    def checkpoint_ended(self, job: JobLife, now: float, *, last: bool) -> None:
         """An attempt at a checkpoint is over; `last`: it is whole, and nothing was committed after it."""
         if not self.of(job) or job.closing:
             return
         if last:
-            self._go_back(job, now, job.checkpoints.newest)
-        elif not job.checkpoints.busy:  # it failed, or was under way before the server said anything
-            self._save(job, now + _AGAIN_S if job.checkpoints.failure else now, now)
+            self._go_back(job, now, job.newest_checkpoint)
+        elif not job.checkpointing:  # it failed, or was under way before the server said anything
+            self._save(job, now + _AGAIN_S if job.checkpoint_failure else now, now)
 
-    def validate(self, jobs: Iterable[DurableJob]) -> None:
+    def validate(self, jobs: Iterable[JobLife]) -> None:
         """Raises AssertionError if an invariant is broken."""
         for job in jobs:
-            assert not self.of(job) or job.checkpoints.pending, "a server waits for a job that is not being saved"
+            assert not self.of(job) or job.awaits_checkpoint, "a server waits for a job that is not being saved"
 
-    def _save(self, job: DurableJob, at: float, now: float) -> None:
-        job.checkpoints.request(at)
-        self._emit(job.checkpoint_when_due(now))
+    def _save(self, job: JobLife, at: float, now: float) -> None:
+        self._emit(job.request_checkpoint_from(at, now))
 
-    def _go_back(self, job: DurableJob, now: float, saved: SavedCheckpoint | None = None) -> None:
-        self._lose_shards(job, f"{self._why(job)}{job.recovery.advice}", now, announced=True, saved=saved)
+    def _go_back(self, job: JobLife, now: float, saved: SavedCheckpoint | None = None) -> None:
+        self._lose_shards(job, f"{self._why(job)}{job.advice}", now, announced=True, saved=saved)
 
-    def _place_anew(self, job: DurableJob, now: float) -> None:
+    def _place_anew(self, job: JobLife, now: float) -> None:
         """Its shards were still being created: those who are in it wait on, and others host it."""
         job.wait_for(f"{self._why(job)}, so its variables get another place", now)
         self._outstanding.abandon(job.ref)
         self._emit(job.drop())
 
-    def _why(self, job: DurableJob) -> str:
+    def _why(self, job: JobLife) -> str:
         going = self.of(job)
         who = f"server {going[0]} is" if len(going) == 1 else f"servers {', '.join(going)} are"
         return f"{who} about to leave"

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 
-from shoal_coordinator.messages.refs import JobRef
-from shoal_coordinator.persistence.durable_job import DurableJob
+from shoal import errors
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import JobRef
 
 
-class JobTable(Mapping[str, DurableJob]):
+class JobTable(Mapping[str, JobLife]):
     """Jobs by name, in the order in which they were submitted."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, DurableJob] = {}
+        self._jobs: dict[str, JobLife] = {}
 
-    def __getitem__(self, name: str) -> DurableJob:
+    def __getitem__(self, name: str) -> JobLife:
         return self._jobs[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -21,24 +22,34 @@ class JobTable(Mapping[str, DurableJob]):
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def add(self, job: DurableJob) -> None:
+    def named(self, name: str) -> JobLife:
+        """A job by name.
+
+        Raises:
+            UnknownJob: there is none, or none any more.
+        """
+        if name not in self._jobs:
+            raise errors.UnknownJob(f"there is no job {name!r}; `shoal jobs` lists those there are", job=name)
+        return self._jobs[name]
+
+    def add(self, job: JobLife) -> None:
         """A job is submitted, whose name no other has (any more)."""
         self._jobs[job.ref.name] = job
 
-    def remove(self, job: DurableJob) -> None:
+    def remove(self, job: JobLife) -> None:
         """A job is forgotten."""
         del self._jobs[job.ref.name]
 
     @property
-    def live(self) -> list[DurableJob]:
+    def live(self) -> list[JobLife]:
         """Those that have not ended."""
         return [job for job in self._jobs.values() if not job.ended]
 
-    def find_live(self, ref: JobRef) -> DurableJob | None:
+    def find_live(self, ref: JobRef) -> JobLife | None:
         """A submission that has not ended; None: it has, whatever goes by its name now."""
         job = self._jobs.get(ref.name)
         return job if job and job.ref == ref and not job.ended else None
 
-    def find_of(self, worker: str) -> DurableJob | None:
+    def find_of(self, worker: str) -> JobLife | None:
         """The one that a worker has a part in."""
-        return next((job for job in self._jobs.values() if worker in job.crew.active), None)
+        return next((job for job in self._jobs.values() if job.employs(worker)), None)

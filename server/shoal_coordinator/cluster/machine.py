@@ -1,64 +1,47 @@
 """The whole cluster as one state machine: members, jobs, and which worker does what. Pure: no clock, no I/O.
 
-`Cluster.handle(event, now)` is the one door for change. What members, users and workers say is answered here; what
-became of effects, `outcomes` takes in. After whatever changed members or jobs, `scheduler` sends workers to jobs.
+`Cluster.handle(event, now)` is the one door for change. What members and users say is answered here, and what workers
+say of their jobs in `work`; `outcomes` takes in what became of effects. Whenever members or jobs have changed,
+`scheduler` sends workers to jobs.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from shoal import errors
-from shoal._training.participant import Heard, Verdict
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import Placement
 from shoal.job import Job
-from shoal.status import ClusterStatus, JobState, JobStatus, Role
+from shoal.status import ClusterStatus, JobStatus, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
 from shoal_coordinator.cluster.outcomes import Outcomes
 from shoal_coordinator.cluster.outstanding import Outstanding
+from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
+from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
 from shoal_coordinator.cluster.touched import Touched
-from shoal_coordinator.job import milestones
-from shoal_coordinator.job.checkpointing import NO_FOLDER
-from shoal_coordinator.job.ledger import Lease, NoRange
-from shoal_coordinator.job.tallies import Tallies
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Asked, Assignment, Attempt, Described, Joined, Membered
-from shoal_coordinator.messages.effects import (
+from shoal_coordinator.cluster.work import Work
+from shoal_coordinator.job import NO_FOLDER, JobLife, Tallies
+from shoal_coordinator.messages import (
+    Assignment,
+    Attempt,
     CountCheckpoints,
     DropShards,
     Effect,
+    JobRef,
+    Membered,
     RemoveWorker,
+    ServerRef,
     TakeCut,
     WriteCheckpoint,
+    events,
 )
-from shoal_coordinator.messages.events import R
-from shoal_coordinator.messages.refs import JobRef, ServerRef
-from shoal_coordinator.persistence.durable_job import DurableJob
-from shoal_coordinator.persistence.records import SavedJob
 
 MAX_LIVE_JOBS = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterPolicy:
-    """What an operator decides.
-
-    Attributes:
-        lease_s: seconds of silence after which a member is dead.
-        keep_finished: ended jobs whose variables stay readable; older ones are forgotten.
-        checkpoints: whether there is a folder of them.
-        server_return_s: how long jobs wait for a server that said that it was going, and went.
-    """
-
-    lease_s: float = 5.0
-    keep_finished: int = 8
-    checkpoints: bool = False
-    server_return_s: float = 60.0
 
 
 class Cluster:
@@ -88,6 +71,7 @@ class Cluster:
         self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._touched.counts)
         patience_s = 2 * max(policy.lease_s, RETURN_S)
         self._outcomes = Outcomes(self._jobs, self._members, self._outstanding, self._emit, self._schedule, patience_s)
+        self._work = Work(self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule)
         self._handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
             events.TimePassed: self._time_passed,
             events.RegistrationReceived: self._registration_received,
@@ -98,17 +82,11 @@ class Cluster:
             events.JobCancelled: self._job_cancelled,
             events.JobDropped: self._job_dropped,
             events.CheckpointRequested: self._checkpoint_requested,
-            events.JobDescribed: self._job_described,
-            events.JoinRequested: self._join_requested,
-            events.LeaseRequested: self._lease_requested,
-            events.EvaluationAsked: self._evaluation_asked,
-            events.EvaluationReported: self._evaluation_reported,
-            events.WorkerReported: self._worker_reported,
-            events.WorkerFinished: self._worker_finished,
+            **self._work.handlers,
             **self._outcomes.handlers,
         }
 
-    def handle(self, event: events.Event[R], now: float) -> tuple[R, list[Effect]]:
+    def handle(self, event: events.Event[events.R], now: float) -> tuple[events.R, list[Effect]]:
         """Takes in what happened.
 
         Returns:
@@ -118,9 +96,92 @@ class Cluster:
             ShoalError: the event is refused. What came to light on the way (a lease that ran out) stands, and its
                 effects come with the next event.
         """
-        answer: R = self._handlers[type(event)](event, now)
+        answer: events.R = self._handlers[type(event)](event, now)
         effects, self._effects = self._effects, []
         return answer, effects
+
+    @classmethod
+    def restored(cls, snapshot: ClusterSnapshot, policy: ClusterPolicy, now: float) -> "Cluster":
+        """Returns a cluster as an earlier coordinator knew it; all leases begin now.
+
+        Args:
+            snapshot: what is kept of it.
+            policy: what the operator decides; it may be another one than before.
+            now: as ever.
+
+        Raises:
+            ShoalError, AssertionError, KeyError, ValueError: the snapshot contradicts itself.
+        """
+        counts = snapshot.counts
+        cluster = cls(counts.cluster, policy, now)
+        cluster._submissions = counts.submissions
+        cluster._scheduler.epoch, cluster._scheduler.assignments = counts.epoch, counts.assignments
+        cluster._members.restore(snapshot.members, counts.incarnation, now)
+        for submission, job in snapshot.jobs.items():
+            changed = partial(cluster._touched.job, submission)
+            life = JobLife.restored(
+                submission, job, now, changed, checkpoints=policy.checkpoints, tallies=cluster.tallies
+            )
+            cluster._jobs.add(life)
+        cluster._outstanding.restore(snapshot.effects, counts.effects)
+        cluster._go_on(now)
+        return cluster
+
+    def _go_on(self, now: float) -> None:
+        """Does what follows from a restore by itself."""
+        for job in self._jobs.values():
+            job.validate()  # before anything is made of it
+        # By this coordinator's policy, which may be another one: without a folder, no last checkpoint is waited for.
+        for job in self._jobs.live:
+            self._emit(job.end_when_saved(now))
+        self._schedule(now)
+        self._effects.clear()  # they are outstanding, as all others are
+
+    # What is kept of it.
+
+    @property
+    def changed(self) -> bool:
+        """Whether `take_changed` has anything."""
+        return bool(self._touched)
+
+    def take_changed(self) -> list[str]:
+        """Returns the keys of the records (`record_keys`) that have changed since the last call, in order."""
+        return self._touched.take()
+
+    @property
+    def counts(self) -> Counts:
+        """The cluster's id, and the last number given out of each kind."""
+        return Counts(
+            cluster=self._id,
+            epoch=self._scheduler.epoch,
+            submissions=self._submissions,
+            assignments=self._scheduler.assignments,
+            effects=self._outstanding.last,
+            incarnation=self._members.incarnation,
+        )
+
+    @property
+    def members(self) -> Iterable[Member]:
+        """All members that are remembered, in order of id."""
+        return self._members
+
+    def find_member(self, member: str) -> Member | None:
+        """A member that is remembered, dead or alive."""
+        return self._members.find(member)
+
+    @property
+    def submitted(self) -> Mapping[int, JobLife]:
+        """All jobs that are remembered, by submission."""
+        return {job.ref.submission: job for job in self._jobs.values()}
+
+    @property
+    def outstanding(self) -> list[Effect]:
+        """What was decided and is not known to be done, in order; all of it may be done again."""
+        return list(self._outstanding)
+
+    def find_effect(self, number: int) -> Effect | None:
+        """An effect that is outstanding."""
+        return self._outstanding.find(number)
 
     # What it is like now.
 
@@ -140,15 +201,13 @@ class Cluster:
         there = member is not None and member.alive and member.registration.address == server.address
         return there and self._outstanding.find(effect) is not None
 
-    def job(self, name: str) -> DurableJob:
+    def job(self, name: str) -> JobLife:
         """A job by name, to be read.
 
         Raises:
             UnknownJob: there is none, or none any more.
         """
-        if name not in self._jobs:
-            raise errors.UnknownJob(f"there is no job {name!r}; `shoal jobs` lists those there are", job=name)
-        return self._jobs[name]
+        return self._jobs.named(name)
 
     def jobs(self, now: float) -> list[JobStatus]:
         """All jobs, newest first."""
@@ -165,17 +224,17 @@ class Cluster:
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         self._members.validate()
-        placements = [job.plan.placement.epoch for job in self._jobs.values() if job.plan.placement]
+        placements = [job.placement.epoch for job in self._jobs.values() if job.placement]
         assert len(set(placements)) == len(placements), "two jobs share a placement"
         assert max(placements, default=0) <= self._scheduler.epoch
-        busy = Counter(worker for job in self._jobs.values() for worker in job.crew.active)
+        busy = Counter(worker for job in self._jobs.values() for worker in job.workers)
         assert all(count == 1 for count in busy.values()), "a worker has a part in two jobs"
         for name, job in self._jobs.items():
             assert name == job.ref.name == job.spec.name
             job.validate()
-            for worker, participant in job.crew.active.items():
-                self._members.check(worker, participant.incarnation)
-            lost = [server.member for server in job.plan.servers if not self._members.is_alive(server.member)]
+            for worker, incarnation in job.workers.items():
+                self._members.check(worker, incarnation)
+            lost = [server.member for server in job.servers if not self._members.is_alive(server.member)]
             assert job.ended or not lost, "a job goes on without its shards"
         assert sum(job.ended for job in self._jobs.values()) <= self._policy.keep_finished
         submissions = [job.ref.submission for job in self._jobs.values()]
@@ -187,7 +246,7 @@ class Cluster:
         attempts = CountCheckpoints | TakeCut | WriteCheckpoint
         saving = Counter(effect.job for effect in self._outstanding if isinstance(effect, attempts))
         for job in self._jobs.live:
-            assert saving[job.ref] == job.checkpoints.busy, "an attempt at a checkpoint without its effect, or two"
+            assert saving[job.ref] == job.checkpointing, "an attempt at a checkpoint without its effect, or two"
 
     # Members.
 
@@ -210,7 +269,7 @@ class Cluster:
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
         self._members.beat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
         job = self._jobs.find_of(event.member)
-        return Assignment(job.ref.name, job.crew.active[event.member].assignment) if job else None
+        return Assignment(job.ref.name, job.assignment_of(event.member)) if job else None
 
     def _member_left(self, event: events.MemberLeft, now: float) -> None:
         if member := self._members.leave(event.member, event.incarnation, now):
@@ -245,8 +304,8 @@ class Cluster:
             self._emit(job.lose(member.id, now, cursor))
         if member.role is Role.SERVER:
             for job in self._jobs.live:
-                if job.plan.placement and any(server.member == member.id for server in job.plan.servers):
-                    lost = f"{_lost_shards(member.id, job.plan.placement)}{job.recovery.advice}"
+                if job.placement and any(server.member == member.id for server in job.servers):
+                    lost = f"{_lost_shards(member.id, job.placement)}{job.advice}"
                     self._outcomes.lose_shards(job, lost, now, announced=member.leaving)
 
     # Jobs, as users see them.
@@ -284,7 +343,7 @@ class Cluster:
         self._forget(job)
 
     def _checkpoint_requested(self, event: events.CheckpointRequested, now: float) -> Attempt:
-        attempt, effects = milestones.request_checkpoint(self.job(event.job), now)
+        attempt, effects = self.job(event.job).request_checkpoint(now)
         self._emit(effects)
         return attempt
 
@@ -293,95 +352,6 @@ class Cluster:
         asked = asked or (spec.evaluation is not None and spec.evaluation.checkpoint_best)
         if asked and not self._policy.checkpoints:
             raise errors.InvalidJob(f"job {spec.name} asks for checkpoints, and {NO_FOLDER}", job=spec.name)
-
-    # Jobs, as their workers see them.
-
-    def _job_described(self, event: events.JobDescribed, now: float) -> Described:
-        member, job = self._members.check(event.worker, event.incarnation), self.job(event.job)
-        if job.ended:
-            raise _over(job, now)
-        self._seat(member, job, event.assignment, now)
-        answer, effects = job.describe(event, now)
-        self._emit(effects)
-        self._schedule(now)
-        return answer
-
-    def _join_requested(self, event: events.JoinRequested, now: float) -> Joined:
-        member, job = self._members.check(event.worker, event.incarnation), self.job(event.job)
-        if not job.ended:
-            self._seat(member, job, event.assignment, now)
-            self._emit(job.join(event.worker, event.assigned, now))
-            if event.assigned:
-                self._schedule(now)  # as when the last one is admitted
-        return job.joined(event.worker)
-
-    def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
-        self._members.check(event.worker, event.incarnation)
-        job = self.job(event.job)
-        has_part = job.crew.has_part(event.worker, event.assignment)
-        return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
-
-    def _evaluation_asked(self, event: events.EvaluationAsked, _: float) -> Asked:
-        self._members.check(event.worker, event.incarnation)
-        job = self.job(event.job)
-        if not job.crew.has_part(event.worker, event.assignment):
-            return Asked(stop=True)
-        return milestones.ask_evaluation(job, event.worker, event.step, through=event.through)
-
-    def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> Verdict:
-        self._members.check(event.worker, event.incarnation)
-        job = self.job(event.job)
-        if not job.crew.has_part(event.worker, event.assignment):
-            return Verdict(stop=True)
-        verdict, effects = milestones.report_evaluation(job, event.worker, event.result, now)
-        self._emit(effects)
-        return verdict
-
-    def _worker_reported(self, event: events.WorkerReported, now: float) -> Heard:
-        self._members.check(event.worker, event.incarnation)
-        job = self.job(event.job)
-        if not job.crew.has_part(event.worker, event.assignment):
-            return Heard.OVER
-        job.report(event, now)
-        self._emit(job.checkpoint_when_due(now))
-        return Heard.ENOUGH if job.stopping else Heard.GO_ON
-
-    def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
-        self._members.check(event.worker, event.incarnation)
-        job = self.job(event.job)
-        if not job.crew.has_part(event.worker, event.assignment):
-            return
-        if not (event.lost and job.recovery.possible):
-            self._emit(job.finish(event.worker, event.error, now))
-        elif job.plan.placement:
-            lost = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
-            self._outcomes.lose_shards(job, lost, now)
-        else:  # the job has gone back meanwhile: this worker found the shards that it had before
-            self._emit(job.lose(event.worker, now))
-        self._schedule(now)
-
-    def _seat(self, member: Member, job: DurableJob, assignment: int, now: float) -> None:
-        """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
-        name = job.spec.name
-        if job.crew.has_part(member.id, assignment):
-            return
-        if not job.spec.is_session or member.role is not Role.SESSION:
-            raise errors.Cancelled(f"{member.id} has no part in job {name} (any more)", job=name, worker=member.id)
-        if member.enrolled:
-            raise errors.Fenced(
-                f"incarnation {member.incarnation} of session {member.id} has had its part in a job; register again",
-                member=member.id,
-                incarnation=member.incarnation,
-            )
-        if not job.vacancies:
-            raise errors.Overloaded(
-                f"job {name} has all its {job.spec.workers} workers; submit it with more, or wait until one is through",
-                job=name,
-                workers=job.spec.workers,
-            )
-        self._members.take_part(member)
-        self._scheduler.enrol(member, job, now)
-        self._schedule(now)
 
     # Small things.
 
@@ -394,14 +364,13 @@ class Cluster:
         for job in ended[self._policy.keep_finished :]:
             self._forget(job)
 
-    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str, saved: SavedJob | None = None) -> DurableJob:
-        changed = partial(self._touched.job, ref.submission)
-        can_save = self._policy.checkpoints
-        job = DurableJob(ref, spec, now, token, saved, changed, checkpoints=can_save, tallies=self.tallies)
+    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str) -> JobLife:
+        changed, saves = partial(self._touched.job, ref.submission), self._policy.checkpoints
+        job = JobLife.begun(ref, spec, now, token, changed, checkpoints=saves, tallies=self.tallies)
         self._jobs.add(job)
         return job
 
-    def _forget(self, job: DurableJob) -> None:
+    def _forget(self, job: JobLife) -> None:
         self._emit(job.drop())
         for part in job.parts:
             self._touched.job(job.ref.submission, part)
@@ -419,18 +388,7 @@ class Cluster:
                 self._effects.append(self._outstanding.add(effect))
 
 
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
-
-
 def _lost_shards(server: str, placement: Placement) -> str:
     numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server]
     what = f"shard{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
     return f"server {server} is gone, and with it the only replica of {what}"
-
-
-def _over(job: DurableJob, now: float) -> errors.ShoalError:
-    name = job.spec.name
-    if job.state is JobState.FAILED:
-        return errors.JobFailed(f"job {name} failed: {job.status(now).reason}", job=name)
-    return errors.Cancelled(f"job {name} is over ({job.state.value}); submit it again to go on", job=name)

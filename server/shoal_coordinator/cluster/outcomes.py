@@ -9,11 +9,8 @@ from shoal_coordinator.cluster.departures import Departures
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.outstanding import Outstanding
-from shoal_coordinator.job import milestones
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.persistence.durable_job import DurableJob
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import Effect, Held, events
 
 # Outcomes that say of which job they are.
 AnyOutcome = (
@@ -72,7 +69,7 @@ class Outcomes:
 
     def lose_shards(
         self,
-        job: DurableJob,
+        job: JobLife,
         reason: str,
         now: float,
         *,
@@ -128,33 +125,33 @@ class Outcomes:
 
     def _checkpoints_counted(self, event: events.CheckpointsCounted, _: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(milestones.checkpoints_counted(job, event.largest, last=bool(self.departures.of(job))))
+            self._emit(job.checkpoints_counted(event.largest, last=bool(self.departures.of(job))))
 
     def _cut_held(self, event: events.CutHeld, _: float) -> Held:
         job = self._jobs.find_live(event.job)
         if job is None:
             raise errors.Cancelled(f"job {event.job.name} is over")
-        return job.accounting.held(job.crew.ranks)
+        return job.held()
 
     def _cut_made(self, event: events.CutMade, _: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(milestones.cut_made(job, event))
+            self._emit(job.cut_made(event))
 
     def _checkpoint_written(self, event: events.CheckpointWritten, now: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(milestones.checkpoint_written(job, event, now))
+            self._emit(job.checkpoint_written(event, now))
             self.departures.checkpoint_ended(job, now, last=event.last)
             self._schedule(now)
 
     def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
         if job := self._job_of_outcome(event):
-            if event.lost and job.recovery.possible:
+            if event.lost and job.goes_back:
                 self.lose_shards(job, event.reason, now)
             else:
-                self._emit(milestones.checkpoint_failed(job, event.reason, now))
+                self._emit(job.checkpoint_failed(event.reason, now))
                 self.departures.checkpoint_ended(job, now, last=False)
             self._schedule(now)
 
-    def _job_of_outcome(self, event: AnyOutcome) -> DurableJob | None:
+    def _job_of_outcome(self, event: AnyOutcome) -> JobLife | None:
         """The live job that an effect was for; None: there is none any more, or the effect was given up."""
         return self._jobs.find_live(event.job) if self._outstanding.end(event.effect) else None

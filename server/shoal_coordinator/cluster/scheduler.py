@@ -16,8 +16,8 @@ from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.placement import Candidate, assign_shards, default_shards, plan_shards
-from shoal_coordinator.messages.effects import Effect
-from shoal_coordinator.persistence.durable_job import DurableJob
+from shoal_coordinator.job import JobLife
+from shoal_coordinator.messages import Effect
 
 
 class Scheduler:
@@ -53,19 +53,19 @@ class Scheduler:
                 pass
         idling = sum(self._jobs.find_of(worker.id) is None for worker in workers)
         for job in self._jobs.live:
-            lacks = [_lack(job, idling), job.recovery.lack]
+            lacks = [_lack(job, idling), job.storage_lack]
             if job.unplaced is not None:
                 lacks.append(self._place(job, now))
             if not job.ended:
                 job.wait_for("; ".join(filter(None, lacks)), now)
 
-    def enrol(self, member: Member, job: DurableJob, now: float) -> None:
+    def enrol(self, member: Member, job: JobLife, now: float) -> None:
         """Gives a worker a part in a job that has room for it."""
         self.assignments += 1
         self._counted()
         job.enrol(member.id, member.incarnation, self.assignments, now)
 
-    def _staff(self, job: DurableJob, idle: list[Member], workers: int, now: float) -> None:
+    def _staff(self, job: JobLife, idle: list[Member], workers: int, now: float) -> None:
         """Sends idle workers to a job, or keeps them for it."""
         needed = job.spec.fewest_workers
         if job.spec.is_session:
@@ -77,23 +77,23 @@ class Scheduler:
         while job.vacancies and self._send(idle, job, now):
             pass
 
-    def _send(self, idle: list[Member], job: DurableJob, now: float) -> bool:
+    def _send(self, idle: list[Member], job: JobLife, now: float) -> bool:
         """Sends an idle worker to a job, if there is one that is not through with it."""
-        member = next((member for member in idle if not job.crew.is_through(member.id)), None)
+        member = next((member for member in idle if not job.is_through(member.id)), None)
         if member is None:
             return False
         idle.remove(member)
         self.enrol(member, job, now)
         return True
 
-    def _place(self, job: DurableJob, now: float) -> str:
+    def _place(self, job: JobLife, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
         servers, expected = self._members.staying, self._members.expected(now)
-        if job.recovery.waits_for_servers(len(servers), now, expected=bool(expected)):
+        if job.waits_for_servers(len(servers), now, expected=bool(expected)):
             return _restarting(expected) or "waiting for servers"
         if not servers:
             return _restarting(expected) or "waiting for a server"
-        if job.recovery.waits_for_storage(now):
+        if job.waits_for_storage(now):
             return ""  # it says so itself, while it tries too
         variables = dict(job.unplaced or {})
         held = self._placed_bytes()
@@ -101,7 +101,7 @@ class Scheduler:
         try:
             count = job.spec.shards or default_shards(len(servers), variables.values())
             layouts = plan_shards(variables, count, np.dtype(job.spec.wire))
-            shards = assign_shards(layouts, candidates, job.plan.home)
+            shards = assign_shards(layouts, candidates, job.home)
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
             return ""
@@ -114,7 +114,7 @@ class Scheduler:
         """Bytes of values that are placed on each server; heartbeats would tell it later."""
         held: Counter[str] = Counter()
         for job in self._jobs.values():
-            for shard in job.plan.placement.shards if job.plan.placement else ():
+            for shard in job.placement.shards if job.placement else ():
                 held[shard.server] += shard.layout.nbytes
         return held
 
@@ -133,9 +133,9 @@ def _restarting(expected: Mapping[str, float]) -> str:
     return f"waiting for {who}{at_most}"
 
 
-def _lack(job: DurableJob, idle: int) -> str:
+def _lack(job: JobLife, idle: int) -> str:
     """Whom a job waits for, where so many workers are idle."""
-    needed, there = job.spec.fewest_workers, len(job.crew.active)
+    needed, there = job.spec.fewest_workers, job.staff
     if job.spec.is_session:
         lacking = there < needed and job.state is not JobState.RUNNING
         return f"waiting for sessions: {there} of {needed}" if lacking else ""

@@ -1,1 +1,13 @@
-"""What performs effects: calls to servers, and files of checkpoints."""
+"""What performs effects: calls to servers, and a checkpoint's cut, files and restore.
+
+`Performer` takes effects in the order in which they were decided, and reports what became of each. Which effects
+there are, and what follows from an outcome, the cluster machine decides. The shell and what is above it may import
+it; it imports `job`, for the ledger that a checkpoint keeps, and `messages`.
+"""
+
+from shoal_coordinator.effects.performer import Performer, Report
+
+__all__ = [
+    "Performer",
+    "Report",
+]

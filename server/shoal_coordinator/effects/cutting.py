@@ -11,11 +11,8 @@ from shoal import errors
 from shoal._wire.cursor import Cursor
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects.server_calls import ServerCalls, Together
-from shoal_coordinator.job.ledger import Ledger
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.effects import TakeCut
-from shoal_coordinator.messages.events import CutMade
-from shoal_coordinator.messages.refs import ServerRef
+from shoal_coordinator.job import Ledger
+from shoal_coordinator.messages import CutMade, Held, ServerRef, TakeCut
 
 # Servers wait up to 2 s for commits that have begun. To give up is worth no wait: they let commits pass by themselves.
 _HOLD_TIMEOUT_S, _GIVE_UP_TIMEOUT_S = 5.0, 1.0

@@ -18,20 +18,21 @@ from shoal._checkpoint import Catalogue, Folder, no_folder
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects import cutting, publishing, restoring
 from shoal_coordinator.effects.server_calls import ServerCalls
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.effects import (
+from shoal_coordinator.messages import (
     AdmitWorker,
     CountCheckpoints,
     CreateShards,
+    CutHeld,
     DropShards,
     Effect,
+    Held,
     RemoveWorker,
+    ServerRef,
     TakeCut,
     WriteCheckpoint,
+    events,
+    servers_of,
 )
-from shoal_coordinator.messages.events import CutHeld
-from shoal_coordinator.messages.refs import ServerRef, servers_of
 
 _log = structlog.get_logger(__name__)
 

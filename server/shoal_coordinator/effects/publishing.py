@@ -14,9 +14,14 @@ from shoal.status import SavedCheckpoint
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects import cutting
 from shoal_coordinator.effects.server_calls import ServerCalls
-from shoal_coordinator.messages.effects import CountCheckpoints, WriteCheckpoint
-from shoal_coordinator.messages.events import CheckpointsCounted, CheckpointWritten
-from shoal_coordinator.messages.refs import ServerRef, servers_of
+from shoal_coordinator.messages import (
+    CheckpointsCounted,
+    CheckpointWritten,
+    CountCheckpoints,
+    ServerRef,
+    WriteCheckpoint,
+    servers_of,
+)
 
 _log = structlog.get_logger(__name__)
 

@@ -12,9 +12,7 @@ from shoal.checkpoint_policy import CheckpointChoice
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal_coordinator.effects.server_calls import ServerCalls
-from shoal_coordinator.messages.answers import Restored
-from shoal_coordinator.messages.effects import CreateShards
-from shoal_coordinator.messages.refs import servers_of
+from shoal_coordinator.messages import CreateShards, Restored, servers_of
 
 _log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal import _rpc, _tracing, errors
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
-from shoal_coordinator.messages.refs import ServerRef
+from shoal_coordinator.messages import ServerRef
 
 CALL_TIMEOUT_S = 5.0
 _RETRY_FOR_S = 20.0

@@ -1,1 +1,15 @@
-"""The state machine of one job's life."""
+"""One job's life: the state machine of a job, and the owners of the parts of its state.
+
+`JobLife` is what happens to a job, and by `JobView` what others may read of it; no other package sees the owners
+behind it. Pure: no clock, no I/O, no thread. Which worker is sent where, and on which server a shard lies, `cluster`
+decides; how a job's records become bytes, `persistence` knows. `cluster` and what is above it may import it; it
+imports `messages` alone.
+"""
+
+from shoal_coordinator.job.checkpointing import NO_FOLDER
+from shoal_coordinator.job.ledger import Ledger, default_range_size
+from shoal_coordinator.job.life import JobLife
+from shoal_coordinator.job.snapshot import JobSnapshot
+from shoal_coordinator.job.tallies import Loss, Tallies
+
+__all__ = ["NO_FOLDER", "JobLife", "JobSnapshot", "Ledger", "Loss", "Tallies", "default_range_size"]

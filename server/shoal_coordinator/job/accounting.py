@@ -9,10 +9,9 @@ from shoal.v1 import state_pb2
 from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.parts import Participant
 from shoal_coordinator.job.progress import Tally
+from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.step_timings import StepTimings
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.events import WorkerReported
-from shoal_coordinator.persistence.records import Part, SavedJob
+from shoal_coordinator.messages import Held, Part, WorkerReported
 
 
 class Accounting:
@@ -99,7 +98,7 @@ class Accounting:
             known = cursor is not None and held is not None and cursor.lease == held.number
             self.ledger.take_back(worker, cursor.consumed if cursor and known else 0)
 
-    def take_up(self, saved: SavedJob) -> None:
+    def take_up(self, saved: JobSnapshot) -> None:
         """Goes on from a job's records."""
         self.ledger = Ledger.from_proto(saved.ledger, self.ledger_changed) if saved.ledger else None
         self.tally = Tally.from_proto(saved.tally)

@@ -1,10 +1,11 @@
-"""Who works on one job: the live workers' parts in it, who is at which rank, and who is through. Pure."""
+"""The roster of one job: the live workers' parts in it, who is at which rank, and who is through. Pure."""
 
 from collections.abc import Iterable
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.parts import Participant, Stage
+from shoal_coordinator.messages import WorkerReported
 
 
 class Crew:
@@ -12,11 +13,15 @@ class Crew:
 
     Args:
         spec: the job, as its user asked for it.
+
+    Attributes:
+        active: the live workers' parts, by worker; empty once the job has ended. Only methods of this class, and
+            `Accounting.count` for the last report of each part, change it.
     """
 
     def __init__(self, spec: Job) -> None:
         self._spec = spec
-        self.active: dict[str, Participant] = {}  # by worker; empty once the job has ended
+        self.active: dict[str, Participant] = {}
         self._names: dict[int, str] = {}  # by rank: who works there, or did until it finished or the job ended
         self._finished: set[int] = set()  # ranks of those that were through; a session's may be taken again
         self._assigner = 0  # assignment of who sends the values that the program gives; 0: nobody
@@ -35,6 +40,21 @@ class Crew:
     def ranks(self) -> dict[str, int]:
         """The live workers' ranks."""
         return {worker: participant.rank for worker, participant in self.active.items()}
+
+    @property
+    def assignments(self) -> set[int]:
+        """The assignments of the live workers."""
+        return {participant.assignment for participant in self.active.values()}
+
+    @property
+    def told(self) -> dict[int, WorkerReported]:
+        """By assignment, the last report of each live worker that has reported."""
+        return {part.assignment: part.told for part in self.active.values() if part.told}
+
+    @property
+    def incarnations(self) -> dict[str, int]:
+        """The live workers' incarnations."""
+        return {worker: participant.incarnation for worker, participant in self.active.items()}
 
     @property
     def step(self) -> int:
@@ -82,6 +102,14 @@ class Crew:
         self.active[participant.worker] = participant
         self._names[participant.rank] = participant.worker
 
+    def let_in(self, worker: str) -> None:
+        """Servers are told of a worker."""
+        self.active[worker].stage = Stage.ENTERING
+
+    def describe(self, worker: str) -> None:
+        """A worker has loaded the program, and knows the values that it gives."""
+        self.active[worker].described = True
+
     def admit(self, assignment: int, step: int) -> None:
         """All servers let the worker of this assignment in, if it is still there; it begins at this step."""
         for participant in self.active.values():
@@ -93,6 +121,10 @@ class Crew:
         knowing = [participant.assignment for participant in self.active.values() if participant.described]
         if self._assigner not in knowing:
             self._assigner = min(knowing, default=0)
+
+    def release(self, worker: str) -> Participant:
+        """A worker has no part any more; that part. `finish` or `vacate` its rank if the job goes on."""
+        return self.active.pop(worker)
 
     def finish(self, rank: int) -> None:
         """Who had this rank, and has no part any more, is through."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shoal.initializers import Given
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.messages.events import WorkerReported
+from shoal_coordinator.messages import WorkerReported
 
 
 class Stage(enum.Enum):

@@ -6,27 +6,31 @@ from shoal._wire.layout import Placement
 from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import from_proto as variable_from_proto
 from shoal_coordinator.job.parts import Description
-from shoal_coordinator.messages.refs import ServerRef, servers_of
-from shoal_coordinator.persistence.records import Part
+from shoal_coordinator.messages import Part, ServerRef, servers_of
 
 
 class Plan:
-    """The variables of one job. Only `JobLife` changes it.
+    """The variables of one job. Its attributes are to be read; methods of this class change them.
 
     Args:
-        changed: told the name of a record that is another one now; `created`, `assigned` and `restored` are in that of
-            the job's state, of which `JobLife` tells.
+        changed: told the name of a record that has changed.
+
+    Attributes:
+        description: what the program trains; None until a worker has described it.
+        placement: where the shards are, or are to be; None: they have no place, or were dropped.
+        home: by shard, the server that had it when it was placed last; it stays when the shards are dropped.
+        created: the shards are on the servers.
+        assigned: the values that the program gives are in place.
+        restored: of the variables whose values the program gives, those that have them from a checkpoint.
     """
 
     def __init__(self, changed: Callable[[str], None]) -> None:
         self._changed = changed
-        self.description: Description | None = None  # None until a worker has described the program
-        self.placement: Placement | None = None  # set when the shards are planned; None again when they are dropped
-        # By shard, who had it when it was placed last; stays when the shards are dropped.
+        self.description: Description | None = None
+        self.placement: Placement | None = None
         self.home: tuple[str, ...] = ()
-        self.created = False  # the shards are on the servers
-        self.assigned = False  # the given values are in place
-        self.restored: frozenset[str] = frozenset()  # of the given ones, those that a checkpoint has put in place
+        self.created = self.assigned = False
+        self.restored: frozenset[str] = frozenset()
 
     @property
     def servers(self) -> tuple[ServerRef, ...]:
@@ -54,15 +58,37 @@ class Plan:
         self.home = tuple(shard.server for shard in placement.shards)
         self._changed(Part.PLAN)
 
+    def create(self) -> None:
+        """All servers hold the shards."""
+        self.created = True
+        self._changed(Part.STATE)
+
+    def fill(self) -> None:
+        """The values that the program gives are in place."""
+        self.assigned = True
+        self._changed(Part.STATE)
+
+    def go_on_from(self, given: frozenset[str], *, assigned: bool) -> None:
+        """The shards have the values of a checkpoint.
+
+        Args:
+            given: of the variables whose values the program gives, those that were in it.
+            assigned: these are all of them.
+        """
+        self.assigned, self.restored = self.assigned or assigned, given
+        self._changed(Part.STATE)
+
     def drop(self) -> tuple[ServerRef, ...]:
         """The shards are to be freed, or lost; the servers that had them."""
         servers, self.placement, self.created = self.servers, None, False
         self._changed(Part.PLAN)
+        self._changed(Part.STATE)
         return servers
 
     def restart(self) -> None:
         """No variable has its value any more."""
         self.assigned, self.restored = False, frozenset()
+        self._changed(Part.STATE)
 
     def to_proto(self) -> state_pb2.PlanRecord | None:
         """The record of this plan; None: there is nothing to tell."""

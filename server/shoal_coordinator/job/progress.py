@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from shoal.status import Progress
 from shoal.v1 import state_pb2
-from shoal_coordinator.messages.events import WorkerReported
+from shoal_coordinator.messages import WorkerReported
 
 # What the record's counts can hold.
 _MOST = 2**64 - 1

@@ -12,7 +12,7 @@ from shoal.v1 import state_pb2
 from shoal_coordinator.job.checkpointing import Checkpointing
 from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.parts import Description
-from shoal_coordinator.messages.answers import Restored
+from shoal_coordinator.messages import Restored
 
 # A job that loses its shards so often without a new checkpoint in between would do so for ever.
 MAX_FRUITLESS = 10

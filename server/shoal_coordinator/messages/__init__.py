@@ -1,1 +1,68 @@
-"""The vocabulary of the state machine: events, their answers, and effects."""
+"""The words of the cluster machine: events, their answers, effects, what these name, and the keys of records.
+
+What happens is in `events`, what the machine answers in `answers`, what it wants done in `effects`. Values that
+several of them name are here too: `refs`, `leases`, `registration`. `record_keys` names what is kept, and
+`event_codec` puts a job's events into messages. No decision is made here, and nothing here changes. Every package of
+the coordinator may import it; it imports none of them.
+"""
+
+from shoal_coordinator.messages.answers import Asked, Assignment, Attempt, Described, Held, Joined, Membered, Restored
+from shoal_coordinator.messages.effects import (
+    AdmitWorker,
+    CountCheckpoints,
+    CreateShards,
+    DropShards,
+    Effect,
+    RemoveWorker,
+    TakeCut,
+    WriteCheckpoint,
+)
+from shoal_coordinator.messages.event_codec import event_message, progress_message, state_code
+from shoal_coordinator.messages.events import (
+    CheckpointsCounted,
+    CheckpointWritten,
+    CutHeld,
+    CutMade,
+    JobDescribed,
+    WorkerReported,
+)
+from shoal_coordinator.messages.leases import DataRange, Lease, NoRange
+from shoal_coordinator.messages.record_keys import Part
+from shoal_coordinator.messages.refs import JobRef, ServerRef, servers_of
+from shoal_coordinator.messages.registration import Registration
+
+__all__ = [
+    "AdmitWorker",
+    "Asked",
+    "Assignment",
+    "Attempt",
+    "CheckpointWritten",
+    "CheckpointsCounted",
+    "CountCheckpoints",
+    "CreateShards",
+    "CutHeld",
+    "CutMade",
+    "DataRange",
+    "Described",
+    "DropShards",
+    "Effect",
+    "Held",
+    "JobDescribed",
+    "JobRef",
+    "Joined",
+    "Lease",
+    "Membered",
+    "NoRange",
+    "Part",
+    "Registration",
+    "RemoveWorker",
+    "Restored",
+    "ServerRef",
+    "TakeCut",
+    "WorkerReported",
+    "WriteCheckpoint",
+    "event_message",
+    "progress_message",
+    "servers_of",
+    "state_code",
+]

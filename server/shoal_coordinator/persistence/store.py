@@ -1,6 +1,6 @@
 """Where the coordinator's records are kept: one interface, and the store in memory. SQLite's is in a module of its own.
 
-A store knows keys and bytes. What they mean is in `shoal_coordinator.persistence.records`.
+A store knows keys and bytes. What they mean is in `shoal_coordinator.messages.record_keys` and `snapshots`.
 """
 
 import os

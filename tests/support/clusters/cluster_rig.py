@@ -14,22 +14,23 @@ from shoal.initializers import Given
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, Role, SavedCheckpoint
 from shoal.variables import Variable
-from shoal_coordinator.cluster.machine import ClusterPolicy
-from shoal_coordinator.cluster.membership import Registration
-from shoal_coordinator.job.ledger import Lease, Ledger
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Restored
-from shoal_coordinator.messages.effects import (
+from shoal_coordinator.cluster import Cluster, ClusterPolicy
+from shoal_coordinator.job import Ledger
+from shoal_coordinator.messages import (
     AdmitWorker,
     CountCheckpoints,
     CreateShards,
     DropShards,
     Effect,
+    Registration,
     RemoveWorker,
+    Restored,
     TakeCut,
     WriteCheckpoint,
+    events,
 )
-from shoal_coordinator.persistence.durable import DurableCluster
+from shoal_coordinator.messages.leases import Lease
+from shoal_coordinator.persistence import ClusterRecords, restored
 from shoal_coordinator.persistence.store import MemoryStore
 
 START, LEASE_S = 1_000_000.0, 5.0
@@ -57,7 +58,7 @@ class Rig:
     """A cluster, its clock, its disk, and whoever performs its effects."""
 
     policy: ClusterPolicy = POLICY
-    machine: DurableCluster = None
+    machine: Cluster = None
     disk: MemoryStore = field(default_factory=MemoryStore)
     now: float = START
     pending: list[Effect] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Rig:
     away: str = ""  # why they cannot be read
 
     def __post_init__(self):
-        self.machine = DurableCluster("reef", self.policy, START)
+        self.machine = Cluster("reef", self.policy, START)
 
     def handle(self, event):
         try:
@@ -83,14 +84,15 @@ class Rig:
 
     def write(self):
         """Writes down what has changed, as is done after each event, and looks whether anything was overlooked."""
-        self.disk.apply(self.machine.changes())
-        assert promised(self.disk.load()) == promised(self.machine.records())
+        records = ClusterRecords(self.machine)
+        self.disk.apply(records.changes())
+        assert promised(self.disk.load()) == promised(records.all())
 
     def crash(self):
         """Kills the coordinator, and starts another one, which does again what is not known to be done."""
-        restored = DurableCluster.restored(self.disk.load(), self.policy, self.now)
-        assert restored
-        self.machine, self.pending = restored, restored.outstanding
+        found = restored(self.disk.load(), self.policy, self.now)
+        assert found
+        self.machine, self.pending = found, found.outstanding
         self.machine.validate()
         self.write()
         return self
@@ -138,7 +140,7 @@ class Rig:
     def part(self, name, worker):
         """Which part in a job a worker has, as its heartbeat tells it."""
         job = self.machine._jobs.get(name)
-        return job.crew.active[worker].assignment if job and worker in job.crew.active else 0
+        return job.assignment_of(worker) if job else 0
 
     def describe(self, name, worker, variables=VARIABLES, examples=100):
         part = self.part(name, worker)

@@ -19,7 +19,7 @@ from shoal._wire.layout import Placement
 from shoal.v1 import header_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
-from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
+from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_server.checkpoints.saver import Saver
 from shoal_server.metrics import ServerMetrics
 from shoal_server.pools import CallPool

@@ -37,7 +37,7 @@ from shoal._wire.layout import Placement
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
+from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.optimizers import compilation
 from shoal_server.optimizers.idle_cores import THREADS_VARIABLE

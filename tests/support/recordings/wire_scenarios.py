@@ -41,11 +41,10 @@ from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2, job_pb2,
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal.variables import Variable
-from shoal_coordinator.api.servicers import CoordinatorService, JobsService
-from shoal_coordinator.cluster.machine import ClusterPolicy
-from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
+from shoal_coordinator.api import CoordinatorService, JobsService
+from shoal_coordinator.cluster import Candidate, ClusterPolicy, assign_shards, plan_shards
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.persistence.store import open_store
+from shoal_coordinator.persistence import open_store
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 

@@ -161,3 +161,16 @@ def test_an_unknown_optimizer_is_refused():
 )
 def test_a_mode_says_whether_pulls_may_pass_pushes(mode, overlaps):
     assert mode.overlaps is overlaps
+
+
+@pytest.mark.parametrize(
+    ("mode", "needs"),
+    [
+        (Synchronous(), True),
+        (Synchronous(backup_workers=1), False),
+        (Asynchronous(), False),
+        (BoundedStaleness(0), False),  # gradients are applied one by one
+    ],
+)
+def test_a_mode_says_whether_one_worker_that_holds_still_keeps_the_variables(mode, needs):
+    assert mode.needs_every_worker is needs

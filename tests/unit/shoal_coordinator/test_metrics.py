@@ -7,8 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import Role, SavedCheckpoint
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.refs import JobRef
+from shoal_coordinator.messages import JobRef, events
 from shoal_coordinator.metrics import StateCollector, count_events
 from support.clusters.cluster_rig import KEEPING, START, Rig, job, session
 

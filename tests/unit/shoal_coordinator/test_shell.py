@@ -9,7 +9,7 @@ from shoal import errors
 from shoal.consistency import Asynchronous
 from shoal.job import Job
 from shoal.status import JobState
-from shoal_coordinator.cluster.machine import ClusterPolicy
+from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import events
 from shoal_coordinator.persistence.store import MemoryStore

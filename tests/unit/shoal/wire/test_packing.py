@@ -21,7 +21,7 @@ from shoal._wire.limits import CHUNK_BYTES
 from shoal._wire.packing import Complete, Packer
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import plan_shards
+from shoal_coordinator.cluster import plan_shards
 
 TRAINABLE = [Aggregation.TRAINABLE]
 EVERY = list(Aggregation)

@@ -13,17 +13,18 @@ from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import machine as cluster_module
-from shoal_coordinator.job.ledger import Lease, NoRange
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Restored
-from shoal_coordinator.messages.effects import (
+from shoal_coordinator.messages import (
     AdmitWorker,
     CountCheckpoints,
     CreateShards,
     DropShards,
+    Lease,
+    NoRange,
     RemoveWorker,
+    Restored,
     TakeCut,
+    events,
 )
 from support.clusters.cluster_rig import GIVEN, KEEPING, LEASE_S, VARIABLES, Rig, Voyage, job, session
 
@@ -824,8 +825,7 @@ class TestGoingBack:
     def test_what_is_done_already_is_refused(self, running):
         self.save(running)
         running.saved["b", 1] = running.saved["a", 1]
-        ledger = running.machine.job("a").accounting.ledger
-        while ledger.account().total.done < 200:
+        while running.machine.job("a").data().total.done < 200:
             for worker in ("w0", "w1"):
                 lease = running.lease("a", worker)
                 if isinstance(lease, Lease):

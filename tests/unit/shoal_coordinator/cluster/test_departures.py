@@ -5,10 +5,16 @@ import pytest
 from shoal import errors
 from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
-from shoal_coordinator.job.ledger import Lease
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.effects import CountCheckpoints, CreateShards, DropShards, TakeCut, WriteCheckpoint
+from shoal_coordinator.messages import (
+    CountCheckpoints,
+    CreateShards,
+    DropShards,
+    Lease,
+    TakeCut,
+    WriteCheckpoint,
+    events,
+)
 from support.clusters.cluster_rig import KEEPING, Rig, job, session
 
 
@@ -41,7 +47,7 @@ def homes(rig, name="a"):
 
 
 def homes_planned(rig, name):
-    return {shard.server for shard in rig.machine.job(name).plan.placement.shards}
+    return {shard.server for shard in rig.machine.job(name).placement.shards}
 
 
 def restores(rig):
@@ -198,7 +204,7 @@ class TestAJobThatCannotBeSaved:
         fail(running)
         running.leave("s1")
         assert any("server s1 is gone" in why and "from checkpoint 1" in why for _, why in running.history("a"))
-        assert running.machine.job("a").checkpoints.pending is False
+        assert running.machine.job("a").awaits_checkpoint is False
 
     def test_goes_back_to_what_there_is_when_the_server_waits_no_longer(self, running):
         running.handle(events.CheckpointRequested("a"))

@@ -20,14 +20,21 @@ from shoal.status import Evaluation
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
+from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.effects import cutting, publishing, restoring
 from shoal_coordinator.effects.performer import Performer
-from shoal_coordinator.job.ledger import Ledger
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.effects import CountCheckpoints, CreateShards, TakeCut, WriteCheckpoint
-from shoal_coordinator.messages.events import CutMade, RestorePutOff
-from shoal_coordinator.messages.refs import JobRef, ServerRef
+from shoal_coordinator.job import Ledger
+from shoal_coordinator.messages import (
+    CountCheckpoints,
+    CreateShards,
+    CutMade,
+    Held,
+    JobRef,
+    ServerRef,
+    TakeCut,
+    WriteCheckpoint,
+)
+from shoal_coordinator.messages.events import RestorePutOff
 
 REF = JobRef("a", 1)
 VARIABLES = {"w": Variable((8,), partitioner=FixedShards(2))}

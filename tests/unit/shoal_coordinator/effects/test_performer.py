@@ -14,11 +14,18 @@ from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.effects import publishing
 from shoal_coordinator.effects.performer import Performer, Report
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Held
-from shoal_coordinator.messages.effects import AdmitWorker, CountCheckpoints, WriteCheckpoint
-from shoal_coordinator.messages.events import CheckpointFailed, CheckpointsCounted, CutMade, WorkerAdmitted
-from shoal_coordinator.messages.refs import JobRef, ServerRef
+from shoal_coordinator.messages import (
+    AdmitWorker,
+    CheckpointsCounted,
+    CountCheckpoints,
+    CutMade,
+    Held,
+    JobRef,
+    ServerRef,
+    WriteCheckpoint,
+    events,
+)
+from shoal_coordinator.messages.events import CheckpointFailed, WorkerAdmitted
 
 A, B = JobRef("a", 1), JobRef("b", 2)
 

@@ -12,7 +12,7 @@ from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import Evaluated
 from shoal.status import Evaluation, JobState
 from shoal_coordinator.job.evaluating import Evaluating
-from shoal_coordinator.messages.effects import CountCheckpoints, TakeCut, WriteCheckpoint
+from shoal_coordinator.messages import CountCheckpoints, TakeCut, WriteCheckpoint
 from shoal_coordinator.messages.events import CheckpointFailed, CheckpointRequested
 from support.clusters.cluster_rig import KEEPING, Rig, job
 
@@ -261,7 +261,7 @@ def test_a_checkpoint_of_the_best_that_fails_is_tried_again_and_nobody_waits_for
     rig.perform(step=14)
     [written] = [effect for effect in rig.performed if isinstance(effect, WriteCheckpoint)]
     assert (written.best.number, written.cut.step) == (number, 14)
-    assert rig.machine.job("a").evaluating.kept == 1
+    assert rig.machine.job("a")._saving.evaluating.kept == 1
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_it_holds_still_only_where_that_keeps_the_variables_as_they_are(mode, wa
     rig.start("a", "w0", "w1")
     assert rig.evaluate("a", "w0", rig.ask("a", "w0", 10).number, loss=0.5).wait is waits
     rig.perform(step=11)
-    assert rig.machine.job("a").evaluating.kept == 1
+    assert rig.machine.job("a")._saving.evaluating.kept == 1
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -8,12 +8,10 @@ from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, StepTiming, Timings
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
+from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job.event_log import EventLog
-from shoal_coordinator.job.ledger import Lease, NoRange
 from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages.events import JobDescribed, WorkerReported
-from shoal_coordinator.messages.refs import JobRef
+from shoal_coordinator.messages import JobDescribed, JobRef, Lease, NoRange, WorkerReported
 
 START = 1_000.0
 VARIABLES = {"w": Variable((8, 4))}
@@ -22,7 +20,7 @@ VARIABLES = {"w": Variable((8, 4))}
 def running(workers=1, examples=100, possible=False, **options):
     """A job that runs since START; `possible`: with a folder of checkpoints, to which it can go back."""
     spec = Job("m:f", name="a", workers=workers, consistency=Asynchronous(), **options)
-    job = JobLife(JobRef("a", 1), spec, START - 5, checkpoints=possible)
+    job = JobLife.begun(JobRef("a", 1), spec, START - 5, checkpoints=possible)
     names = [f"w{rank}" for rank in range(workers)]
     for number, name in enumerate(names):
         job.enrol(name, number + 1, number + 1, START - 4)
@@ -82,7 +80,7 @@ def test_reports_are_totals_so_one_whose_answer_was_lost_counts_once():
     job.report(report(step=9, accepted=9, samples=90, staleness={0: 5, 1: 4}), START + 2)
     progress = job.status(START + 3).progress
     assert (progress.steps, progress.samples) == (9, 90)
-    assert job.accounting.tally._staleness == {0: 5, 1: 4}
+    assert job.timings().staleness == {0: 5, 1: 4}
     metrics = [event for event in job.log.after(0) if isinstance(event, MetricsReported)]
     assert [event.progress.steps for event in metrics] == [4, 9]
 
@@ -135,7 +133,7 @@ def test_what_ended_stays_ended():
 
 
 def test_data_is_leased_only_while_it_runs():
-    job = JobLife(JobRef("a", 1), Job("m:f", name="a"), START)
+    job = JobLife.begun(JobRef("a", 1), Job("m:f", name="a"), START)
     job.enrol("w0", 1, 1, START)
     assert job.lease("w0", 0) is NoRange.WAIT
 

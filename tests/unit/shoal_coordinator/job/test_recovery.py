@@ -14,7 +14,7 @@ from shoal_coordinator.job.checkpointing import Checkpointing
 from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.parts import Description
 from shoal_coordinator.job.recovery import MAX_FRUITLESS, Recovery
-from shoal_coordinator.messages.answers import Restored
+from shoal_coordinator.messages import Restored
 
 START = 1_000.0
 GONE = "server s0 is gone"

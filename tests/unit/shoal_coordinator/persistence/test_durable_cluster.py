@@ -12,12 +12,10 @@ from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine
 from shoal.status import JobState, JobStatus, Progress, Role
 from shoal.v1 import job_pb2, state_pb2
-from shoal_coordinator.cluster.machine import ClusterPolicy
+from shoal_coordinator.cluster import Cluster, ClusterPolicy
 from shoal_coordinator.job import event_log
-from shoal_coordinator.messages import events
-from shoal_coordinator.messages.answers import Attempt, Held
-from shoal_coordinator.messages.effects import AdmitWorker, CountCheckpoints, DropShards, RemoveWorker
-from shoal_coordinator.persistence.durable import DurableCluster
+from shoal_coordinator.messages import AdmitWorker, Attempt, CountCheckpoints, DropShards, Held, RemoveWorker, events
+from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored
 from support.clusters.cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 
 
@@ -27,7 +25,7 @@ def rig():
 
 
 def test_an_empty_store_is_no_cluster():
-    assert DurableCluster.restored({}, POLICY, START) is None
+    assert restored({}, POLICY, START) is None
 
 
 def test_a_job_goes_on_where_it_was(rig):
@@ -107,12 +105,12 @@ def test_leases_count_from_the_restart(rig):
 
 
 def test_members_with_short_leases_get_time_to_come_back(rig):
-    restored = DurableCluster.restored(rig.disk.load(), ClusterPolicy(lease_s=1.0), rig.now)
+    found = restored(rig.disk.load(), ClusterPolicy(lease_s=1.0), rig.now)
     for later in range(4, 49, 4):
-        restored.handle(events.TimePassed(), rig.now + later / 10)
-    assert all(member.alive for member in restored.status(rig.now + 4.8).members)
-    restored.handle(events.TimePassed(), rig.now + 5.2)
-    assert not any(member.alive for member in restored.status(rig.now + 5.2).members)
+        found.handle(events.TimePassed(), rig.now + later / 10)
+    assert all(member.alive for member in found.status(rig.now + 4.8).members)
+    found.handle(events.TimePassed(), rig.now + 5.2)
+    assert not any(member.alive for member in found.status(rig.now + 5.2).members)
 
 
 def test_jobs_whose_servers_are_gone_end_and_say_why(rig):
@@ -189,7 +187,7 @@ def test_reports_make_up_for_what_was_not_written(rig):
     rig.report("a", "w1", accepted=11, samples=110, staleness={1: 9, 2: 2})
     progress = rig.status("a").progress
     assert (progress.steps, progress.samples) == (16, 160)
-    assert rig.machine.job("a").accounting.tally._staleness == {0: 5, 1: 9, 2: 2}
+    assert rig.machine.job("a").timings().staleness == {0: 5, 1: 9, 2: 2}
     rig.finish("a", "w1")
     assert rig.crash().status("a").progress.steps == 16
 
@@ -311,14 +309,14 @@ def test_records_that_make_no_sense(rig, key, record, said):
     rig.submit(job())
     rig.start("a", "w0", "w1")
     with pytest.raises(errors.StoreUnreadable, match=said):
-        DurableCluster.restored({**rig.disk.load(), key: record}, POLICY, rig.now)
+        restored({**rig.disk.load(), key: record}, POLICY, rig.now)
 
 
 def test_records_without_their_cluster(rig):
     records = rig.disk.load()
     del records["cluster"]
     with pytest.raises(errors.StoreUnreadable, match="of which cluster"):
-        DurableCluster.restored(records, POLICY, START)
+        restored(records, POLICY, START)
 
 
 class TestWithoutItsFolder:
@@ -425,7 +423,7 @@ class Twins(Voyage):
     """At drawn moments a twin is restored beside the cluster; from then on both are told the same and say the same."""
 
     class TwinRig(Rig):
-        twin: DurableCluster | None = None
+        twin: Cluster | None = None
 
         def handle(self, event):
             if self.twin is None:
@@ -443,7 +441,7 @@ class Twins(Voyage):
                 raise
             assert comparable(answer[0]) == comparable(ours)
             assert answer[1] == self.pending[pending:]
-            assert timeless(self.twin.records()) == timeless(self.machine.records())
+            assert timeless(ClusterRecords(self.twin).all()) == timeless(ClusterRecords(self.machine).all())
             return ours
 
     new_rig = TwinRig
@@ -456,8 +454,8 @@ class Twins(Voyage):
         # The leases of the twin begin now; so must the others'.
         rig.handle(events.TimePassed())
         rig.beat(*[member.member for member in rig.machine.status(rig.now).members if member.alive])
-        rig.twin = DurableCluster.restored(rig.disk.load(), rig.policy, rig.now)
-        assert timeless(rig.twin.records()) == timeless(rig.machine.records())
+        rig.twin = restored(rig.disk.load(), rig.policy, rig.now)
+        assert timeless(ClusterRecords(rig.twin).all()) == timeless(ClusterRecords(rig.machine).all())
         event("forked")
 
     @rule()

@@ -1,0 +1,249 @@
+"""A job's checkpoints and evaluations together: which are due, under way and whole, and what one means for the other.
+
+`Checkpointing` and `Evaluating` know their own. Here is what follows from each event of them: the best evaluation asks
+for a checkpoint, which then says that it is of that evaluation; a checkpoint that matters is tried again if it fails.
+What follows for the job as a whole, `JobLife` decides. Pure: no clock, no I/O.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shoal import errors
+from shoal._training.participant import Verdict
+from shoal.checkpoint_policy import CheckpointPolicy
+from shoal.events import CheckpointEnded, Evaluated
+from shoal.job import Job
+from shoal.status import Evaluation, SavedCheckpoint
+from shoal_coordinator.job.checkpointing import NO_FOLDER, Checkpointing
+from shoal_coordinator.job.crew import Crew
+from shoal_coordinator.job.evaluating import Evaluating
+from shoal_coordinator.job.event_log import EventLog
+from shoal_coordinator.job.lifecycle import Lifecycle
+from shoal_coordinator.job.plan import Plan
+from shoal_coordinator.messages import (
+    Asked,
+    Attempt,
+    CheckpointWritten,
+    CountCheckpoints,
+    CutMade,
+    Effect,
+    JobRef,
+    Part,
+    TakeCut,
+    WriteCheckpoint,
+)
+
+
+class CheckpointCoordinator:
+    """Decides about the checkpoints and evaluations of one job.
+
+    Args:
+        ref: the job.
+        spec: the job, as its user asked for it.
+        now: seconds of Unix time, as in every method.
+        log: of the job; told of each checkpoint and evaluation.
+        lifecycle, plan, crew: of the job, to be read; `lifecycle` is also told why the job stops early.
+        changed: told the name of a record that has changed.
+        possible: whether the cluster has a folder of checkpoints.
+
+    Attributes:
+        checkpoints: which there are, to be read.
+    """
+
+    def __init__(
+        self,
+        ref: JobRef,
+        spec: Job,
+        now: float,
+        log: EventLog,
+        lifecycle: Lifecycle,
+        plan: Plan,
+        crew: Crew,
+        changed: Callable[[str], None],
+        *,
+        possible: bool,
+    ) -> None:
+        self._ref, self._spec, self._log = ref, spec, log
+        self._lifecycle, self._plan, self._crew = lifecycle, plan, crew
+        policy = spec.checkpoints or CheckpointPolicy()
+        self.checkpoints = Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS), possible=possible)
+        self.evaluating = Evaluating(spec.evaluation, lambda: changed(Part.EVALUATION)) if spec.evaluation else None
+
+    # What it is like now.
+
+    @property
+    def pending(self) -> bool:
+        """Whether a checkpoint is under way, or asked for where it can be had."""
+        return self.checkpoints.pending
+
+    @property
+    def stopping(self) -> str:
+        """Why the job ends before its data is done; empty: it does not."""
+        return self.evaluating.stopping if self.evaluating else ""
+
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether the evaluation at the job's end is to come."""
+        return self.evaluating is not None and self.evaluating.owes
+
+    @property
+    def latest(self) -> Evaluation | None:
+        """The last evaluation; None: there was none."""
+        return self.evaluating.latest if self.evaluating else None
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The best evaluation so far; None: none gave a number."""
+        return self.evaluating.best if self.evaluating else None
+
+    # Evaluations.
+
+    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Asked:
+        """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
+        if self.evaluating is None or not self._lifecycle.running:
+            return Asked()
+        own = self._crew.active[worker].assignment
+        others = self._crew.assignments - {own}
+        return Asked(self.evaluating.ask(own, step, others, through=through), stop=bool(self.stopping))
+
+    def lacks(self, result: Evaluation) -> str:
+        """Returns why a worker's result is of no use; empty: it is of use, or of no interest."""
+        return self.evaluating.lacks(result) if self.evaluating else ""
+
+    def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[Verdict, list[Effect]]:
+        """Takes what a worker has found, and says what follows for it."""
+        evaluating, checkpoints = self.evaluating, self.checkpoints
+        if evaluating is None:
+            return Verdict(), []
+        effects: list[Effect] = []
+        if reported := evaluating.report(self._crew.active[worker].assignment, replace(result, time=now)):
+            found, is_best = reported
+            self._log.append(Evaluated(self._log.next, now, worker, found, is_best))
+            if self.stopping:
+                self._lifecycle.wait_for(self.stopping, now)
+            if is_best and evaluating.checkpoints_best and checkpoints.possible:
+                evaluating.expect_checkpoint(checkpoints.request(now))
+                effects = self.begin_when_due(now)
+        # Where others go on meanwhile, it would hold still for nothing.
+        holds_still = self._spec.consistency.needs_every_worker
+        wait = evaluating.awaits_cut and not checkpoints.failure and holds_still
+        return Verdict(wait, stop=bool(self.stopping)), effects
+
+    def release(self, assignment: int) -> None:
+        """A worker has no part in the job any more; what it was evaluating is lost."""
+        if self.evaluating:
+            self.evaluating.release(assignment)
+
+    # Checkpoints, in the order in which they go on.
+
+    def request(self, now: float) -> tuple[Attempt, list[Effect]]:
+        """Takes one more, now or when the one under way is over.
+
+        Raises:
+            StorageFailed: the cluster has no folder of checkpoints.
+            NotPlaced: the job does not run.
+        """
+        if not self.checkpoints.possible:
+            raise errors.StorageFailed(NO_FOLDER)
+        if not self._lifecycle.running:
+            state = self._lifecycle.state.value
+            raise errors.NotPlaced(f"job {self._ref.name} is {state}; only a running one is saved")
+        attempt = Attempt(self.checkpoints.request(now), self._log.last)
+        return attempt, self.begin_when_due(now)
+
+    def request_from(self, start: float, now: float) -> list[Effect]:
+        """Takes one more, which begins at `start` at the earliest."""
+        self.checkpoints.request(start)
+        return self.begin_when_due(now)
+
+    def request_last(self, now: float) -> None:
+        """All workers are through: takes one more, if the job's policy says so."""
+        if self.checkpoints.at_end:
+            self.checkpoints.request(now)
+
+    def begin_when_due(self, now: float) -> list[Effect]:
+        """Begins a checkpoint, if it is time."""
+        placed = self._lifecycle.running and self._plan.placement is not None
+        if not placed or not self.checkpoints.due(now, self._crew.step):
+            return []
+        self.checkpoints.begin(now, self._crew.step)
+        return [CountCheckpoints(self._ref)]
+
+    def counted(self, largest: int, *, last: bool) -> list[Effect]:
+        """What the folder has under this name is known, so that the checkpoint under way can have a number.
+
+        Args:
+            largest: number in the folder.
+            last: a server with shards of the job is going, so the job goes back to this one.
+        """
+        placement = self._plan.placement
+        if placement is None:
+            return []
+        number = self.checkpoints.take_number(above=largest)
+        return [TakeCut(self._ref, placement.epoch, self._plan.servers, number, last)]
+
+    def cut_made(self, cut: CutMade) -> list[Effect]:
+        """All servers write their part."""
+        if self._plan.placement is None:
+            return []
+        evaluating = self.evaluating
+        best = evaluating.cut_made(self.checkpoints.attempt) if evaluating else None
+        keep = (evaluating.kept,) if evaluating and evaluating.kept else ()
+        return [WriteCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep)]
+
+    def written(self, written: CheckpointWritten, now: float) -> list[Effect]:
+        """The checkpoint that was under way is whole."""
+        saved = written.saved
+        self.checkpoints.written(saved, written.removed)
+        if self.evaluating and written.best:
+            self.evaluating.checkpoint_written(saved.number, written.best)
+        self._tell(self.checkpoints.attempt, saved, "", now)
+        return self.begin_when_due(now)  # another one was asked for meanwhile
+
+    def failed(self, reason: str, now: float) -> list[Effect]:
+        """The checkpoint that was under way was given up; those that matter the most are tried again."""
+        checkpoints, evaluating = self.checkpoints, self.evaluating
+        checkpoints.failed(reason)
+        of_best = evaluating is not None and evaluating.checkpoint_failed(checkpoints.attempt)
+        matters = of_best or self._lifecycle.closing
+        again = matters and not checkpoints.pending and checkpoints.request_again(now)
+        if of_best and evaluating and (again or checkpoints.pending):
+            evaluating.expect_checkpoint(checkpoints.pending_attempt)
+        self._tell(checkpoints.attempt, None, reason, now)
+        return self.begin_when_due(now)
+
+    # The job loses its shards, and goes on.
+
+    def lose(self, saved: SavedCheckpoint | None, reason: str, now: float) -> bool:
+        """The shards are lost, and with them what was under way.
+
+        Args:
+            saved: has all that is lost, and so all that checkpoints that were asked for since would have.
+            reason: why the shards are lost.
+            now: the time.
+
+        Returns:
+            Whether somebody was told that a checkpoint is whole.
+        """
+        told = self.checkpoints.pending  # somebody may wait for it
+        if told:
+            self._tell(self.checkpoints.pending_attempt, saved, "" if saved else reason, now)
+        self.checkpoints.restart(now, 0)
+        if self.evaluating:
+            self.evaluating.restart()
+        return told and saved is not None
+
+    def go_on_from(self, step: int, now: float) -> None:
+        """The job goes on from a checkpoint, at this step."""
+        self.checkpoints.restart(now, step)
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        self.checkpoints.validate()
+        if self.evaluating:
+            self.evaluating.validate(self._crew.assignments)
+
+    def _tell(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
+        """Tells those who wait for an attempt at a checkpoint what became of it."""
+        seconds = max(0.0, now - self.checkpoints.began_at)
+        self._log.append(CheckpointEnded(self._log.next, now, attempt, saved, seconds, failure))

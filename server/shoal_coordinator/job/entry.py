@@ -1,0 +1,143 @@
+"""How one job comes to run: its program is described, its shards are placed and filled, its workers let in. Pure.
+
+It may happen several times in a job's life, for a job that loses its shards begins anew, or goes on from a checkpoint.
+"""
+
+from collections.abc import Callable
+
+from shoal import errors
+from shoal._wire.layout import Placement
+from shoal.job import Job
+from shoal.status import JobState
+from shoal_coordinator.job.accounting import Accounting
+from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
+from shoal_coordinator.job.crew import Crew
+from shoal_coordinator.job.lifecycle import Lifecycle
+from shoal_coordinator.job.parts import Description, Participant, Stage
+from shoal_coordinator.job.plan import Plan
+from shoal_coordinator.job.recovery import Recovery
+from shoal_coordinator.messages import AdmitWorker, CreateShards, Effect, JobDescribed, JobRef, Joined, Part, Restored
+
+
+class Entry:
+    """Brings one job from its submission, or from the loss of its shards, to where it runs.
+
+    Args:
+        ref: the job.
+        spec: the job, as its user asked for it.
+        lifecycle, plan, crew, accounting: of the job; changed by what happens here.
+        saving: of the job; told what the job goes on from.
+        recovery: of the job; says how it goes on from a checkpoint.
+        changed: told the name of a record that has changed.
+    """
+
+    def __init__(
+        self,
+        ref: JobRef,
+        spec: Job,
+        lifecycle: Lifecycle,
+        plan: Plan,
+        crew: Crew,
+        accounting: Accounting,
+        saving: CheckpointCoordinator,
+        recovery: Recovery,
+        changed: Callable[[str], None],
+    ) -> None:
+        self._ref, self._spec = ref, spec
+        self._lifecycle, self._plan, self._crew, self._accounting = lifecycle, plan, crew, accounting
+        self._saving, self._recovery = saving, recovery
+        self._changed = changed
+
+    def enrol(self, participant: Participant, now: float) -> None:
+        """Gives a worker a part, at a rank that is free."""
+        self._crew.enrol(participant)
+        self._lifecycle.closing = False
+        state = JobState.STARTING if self._lifecycle.state is JobState.PENDING else self._lifecycle.state
+        self._lifecycle.enter(state, f"worker {participant.worker} enters as rank {participant.rank}", now)
+
+    def describe(self, event: JobDescribed) -> str:
+        """Takes what a worker says of its program; how that differs from the first description, if it does.
+
+        Raises:
+            InvalidJob: the program has no variables.
+        """
+        plan, description = self._plan, Description(dict(event.variables), event.examples)
+        if not description.variables:
+            raise errors.InvalidJob(f"the program of job {self._spec.name} has no variables; there is nothing to train")
+        if plan.description is None:
+            plan.describe(description)
+            self._accounting.begin(event.examples)
+        elif conflict := plan.description.conflict(description):
+            return f"{event.worker} describes the job in another way than its first worker: {conflict}"
+        self._crew.describe(event.worker)
+        self.elect_assigner()
+        self._changed(Part.STATE)
+        return ""
+
+    def elect_assigner(self) -> None:
+        """Sees to it that the values that the program gives are sent by somebody, if they are needed."""
+        if self._plan.lacks_values:
+            self._crew.elect_assigner()
+
+    def place(self, placement: Placement, now: float) -> list[Effect]:
+        """Has the shards allocated where they are planned."""
+        self._plan.place(placement)
+        if self._lifecycle.state is not JobState.PLACING:  # or it tries again, of which there is nothing to tell
+            self._lifecycle.enter(JobState.PLACING, "", now)
+        return [CreateShards(self._ref, placement, self._spec, self._recovery.sources)]
+
+    def shards_created(self, now: float, restored: Restored | None) -> str:
+        """All servers hold the shards, filled; why the job cannot go on from the checkpoint, if it cannot."""
+        self._plan.create()
+        if restored and (problem := self._go_on_from(restored, now)):
+            return problem
+        self._run_when_ready(now)
+        return ""
+
+    def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
+        """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
+        plan, part = self._plan, self._crew.active[worker]
+        if assigned and part.assignment == self._crew.assigner and not plan.assigned:
+            plan.fill()
+        if plan.created and part.stage is Stage.ASSIGNED:
+            self._crew.let_in(worker)
+            self._changed(Part.STATE)
+            return [AdmitWorker(self._ref, worker, part.incarnation, part.rank, part.assignment, plan.servers)]
+        self._run_when_ready(now)
+        return []
+
+    def admitted(self, assignment: int, step: int, now: float) -> None:
+        """All servers let a worker in."""
+        self._crew.admit(assignment, step)
+        self._changed(Part.STATE)
+        self._run_when_ready(now)
+
+    def joined(self, worker: str) -> Joined:
+        """How far a worker's entry is; of one that has no part in the job, only what became of the job."""
+        state, plan, participant = self._lifecycle.state, self._plan, self._crew.active.get(worker)
+        if participant is None:
+            return Joined(state, self._spec)
+        ready = self._lifecycle.running and participant.stage is Stage.ADMITTED
+        assigns = participant.assignment == self._crew.assigner and not plan.assigned
+        restored = plan.restored if assigns else frozenset()
+        placement, rank, step = plan.created_placement, participant.rank, participant.step
+        return Joined(state, self._spec, ready, placement, rank, step, assigns, restored)
+
+    def _run_when_ready(self, now: float) -> None:
+        plan, placing = self._plan, self._lifecycle.state is JobState.PLACING
+        if placing and plan.created and self._crew.admitted and not plan.lacks_values:
+            self._lifecycle.run(now)
+
+    def _go_on_from(self, restored: Restored, now: float) -> str:
+        """Takes up where a checkpoint was; what is wrong with that, if anything is."""
+        assert self._plan.description is not None
+        resumption = self._recovery.resume(restored, self._plan.description, self._accounting.ledger_changed)
+        self._plan.go_on_from(resumption.given, assigned=resumption.assigned)
+        if resumption.ledger:
+            self._accounting.resume_data(resumption.ledger)
+        if resumption.problem:
+            return resumption.problem
+        self._accounting.resume_figures(restored.tally, of_another=not self._lifecycle.started)
+        self._saving.go_on_from(restored.step, now)
+        self._lifecycle.note(resumption.note, now)
+        return ""

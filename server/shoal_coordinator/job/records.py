@@ -1,0 +1,103 @@
+"""The records of one job, as messages: each made of the job's owners, which take up what an earlier one has left."""
+
+from collections.abc import Iterator
+
+from google.protobuf.message import Message
+
+from shoal.events import from_proto as event_from_proto
+from shoal.job import Job
+from shoal.v1 import state_pb2
+from shoal_coordinator.job.accounting import Accounting
+from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
+from shoal_coordinator.job.crew import Crew
+from shoal_coordinator.job.event_log import EventLog, Kept
+from shoal_coordinator.job.lifecycle import Lifecycle
+from shoal_coordinator.job.plan import Plan
+from shoal_coordinator.job.progress import told_from_proto
+from shoal_coordinator.job.recovery import Recovery
+from shoal_coordinator.job.snapshot import JobSnapshot
+from shoal_coordinator.messages import Part, event_message
+
+
+class JobRecords:
+    """What is kept of one job.
+
+    Args:
+        spec: the job, as its user asked for it.
+        token: of its submission.
+        log, lifecycle, plan, crew, accounting, saving, recovery: of the job.
+    """
+
+    def __init__(
+        self,
+        spec: Job,
+        token: str,
+        log: EventLog,
+        lifecycle: Lifecycle,
+        plan: Plan,
+        crew: Crew,
+        accounting: Accounting,
+        saving: CheckpointCoordinator,
+        recovery: Recovery,
+    ) -> None:
+        self._spec, self._token, self._log = spec, token, log
+        self._lifecycle, self._plan, self._crew, self._accounting = lifecycle, plan, crew, accounting
+        self._saving, self._recovery = saving, recovery
+
+    @property
+    def parts(self) -> Iterator[str]:
+        """The names of all records that there may be."""
+        yield from (part for part in Part if part is not Part.EVENT)
+        yield from (f"{Part.EVENT}/{number}" for number in self._log.kept)
+
+    def record(self, part: str) -> Message | None:
+        """Returns the record of that name as it should be now; None: it should not be there."""
+        kind, _, number = part.partition("/")
+        evaluating = self._saving.evaluating
+        match kind:
+            case Part.SPEC:
+                return state_pb2.SubmissionRecord(spec=self._spec.to_proto(), token=self._token)
+            case Part.PLAN:
+                return self._plan.to_proto()
+            case Part.STATE:
+                return self._state_record()
+            case Part.LEDGER:
+                return self._accounting.ledger.to_proto() if self._accounting.ledger else None
+            case Part.TALLY:
+                return self._accounting.tally.to_proto(self._crew.told)
+            case Part.CHECKPOINTS:
+                return self._saving.checkpoints.to_proto()
+            case Part.EVALUATION:
+                return evaluating.to_proto() if evaluating else None
+        event = self._log.find(int(number))
+        return event_message(event) if event else None
+
+    def restore(self, saved: JobSnapshot) -> bool:
+        """Has all of a new job's owners go on from what is kept; whether its checkpoints were.
+
+        An earlier Shoal kept none of a job in a cluster without a folder of them.
+        """
+        state, evaluating = saved.state, self._saving.evaluating
+        self._lifecycle.take_up(state)
+        self._plan.take_up(state, saved.plan)
+        self._crew.take_up(state)
+        self._recovery.take_up(state)
+        if saved.checkpoints:
+            self._saving.checkpoints.take_up(saved.checkpoints)
+        if evaluating and saved.evaluation:
+            evaluating.take_up(saved.evaluation)
+        self._accounting.take_up(saved)
+        for participant in self._crew.active.values():
+            if participant.assignment in saved.tally.told:
+                participant.told = told_from_proto(saved.tally.told[participant.assignment])
+        events = [event_from_proto(event) for event in saved.events]
+        self._log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
+        return saved.checkpoints is not None
+
+    def _state_record(self) -> state_pb2.JobRecord:
+        record = state_pb2.JobRecord(numbered=self._log.numbered)
+        self._lifecycle.write_to(record)
+        self._plan.write_to(record)
+        self._crew.write_to(record)
+        self._recovery.write_to(record)
+        return record

@@ -1,0 +1,58 @@
+"""A job's events as messages, for those who watch it and for the store. `shoal.events.from_proto` is the way back."""
+
+from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
+from shoal.status import JobState, Progress
+from shoal.v1 import job_pb2
+
+_UINT64 = 2**64 - 1
+
+
+def state_code(state: JobState) -> "job_pb2.JobState.ValueType":
+    """The wire's number of a state."""
+    return job_pb2.JobState.Value(state.name)
+
+
+def progress_message(progress: Progress) -> job_pb2.Progress:
+    """A job's progress."""
+    return job_pb2.Progress(
+        steps=progress.steps,
+        samples=progress.samples,
+        total_samples=min(progress.total_samples, _UINT64),
+        epoch=progress.epoch,
+        samples_per_s=progress.samples_per_s,
+        loss=progress.loss,
+        staleness_p50=progress.staleness_p50,
+        staleness_max=progress.staleness_max,
+        rejected=progress.rejected,
+        dropped=progress.dropped,
+    )
+
+
+def event_message(event: Event) -> job_pb2.Event:
+    """Something that happened to a job."""
+    message = job_pb2.Event(sequence=event.sequence, time=event.time)
+    match event:
+        case StateChanged():
+            message.state.CopyFrom(job_pb2.StateChange(state=state_code(event.state), reason=event.reason))
+        case MetricsReported():
+            metrics = job_pb2.Metrics(
+                worker=event.worker,
+                step=event.step,
+                values=event.values,
+                progress=progress_message(event.progress),
+            )
+            message.metrics.CopyFrom(metrics)
+        case CheckpointEnded():
+            end = job_pb2.CheckpointEnd(
+                attempt=event.attempt,
+                saved=event.saved.to_proto() if event.saved else None,
+                seconds=event.seconds,
+                failure=event.failure,
+            )
+            message.checkpoint.CopyFrom(end)
+        case Evaluated():
+            evaluated = job_pb2.EvaluationEnd(worker=event.worker, result=event.result.to_proto(), best=event.best)
+            message.evaluation.CopyFrom(evaluated)
+        case LogLine():
+            message.log.CopyFrom(job_pb2.LogLine(worker=event.worker, text=event.text))
+    return message

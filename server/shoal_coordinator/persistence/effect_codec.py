@@ -1,0 +1,205 @@
+"""Effects as records, and back: a codec for each kind, in one table."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from shoal._wire.layout import Placement
+from shoal.checkpoint_policy import CheckpointChoice
+from shoal.job import Job
+from shoal.status import Evaluation
+from shoal.v1 import state_pb2
+from shoal_coordinator.messages import (
+    AdmitWorker,
+    CountCheckpoints,
+    CreateShards,
+    CutMade,
+    DropShards,
+    Effect,
+    JobRef,
+    RemoveWorker,
+    ServerRef,
+    TakeCut,
+    WriteCheckpoint,
+)
+
+E = TypeVar("E", bound=Effect)
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec(Generic[E, M]):
+    """How one kind of effect is kept.
+
+    Attributes:
+        field: of `EffectRecord`, which has the rest.
+        encode: returns the rest of an effect's record, beside its job; its number is the key.
+        decode: returns the effect of a job, with a number, that the rest of a record is of.
+    """
+
+    field: str
+    encode: Callable[[E], M]
+    decode: Callable[[JobRef, int, M], E]
+
+
+def effect_to_proto(effect: Effect) -> state_pb2.EffectRecord:
+    """Returns the record of an effect; its number is the key."""
+    codec = _CODECS[type(effect)]
+    record = state_pb2.EffectRecord(job=effect.job.name, submission=effect.job.submission)
+    rest: Message = getattr(record, codec.field)
+    rest.SetInParent()  # an effect that has nothing beside its job is of a kind all the same
+    rest.CopyFrom(codec.encode(effect))
+    return record
+
+
+def effect_from_proto(number: int, record: state_pb2.EffectRecord) -> Effect:
+    """Returns the effect that a record is of.
+
+    Raises:
+        ShoalError: its placement or its specification makes no sense.
+        ValueError: its kind is unknown.
+    """
+    field = record.WhichOneof("kind")
+    if field is None:
+        raise ValueError(f"effect {number} is of no kind that there is")
+    effect: Effect = _BY_FIELD[field].decode(JobRef(record.job, record.submission), number, getattr(record, field))
+    return effect
+
+
+def _create_shards_record(effect: CreateShards) -> state_pb2.CreateShardsEffect:
+    return state_pb2.CreateShardsEffect(
+        placement=effect.placement.to_proto(),
+        spec=effect.spec.to_proto(),
+        sources=[source.to_proto() for source in effect.sources],
+    )
+
+
+def _create_shards(job: JobRef, number: int, record: state_pb2.CreateShardsEffect) -> CreateShards:
+    sources = tuple(CheckpointChoice.from_proto(source) for source in record.sources)
+    placement = Placement.from_proto(record.placement)
+    return CreateShards(job, placement, Job.from_proto(record.spec), sources, number=number)
+
+
+def _admit_worker_record(effect: AdmitWorker) -> state_pb2.AdmitWorkerEffect:
+    return state_pb2.AdmitWorkerEffect(
+        worker=effect.worker,
+        incarnation=effect.incarnation,
+        rank=effect.rank,
+        assignment=effect.assignment,
+        servers=_server_records(effect.servers),
+    )
+
+
+def _admit_worker(job: JobRef, number: int, record: state_pb2.AdmitWorkerEffect) -> AdmitWorker:
+    return AdmitWorker(
+        job,
+        record.worker,
+        record.incarnation,
+        record.rank,
+        record.assignment,
+        _servers(record.servers),
+        number=number,
+    )
+
+
+def _remove_worker_record(effect: RemoveWorker) -> state_pb2.RemoveWorkerEffect:
+    return state_pb2.RemoveWorkerEffect(
+        worker=effect.worker,
+        incarnation=effect.incarnation,
+        servers=_server_records(effect.servers),
+        committed_steps=effect.committed_steps,
+    )
+
+
+def _remove_worker(job: JobRef, number: int, record: state_pb2.RemoveWorkerEffect) -> RemoveWorker:
+    committed = record.committed_steps if record.HasField("committed_steps") else None
+    return RemoveWorker(job, record.worker, record.incarnation, _servers(record.servers), committed, number=number)
+
+
+def _drop_shards_record(effect: DropShards) -> state_pb2.DropShardsEffect:
+    return state_pb2.DropShardsEffect(servers=_server_records(effect.servers))
+
+
+def _drop_shards(job: JobRef, number: int, record: state_pb2.DropShardsEffect) -> DropShards:
+    return DropShards(job, _servers(record.servers), number=number)
+
+
+def _count_checkpoints_record(_: CountCheckpoints) -> state_pb2.CountCheckpointsEffect:
+    return state_pb2.CountCheckpointsEffect()
+
+
+def _count_checkpoints(job: JobRef, number: int, _: state_pb2.CountCheckpointsEffect) -> CountCheckpoints:
+    return CountCheckpoints(job, number=number)
+
+
+def _take_cut_record(effect: TakeCut) -> state_pb2.TakeCutEffect:
+    return state_pb2.TakeCutEffect(
+        epoch=effect.epoch, servers=_server_records(effect.servers), number=effect.checkpoint, last=effect.last
+    )
+
+
+def _take_cut(job: JobRef, number: int, record: state_pb2.TakeCutEffect) -> TakeCut:
+    return TakeCut(job, record.epoch, _servers(record.servers), record.number, record.last, number=number)
+
+
+def _write_checkpoint_record(effect: WriteCheckpoint) -> state_pb2.WriteCheckpointEffect:
+    cut = effect.cut
+    return state_pb2.WriteCheckpointEffect(
+        placement=effect.placement.to_proto(),
+        spec=effect.spec.to_proto(),
+        number=cut.number,
+        step=cut.step,
+        version=cut.version,
+        time=cut.time,
+        data=cut.data,
+        tally=cut.tally,
+        best=effect.best.to_proto() if effect.best else None,
+        keep=effect.keep,
+        held_by=cut.held_by,
+    )
+
+
+def _write_checkpoint(job: JobRef, number: int, record: state_pb2.WriteCheckpointEffect) -> WriteCheckpoint:
+    cut = CutMade(
+        job,
+        number=record.number,
+        step=record.step,
+        version=record.version,
+        time=record.time,
+        data=record.data if record.HasField("data") else None,
+        tally=record.tally,
+        held_by=record.held_by,
+    )
+    return WriteCheckpoint(
+        job,
+        Placement.from_proto(record.placement),
+        Job.from_proto(record.spec),
+        cut,
+        Evaluation.from_proto(record.best) if record.HasField("best") else None,
+        tuple(record.keep),
+        number=number,
+    )
+
+
+def _server_records(servers: Iterable[ServerRef]) -> list[state_pb2.ServerRecord]:
+    return [state_pb2.ServerRecord(member=server.member, address=server.address) for server in servers]
+
+
+def _servers(records: Iterable[state_pb2.ServerRecord]) -> tuple[ServerRef, ...]:
+    return tuple(ServerRef(record.member, record.address) for record in records)
+
+
+_CODECS: dict[type[Effect], _Codec[Any, Any]] = {
+    CreateShards: _Codec("create_shards", _create_shards_record, _create_shards),
+    AdmitWorker: _Codec("admit_worker", _admit_worker_record, _admit_worker),
+    RemoveWorker: _Codec("remove_worker", _remove_worker_record, _remove_worker),
+    DropShards: _Codec("drop_shards", _drop_shards_record, _drop_shards),
+    CountCheckpoints: _Codec("count_checkpoints", _count_checkpoints_record, _count_checkpoints),
+    TakeCut: _Codec("take_cut", _take_cut_record, _take_cut),
+    WriteCheckpoint: _Codec("write_checkpoint", _write_checkpoint_record, _write_checkpoint),
+}
+_BY_FIELD = {codec.field: codec for codec in _CODECS.values()}
+
+__all__ = ["effect_from_proto", "effect_to_proto"]

@@ -1,0 +1,120 @@
+"""What an earlier coordinator has left, made of a store's records. Pure: no I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from shoal import errors
+from shoal.v1 import job_pb2, state_pb2
+from shoal_coordinator.cluster import ClusterSnapshot, Counts, Member
+from shoal_coordinator.job import JobSnapshot
+from shoal_coordinator.messages import Effect, Part, record_keys
+from shoal_coordinator.persistence.effect_codec import effect_from_proto
+
+# The kinds of events that are kept: `event_log.Kept`.
+_KEPT = {"state", "checkpoint", "evaluation"}
+# What each record of a job is, beside its events.
+_PARTS: Mapping[str, type[Message]] = {
+    Part.SPEC: state_pb2.SubmissionRecord,
+    Part.PLAN: state_pb2.PlanRecord,
+    Part.STATE: state_pb2.JobRecord,
+    Part.LEDGER: state_pb2.LedgerRecord,
+    Part.TALLY: state_pb2.TallyRecord,
+    Part.CHECKPOINTS: state_pb2.CheckpointsRecord,
+    Part.EVALUATION: state_pb2.EvaluationRecord,
+}
+
+
+def snapshot_of(records: Mapping[str, bytes]) -> ClusterSnapshot | None:
+    """Returns what a store's records say of a cluster; None if there are no records.
+
+    Raises:
+        StoreUnreadable: a record makes no sense, or the cluster's own record is missing.
+    """
+    if not records:
+        return None
+    if record_keys.CLUSTER not in records:
+        raise errors.StoreUnreadable("there are records, but none that says of which cluster")
+    found = _Found()
+    for name, record in records.items():
+        try:
+            found.take(name, record)
+        except errors.ShoalError as error:
+            raise errors.StoreUnreadable(f"the record {name} makes no sense: {error.message}", key=name) from None
+        except (DecodeError, ValueError, KeyError) as error:
+            raise errors.StoreUnreadable(f"the record {name} makes no sense: {error}", key=name) from None
+    return found.snapshot()
+
+
+@dataclass(slots=True)
+class _FoundJob:
+    """The records of one job that were read so far."""
+
+    parts: dict[str, Any] = field(default_factory=dict)
+    events: list[job_pb2.Event] = field(default_factory=list)
+
+    def take(self, name: str, record: bytes) -> None:
+        part, _, number = name.partition("/")
+        if part in _PARTS:
+            self.parts[part] = _PARTS[part].FromString(record)
+        elif part == Part.EVENT:
+            event = job_pb2.Event.FromString(record)
+            if event.sequence != int(number) or event.WhichOneof("kind") not in _KEPT:
+                raise ValueError("it is of no kind that is kept, or has another number")
+            self.events.append(event)
+        else:
+            raise ValueError(f"a job has no {part}")
+
+    def snapshot(self) -> JobSnapshot:
+        return JobSnapshot(**self.parts, events=self.events)
+
+
+@dataclass(slots=True)
+class _Found:
+    """The records of a cluster that were read so far."""
+
+    counts: Counts = field(default_factory=lambda: Counts(""))
+    members: list[Member] = field(default_factory=list)
+    jobs: dict[int, _FoundJob] = field(default_factory=dict)
+    effects: list[Effect] = field(default_factory=list)
+
+    def take(self, name: str, record: bytes) -> None:
+        """Reads one record.
+
+        Raises:
+            DecodeError, ValueError, KeyError, ShoalError: it makes no sense.
+        """
+        if name == record_keys.CLUSTER:
+            self.counts = _counts(state_pb2.ClusterRecord.FromString(record))
+            return
+        kind, _, rest = name.partition("/")
+        match kind:
+            case record_keys.Kind.MEMBER:
+                self.members.append(Member.from_proto(state_pb2.MemberRecord.FromString(record)))
+            case record_keys.Kind.JOB:
+                number, _, part = rest.partition("/")
+                self.jobs.setdefault(int(number), _FoundJob()).take(part, record)
+            case record_keys.Kind.EFFECT:
+                self.effects.append(effect_from_proto(int(rest), state_pb2.EffectRecord.FromString(record)))
+            case _:
+                raise ValueError("there is no such kind")
+
+    def snapshot(self) -> ClusterSnapshot:
+        jobs = {number: job.snapshot() for number, job in sorted(self.jobs.items())}
+        return ClusterSnapshot(self.counts, self.members, jobs, self.effects)
+
+
+def _counts(record: state_pb2.ClusterRecord) -> Counts:
+    return Counts(
+        cluster=record.cluster,
+        epoch=record.epoch,
+        submissions=record.submissions,
+        assignments=record.assignments,
+        effects=record.effects,
+        incarnation=record.incarnation,
+    )
+
+
+__all__ = ["snapshot_of"]
