@@ -23,7 +23,6 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import shoal_server.lanes
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, consistency, errors, optim
@@ -43,12 +42,13 @@ from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.optimizers import compilation
 from shoal_server.optimizers.idle_cores import THREADS_VARIABLE
 from shoal_server.process import Server, ServerConfig
+from shoal_server.serving import lanes
 
 VARIABLES = {"w": Variable((100_000,))}  # 400 kB, enough for memory to be shared
 RETRY_FOR_S = 0.2
 _TIMEOUT_S = 20.0
 _MOST_BYTES = 1 << 16
-_SERVER_CODE = {shoal_server.serving.lanes.__file__, _lane.__file__, _segment.__file__}
+_SERVER_CODE = {lanes.__file__, _lane.__file__, _segment.__file__}
 _WORKER_CODE = {links.__file__, lane_calls.__file__, _lane.__file__, _segment.__file__}
 
 Say = Callable[[str], None]
