@@ -22,9 +22,10 @@ from structlog.testing import capture_logs
 from shard_servers import RawLane, ShardServers
 from shoal import _rpc, consistency, errors, initializers, partitioners
 from shoal._training.overlap import Pipeline
+from shoal._transport import handshake, lane_calls, listener
 from shoal._transport import lane as _lane
-from shoal._transport import lane_calls
-from shoal._transport.lane import Frame, Lane
+from shoal._transport.frames import Frame
+from shoal._transport.lane import Lane
 from shoal._transport.segment import HEADER_BYTES, SHM, Segment
 from shoal._wire.chunks import Chunk, encode_values
 from shoal._wire.limits import MAX_MESSAGE_BYTES
@@ -88,9 +89,9 @@ def step(servers):
 @pytest.fixture
 def impatient(monkeypatch):
     """Servers that wait only so long: for HELLO, and for whoever stalls."""
-    monkeypatch.setattr(lanes, "_HELLO_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.3)
     monkeypatch.setattr(lanes, "STALL_S", 0.2)
-    monkeypatch.setattr(lanes, "Lane", functools.partial(Lane, stall_s=0.2))
+    monkeypatch.setattr(listener, "Lane", functools.partial(Lane, stall_s=0.2))
 
 
 @pytest.fixture
@@ -272,7 +273,7 @@ class TestGreeting:
             assert said_until_closed(connection) == b""
 
     def test_the_limit_for_hello_is_shorter_than_that_for_a_stall(self, monkeypatch, servers):
-        monkeypatch.setattr(lanes, "_HELLO_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.1)
         with connected(servers) as connection:
             assert said_until_closed(connection) == b""
 

@@ -20,7 +20,7 @@ from shard_servers import ShardServers
 from shoal import _rpc, consistency, errors, initializers, optim, partitioners
 from shoal._training.parameters import Push
 from shoal._transport import lane_calls
-from shoal._transport.lane import Frame
+from shoal._transport.frames import Frame
 from shoal._wire.layout import Aggregation
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal._wire.packing import Complete, Packer

@@ -13,7 +13,8 @@ from shard_servers import ShardServers
 from shoal import consistency, errors, optim
 from shoal._training.overlap import Pipeline
 from shoal._training.participant import FINISHED, WAIT, DataRange
-from shoal._transport.lane import Frame, Lane
+from shoal._transport.frames import Frame
+from shoal._transport.lane import Lane
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable

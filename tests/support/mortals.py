@@ -31,6 +31,7 @@ from shoal._training.parameters import ParameterClient
 from shoal._transport import lane as _lane
 from shoal._transport import lane_calls, links
 from shoal._transport import segment as _segment
+from shoal._transport.frames import PARAMETER_SERVER
 from shoal._transport.lane import Lane
 from shoal._transport.segment import Segment, sweep
 from shoal._wire.layout import Placement
@@ -280,7 +281,7 @@ def take_step(client: ParameterClient) -> None:
 def say_nothing(say: Say, address: str) -> None:
     with _rpc.channel(address) as channel:
         offer = ParameterServerStub(channel).Attach(pb.AttachRequest())
-    lane = Lane.connect(*_rpc.parse_address(offer.address), timeout_s=_TIMEOUT_S)
+    lane = Lane.connect(*_rpc.parse_address(offer.address), PARAMETER_SERVER, timeout_s=_TIMEOUT_S)
     with Segment.create(1 << 20) as segment:
         say(segment.name)
         signal.pause()

@@ -13,7 +13,8 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._training.parameters import ParameterClient
-from shoal._transport.lane import Frame, Lane
+from shoal._transport.frames import PARAMETER_SERVER, Frame
+from shoal._transport.lane import Lane
 from shoal._transport.links import Transport
 from shoal._wire.layout import Placement
 from shoal.v1 import header_pb2, parameter_server_pb2_grpc
@@ -283,7 +284,7 @@ class RawLane:
     """
 
     def __init__(self, address: str) -> None:
-        self._lane = Lane.connect(*_rpc.parse_address(address), timeout_s=5.0)
+        self._lane = Lane.connect(*_rpc.parse_address(address), PARAMETER_SERVER, timeout_s=5.0)
         self.welcome = pb.LaneWelcome()
 
     def greet(self, hello: pb.LaneHello) -> pb.LaneWelcome:

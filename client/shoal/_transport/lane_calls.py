@@ -1,16 +1,19 @@
 """The parameter server's data calls over a lane, through shared memory where both ends have it."""
 
+import enum
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
 import numpy as np
 import structlog
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from shoal import _rpc, errors
+from shoal._transport.frames import PARAMETER_SERVER, Frame
+from shoal._transport.handshake import TokenSecurity, decoded, greet, sent_error
 from shoal._transport.inflow import take_frame
-from shoal._transport.lane import Frame, Lane
+from shoal._transport.lane import Lane
 from shoal._transport.segment import Segment, SegmentLost, SegmentUnavailable, Slots
 from shoal._wire.arrival import Arrival
 from shoal._wire.chunks import encode_push
@@ -57,16 +60,17 @@ class LaneCalls:
         self._slot_bytes = -(-nbytes // _PAGE) * _PAGE
         self._refusal: errors.ShoalError | None = None
         self.lost = ""
-        hello = pb.LaneHello(token=token)
+        hello = pb.LaneHello()
         # Before the lane: a server waits only so long for what is said first on it, and much memory takes a while.
         if slots and nbytes >= _SHARED_FROM_BYTES:
             self._offer(hello, slots)
         with ExitStack() as undo:
             if self._segment:
                 undo.callback(self._segment.close)
-            self._lane = Lane.connect(*_rpc.parse_address(address), timeout_s=_CONNECT_TIMEOUT_S)
+            where = _rpc.parse_address(address)
+            self._lane = Lane.connect(*where, PARAMETER_SERVER, timeout_s=_CONNECT_TIMEOUT_S)
             undo.callback(self._lane.close)
-            self._greet(hello)
+            self._greet(hello, token)
             undo.pop_all()
 
     @property
@@ -122,9 +126,8 @@ class LaneCalls:
         hello.segment.name, hello.segment.nonce = segment.name, segment.nonce
         hello.segment.slots, hello.segment.slot_bytes = slots, self._slot_bytes
 
-    def _greet(self, hello: pb.LaneHello) -> None:
-        self._lane.send(Frame.HELLO, [hello.SerializeToString()])
-        welcome = self._decoded(pb.LaneWelcome, self._answer(Frame.WELCOME, within_s=_WELCOME_TIMEOUT_S))
+    def _greet(self, hello: pb.LaneHello, token: bytes) -> None:
+        welcome = greet(self._lane, TokenSecurity(token), hello, within_s=_WELCOME_TIMEOUT_S)
         if self._segment is None:
             return
         if welcome.shared:
@@ -186,7 +189,7 @@ class LaneCalls:
         return self._pushed()
 
     def _pushed(self) -> pb.PushReply:
-        return self._decoded(pb.PushReply, self._answer(Frame.PUSHED, within_s=_ANSWER_TIMEOUT_S))
+        return self._answer(Frame.PUSHED, pb.PushReply, within_s=_ANSWER_TIMEOUT_S)
 
     def _receive_values(self, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
         delivery = Delivery(self._layouts, arrival)
@@ -196,26 +199,20 @@ class LaneCalls:
         self._lane.payload()
         return delivery.finish()
 
-    def _answer(self, wanted: Frame, *, within_s: float) -> memoryview:
+    def _answer(self, wanted: Frame, kind: type[M], *, within_s: float) -> M:
         self._check(wanted, self._begin(within_s))
-        return self._lane.payload()
+        return decoded(kind, self._lane)
 
-    def _begin(self, within_s: float | None) -> Frame:
+    def _begin(self, within_s: float | None) -> enum.IntEnum:
         kind = self._lane.begin(within_s=within_s)
         if kind is Frame.ERROR:
-            self._refusal = _rpc.error_of(self._decoded(header_pb2.ErrorDetail, self._lane.payload()))
+            self._refusal = sent_error(self._lane)
             raise self._refusal
         return kind
 
-    def _check(self, wanted: Frame, kind: Frame) -> None:
+    def _check(self, wanted: Frame, kind: enum.IntEnum) -> None:
         if kind is not wanted:
             raise errors.BadFrame(f"{self._lane.peer} answered with {kind.name} where {wanted.name} belongs")
-
-    def _decoded(self, kind: type[M], payload: memoryview) -> M:
-        try:
-            return kind.FromString(bytes(payload))
-        except DecodeError as error:
-            raise errors.BadFrame(f"{self._lane.peer} sent a {kind.__name__} that cannot be read: {error}") from None
 
     # Shared memory.
 
