@@ -24,6 +24,7 @@ from shoal import _rpc, consistency, errors, initializers, partitioners
 from shoal._training.overlap import Pipeline
 from shoal._transport import handshake, lane_calls, listener
 from shoal._transport import lane as _lane
+from shoal._transport import shared_memory as _shared_memory
 from shoal._transport.frames import Frame
 from shoal._transport.lane import Lane
 from shoal._transport.segment import HEADER_BYTES, SHM, Segment
@@ -97,7 +98,7 @@ def impatient(monkeypatch):
 @pytest.fixture
 def shared(monkeypatch):
     """Memory is shared for variables however small."""
-    monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @contextmanager
@@ -547,7 +548,7 @@ class TestSlots:
             for _ in range(5):
                 with pytest.raises(errors.NonFiniteGradient):
                     worker.push({"w": np.full(30, np.nan, np.float32)})
-                taken = [link._pushes.take() for link in worker._links for _ in range(2)]
+                taken = [link._pushes.memory() for link in worker._links for _ in range(2)]
                 assert all(taken)
                 del taken
 
@@ -560,7 +561,7 @@ class TestSlots:
                     pipeline.push({"w": np.full(ELEMENTS, np.nan, np.float32)})
                     with pytest.raises(errors.NonFiniteGradient):
                         pipeline.settle()
-                taken = [worker._links[0]._pushes.take() for _ in range(2)]
+                taken = [worker._links[0]._pushes.memory() for _ in range(2)]
                 assert all(taken)
                 del taken
 
@@ -840,9 +841,7 @@ class TestAnswersThatLie:
     def test_an_answer_to_a_push_that_is_none(self, servers, monkeypatch, kind, payload):
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:
-                lying.setattr(
-                    lanes.LaneCalls, "_send_answers", lambda calls, answers: calls._lane.send(kind, [payload])
-                )
+                lying.setattr(lanes.LaneCalls, "_send_reply", lambda calls, reply: calls._lane.send(kind, [payload]))
                 with pytest.raises(errors.BadFrame):
                     worker.push(ONES)
             assert worker.push(ONES).outcome == "accepted"  # it counts, and counts once
@@ -1003,7 +1002,7 @@ def two_in_step():
 def use(transport, monkeypatch):
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":
-        monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
+        monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @contextmanager

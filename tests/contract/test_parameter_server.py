@@ -19,7 +19,7 @@ import shoal
 from shard_servers import ShardServers
 from shoal import _rpc, consistency, errors, initializers, optim, partitioners
 from shoal._training.parameters import Push
-from shoal._transport import lane_calls
+from shoal._transport import shared_memory
 from shoal._transport.frames import Frame
 from shoal._wire.layout import Aggregation
 from shoal._wire.limits import MAX_MESSAGE_BYTES
@@ -63,7 +63,7 @@ def transport(request, monkeypatch):
 def use(transport, monkeypatch):
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":  # of variables however small
-        monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
+        monkeypatch.setattr(shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @pytest.fixture(params=[1, 3], ids=["one server", "three servers"])
@@ -666,14 +666,14 @@ class TestStalls:
         """As many as there are threads neither read their pulls nor go on with their pushes."""
         variables = {"w": Variable((2 << 20,))}
         with ShardServers(variables, shards=1, rpc_threads=2, stall_s=0.3, transport="grpc") as servers:
-            [stub], [servicer] = servers.stubs, servers.servicers
+            [stub], [endpoints] = servers.stubs, servers.endpoints
             with servers.worker("a") as worker, ThreadPoolExecutor(2) as pool:
                 stamp = header_pb2.Stamp(job="job", epoch=1)
                 pulls = [stub.Pull(pb.PullRequest(stamp=stamp, shards=[0])) for _ in range(2)]
                 for_ever = threading.Event()
                 pushes = [stub.Push.future(until(for_ever, header(servers, "a"))) for _ in range(2)]
                 pulled, pushed = pool.submit(worker.pull), pool.submit(worker.push, {"w": np.ones(2 << 20, np.float32)})
-                wait_until(lambda: servicer.end_stalled() or (pulled.done() and pushed.done()), what="their turn")
+                wait_until(lambda: endpoints.end_stalled() or (pulled.done() and pushed.done()), what="their turn")
                 assert pulled.result()["w"].size == 2 << 20
                 assert pushed.result().outcome == "accepted"
                 for call in (lambda: list(pulls[0]), lambda: list(pulls[1]), pushes[0].result, pushes[1].result):

@@ -8,7 +8,7 @@ import pytest
 
 from shard_servers import ShardServers
 from shoal import consistency, errors
-from shoal._transport import lane_calls
+from shoal._transport import shared_memory
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from waiting import wait_until
@@ -24,7 +24,7 @@ def transport(request, monkeypatch):
     """How clients get to servers, as metrics call it."""
     ways = {"grpc": "grpc", "lane": "tcp", "shared_memory": "auto"}
     monkeypatch.setenv("SHOAL_TRANSPORT", ways[request.param])
-    monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(shared_memory, "_SHARED_FROM_BYTES", 0)
     return request.param
 
 

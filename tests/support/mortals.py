@@ -29,7 +29,7 @@ from shoal import _rpc, consistency, errors, optim
 from shoal._role.lifecycle import configure_logging
 from shoal._training.parameters import ParameterClient
 from shoal._transport import lane as _lane
-from shoal._transport import lane_calls, links
+from shoal._transport import lane_calls, server_connection, shared_memory
 from shoal._transport import segment as _segment
 from shoal._transport.frames import PARAMETER_SERVER
 from shoal._transport.lane import Lane
@@ -50,7 +50,13 @@ RETRY_FOR_S = 0.2
 _TIMEOUT_S = 20.0
 _MOST_BYTES = 1 << 16
 _SERVER_CODE = {lanes.__file__, _lane.__file__, _segment.__file__}
-_WORKER_CODE = {links.__file__, lane_calls.__file__, _lane.__file__, _segment.__file__}
+_WORKER_CODE = {
+    server_connection.__file__,
+    shared_memory.__file__,
+    lane_calls.__file__,
+    _lane.__file__,
+    _segment.__file__,
+}
 
 Say = Callable[[str], None]
 

@@ -7,7 +7,7 @@ from operator import is_
 import numpy as np
 
 from shoal._numerics.elements import Aggregation
-from shoal._transport.links import Link
+from shoal._transport.server_connection import ServerConnection as Link
 from shoal._wire.packing import Packer
 from shoal._wire.transfer import Load
 

@@ -2,7 +2,7 @@
 
 A pull and a push are one call a server, in parallel over the servers. A push to several servers has two phases, so
 that it is applied on all of them or on none: every server stages its part, then every server commits it. How a call
-gets to a server is in `shoal._transport.links`; how calls overlap with computing, in `shoal._training.overlap`.
+gets to a server is in `shoal._transport`; how calls overlap with computing, in `shoal._training.overlap`.
 """
 
 import math
@@ -18,7 +18,8 @@ import structlog
 from shoal import _rpc, _tracing, errors
 from shoal._memory.buffers import BufferPool
 from shoal._training.gradient_buffers import GradientBuffers
-from shoal._transport.links import Link, Transport, chosen_transport
+from shoal._transport.registry import chosen_setting
+from shoal._transport.server_connection import ServerConnection as Link
 from shoal._wire.arrival import Arrival
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import Aggregation, Placement
@@ -123,13 +124,13 @@ class ParameterClient:
         step: int = 0,
         refresh: Callable[[], Placement],
         retry_for_s: float = 30.0,
-        transport: Transport | None = None,
+        transport: str | None = None,
         on_retry: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_retry = on_retry
         self._worker, self._incarnation = worker, incarnation
         self._refresh, self._retry_for_s = refresh, retry_for_s
-        self._transport = transport or chosen_transport()
+        self._transport = transport or chosen_setting()
         self.step = step
         self._versions: dict[int, int] = {}  # by shard: of the values last pulled
         self._staged_step = -1  # the last step of which servers may hold a gradient

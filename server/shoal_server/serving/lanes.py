@@ -31,11 +31,11 @@ from shoal._wire.chunks import Buffer, decode_push, encode_values
 from shoal._wire.framing import ArenaKey, Assembler, arenas_of, slot_arrays, slot_offsets
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server.metrics import ServerMetrics
 from shoal_server.optimizers import conversions
 from shoal_server.serving import pushes
 from shoal_server.serving.pulls import Answer, PendingPull, read, replies
-from shoal_server.shards.store import ShardStore
+from shoal_server.serving.service import DataService, required
+from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
 
 M = TypeVar("M", bound=Message)
 _log = structlog.get_logger(__name__)
@@ -45,53 +45,42 @@ _MAX_SLOTS = 16
 _PAGE = 4096
 
 
-class LaneServer:
-    """Accepts lanes and serves them.
+class LaneServer(Endpoint):
+    """Accepts lanes and serves them: the server half of the transports by lane and by shared memory.
 
     Args:
-        host: to listen on.
-        port: the same; 0: any free one.
-        store: the shards.
-        metrics: what is counted.
-        advertise: host that clients reach it by; by default the one bound.
-        limit: how many lanes there may be; more are refused, and their clients use gRPC. 0: there are none.
+        service: that is called.
+        config: of the server; beyond its limit of lanes, more are refused, and their clients use gRPC.
 
     Raises:
         PortInUse: the port is taken.
 
     Attributes:
-        offer: tells clients how to reach it.
+        offer: tells clients how to reach it; empty if there are no lanes.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        store: ShardStore,
-        metrics: ServerMetrics,
-        *,
-        advertise: str = "",
-        limit: int,
-    ) -> None:
+    def __init__(self, service: DataService, config: EndpointConfig) -> None:
         self._listener: Listener | None = None
         self.offer = pb.AttachReply()
-        if limit:
+        if config.lanes:
             token = secrets.token_bytes(32)
             self._listener = Listener(
-                host,
-                port,
+                config.host,
+                config.lane_port,
                 PARAMETER_SERVER,
-                lambda lane: LaneCalls(lane, store, metrics),
+                lambda lane: LaneCalls(lane, service),
                 security=TokenSecurity(token),
-                limit=limit,
+                limit=config.lanes,
                 name="lane",
                 advice="call it by gRPC",
             )
-            address = f"{_rpc.public_host(host, advertise)}:{self._listener.port}"
+            address = f"{_rpc.public_host(config.host, config.advertise)}:{self._listener.port}"
             self.offer = pb.AttachReply(address=address, token=token, host=host_id())
 
-    def start(self) -> None:
-        """Begins to accept."""
+    def contribute(self, offer: pb.AttachReply) -> None:
+        offer.MergeFrom(self.offer)
+
+    def start(self, address: str) -> None:  # noqa: ARG002 - a port has an address of its own
         if self._listener:
             self._listener.start()
 
@@ -106,17 +95,25 @@ class LaneServer:
             self._listener.stop()
 
 
+class LaneEndpoints(EndpointFactory):
+    """Makes the port for lanes."""
+
+    name = "lane"
+
+    def make(self, service: DataService, config: EndpointConfig) -> LaneServer:
+        return LaneServer(service, config)
+
+
 class LaneCalls:
     """One lane's calls, in order.
 
     Args:
         lane: just accepted.
-        store: the shards.
-        metrics: what is counted.
+        service: that is called.
     """
 
-    def __init__(self, lane: Connection, store: ShardStore, metrics: ServerMetrics) -> None:
-        self._lane, self._store, self._metrics = lane, store, metrics
+    def __init__(self, lane: Connection, service: DataService) -> None:
+        self._lane, self._service, self._metrics = lane, service, service.metrics
         self._segment: Segment | None = None
         self._slot_bytes = self._slots = 0
         self._poll = select.poll()
@@ -201,9 +198,8 @@ class LaneCalls:
 
     def _answer_pull(self, request: pb.PullRequest, span: _tracing.Span) -> float:
         """Sends what a pull asks for; returns the seconds that it waited for its consistency mode."""
-        self._metrics.pulls.inc()
         waited_s = 0.0
-        shards = self._store.shards(request.stamp.job, request.shards, request.stamp.epoch)
+        shards = self._service.shards_of(request)
         slot = None if request.headers_only or not request.slot else self._slot(request.slot)
         targets: dict[ArenaKey, np.ndarray] = {}
         if slot is not None:
@@ -248,7 +244,7 @@ class LaneCalls:
         return time.perf_counter() - start
 
     def _send_values(self, answers: Sequence[Answer], *, headers_only: bool, last: bool) -> None:
-        sent = self._metrics.sent["lane"]
+        sent = self._service.sent("lane")
 
         def counted(messages: Iterator[tuple[list[Buffer], int]]) -> Iterator[list[Buffer]]:
             for pieces, nbytes in messages:
@@ -264,33 +260,31 @@ class LaneCalls:
         with read(answers) as (headers, snapshots):
             values = chain.from_iterable(snapshot.values for snapshot in snapshots)
             conversions.send_all([(targets[key], arena) for key, arena in zip(keys, values, strict=True)])
-        self._metrics.sent["shared_memory"](sum(answer.shard.layout.nbytes for answer in answers))
+        self._service.sent("shared_memory")(sum(answer.shard.layout.nbytes for answer in answers))
         self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)
 
     def _push(self, payload: memoryview) -> None:
         stream = _Stream(self._lane)
+
+        def read() -> tuple[pb.PushHeader, pushes.Source]:
+            first, chunks = decode_push(payload)
+            header = required(first)
+            slot = self._slot(header.slot) if header.slot else None
+            if slot is not None:
+                return header, pushes.from_slot(slot, self._service.received("shared_memory"))
+            return header, pushes.from_wire(chunks, stream.take, self._service.received("lane"))
+
         try:
-            with self._metrics.pushing("push"):
-                header, chunks = decode_push(payload)
-                if header is None:
-                    raise errors.BadRequest("a push begins with a header; this one has none")
-                slot = self._slot(header.slot) if header.slot else None
-                if slot is not None:
-                    source = pushes.from_slot(slot, self._metrics.received["shared_memory"])
-                else:
-                    source = pushes.from_wire(chunks, stream.take, self._metrics.received["lane"])
-                answers = pushes.receive(self._store, header, source)
+            reply = self._service.push(read)
         finally:
             stream.drain()
-        self._send_answers(answers)
+        self._send_reply(reply)
 
     def _commit(self, payload: memoryview) -> None:
-        with self._metrics.pushing("commit"):
-            answers = pushes.commit(self._store, _decoded(pb.CommitRequest, payload))
-        self._send_answers(answers)
+        self._send_reply(self._service.commit(_decoded(pb.CommitRequest, payload)))
 
-    def _send_answers(self, answers: Sequence[pushes.ShardAnswer]) -> None:
-        self._lane.send(Frame.PUSHED, [pushes.reply_of(answers, self._metrics.answered).SerializeToString()])
+    def _send_reply(self, reply: pb.PushReply) -> None:
+        self._lane.send(Frame.PUSHED, [reply.SerializeToString()])
 
     def _slot(self, number: int) -> np.ndarray:
         """A slot's bytes.

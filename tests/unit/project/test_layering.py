@@ -31,7 +31,7 @@ FOLDERS = {"client", "server", "worker"}
 # Every module that imports grpc, beside the generated stubs: where calls are made and answered, and nothing else.
 GRPC = {
     "client/shoal/_rpc/channels.py",
-    "server/shoal_server/serving/pulls.py",
+    "server/shoal_server/serving/grpc_endpoint.py",
     "server/shoal_server/serving/servicer.py",
     "server/shoal_coordinator/api/servicers.py",
 }
