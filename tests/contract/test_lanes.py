@@ -310,7 +310,7 @@ class TestGreeting:
         with trained(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
             late.pull()
             assert late.push(ONES).outcome == "accepted"
-            late._links[0]._pulls._lane.close()
+            late._servers.connections[0]._pulls._lane.close()
             assert late.pull()["w"].shape == (ELEMENTS,)
 
     def test_a_server_without_lanes_is_called_by_grpc(self):
@@ -548,7 +548,7 @@ class TestSlots:
             for _ in range(5):
                 with pytest.raises(errors.NonFiniteGradient):
                     worker.push({"w": np.full(30, np.nan, np.float32)})
-                taken = [link._pushes.memory() for link in worker._links for _ in range(2)]
+                taken = [link._pushes.memory() for link in worker._servers.connections for _ in range(2)]
                 assert all(taken)
                 del taken
 
@@ -561,7 +561,7 @@ class TestSlots:
                     pipeline.push({"w": np.full(ELEMENTS, np.nan, np.float32)})
                     with pytest.raises(errors.NonFiniteGradient):
                         pipeline.settle()
-                taken = [worker._links[0]._pushes.memory() for _ in range(2)]
+                taken = [worker._servers.connections[0]._pushes.memory() for _ in range(2)]
                 assert all(taken)
                 del taken
 
@@ -701,7 +701,7 @@ class TestSharing:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             assert worker.push(ONES).outcome == "accepted"
-            shrink(worker._links[0]._pulls)
+            shrink(worker._servers.connections[0]._pulls)
             with capture_logs() as logs:
                 np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
             assert ["cut to" in why for why in fallbacks(logs)] == [True]
@@ -712,7 +712,7 @@ class TestSharing:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             assert worker.push(ONES).outcome == "accepted"
-            shrink(worker._links[0]._pushes)
+            shrink(worker._servers.connections[0]._pushes)
             with capture_logs() as logs:
                 assert worker.push(ONES).outcome == "accepted"
             assert ["cut to" in why for why in fallbacks(logs)] == [True]
@@ -724,9 +724,9 @@ class TestSharing:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             push = worker.prepare(ONES, None, 1.0)
-            ready = push.load(worker._links[0])
+            ready = push.load(worker._servers.connections[0])
             assert ready.slot
-            shrink(worker._links[0]._pushes)
+            shrink(worker._servers.connections[0]._pushes)
             assert worker.send(dataclasses.replace(push, load=lambda _: ready)).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
@@ -735,7 +735,7 @@ class TestSharing:
     def test_a_segment_that_shrinks_when_a_server_is_about_to_look(self, servers, monkeypatch, call):
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot, shrunk = worker._links[0], lanes.LaneCalls._slot, []
+            link, slot, shrunk = worker._servers.connections[0], lanes.LaneCalls._slot, []
 
             def shrinks(calls, number):
                 if not shrunk:
@@ -757,7 +757,7 @@ class TestSharing:
         """It was copied there so that its arrays could change at once: there is no other copy."""
         with servers.worker("a") as worker:
             push = worker.prepare(ONES, None, 1.0, memory=private)
-            shrink(worker._links[0]._pushes)
+            shrink(worker._servers.connections[0]._pushes)
             with pytest.raises(errors.ShoalError, match="lost"):
                 worker.send(push)
             assert servers.versions() == [1]
@@ -769,7 +769,7 @@ class TestSharing:
             arrays = {"w": np.ones(ELEMENTS, np.float32)}
             push = worker.prepare(arrays, None, 1.0, memory=private)
             arrays["w"][:] = 7
-            worker._links[0]._pushes._lane.close()
+            worker._servers.connections[0]._pushes._lane.close()
             assert worker.send(push).outcome == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(1))
 
@@ -927,7 +927,7 @@ class TestLanesThatBreak:
                 servers.lanes[0].offer.address = between
                 try:
                     push = worker.prepare(ONES, None, 1.0)
-                    push.load(worker._links[0])  # opens the lane for pushes
+                    push.load(worker._servers.connections[0])  # opens the lane for pushes
                 finally:
                     servers.lanes[0].offer.address = address
                 assert worker.send(push).outcome == "accepted"

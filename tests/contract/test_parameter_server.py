@@ -96,14 +96,14 @@ class TestTransports:
         """Or all tests that run once a transport would prove nothing."""
         with servers.worker("a") as worker:
             value = worker.pull()["b"]
-            assert servers.open_lanes == (0 if transport == "grpc" else len(worker._links))
+            assert servers.open_lanes == (0 if transport == "grpc" else len(worker._servers.connections))
             assert in_shared_memory(value) == (transport == "shared memory")
             loads = [
-                link.prepare(worker._load(link, Complete(gradients()), list(Aggregation)), None)
-                for link in worker._links
+                link.prepare(worker._servers.load(link, Complete(gradients()), list(Aggregation)), None)
+                for link in worker._servers.connections
             ]
             assert [bool(load.slot) for load in loads] == [transport == "shared memory"] * len(loads)
-            assert servers.open_lanes == (0 if transport == "grpc" else 2 * len(worker._links))
+            assert servers.open_lanes == (0 if transport == "grpc" else 2 * len(worker._servers.connections))
             worker.push(gradients())
         wait_until(lambda: servers.open_lanes == 0, what="the lanes' end")
 
@@ -325,7 +325,7 @@ class TestBadGradients:
 
     def test_an_old_placement_is_refused_and_fetched_again(self, servers):
         with servers.worker("a") as worker:
-            worker._placement = worker._placement.__class__(
+            worker._servers.placement = worker._servers.placement.__class__(
                 "job", 0, servers.placement.variables, servers.placement.shards
             )
             assert worker.push(gradients()).outcome == "accepted"
@@ -518,9 +518,9 @@ class TestWholeOrNotAtAll:
         servers.admit("a")
         client = servers.client("a")
         push = push_by(client, gradients())
-        for place, link in enumerate(client._links):
-            header, load = client._header(link, push, commit=False), push.load(link)
-            if place == 0 and len(client._links) > 1:
+        for place, link in enumerate(client._servers.connections):
+            header, load = client._pusher.header(link, push, commit=False), push.load(link)
+            if place == 0 and len(client._servers.connections) > 1:
                 link.push(header, load)  # staged whole
             else:
                 chunk = next(load.chunks())
@@ -539,10 +539,10 @@ class TestWholeOrNotAtAll:
             servers.admit("a")
             client = servers.client("a")
             push = push_by(client, gradients())
-            for link in client._links:
-                link.push(client._header(link, push, commit=False), push.load(link))
-            first = client._links[0]
-            first.commit(pb.CommitRequest(stamp=client._stamp(0), shards=first.indices))
+            for link in client._servers.connections:
+                link.push(client._pusher.header(link, push, commit=False), push.load(link))
+            first = client._servers.connections[0]
+            first.commit(pb.CommitRequest(stamp=client._servers.stamp(0), shards=first.indices))
             client.close()  # dies between the commits
             servers.remove("a")
             assert set(servers.versions()) == {1}
@@ -558,9 +558,9 @@ class TestWholeOrNotAtAll:
 
     def test_a_commit_of_what_is_not_staged(self, servers):
         with servers.worker("a") as worker:
-            for link in worker._links:
+            for link in worker._servers.connections:
                 with pytest.raises(errors.NotStaged):
-                    link.commit(pb.CommitRequest(stamp=worker._stamp(0), shards=link.indices))
+                    link.commit(pb.CommitRequest(stamp=worker._servers.stamp(0), shards=link.indices))
             assert worker.push(gradients()).outcome == "accepted"
         assert set(servers.versions()) == {1}
 
@@ -756,9 +756,9 @@ def break_off(servers, server, message, *, lane):
 def header(servers, worker):
     client = servers.client(worker)
     try:
-        first = client._links[0]
+        first = client._servers.connections[0]
         push = Push(client.step, 1.0, {}, lambda _: None, [Aggregation.TRAINABLE])
-        return client._header(first, push, commit=True)
+        return client._pusher.header(first, push, commit=True)
     finally:
         client.close()
 

@@ -259,7 +259,7 @@ def test_closing_ends_a_pull_whose_lane_is_just_being_opened(monkeypatch):
 
         def slowly(*address, **options):
             connecting.set()
-            wait_until(lambda: client._links[0]._closed, what="the end of the link")
+            wait_until(lambda: client._servers.connections[0]._closed, what="the end of the link")
             return connect(*address, **options)
 
         monkeypatch.setattr(Lane, "connect", slowly)

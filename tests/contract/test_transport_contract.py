@@ -66,7 +66,7 @@ def serve(way):
 
 def connections(client):
     """One a server."""
-    return client._links
+    return client._servers.connections
 
 
 def stamp(step=0, epoch=1):
@@ -89,7 +89,7 @@ def header(connection, *, commit, step=0, epoch=1):
 
 
 def load(client, connection, arrays):
-    return Load(client._packer, connection.layouts, [Aggregation.TRAINABLE], Complete(arrays))
+    return Load(client._servers.packer, connection.layouts, [Aggregation.TRAINABLE], Complete(arrays))
 
 
 def memory(nbytes):
