@@ -87,7 +87,7 @@ e2e: $(SETUP)
 
 # A CHAOS_RUNS of the command line is in the environment, too.
 chaos: $(SETUP)
-	$(BIN)/python tests/support/chaos.py $(CHAOS)
+	PYTHONPATH=tests $(BIN)/python -m support.chaos $(CHAOS)
 
 bench: $(SETUP)
 	$(BIN)/python benchmarks/run.py $(BENCH)
@@ -99,6 +99,7 @@ lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 define GENERATE
 $(BIN)/python -m grpc_tools.protoc -Iprotos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \

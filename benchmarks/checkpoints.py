@@ -27,17 +27,13 @@ import numpy as np
 
 import shoal
 from shoal import optim
-from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
-from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal._checkpoint import Catalogue, FileEntry, LocalFolder, Manifest
 from shoal.consistency import Asynchronous
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_coordinator.cluster.placement import plan_shards
-from shoal_server.checkpoints import saving
-from shoal_server.checkpoints.saver import Saver
-from shoal_server.shards.shard import JobTerms
-from shoal_server.shards.store import ShardStore
+from shoal_server.checkpoints import Saver, saving
+from shoal_server.shards import JobTerms, ShardStore
 
 ROUNDS = 7
 BYTES = 256 * 10**6

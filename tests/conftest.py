@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 
 import shoal
-from clusters import Mended, local_cluster
+from support.clusters.local import Mended, local_cluster
 
 # A coordinator that a test starts by its command line has no page: those of several tests would want the same port.
 os.environ["SHOAL_PAGE_LISTEN"] = ""
@@ -27,7 +27,7 @@ def shared_cluster() -> Iterator[shoal.LocalCluster]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """A bucket of a real S3 server, which the environment leads to: its URL."""
-    from s3_server import s3_server  # noqa: PLC0415 - it takes a second to load, and few tests want it
+    from support.s3_server import s3_server  # noqa: PLC0415 - it takes a second to load, and few tests want it
 
     with s3_server() as url:
         yield url

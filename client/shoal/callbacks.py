@@ -11,8 +11,7 @@ once and in order, from the oldest that is kept on. What it raises ends the wait
 from collections.abc import Callable
 from typing import TypeAlias
 
-from shoal._display.progress_bar import ProgressBar
-from shoal._display.tensorboard import TensorBoard
+from shoal._display import ProgressBar, TensorBoard
 from shoal.events import Event
 
 Callback: TypeAlias = Callable[[Event], object]

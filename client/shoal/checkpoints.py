@@ -17,14 +17,25 @@ import numpy as np
 from google.protobuf import json_format
 
 from shoal import errors
-from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.files import Named, write_tensors
-from shoal._checkpoint.folders import open_folder
-from shoal._checkpoint.manifest import Manifest
-from shoal._checkpoint.slices import VALUE, SavedVariables, tensor_name
-from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_header, encode_header, header_bytes
-from shoal._numerics.elements import SUPPORTED_DTYPES, storage_dtype
-from shoal._system.whole_file import written_whole
+from shoal._checkpoint import (
+    LENGTH_BYTES,
+    VALUE,
+    Catalogue,
+    Contents,
+    Manifest,
+    Named,
+    SavedVariables,
+    Tensor,
+    decode_header,
+    encode_header,
+    header_bytes,
+    open_folder,
+    path_of,
+    tensor_name,
+    write_tensors,
+)
+from shoal._numerics import SUPPORTED_DTYPES, storage_dtype
+from shoal._system import written_whole
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice
 from shoal.status import Evaluation
 from shoal.v1 import job_pb2

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
-from shoal._rpc.coordinator import CoordinatorClient
-from shoal._training.parameters import ParameterClient
+from shoal._rpc import CoordinatorClient
+from shoal._training import ParameterClient
 from shoal._wire.layout import Placement
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoint_policy import CheckpointPolicy

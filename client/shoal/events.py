@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal import _rpc, errors
-from shoal._rpc.coordinator import CoordinatorClient
-from shoal._rpc.pauses import Pauses
+from shoal._rpc import CoordinatorClient, Pauses
 from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint
 from shoal.v1 import job_pb2
 

@@ -13,8 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from shoal import errors
-from shoal._numerics import draws
-from shoal._numerics.elements import storage_dtype
+from shoal._numerics import draws, storage_dtype
 from shoal.v1 import tensor_pb2
 
 # Random values come in blocks, each from a generator of its own, so an element is reached by drawing at most so many.

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 from shoal import errors
+from shoal._role import RoleProcess
 from shoal._role.identity import SOURCES
-from shoal._role.process import RoleProcess
 from shoal.client import Client
 
 _ROLES = ("coordinator", "server", "worker")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shoal import errors
-from shoal._numerics.elements import row_elements, rows_of
+from shoal._numerics import row_elements, rows_of
 from shoal.v1 import tensor_pb2
 
 # A placement names every slice in one message.

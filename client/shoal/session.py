@@ -13,14 +13,9 @@ import structlog
 from numpy.typing import ArrayLike
 
 from shoal import _tracing, errors
-from shoal._rpc.coordinator import CoordinatorClient, Membership
-from shoal._training.gradient_buffers import GradientBuffers
-from shoal._training.outbox import Outbox
-from shoal._training.overlap import Gradients, Pipeline
-from shoal._training.parameters import PushResult
+from shoal._rpc import CoordinatorClient, Membership
+from shoal._training import GradientBuffers, Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, start_or_find
 from shoal._training.participant import Heard, Participant, Report
-from shoal._training.session_job import cancel, start_or_find
-from shoal._training.step_clock import StepClock
 from shoal.v1 import coordinator_pb2
 from shoal.variables import Variable
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import errors, initializers, partitioners
-from shoal._numerics.elements import SUPPORTED_DTYPES, Aggregation, dtype_code, dtype_from_code, rows_of
+from shoal._numerics import SUPPORTED_DTYPES, Aggregation, dtype_code, dtype_from_code, rows_of
 from shoal.initializers import Given, Initializer, Zeros
 from shoal.partitioners import Partitioner
 from shoal.v1 import tensor_pb2

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from shoal import errors
-from shoal._checkpoint.folders import Folder
+from shoal._checkpoint import Folder
 from shoal.events import Event as JobEvent
 from shoal.status import Role
 from shoal_coordinator.cluster.machine import ClusterPolicy

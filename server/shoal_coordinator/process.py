@@ -10,7 +10,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, errors
-from shoal._checkpoint.folders import Folder, open_shared, probe
+from shoal._checkpoint import Folder, open_shared, probe
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal_coordinator.api.servicers import CoordinatorService, JobsService
 from shoal_coordinator.cluster.machine import ClusterPolicy

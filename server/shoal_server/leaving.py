@@ -8,8 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from shoal import errors
-from shoal._rpc.coordinator import CoordinatorClient, Membership
-from shoal._rpc.pauses import Pauses
+from shoal._rpc import CoordinatorClient, Membership, Pauses
 from shoal.v1 import coordinator_pb2
 
 # How often it asks whether it may go.

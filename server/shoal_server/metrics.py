@@ -13,8 +13,7 @@ from shoal import errors
 from shoal.status import ServerLoad
 from shoal_server.memory_limit import memory_limit
 from shoal_server.pools import CallPool
-from shoal_server.shards.events import AnswerPush
-from shoal_server.shards.store import ShardStore
+from shoal_server.shards import AnswerPush, ShardStore
 
 Transport = Literal["shared_memory", "lane", "grpc"]
 TRANSPORTS: tuple[Transport, ...] = ("shared_memory", "lane", "grpc")

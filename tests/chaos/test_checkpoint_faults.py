@@ -8,12 +8,12 @@ import time
 import numpy as np
 import pytest
 
-import checkpoint_writer
-import forms
-from checkpoint_writer import JOB, POINTS, values
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.slices import SavedVariables
+from support import forms
+from support.faults import checkpoint_writer
+from support.faults.checkpoint_writer import JOB, POINTS, values
 
 RUNS = forms.runs(1, 10)
 

@@ -8,12 +8,12 @@ import numpy as np
 import psutil
 import pytest
 
-import forms
 import shoal
-from scraping import sample
 from shoal import optim
-from supervised import until_ready
-from waiting import wait_until
+from support import forms
+from support.clusters.supervised import until_ready
+from support.scraping import sample
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
@@ -41,7 +41,7 @@ def paced(gate, steps, **options):
     """A job of so many steps a pass, which takes its time until the gate is there."""
     settings = {"gate": str(gate), "seconds": STEP_S, "size": steps * BATCH}
     return shoal.Job(
-        "broken_programs:Paced",
+        "support.programs.broken:Paced",
         settings=settings,
         workers=2,
         optimizer=optim.SGD(1.0),
@@ -78,11 +78,11 @@ def wait_for_members(client, ready_at):
 @pytest.mark.timeout(120 + 30 * RUNS)
 def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
     gate = tmp_path / "gate"
-    client.submit(shoal.Job("broken_programs:fine", name="done", optimizer=optim.SGD(1.0), batch_size=8)).wait()
+    client.submit(shoal.Job("support.programs.broken:fine", name="done", optimizer=optim.SGD(1.0), batch_size=8)).wait()
     steps = STEPS_A_RUN * RUNS
     # Passes, since each push carries an entry for every example: in one pass, runs would make steps larger, too.
     job = client.submit(paced(gate, STEPS_A_RUN, name="long", epochs=RUNS))
-    waiting = client.submit(shoal.Job("broken_programs:fine", name="waiting", workers=9))
+    waiting = client.submit(shoal.Job("support.programs.broken:fine", name="waiting", workers=9))
     wait_until(lambda: state_of(job) is shoal.JobState.RUNNING, what="the job's start")
     before = client.status()
     lives = {member.member: member.incarnation for member in before.members}

@@ -14,11 +14,11 @@ import pytest
 
 import shoal
 from shoal import optim
-from waiting import wait_until
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
-SUPPORT = Path(__file__).parents[1] / "support"
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -30,7 +30,12 @@ def client(small_cluster):
 def gated(gate, **options):
     settings = {"gate": str(gate), "size": 256}
     return shoal.Job(
-        "broken_programs:Gated", settings=settings, optimizer=optim.SGD(1.0), batch_size=8, range_size=8, **options
+        "support.programs.broken:Gated",
+        settings=settings,
+        optimizer=optim.SGD(1.0),
+        batch_size=8,
+        range_size=8,
+        **options,
     )
 
 
@@ -74,7 +79,7 @@ def test_a_worker_that_comes_back_takes_its_place_again(small_cluster, client, t
 
 def test_a_trainer_that_crashes_is_replaced_and_the_job_goes_on(client, tmp_path):
     settings = {"once": str(tmp_path / "done"), "size": 256}
-    job = client.submit(shoal.Job("broken_programs:Exits", workers=2, settings=settings, batch_size=8))
+    job = client.submit(shoal.Job("support.programs.broken:Exits", workers=2, settings=settings, batch_size=8))
     result = job.wait(timeout_s=60)
     assert (tmp_path / "done").exists()
     assert result.progress.samples >= 256
@@ -104,12 +109,12 @@ def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster, client):
         "b": shoal.Variable((300_000,), initializer=shoal.initializers.Ones()),
     }
     pages = [f"{name}={page}" for name, page in small_cluster.metrics.items()]
-    command = [sys.executable, str(SUPPORT / "half_a_push.py"), small_cluster.address, "torn", *pages]
+    command = [sys.executable, "-m", "support.faults.half_a_push", small_cluster.address, "torn", *pages]
     options = {"variables": variables, "optimizer": optim.SGD(1.0), "workers": 2, "shards": 2}
     victims = []
 
     def start_victim():
-        victims.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        victims.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS))
 
     described = once_described(client, "torn", start_victim)
     with client.session("torn", **options) as session:
@@ -134,7 +139,7 @@ def test_a_server_that_dies_fails_its_jobs_and_says_so(small_cluster, client, tm
     with pytest.raises(shoal.JobFailed, match="server-0 is gone"):
         job.wait(timeout_s=60)
     small_cluster.restart("server", 0)
-    fine = client.submit(shoal.Job("broken_programs:fine", workers=2, optimizer=optim.SGD(1.0), batch_size=8))
+    fine = client.submit(shoal.Job("support.programs.broken:fine", workers=2, optimizer=optim.SGD(1.0), batch_size=8))
     fine.wait(timeout_s=60)
 
 
@@ -152,7 +157,7 @@ def test_training_goes_on_while_the_coordinator_is_away(small_cluster, client):
         session.push({"w": np.ones(3)})
     np.testing.assert_array_equal(client.pull("alone")["w"], -6.0)
     assert client.job("alone").result().progress.steps == 6
-    fine = client.submit(shoal.Job("broken_programs:fine", workers=2, optimizer=optim.SGD(1.0), batch_size=8))
+    fine = client.submit(shoal.Job("support.programs.broken:fine", workers=2, optimizer=optim.SGD(1.0), batch_size=8))
     fine.wait(timeout_s=60)
 
 
@@ -178,7 +183,7 @@ def test_nothing_outlives_shoal_up(number):
     """However `shoal up` ends, and with a job running, none of its roles or trainers is left."""
     command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1", "--listen", "127.0.0.1:0"]
     up = subprocess.Popen(
-        [*command, "--path", str(SUPPORT), "--json"], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--path", str(TESTS), "--json"], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     address = json.loads(up.stdout.readline())["address"]
     with shoal.Client(address) as client:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-import chaos
+from support import chaos
 
 pytestmark = pytest.mark.chaos
 

@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 
-import forms
 import shoal
 from shoal import optim
-from waiting import wait_until
+from support import forms
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
@@ -21,7 +21,7 @@ def counting(gate, **options):
     """A job that counts its examples, and takes its time for each step until the gate is open."""
     settings = {"gate": str(gate), "seconds": 0.02, "size": SIZE}
     return shoal.Job(
-        "broken_programs:Paced",
+        "support.programs.broken:Paced",
         settings=settings,
         optimizer=optim.SGD(1.0),
         batch_size=4,

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-import forms
-import mortal_coordinator
 import shoal
-from clusters import local_cluster
-from scraping import sample
 from shoal import optim
-from waiting import wait_until
+from support import forms
+from support.clusters.local import local_cluster
+from support.faults import mortal_coordinator
+from support.scraping import sample
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
@@ -58,7 +58,7 @@ def plane(name, *, seconds=0.0, hurry="", epochs=EPOCHS, **options):
     settings = {"size": SIZE, "seconds": seconds, "hurry": str(hurry)}
     options = {"workers": WORKERS, "checkpoints": OFTEN, "consistency": shoal.Synchronous(), **options}
     return shoal.Job(
-        "recovery_programs:Plane",
+        "support.programs.recovery:Plane",
         name=name,
         settings=settings,
         optimizer=optim.Adam(0.01),
@@ -248,7 +248,7 @@ def test_what_cannot_be_restored_is_refused_and_says_why(client, unbroken):
     for choice in ("nobody", "whole/77"):
         with pytest.raises(shoal.UnknownCheckpoint, match=f"there is no checkpoint {choice} in"):
             client.submit(plane("bad", restore=choice))
-    other = shoal.Job("broken_programs:fine", name="other", restore="whole", optimizer=optim.Adam(0.01))
+    other = shoal.Job("support.programs.broken:fine", name="other", restore="whole", optimizer=optim.Adam(0.01))
     with pytest.raises(shoal.JobFailed) as refused:
         client.submit(other).wait(timeout_s=30)
     for name in ("seen", "'w'"):
@@ -261,7 +261,11 @@ def test_values_of_the_variables_that_both_have(client, unbroken):
     with running(client, plane("base", checkpoints=shoal.CheckpointPolicy(every_s=0))) as job:
         job.wait(timeout_s=60)
     tuned = shoal.Job(
-        "recovery_programs:Tuned", name="tuned", restore="base", partial_restore=True, optimizer=optim.SGD(0.0)
+        "support.programs.recovery:Tuned",
+        name="tuned",
+        restore="base",
+        partial_restore=True,
+        optimizer=optim.SGD(0.0),
     )
     job = client.submit(tuned)
     job.wait(timeout_s=30)

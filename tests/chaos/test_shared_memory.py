@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mortals import Nursery
 from shoal._transport.segment import SHM
-from waiting import wait_until
+from support.faults.mortals import Nursery
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 
 def job(program, **options):
-    return shoal.Job(f"broken_programs:{program}", optimizer=optim.SGD(1.0), batch_size=8, **options)
+    return shoal.Job(f"support.programs.broken:{program}", optimizer=optim.SGD(1.0), batch_size=8, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +36,14 @@ class TestPrograms:
         ("program", "settings", "messages"),
         [
             ("no_such_module:x", {}, ["no_such_module", "No module named"]),
-            ("broken_programs:no_such_factory", {}, ["no_such_factory", "broken_programs"]),
-            ("broken_programs:factory_raises", {}, ["Traceback", "the factory is out of order"]),
-            ("broken_programs:fine", {"sice": 3}, ["sice"]),
-            ("broken_programs:Raises", {}, ["Traceback", "ValueError: the loss is out of order"]),
-            ("broken_programs:Gradients", {"kind": "name"}, ["'w' is missing", "'v' is"]),
-            ("broken_programs:Gradients", {"kind": "shape"}, ["'w' has shape (5,), not (4,)"]),
-            ("broken_programs:Gradients", {"kind": "dtype"}, ["'w' is float64: cast it to float32"]),
-            ("broken_programs:NotFinite", {"every": 1, "size": 512}, ["NaN", "in a row"]),
+            ("support.programs.broken:no_such_factory", {}, ["no_such_factory", "broken"]),
+            ("support.programs.broken:factory_raises", {}, ["Traceback", "the factory is out of order"]),
+            ("support.programs.broken:fine", {"sice": 3}, ["sice"]),
+            ("support.programs.broken:Raises", {}, ["Traceback", "ValueError: the loss is out of order"]),
+            ("support.programs.broken:Gradients", {"kind": "name"}, ["'w' is missing", "'v' is"]),
+            ("support.programs.broken:Gradients", {"kind": "shape"}, ["'w' has shape (5,), not (4,)"]),
+            ("support.programs.broken:Gradients", {"kind": "dtype"}, ["'w' is float64: cast it to float32"]),
+            ("support.programs.broken:NotFinite", {"every": 1, "size": 512}, ["NaN", "in a row"]),
         ],
         ids=["module", "factory", "factory raises", "setting", "loss raises", "name", "shape", "dtype", "nan"],
     )

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import shoal
-from data_programs import FEATURES
+from support.programs.data import FEATURES
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +30,7 @@ def folder(tmp_path):
 def train(client, folder, **settings):
     job = client.submit(
         shoal.Job(
-            "data_programs:Line",
+            "support.programs.data:Line",
             workers=2,
             optimizer=shoal.optim.SGD(0.05),
             settings={"folder": str(folder), **settings},

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import shoal
-from clusters import local_cluster
 from shoal import errors, optim
 from shoal.v1 import job_pb2
-from waiting import wait_until
+from support.clusters.local import local_cluster
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -19,7 +19,7 @@ NEVER = shoal.CheckpointPolicy(every_s=0, at_end=False)
 
 def plane(name, **settings):
     return shoal.Job(
-        "recovery_programs:Plane",
+        "support.programs.recovery:Plane",
         name=name,
         settings={"size": 256, **settings},
         optimizer=optim.Adam(0.01),

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import forms
 import shoal
 from shoal import _rpc, optim
 from shoal.events import MetricsReported
-from waiting import wait_until
+from support import forms
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +35,12 @@ def paced(gate, **options):
     """A job that counts its examples, and takes its time for each step until the gate is open."""
     settings = {"gate": str(gate), "seconds": 0.06, "size": SIZE}
     return shoal.Job(
-        "broken_programs:Paced", settings=settings, optimizer=optim.SGD(1.0), batch_size=4, range_size=32, **options
+        "support.programs.broken:Paced",
+        settings=settings,
+        optimizer=optim.SGD(1.0),
+        batch_size=4,
+        range_size=32,
+        **options,
     )
 
 
@@ -55,7 +60,7 @@ def test_a_worker_joins_a_running_job_within_seconds(cluster, client, tmp_path):
     """Within 3 s; in the suite others are at work beside it."""
     settings = {"marks": str(tmp_path), "gate": str(tmp_path / "gate"), "seconds": 0.02, "size": SIZE}
     spec = paced(tmp_path / "gate", max_workers=2, epochs=100, overlap=False)
-    job = client.submit(dataclasses.replace(spec, program="broken_programs:Marked", settings=settings))
+    job = client.submit(dataclasses.replace(spec, program="support.programs.broken:Marked", settings=settings))
     wait_until(lambda: marks(tmp_path), what="the first worker's push", timeout_s=60)
     [first] = marks(tmp_path)
     start = time.time()
@@ -96,7 +101,7 @@ def test_workers_join_and_leave_and_each_example_is_visited_once(cluster, client
 def stuck(client, tmp_path):
     """A job whose steps never end."""
     settings = {"gate": str(tmp_path / "never"), "size": 64}
-    job = client.submit(shoal.Job("broken_programs:Gated", settings=settings))
+    job = client.submit(shoal.Job("support.programs.broken:Gated", settings=settings))
     wait_until(lambda: job.data().held, what="the first range's lease")
     return job
 

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from clusters import ROOT, local_cluster
 from shoal import optim
 from shoal._cli.app import app
 from shoal.events import Evaluated
+from support.clusters.local import ROOT, local_cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -32,7 +32,7 @@ def counted(mode=MODES[0], policy=None, *, settings=None, **options):
     """A job of 2 workers that takes 80 steps with them, or a little more."""
     policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates", goal="more")
     return shoal.Job(
-        "evaluated_programs:Counted",
+        "support.programs.evaluated:Counted",
         workers=2,
         consistency=mode,
         optimizer=optim.SGD(1.0),
@@ -136,7 +136,7 @@ def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client):
 
 
 def test_a_program_with_nothing_to_evaluate_fails_and_says_so(client):
-    spec = shoal.Job("broken_programs:fine", workers=1, evaluation=shoal.EvaluationPolicy())
+    spec = shoal.Job("support.programs.broken:fine", workers=1, evaluation=shoal.EvaluationPolicy())
     with pytest.raises(shoal.JobFailed, match="has no `held_out` or no method evaluate"):
         client.submit(spec).wait(60)
 

@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from shoal.status import Role
-from waiting import wait_until
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -101,9 +101,9 @@ def test_an_address_meant_for_one_role_is_not_every_roles():
 
 
 def test_the_log_of_a_job_has_its_programs_traceback():
-    path = [Path(__file__).parents[1] / "support"]
+    path = [Path(__file__).parents[1]]
     with shoal.LocalCluster(1, 1, path=path) as cluster, cluster.client() as client:
-        job = client.submit(shoal.Job("broken_programs:Raises"))
+        job = client.submit(shoal.Job("support.programs.broken:Raises"))
         with pytest.raises(shoal.JobFailed, match="ValueError: the loss is out of order"):
             job.wait(timeout_s=60)
         lines = list(job.logs())

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import shoal
-from clusters import local_cluster
-from model_data import bright, pairs
 from shoal import optim
+from support.clusters.local import local_cluster
+from support.programs.model_data import bright, pairs
 
 pytestmark = pytest.mark.cluster
 

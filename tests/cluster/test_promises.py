@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from digits import Digits
 
-import exact_worker
-import forms
 import shoal
-from cluster_probe import histories, in_sessions, leads_of, placement
 from shoal import initializers, optim, partitioners
 from shoal.events import MetricsReported
+from support import forms
+from support.clusters import exact_worker, history_server
+from support.clusters.cluster_probe import histories, in_sessions, leads_of, placement
 
 pytestmark = pytest.mark.cluster
 
@@ -95,20 +95,33 @@ class Race:
                 self.changed.wait(rest)
 
 
-def test_the_bound_holds(client):
+@pytest.fixture
+def recorded():
+    """A client of a cluster whose only server also says what its shards admitted."""
+    with shoal.LocalCluster(servers=0, workers=0) as cluster, cluster.client() as client:
+        command = [sys.executable, history_server.__file__, cluster.address, "recorded"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+            try:
+                assert server.stdout.readline(), "it is ready"
+                yield client
+            finally:
+                server.stdin.close()
+
+
+def test_the_bound_holds(recorded):
     """400 steps, or 2,000, beside a worker 10 times slower: no violation in the servers' own history.
 
     The three bounds at once: a slow worker mostly waits, and so do all others then.
     """
     bounds = (0, 1, 4)
     with ThreadPoolExecutor(len(bounds)) as pool:
-        races = list(pool.map(lambda bound: Race(bound).run(client), bounds))
+        races = list(pool.map(lambda bound: Race(bound).run(recorded), bounds))
     for bound, race in zip(bounds, races, strict=True):
         slow, fast = map(np.array, race.seconds)
         assert len(slow) == len(fast) == race.STEPS
         assert np.all(slow >= race.SLOWER * fast), f"only {np.min(slow / fast):.1f} times slower in a step"
 
-        ((_, history),) = histories(client, race.job).items()
+        ((_, history),) = histories(recorded, race.job).items()
         leads, finished = leads_of(history)
         violations = [lead for lead in leads if lead > bound]
         assert not violations
@@ -185,7 +198,7 @@ def test_a_worker_that_overlaps_waits_for_less_of_its_time(client):
     steps, settings = 16, {"elements": 4_000_000, "seconds": 0.25}
     options = {"consistency": shoal.Asynchronous(), "max_steps": steps, "settings": settings}
     jobs = {
-        overlap: client.submit(shoal.Job("broken_programs:Accelerated", overlap=overlap, **options))
+        overlap: client.submit(shoal.Job("support.programs.broken:Accelerated", overlap=overlap, **options))
         for overlap in (False, True)
     }
     shares = {}

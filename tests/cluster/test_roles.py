@@ -16,14 +16,14 @@ from numba.core.event import install_recorder
 from prometheus_client import CollectorRegistry
 
 import shoal
-from scraping import scrape
 from shoal import _rpc, errors, optim
 from shoal.v1 import coordinator_pb2
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.optimizers import compilation
 from shoal_server.process import Server, ServerConfig
-from supervised import until_ready
-from waiting import wait_until
+from support.clusters.supervised import until_ready
+from support.scraping import scrape
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -38,7 +38,7 @@ BASE_UNITS = ("_seconds", "_bytes", "_total", "_info", "_versions", "_ratio")
 @pytest.fixture(scope="module")
 def trained(shared_cluster):
     with shared_cluster.client() as client:
-        job = shoal.Job("broken_programs:fine", workers=4, optimizer=optim.SGD(1.0), batch_size=8)
+        job = shoal.Job("support.programs.broken:fine", workers=4, optimizer=optim.SGD(1.0), batch_size=8)
         client.submit(job).wait(timeout_s=60)
         yield shared_cluster
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import shoal
-from scraping import sample
 from shoal.events import LogLine
 from shoal.status import Role, ServerLoad
-from waiting import wait_until
+from support.scraping import sample
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 def test_the_one_slow_worker_is_named(client, tmp_path, mode):
     settings = {"mark": str(tmp_path / "mark"), "seconds": 0.005}
     job = client.submit(
-        shoal.Job("broken_programs:OneSlow", settings=settings, workers=3, consistency=mode, max_steps=20)
+        shoal.Job("support.programs.broken:OneSlow", settings=settings, workers=3, consistency=mode, max_steps=20)
     )
     job.wait(timeout_s=60)
     (slow,) = (event.worker for event in job.events(follow=False) if isinstance(event, LogLine))

@@ -3,9 +3,9 @@
 import pytest
 
 import shoal
-from clusters import local_cluster
-from traces import collector, roots, tree
-from waiting import wait_until
+from support.clusters.local import local_cluster
+from support.traces import collector, roots, tree
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -25,7 +25,7 @@ def test_a_steps_trace_comes_from_every_process(monkeypatch):
     with collector() as (received, variables):
         soon = {**variables, "OTEL_BSP_SCHEDULE_DELAY": "100"}  # milliseconds
         with local_cluster(servers=1, workers=1, env=soon) as cluster, cluster.client() as client:
-            job = shoal.Job("traced_programs:Traced", name="j", batch_size=4, overlap=False)
+            job = shoal.Job("support.programs.traced:Traced", name="j", batch_size=4, overlap=False)
             client.submit(job).wait(60)
             wait_until(lambda: "push/Push/assemble" in below_first(received.spans), what="the first step's spans")
         first = roots(received.spans, "step")[0]

@@ -12,14 +12,15 @@ import pytest
 
 import shoal
 from shoal import _rpc, optim
+from shoal._transport.segment import FOLDER_VARIABLE
 from shoal.status import Role
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
-from witness import ports
+from support.witness import ports
 
 pytestmark = pytest.mark.cluster
 
-SUPPORT = Path(__file__).parents[1] / "support"
+TESTS = Path(__file__).parents[1]
 # Large enough for memory to be shared with each of three servers.
 LARGE = {"w": np.zeros(300_000, np.float32)}
 SESSION = """
@@ -85,7 +86,10 @@ def test_a_full_dev_shm_is_no_obstacle(shared_cluster):
     if subprocess.run([*alone, command, "sh", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount a tmpfs")
     session = [sys.executable, "-c", SESSION, shared_cluster.address, "cramped"]
-    done = subprocess.run([*alone, command, "sh", *session], capture_output=True, text=True, timeout=60, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+    done = subprocess.run(
+        [*alone, command, "sh", *session], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert "pulled -1.0" in done.stdout
     assert "its bytes go over TCP" in done.stdout
@@ -117,7 +121,7 @@ def test_a_server_without_lanes_and_a_transport_that_there_is_not(tmp_path, monk
     wrong = {"SHOAL_TRANSPORT": "udp"}
     complaint = "SHOAL_TRANSPORT is 'udp'; set it to auto, tcp or grpc"
     with (
-        shoal.LocalCluster(1, 1, path=[SUPPORT], env={"SHOAL_LANES": "0", **wrong}) as cluster,
+        shoal.LocalCluster(1, 1, path=[TESTS], env={"SHOAL_LANES": "0", **wrong}) as cluster,
         cluster.client() as client,
     ):
         address = cluster.process("server").address
@@ -125,7 +129,7 @@ def test_a_server_without_lanes_and_a_transport_that_there_is_not(tmp_path, monk
         server = _rpc.parse_address(address)[1]
         assert set(train(client, "fine")) >= {server}
 
-        job = client.submit(shoal.Job("broken_programs:fine"))
+        job = client.submit(shoal.Job("support.programs.broken:fine"))
         with pytest.raises(shoal.JobFailed, match=complaint):
             job.wait(timeout_s=60)
 

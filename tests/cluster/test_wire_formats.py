@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from digits import Digits
 
-import forms
 import shoal
-from cluster_probe import in_sessions, placement
-from scraping import sample
 from shoal import optim
 from shoal.partitioners import FixedShards
-from waiting import wait_until
+from support import forms
+from support.clusters.cluster_probe import in_sessions, placement
+from support.scraping import sample
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -12,13 +12,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import forms
-from shard_servers import ShardServers
 from shoal import consistency, errors, optim
 from shoal._checkpoint import files
 from shoal._checkpoint import manifest as manifest_module
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder, open_folder
+from shoal._checkpoint.folders import open_folder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
@@ -28,7 +27,9 @@ from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages.answers import Held
 from shoal_coordinator.messages.effects import TakeCut
 from shoal_coordinator.messages.refs import JobRef, ServerRef
-from waiting import wait_until
+from support import forms
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
 
 JOB = {
     "kernel": Variable((40, 30), partitioner=FixedShards(3)),

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import shoal
-from fake_coordinator import FakeCoordinator
 from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, Role, StepTiming, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.api.codecs import timings_message
-from waiting import wait_until
+from support.clusters.fake_coordinator import FakeCoordinator
+from support.waiting import wait_until
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ import prometheus_client
 import pytest
 
 import shoal
-from coordinator_rig import MAX_WATCHERS, Rig, job
 from shoal import _rpc, errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import Manifest
 from shoal._rpc.coordinator import Membership
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
@@ -26,7 +25,8 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_coordinator.effects import server_calls
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from waiting import wait_until
+from support.clusters.coordinator_rig import MAX_WATCHERS, Rig, job
+from support.waiting import wait_until
 
 
 @pytest.fixture

@@ -12,9 +12,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from coordinator_rig import Rig, job
-from fake_coordinator import FakeCoordinator
-from shard_servers import ShardServers
 from shoal import _rpc, errors
 from shoal._rpc.coordinator import CoordinatorClient, Membership
 from shoal.v1 import coordinator_pb2 as members
@@ -23,7 +20,10 @@ from shoal.v1 import parameter_server_pb2_grpc
 from shoal.variables import Variable
 from shoal_server.leaving import wait_until_saved
 from shoal_server.process import Server, ServerConfig
-from waiting import wait_until
+from support.clusters.coordinator_rig import Rig, job
+from support.clusters.fake_coordinator import FakeCoordinator
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
 
 ONES = {"w": np.ones(4, np.float32)}
 V = {"w": Variable((4,))}

@@ -6,7 +6,6 @@ import threading
 import prometheus_client
 import pytest
 
-from coordinator_rig import Rig, job
 from shoal import errors
 from shoal.events import StateChanged, watch
 from shoal.status import JobState
@@ -15,7 +14,8 @@ from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.persistence.sqlite_store import SqliteStore
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from waiting import wait_until
+from support.clusters.coordinator_rig import Rig, job
+from support.waiting import wait_until
 
 
 @pytest.fixture

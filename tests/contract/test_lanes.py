@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from shard_servers import RawLane, ShardServers
 from shoal import _rpc, consistency, errors, initializers, partitioners
 from shoal._training.overlap import Pipeline
 from shoal._transport import handshake, lane_calls, listener
@@ -34,7 +33,8 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.serving import lanes
-from waiting import wait_until
+from support.clusters.shard_servers import RawLane, ShardServers
+from support.waiting import wait_until
 
 ELEMENTS = 1000
 VARIABLES = {"w": np.arange(ELEMENTS, dtype=np.float32)}

@@ -14,10 +14,9 @@ import prometheus_client
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator_rig import Rig, job
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import Manifest
 from shoal._display import records
 from shoal.checkpoints import Checkpoint, Checkpoints
@@ -27,7 +26,8 @@ from shoal_coordinator.job.life import JobLife
 from shoal_coordinator.page.app import STATIC
 from shoal_coordinator.page.reader import Reader
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from waiting import wait_until
+from support.clusters.coordinator_rig import Rig, job
+from support.waiting import wait_until
 
 HOSTILE = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\u2028'
 ACTION = {"sec-fetch-site": "same-origin", "x-shoal-page": "1"}

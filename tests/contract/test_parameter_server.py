@@ -16,7 +16,6 @@ import pytest
 from structlog.testing import capture_logs
 
 import shoal
-from shard_servers import ShardServers
 from shoal import _rpc, consistency, errors, initializers, optim, partitioners
 from shoal._training.parameters import Push
 from shoal._transport import shared_memory
@@ -28,7 +27,8 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.shards.arena import Arena
-from waiting import wait_until
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
 
 VARIABLES = {
     "w": Variable((40, 3), initializer=initializers.Normal(0.0, 1.0), partitioner=partitioners.FixedShards(3)),

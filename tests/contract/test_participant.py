@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fake_cluster import FakeCluster, fake_cluster
 from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal._training.participant import FINISHED, WAIT, DataRange, Heard, Participant, Report
@@ -18,6 +17,7 @@ from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
 from shoal_coordinator.api.servicers import _check_report as check_report
+from support.clusters.fake_cluster import FakeCluster, fake_cluster
 
 SPEC = Job("models.digits:mlp", name="digits", workers=2, settings={"hidden": 3})
 

@@ -8,20 +8,20 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from cluster_probe import leads_of
-from shard_servers import ShardServers
 from shoal import consistency, errors, optim
 from shoal._training.overlap import Pipeline
 from shoal._training.participant import FINISHED, WAIT, DataRange
 from shoal._transport.frames import Frame
 from shoal._transport.lane import Lane
 from shoal.partitioners import FixedShards
-from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
 from shoal_worker.training import Training
-from waiting import wait_until
+from support.clusters import history_server
+from support.clusters.cluster_probe import leads_of
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
 
 ELEMENTS = 12
 VARIABLES = {"w": Variable((ELEMENTS,), partitioner=FixedShards(3))}
@@ -51,12 +51,10 @@ def step(pipeline, pushed):
 
 
 def histories(servers):
-    """Of each shard: what its server says that it let pull and push, oldest first."""
-    stubs = {f"server-{index}": stub for index, stub in enumerate(servers.stubs)}
-    return [
-        stubs[shard.server].GetHistory(pb.GetHistoryRequest(job="job", shard=shard.layout.shard)).admissions
-        for shard in servers.placement.shards
-    ]
+    """Of each shard: what it let pull and push, oldest first."""
+    stores = {f"server-{index}": store for index, store in enumerate(servers.stores)}
+    shards = servers.placement.shards
+    return [history_server.admissions(stores[shard.server], "job", shard.layout.shard) for shard in shards]
 
 
 def together(*loops):
@@ -85,7 +83,7 @@ def test_every_push_counts_once_and_nobody_gets_ahead_of_the_bound(mode):
             leads, finished = leads_of(history)
             assert finished == {"a": steps, "b": steps}
             assert max(leads) <= getattr(mode, "bound", 2 * steps)
-            pulls = Counter((entry.worker, entry.step) for entry in history if entry.kind == pb.Admission.PULL)
+            pulls = Counter((entry.worker, entry.step) for entry in history if entry.kind == "pull")
             assert pulls == Counter((worker, number) for worker in "ab" for number in range(steps + 1))
 
 

@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from fake_coordinator import FakeCoordinator
 from shoal.consistency import Asynchronous
 from shoal.optim._optimizers import SGD
 from shoal.variables import Variable
 from shoal_coordinator.cluster.placement import plan_shards
 from shoal_server.process import Server, ServerConfig
 from shoal_server.shards.shard import JobTerms
-from waiting import wait_until
+from support.clusters.fake_coordinator import FakeCoordinator
+from support.waiting import wait_until
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from shard_servers import ShardServers
 from shoal import consistency, errors
 from shoal._transport import shared_memory
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from waiting import wait_until
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
 
 VARIABLES = {"w": Variable((3,)), "v": Variable((3,))}
 ONES = {name: np.ones(3, np.float32) for name in VARIABLES}

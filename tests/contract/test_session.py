@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import shoal
-from fake_coordinator import FakeCoordinator
-from shard_servers import ShardServers
 from shoal import _rpc
 from shoal.status import StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.api.servicers import _check_report as check_report
-from waiting import wait_until
+from support.clusters.fake_coordinator import FakeCoordinator
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
 
 GRADIENT = {"w": np.ones(3)}
 

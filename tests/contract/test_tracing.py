@@ -18,8 +18,6 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 import shoal
-from coordinator_rig import Rig
-from shard_servers import ShardServers
 from shoal import _tracing, consistency, errors
 from shoal._rpc.coordinator import CoordinatorClient, Membership
 from shoal._training.overlap import Pipeline
@@ -31,10 +29,12 @@ from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
 from shoal_worker.messages import Instructions
 from shoal_worker.trainer import Words, train
-from traces import collector, recorded, roots, tree
-from waiting import wait_until
+from support.clusters.coordinator_rig import Rig
+from support.clusters.shard_servers import ShardServers
+from support.traces import collector, recorded, roots, tree
+from support.waiting import wait_until
 
-SUPPORT = Path(__file__).parents[1] / "support"
+TESTS = Path(__file__).parents[1]
 DOCS = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
 ELEMENTS = 300_000  # enough for memory to be shared
 VARIABLES = {"w": Variable((ELEMENTS,), partitioner=FixedShards(2))}
@@ -249,9 +249,9 @@ def work(address, job):
 
 
 def test_training_a_job_is_one_trace_a_step_through_every_role(cluster, monkeypatch):
-    monkeypatch.syspath_prepend(str(SUPPORT))
+    monkeypatch.syspath_prepend(str(TESTS))
     with recorded() as recording, shoal.Client(cluster) as client:
-        job = client.submit(shoal.Job("traced_programs:Traced", name="j", batch_size=4, overlap=False))
+        job = client.submit(shoal.Job("support.programs.traced:Traced", name="j", batch_size=4, overlap=False))
         work(cluster, "j")
         assert job.checkpoint(20).number == 1
     spans = recording.spans

@@ -11,9 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import memory_transport
-from memory_transport import MemoryTransport
-from shard_servers import ShardServers
 from shoal import consistency, errors
 from shoal._transport import lane_calls, rpc_calls
 from shoal._transport import shared_memory as _shared_memory
@@ -27,7 +24,10 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.serving.service import DataService
-from waiting import wait_until
+from support import memory_transport
+from support.clusters.shard_servers import ShardServers
+from support.memory_transport import MemoryTransport
+from support.waiting import wait_until
 
 VARIABLES = {"w": np.arange(1000, dtype=np.float32), "v": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}
 ONES = {name: np.ones_like(array) for name, array in VARIABLES.items()}

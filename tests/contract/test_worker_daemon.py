@@ -17,14 +17,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from fake_cluster import FakeCluster, fake_cluster
 from shoal import errors
 from shoal.consistency import Asynchronous
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_worker.daemon import Daemon, WorkerConfig, start_worker
-from waiting import wait_until
+from support.clusters.fake_cluster import FakeCluster, fake_cluster
+from support.waiting import wait_until
 
 JOB = Job("trained:program", name="digits", batch_size=4)
 

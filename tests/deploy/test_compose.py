@@ -9,11 +9,11 @@ import pytest
 import yaml
 from opentelemetry.sdk.trace import TracerProvider
 
-from compose_stack import COMPOSE_FILE, ROOT, compose_file, default_of_variables
 from shoal._tracing import environment as tracing
 from shoal_coordinator.main import coordinator
 from shoal_server.main import server
 from shoal_worker.main import worker
+from support.deployment.compose_stack import COMPOSE_FILE, ROOT, compose_file, default_of_variables
 
 FILE = compose_file()
 SERVICES = FILE["services"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dockerfile import stages
+from support.deployment.dockerfile import stages
 
 ROOT = Path(__file__).parents[2]
 IMAGE = ROOT / "deploy" / "image"

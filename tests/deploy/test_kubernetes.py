@@ -12,12 +12,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-import manifest_lives as lives
-import manifest_network as network
-from manifest_checks import OLDEST, OVERLAYS, RULES, SCHEMAS, complaints, rendered, schema_errors
-from manifests import KUBERNETES, Object, named, of_kind, quantity, read, render, render_with, workloads
-from programs import need
 from shoal._tracing import environment as tracing
+from support.deployment import manifest_lives as lives
+from support.deployment import manifest_network as network
+from support.deployment.manifest_checks import OLDEST, OVERLAYS, RULES, SCHEMAS, complaints, rendered, schema_errors
+from support.deployment.manifests import (
+    KUBERNETES,
+    Object,
+    named,
+    of_kind,
+    quantity,
+    read,
+    render,
+    render_with,
+    workloads,
+)
+from support.deployment.needed_programs import need
 
 DOCS = KUBERNETES.parents[1] / "docs"
 

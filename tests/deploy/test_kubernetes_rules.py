@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
-import manifest_lives as lives
-import manifest_network as network
-import manifest_rules as rules
-from manifest_checks import OVERLAYS, RULES, SCHEMAS, rendered, schema_errors
-from manifests import KUBERNETES, Object, Workload, named, quantity, render, selects, workloads
-from pod_security import violations
+from support.deployment import manifest_lives as lives
+from support.deployment import manifest_network as network
+from support.deployment import manifest_rules as rules
+from support.deployment.manifest_checks import OVERLAYS, RULES, SCHEMAS, rendered, schema_errors
+from support.deployment.manifests import KUBERNETES, Object, Workload, named, quantity, render, selects, workloads
+from support.deployment.pod_security import violations
 
 ROOT = KUBERNETES.parents[1]
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from programs import need
-from promql import grouped_by, selectors, strangers
-from role_metrics import TARGET_LABELS, Scraped, roles
+from support.deployment.needed_programs import need
+from support.deployment.promql import grouped_by, selectors, strangers
+from support.role_metrics import TARGET_LABELS, Scraped, roles
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import docker_engine
 import shoal
-from compose_stack import COMPOSE_FILE, Stack, compose_file
-from docker_engine import ROOT, Engine
 from shoal._numerics import kernels
 from shoal.events import MetricsReported, StateChanged
-from waiting import wait_until
+from support.deployment import docker_engine
+from support.deployment.compose_stack import COMPOSE_FILE, Stack, compose_file
+from support.deployment.docker_engine import ROOT, Engine
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import shoal
-from browser import browser
-from clusters import ROOT, local_cluster
-from page_programs import HOSTILE
 from shoal import optim
+from support.clusters.local import ROOT, local_cluster
+from support.deployment.browser import browser
+from support.programs.page import HOSTILE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -68,7 +68,7 @@ def job(cluster):
 
 def watched(**options) -> shoal.Job:
     return shoal.Job(
-        "page_programs:Watched",
+        "support.programs.page:Watched",
         workers=2,
         consistency=shoal.BoundedStaleness(4),
         optimizer=optim.SGD(0.002),

@@ -1,7 +1,7 @@
 """Writes layers.json: what PyTorch makes of the cases of `golden_layers.py`, in float64, for `test_nn_golden.py`.
 
     pip install torch==2.13.0 torchvision numpy
-    PYTHONPATH=client:worker:tests/support python tests/golden/make_layers.py
+    PYTHONPATH=client:worker:tests python tests/golden/make_layers.py
 
 Inputs and parameters are drawn by name and not kept. Of each layer there are its value, the gradients by its parameters
 and its input, and its running statistics; of ResNet-18, torchvision's, the outputs, the loss, and of each gradient and
@@ -17,7 +17,17 @@ import torch
 from torch.nn import functional as F
 from torchvision.models import resnet18
 
-from golden_layers import CASES, LOGITS, RESNET, RESNET_IMAGES, RESNET_LABELS, digest, drawn, fed, values
+from support.devices.golden_layers import (
+    CASES,
+    LOGITS,
+    RESNET,
+    RESNET_IMAGES,
+    RESNET_LABELS,
+    digest,
+    drawn,
+    fed,
+    values,
+)
 
 
 def conv(x: Any, p: Any, **settings: Any) -> Any:

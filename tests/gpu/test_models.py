@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from clusters import local_cluster
-from model_data import bright, pairs
 from shoal import Job, optim
 from shoal_nn import Training, sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.models import resnet, wide_deep
+from support.clusters.local import local_cluster
+from support.programs.model_data import bright, pairs
 
 pytestmark = pytest.mark.gpu
 

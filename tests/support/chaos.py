@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import leaks
+from support import leaks
 
 ROOT = Path(__file__).parents[2]
 LATEST = ROOT / "runs" / "chaos" / "latest.json"

@@ -1,9 +1,15 @@
-"""Runs a command and fails if it leaves anything behind: `python leaks.py COMMAND ...`.
+"""Guard against leaks: runs a command and fails if the command leaves something behind (`python leaks.py COMMAND ...`).
 
-Every process that the command starts, however deep and whoever its parent becomes, inherits a mark in its environment
-and a temporary folder of the run's own. Afterwards no process with the mark may be alive (and so no port held), the
-folder must be empty, /dev/shm must hold nothing new, and neither must the git checkout that the command ran in, but
-for what it ignores.
+The guard looks only at what the run itself made, so other programs on the machine, and other runs, cannot fail it:
+
+- Processes: each process of the run inherits a mark in its environment, whoever its parent becomes. No process with
+  the mark may be alive afterwards. A port is held by a process; the report names the ports that a process listens on.
+- Temporary files and shared memory: the environment gives the run a folder of its own for each (TMPDIR and
+  SHOAL_SHARED_MEMORY). Both must be empty afterwards, whether or not the process that wrote there is alive.
+- Files in the git checkout that the command runs in, if git neither tracks nor ignores them. Nothing tells who made
+  such a file, so this part takes the checkout to be the run's own.
+
+A process that empties its environment, and shared memory that is not Shoal's, are not found.
 """
 
 import os
@@ -15,34 +21,31 @@ import time
 import uuid
 from pathlib import Path
 
+import psutil
+
+from shoal._transport.segment import FOLDER_VARIABLE, SHM
+
+# The marks of a run and of those that it runs within, the outermost first.
 MARK = "SHOAL_TEST_RUN"
-SEGMENTS = Path("/dev/shm")
 # A process that was told to end may take a moment to be gone.
 GRACE_S = 5.0
 
 
 def marked_processes(mark: str) -> list[str]:
-    """The living processes of a run: pid and command line."""
+    """Returns the living processes of a run: pid, command line and the ports that each listens on."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
+    for process in psutil.process_iter():
         try:
-            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append(f"process {entry.name}: {command}")
-        except OSError:  # ended meanwhile, or not ours to read
+            if process.pid != os.getpid() and mark in process.environ().get(MARK, "").split():
+                words = " ".join(process.cmdline()).split()  # on one line, even where an argument has several
+                found.append(f"process {process.pid}: {' '.join(words)}{_ports(process)}")
+        except (psutil.Error, OSError):  # it has ended, or belongs to another user
             continue
     return found
 
 
-def shared_memory() -> set[str]:
-    """The names of shared memory."""
-    return {entry.name for entry in SEGMENTS.iterdir()} if SEGMENTS.is_dir() else set()
-
-
 def untracked_files() -> set[str]:
-    """Files of the checkout around the current folder that git neither tracks nor ignores; none outside a checkout."""
+    """Returns the files of the checkout here that git neither tracks nor ignores; none outside a checkout."""
     try:
         status = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=all", "-z"], capture_output=True, text=True, check=False
@@ -53,26 +56,50 @@ def untracked_files() -> set[str]:
 
 
 def main(command: list[str], grace_s: float = GRACE_S) -> int:
-    """Runs the command; its exit status, or 1 if it left something."""
+    """Runs the command.
+
+    Args:
+        command: its words.
+        grace_s: seconds that processes of the run have to end after the command.
+
+    Returns:
+        The command's exit status, or 1 if the run left something behind.
+    """
     mark = uuid.uuid4().hex
-    folder = Path(tempfile.mkdtemp(prefix="shoal-test-run-"))
-    segments_before, untracked_before = shared_memory(), untracked_files()
+    marks = f"{os.environ.get(MARK, '')} {mark}".strip()
+    folder, segments = _own_folder(None), _own_folder(SHM) if SHM.is_dir() else None
+    variables = {MARK: marks, "TMPDIR": str(folder)} | ({FOLDER_VARIABLE: str(segments)} if segments else {})
+    untracked_before = untracked_files()
     try:
-        status = subprocess.run(command, env={**os.environ, MARK: mark, "TMPDIR": str(folder)}, check=False).returncode
+        status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
         deadline = time.monotonic() + grace_s
         while (processes := marked_processes(mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
         files = [f"file {entry.name}" for entry in folder.iterdir() if not entry.name.startswith("pytest-of-")]
-        segments = [f"shared memory {name}" for name in shared_memory() - segments_before]
+        shared = [f"shared memory {entry.name}" for entry in segments.iterdir()] if segments else []
         untracked = [f"untracked file {name}" for name in sorted(untracked_files() - untracked_before)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    left = [*processes, *files, *segments, *untracked]
+        if segments:
+            shutil.rmtree(segments, ignore_errors=True)
+    left = [*processes, *files, *shared, *untracked]
     for what in left:
         print(f"left behind: {what}", file=sys.stderr)
     if not left:
         print("nothing left behind: no process, port, file or shared memory")
     return status or bool(left)
+
+
+def _own_folder(parent: Path | None) -> Path:
+    return Path(tempfile.mkdtemp(prefix="shoal-test-run-", dir=parent))
+
+
+def _ports(process: psutil.Process) -> str:
+    try:
+        held = {at.laddr.port for at in process.net_connections("inet") if at.status == psutil.CONN_LISTEN}
+    except (psutil.Error, OSError):
+        return ""
+    return f" (listens on port {', '.join(map(str, sorted(held)))})" if held else ""
 
 
 if __name__ == "__main__":

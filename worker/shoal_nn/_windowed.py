@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shoal_nn._ops.windows import Padding, Pair, Windows, explicit, pair, windows_over
+from shoal_nn._ops import Padding, Pair, Windows, explicit, pair, windows_over
 from shoal_nn.layer import Layer, Shape
 
 

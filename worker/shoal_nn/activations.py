@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.program import Array
-from shoal_nn._ops.arithmetic import widened
-from shoal_nn._ops.erf import erf
+from shoal_nn._ops import erf, widened
 from shoal_nn.layer import Shape, Train, Unweighted
 from shoal_worker.arrays import Namespace, fused, namespace_of
 

@@ -9,9 +9,7 @@ import numpy as np
 from shoal.initializers import HeNormal, Initializer, Zeros
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn._ops import convolve, cudnn
-from shoal_nn._ops.arithmetic import column_sums
-from shoal_nn._ops.windows import Padding, Pair, Windows, pair
+from shoal_nn._ops import Padding, Pair, Windows, column_sums, convolve, cudnn, pair
 from shoal_nn._windowed import Windowed
 from shoal_nn.layer import Arrays, Pullback, Shape, Train, trainable
 from shoal_worker.arrays import namespace_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from shoal.initializers import HeNormal, Initializer, Normal, Zeros
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn._ops.arithmetic import column_sums, matmul, widened
+from shoal_nn._ops import column_sums, matmul, widened
 from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, trainable
 from shoal_worker.arrays import namespace_of
 

@@ -14,7 +14,7 @@ from shoal.initializers import Initializer
 from shoal.program import Array
 from shoal.variables import Variable
 from shoal_nn._misfit import misfit
-from shoal_nn._ops.arithmetic import is_float
+from shoal_nn._ops import is_float
 from shoal_worker.arrays import Namespace
 
 # Of one example or an array: lengths of the axes. A model's shapes leave the batch out.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shoal.initializers import Ones, Zeros
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn._ops.arithmetic import along, column_products, column_sums, in_runs, joined, pieces, widened
+from shoal_nn._ops import along, column_products, column_sums, in_runs, joined, pieces, widened
 from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, statistic, trainable
 from shoal_worker.arrays import Namespace, fused, namespace_of
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.program import Array
-from shoal_nn._ops.arithmetic import widened
-from shoal_nn._ops.windows import Padding, Pair, Windows, blocks
+from shoal_nn._ops import Padding, Pair, Windows, blocks, widened
 from shoal_nn._windowed import Windowed
 from shoal_nn.layer import Shape, Train, Unweighted
 from shoal_worker.arrays import namespace_of

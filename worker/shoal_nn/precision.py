@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal import errors
 from shoal.program import Array
-from shoal_nn._ops.arithmetic import widened
+from shoal_nn._ops import widened
 from shoal_worker.arrays import namespace_of
 
 Compute = Literal["float64", "float32", "float16", "bfloat16"]

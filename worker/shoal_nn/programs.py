@@ -1,6 +1,6 @@
 """Programs to submit as they are: their settings say which model, and which data.
 
-    shoal submit shoal_nn.programs:image_classifier --set data=/data/cifar-10-batches-py --set format=cifar10 \\
+    shoal submit shoal_nn.programs:image_classifier --set data=/data/cifar-10-batches-bin --set format=cifar10 \\
         --set model=resnet18 --set options='{"small_images": true}' --set augment=flip,crop
 """
 
@@ -63,10 +63,10 @@ def image_classifier(
 
     Args:
         data: path of the images, the same on every worker; "~" is the home of the user whose worker it is.
-        format: what is there. "idx": a folder with the four files of MNIST or Fashion-MNIST. "cifar10": CIFAR-10's
-            folder for Python. "folder": "train" and, if it is there, "test", with a folder of images for each class;
-            wants `size`, and images that cannot be read are passed by. "npz": a file with "images" [n, height, width,
-            channels] or [n, height, width], uint8 or floats from 0 to 1, and "labels" [n].
+        format: what is there. "idx": a folder with the four files of MNIST or Fashion-MNIST. "cifar10": the folder of
+            CIFAR-10's binary version. "folder": "train" and, if it is there, "test", with a folder of images for each
+            class; wants `size`, and images that cannot be read are passed by. "npz": a file with "images" [n, height,
+            width, channels] or [n, height, width], uint8 or floats from 0 to 1, and "labels" [n].
         model: one of `MODELS`.
         classes: how many there are, 2 or more.
         options: further arguments of the model: {"width": 0.35}.

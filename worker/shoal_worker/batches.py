@@ -12,8 +12,8 @@ import numpy as np
 from shoal import errors
 from shoal._training.participant import DataRange, NoRange
 from shoal._wire.cursor import Cursor
+from shoal.data._reading import Order, ShuffledBlocks, ShuffledExamples, cut
 from shoal.data._reading.batches import read
-from shoal.data._reading.order import Order, ShuffledBlocks, ShuffledExamples, cut
 from shoal.data._reading.read_ahead import ReadAhead
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 from shoal_worker.draws import epoch_seed

@@ -14,9 +14,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shoal import errors
-from shoal._rpc.channels import RpcServer
-from shoal._rpc.coordinator import CoordinatorClient, Membership
-from shoal._training.outbox import Outbox
+from shoal._rpc import CoordinatorClient, Membership, RpcServer
+from shoal._training import Outbox
 from shoal._training.participant import Heard, Participant
 from shoal._wire.cursor import Cursor
 from shoal.v1 import coordinator_pb2

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shoal._rpc.retries import Called
+from shoal._rpc import Called
 from shoal._training.participant import Report
 from shoal._wire.cursor import Cursor
 from shoal.status import StepTiming

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from shoal._rpc.retries import CALLED, Called, Retries
+from shoal._rpc import CALLED, Called, Retries
 from shoal_worker.messages import BUCKETS_S, PHASES, Durations, Figures
 
 _COUNTERS = {

@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from shoal._training.parameters import PushResult
+from shoal._training import PushResult, StepClock
 from shoal._training.participant import Report
-from shoal._training.step_clock import StepClock
 from shoal_worker.messages import PHASES, Durations, Figures
 
 

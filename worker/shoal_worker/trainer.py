@@ -15,9 +15,9 @@ import numpy as np
 import structlog
 
 from shoal import _tracing, errors
-from shoal._numerics.seeds import takes_seed
+from shoal._numerics import takes_seed
 from shoal._role.lifecycle import configure_logging
-from shoal._rpc.coordinator import CoordinatorClient
+from shoal._rpc import CoordinatorClient
 from shoal._training.participant import Participant
 from shoal.program import Program
 from shoal.variables import Variable

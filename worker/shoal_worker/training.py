@@ -10,8 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._training.overlap import Gradients
-from shoal._training.parameters import PushResult
+from shoal._training import Gradients, PushResult
 from shoal._training.participant import NoRange
 from shoal._wire.cursor import Cursor
 from shoal._wire.figures import number

@@ -1,5 +1,41 @@
-"""Checkpoints: what lies in their files, where the files lie, and how they are written so that what is there is whole.
+"""Checkpoints as files: storages, manifests, tensors, and any part of a variable again.
 
-`tensors` is one file, `manifest` what a checkpoint consists of, `folders` and `object_store` where it lives,
-`catalogue` finds it, `slices` any part of it.
+`shoal.checkpoints` is what users see of it; servers and the coordinator import this package. How a consistent cut is
+made is in `shoal_server.checkpoints` and `shoal_coordinator.effects`.
 """
+
+from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
+from shoal._checkpoint.files import Named, write_tensors
+from shoal._checkpoint.folders import open_folder, open_shared
+from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, mismatches, tensor_name
+from shoal._checkpoint.storage import Folder, no_folder, probe
+from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_header, encode_header, header_bytes
+
+__all__ = [
+    "LENGTH_BYTES",
+    "VALUE",
+    "Catalogue",
+    "Contents",
+    "FileEntry",
+    "Folder",
+    "LocalFolder",
+    "Manifest",
+    "Named",
+    "Rows",
+    "SavedVariables",
+    "Tensor",
+    "decode_header",
+    "encode_header",
+    "header_bytes",
+    "mismatches",
+    "no_folder",
+    "open_folder",
+    "open_shared",
+    "path_of",
+    "probe",
+    "superfluous",
+    "tensor_name",
+    "write_tensors",
+]

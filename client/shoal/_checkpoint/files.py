@@ -8,8 +8,8 @@ import numpy as np
 import xxhash
 
 from shoal import errors
-from shoal._checkpoint.folders import Buffer, File, Folder
 from shoal._checkpoint.manifest import BLOCK_BYTES, FileEntry, sum_of, sums_of
+from shoal._checkpoint.storage import Buffer, File, Folder
 from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, header_bytes
 
 Named = tuple[str, np.dtype, tuple[int, ...]]

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from shoal import errors
-from shoal._checkpoint.folders import TEMPORARY, Buffer, File, checked, is_name, missing
+from shoal._checkpoint.storage import TEMPORARY, Buffer, File, checked, is_name, missing
 
 # What is held in memory of a file that is being written, and the parts that it is uploaded in: S3 takes 10,000.
 PART_BYTES = 16 << 20

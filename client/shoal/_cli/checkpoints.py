@@ -9,8 +9,7 @@ import typer
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
-from shoal._display import records
-from shoal._display.telling import figures
+from shoal._display import figures, records
 from shoal.checkpoints import Checkpoint, Checkpoints
 
 app = typer.Typer(no_args_is_help=True, help="Looks at the checkpoints in a folder.")

@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 
 from shoal._cli.output import Output
-from shoal._display import records
-from shoal._display.progress_bar import ProgressBar
-from shoal._display.telling import figures, first_line
+from shoal._display import ProgressBar, figures, first_line, records
 from shoal.callbacks import Callback
 from shoal.client import JobHandle
 from shoal.events import Event

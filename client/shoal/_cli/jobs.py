@@ -15,9 +15,8 @@ from shoal import errors
 from shoal._cli import options
 from shoal._cli.follow import evaluations, summary
 from shoal._cli.output import Output, Row
-from shoal._display import records
-from shoal._display.telling import duration, first_line
-from shoal._system.whole_file import written_whole
+from shoal._display import duration, first_line, records
+from shoal._system import written_whole
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.client import Client
 from shoal.events import LogLine

@@ -1,1 +1,16 @@
-"""What people read: records, progress, and event files of TensorBoard."""
+"""What people and scripts read: records as JSON, lines of text, progress bars, and event files of TensorBoard.
+
+The command line, callbacks and the coordinator's page import it. It computes nothing and calls nobody.
+"""
+
+from shoal._display.progress_bar import ProgressBar
+from shoal._display.telling import duration, figures, first_line
+from shoal._display.tensorboard import TensorBoard
+
+__all__ = [
+    "ProgressBar",
+    "TensorBoard",
+    "duration",
+    "figures",
+    "first_line",
+]

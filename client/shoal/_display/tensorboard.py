@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from shoal import errors
-from shoal._system.optional import load
+from shoal._system import load
 from shoal.events import CheckpointEnded, Evaluated, Event, MetricsReported, StateChanged
 
 _WHO = "shoal.callbacks.TensorBoard"

@@ -1,4 +1,8 @@
-"""gRPC channels and servers, errors over the wire, retries, and the client of the coordinator."""
+"""gRPC: channels and servers, errors over the wire, retries with backoff, and the client of the coordinator.
+
+The one package of `shoal` that imports grpc; its types do not leave it. Which calls carry values, and what else can
+carry them, is in `shoal._transport`. Roles, clients and everything above the wire may import it.
+"""
 
 from shoal._rpc.channels import (
     NonBlocking,
@@ -20,11 +24,20 @@ from shoal._rpc.channels import (
     status_of,
     translated,
 )
+from shoal._rpc.coordinator import CoordinatorClient, Membership
+from shoal._rpc.pauses import Pauses
+from shoal._rpc.retries import CALLED, Called, Retries
 
 __all__ = [
+    "CALLED",
+    "Called",
+    "CoordinatorClient",
+    "Membership",
     "NonBlocking",
+    "Pauses",
     "Pooled",
     "RawMessages",
+    "Retries",
     "RpcServer",
     "channel",
     "detail_of",

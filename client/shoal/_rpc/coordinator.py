@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from shoal import _rpc, _tracing, errors
+from shoal import _tracing, errors
+from shoal._rpc import channels
 from shoal._rpc.retries import Retries
 from shoal._wire.cursor import Cursor
 from shoal.status import ServerLoad
@@ -39,7 +40,7 @@ class CoordinatorClient:
         self.address = address
         self.retries = Retries()
         self._retry_for_s = retry_for_s
-        self._channel = _rpc.channel(address)
+        self._channel = channels.channel(address)
         self.members = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.jobs = job_pb2_grpc.JobsStub(self._channel)
 
@@ -61,11 +62,11 @@ class CoordinatorClient:
         """
 
         def once() -> T:
-            with _rpc.translated(self.address):
+            with channels.translated(self.address):
                 return method(request, timeout=timeout_s, metadata=_tracing.metadata())
 
         with _tracing.calling(request):
-            return _rpc.retrying(
+            return channels.retrying(
                 once,
                 what="the coordinator",
                 address=self.address,

@@ -6,7 +6,7 @@ from operator import is_
 
 import numpy as np
 
-from shoal._numerics.elements import Aggregation
+from shoal._numerics import Aggregation
 from shoal._transport.server_connection import ServerConnection
 from shoal._wire.packing import Packer
 from shoal._wire.transfer import Load

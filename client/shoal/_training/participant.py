@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._rpc.coordinator import CoordinatorClient
+from shoal._rpc import CoordinatorClient
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._wire.layout import Placement

@@ -8,7 +8,7 @@ import structlog
 from numpy.typing import ArrayLike
 
 from shoal import errors
-from shoal._rpc.coordinator import CoordinatorClient
+from shoal._rpc import CoordinatorClient
 from shoal.job import Job
 from shoal.status import JobStatus
 from shoal.v1 import job_pb2

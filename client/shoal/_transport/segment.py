@@ -1,4 +1,4 @@
-"""Segments: memory that two processes of one host share, named in /dev/shm.
+"""Segments: memory that two processes of one host share, named in /dev/shm or where SHOAL_SHARED_MEMORY says.
 
 One process creates a segment and owns it, another opens it; either may cut it into slots. What they say to each other
 about its bytes is not here.
@@ -24,7 +24,9 @@ import numpy as np
 
 from shoal._memory.leases import lend
 
-SHM = Path("/dev/shm")  # noqa: S108 - no temporary file: where Linux has its shared memory
+# Names the folder of segments, a tmpfs, where that is not Linux's usual one.
+FOLDER_VARIABLE = "SHOAL_SHARED_MEMORY"
+SHM = Path(os.environ.get(FOLDER_VARIABLE) or "/dev/shm")  # noqa: S108 - shared memory, not temporary files
 # The header has a page of its own, so that the data begin at a page as well.
 HEADER_BYTES = 4096
 NONCE_BYTES = 16
@@ -37,7 +39,9 @@ _NAME = re.compile(r"shoal-[0-9a-f]{32}")
 _EXISTING = os.O_NOFOLLOW | os.O_NONBLOCK
 _MOST_OF_FREE = 0.9  # a segment takes at most so much of what is free: others need shared memory too
 _MOST_OF_MEMORY = 0.5
-_MORE_SPACE = "give the machine or container a larger /dev/shm (docker: --shm-size)"
+_MORE_SPACE = (
+    f"give the machine or container a larger /dev/shm (docker: --shm-size), or set {FOLDER_VARIABLE} to another tmpfs"
+)
 _ADVICE = {
     errno.ENOENT: "mount a tmpfs there, the same one for both processes",
     errno.ENOSPC: _MORE_SPACE,
@@ -322,4 +326,14 @@ def _unavailable(what: str, error: OSError) -> SegmentUnavailable:
     return SegmentUnavailable(f"{what}: {error.strerror}" + (f"; {advice}" if advice else ""))
 
 
-__all__ = ["HEADER_BYTES", "NONCE_BYTES", "SHM", "Segment", "SegmentLost", "SegmentUnavailable", "Slots", "sweep"]
+__all__ = [
+    "FOLDER_VARIABLE",
+    "HEADER_BYTES",
+    "NONCE_BYTES",
+    "SHM",
+    "Segment",
+    "SegmentLost",
+    "SegmentUnavailable",
+    "Slots",
+    "sweep",
+]

@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from shoal import errors
-from shoal._system.host import host_id
+from shoal._system import host_id
 from shoal._transport.connection import Connection
 from shoal._transport.frames import Frame
 from shoal._transport.lane_calls import LaneCalls, LaneFactory

@@ -90,12 +90,6 @@ def decode_push(message: Buffer) -> tuple[pb.PushHeader | None, list[Chunk]]:
     return carrier.header if carrier.HasField("header") else None, chunks
 
 
-def decode_values(message: Buffer) -> tuple[list[header_pb2.ShardHeader], list[Chunk]]:
-    """Decodes a `PullReply`; the rest is as for `decode_push`."""
-    carrier, chunks = decode(pb.PullReply, message)
-    return list(carrier.headers), chunks
-
-
 def decode(kind: type[Carrier], message: Buffer) -> tuple[Carrier, list[Chunk]]:
     """Decodes a message of this kind: itself, perhaps without its chunks, and its chunks; else as `decode_push`."""
     view = memoryview(message).cast("B")

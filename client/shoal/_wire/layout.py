@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from shoal import errors
-from shoal._numerics.elements import (
+from shoal._numerics import (
     SUPPORTED_DTYPES,
     Aggregation,
     dtype_code,

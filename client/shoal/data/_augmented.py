@@ -14,7 +14,7 @@ from shoal.program import Dataset, RandomDataset
 class Augmented(Changed):
     """Another data set, with its images changed: a `shoal.program.RandomDataset`.
 
-        training, held_out = split(Cifar10("cifar-10-batches-py"), 0.1)
+        training, held_out = split(Cifar10("cifar-10-batches-bin"), 0.1)
         plain = Augmentation(ToFloat(), Normalise(0.47, 0.25))
         dataset = Augmented(training, Augmentation(Flip(), Crop(padding=4), plain))
         test = Augmented(held_out, plain)

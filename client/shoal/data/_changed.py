@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal._numerics.seeds import seeded
+from shoal._numerics import seeded
 from shoal.data._reading.batches import read
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 

@@ -1,36 +1,39 @@
-"""CIFAR-10 as its authors publish it for Python, read without running anything that is in the files."""
+"""CIFAR-10 in the binary version that its authors publish."""
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from shoal import errors
 from shoal.data._files import blamed
 from shoal.data._in_blocks import check_number
-from shoal.data._opcodes import Damaged, Reader
 from shoal.program import DEFAULT_PREFETCH
 
 _SHAPE = (3, 32, 32)  # of an image within a file: channels, rows, columns
-_TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
-_TEST = ("test_batch",)
-_META = "batches.meta"
+_RECORD_BYTES = 1 + 3 * 32 * 32  # a label, then the image
+_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_TEST = ("test_batch.bin",)
+_META = "batches.meta.txt"
+# What the folder of the Python version has in place of these.
+_PYTHON_META = "batches.meta"
 # A batch of 10,000 images has 31 MB; what is much larger is something else.
 _MOST_BYTES = 64 << 20
+_MOST_META_BYTES = 1 << 16
+_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
 class Cifar10:
     """The 60,000 images of CIFAR-10 (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009).
 
-        dataset = Cifar10("cifar-10-batches-py")
+        dataset = Cifar10("cifar-10-batches-bin")
 
     A batch is the tuple (images, labels): uint8 [n, 32, 32, 3] and int64 [n]. The files are read into memory when the
-    data set is made, by a reader that knows dicts, lists, numbers, texts and arrays of bytes, and refuses the rest
+    data set is made. They are those of the binary version: 3,073 bytes an image, its label first
     (docs/decisions/0027-images.md).
 
     Args:
-        folder: with `batches.meta`, `data_batch_1` to `data_batch_5` and `test_batch`.
+        folder: with `batches.meta.txt`, `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
         train: the five batches to train on; False: the one to test on.
         prefetch: batches to read ahead; 0: each is taken at its step.
 
@@ -38,19 +41,30 @@ class Cifar10:
         classes: their names, by label.
 
     Raises:
-        InvalidData: a file is not there, is damaged or cut short, asks for more than data, or is not what it should be.
+        InvalidData: the folder has the Python version, or a file is not there, is cut short, or is not what it should
+            be.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, train: bool = True, prefetch: int = DEFAULT_PREFETCH) -> None:
         check_number("prefetch", prefetch, least=0)
+        _refuse_python_version(Path(folder))
         self.classes = _classes(Path(folder) / _META)
-        parts = [_images(Path(folder) / name, len(self.classes)) for name in (_TRAIN if train else _TEST)]
-        self._labels = np.concatenate([labels for _, labels in parts])
-        self._images = np.empty((len(self._labels), *_SHAPE[1:], _SHAPE[0]), np.uint8)
+        paths = [Path(folder) / name for name in (_TRAIN if train else _TEST)]
+        counts = [_count(path) for path in paths]
+        for path, count in zip(paths, counts, strict=True):
+            if count < max(counts):
+                raise errors.InvalidData(
+                    f"{path} has {count:,} images, and another batch has {max(counts):,}: it is cut short; unpack the "
+                    "archive again"
+                )
+        self._images = np.empty((sum(counts), *_SHAPE[1:], _SHAPE[0]), np.uint8)
+        self._labels = np.empty(sum(counts), np.int64)
         start = 0
-        for images, labels in parts:
-            self._images[start : start + len(labels)] = images.transpose(0, 2, 3, 1)
-            start += len(labels)
+        for path, count in zip(paths, counts, strict=True):
+            records = _records(path, count, len(self.classes))
+            self._labels[start : start + count] = records[:, 0]
+            self._images[start : start + count] = records[:, 1:].reshape(-1, *_SHAPE).transpose(0, 2, 3, 1)
+            start += count
         self.prefetch = prefetch
 
     def __len__(self) -> int:
@@ -60,41 +74,56 @@ class Cifar10:
         return self._images[indices], self._labels[indices]
 
 
+def _refuse_python_version(folder: Path) -> None:
+    if not (folder / _META).exists() and (folder / _PYTHON_META).exists():
+        raise errors.InvalidData(
+            f"{folder} has the Python version of CIFAR-10 ({_PYTHON_META}), whose files are serialized Python objects, "
+            f"which Shoal does not load; download the binary version, {_SOURCE}, and give its folder, "
+            "cifar-10-batches-bin"
+        )
+
+
 def _classes(path: Path) -> tuple[str, ...]:
-    names = _read(path, "label_names")["label_names"]
+    """The names of the classes, a line each."""
+    with blamed(str(path), ValueError), path.open("rb") as file:
+        names = file.read(_MOST_META_BYTES).decode("ascii").split("\n")
+        found = tuple(name.strip() for name in names if name.strip())
+        if not found or not all(name.isprintable() for name in found):
+            raise ValueError("it has no names of classes, a line each")
+        return found
+
+
+def _count(path: Path) -> int:
+    """How many images a file has, by its size."""
     with blamed(str(path), ValueError):
-        if not isinstance(names, list) or not names or not all(isinstance(name, bytes | str) for name in names):
-            raise ValueError("'label_names' is no list of texts")
-        return tuple(name.decode("latin-1") if isinstance(name, bytes) else name for name in names)
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes, and a batch of CIFAR-10 has 30,730,000")
+    if not size:
+        raise errors.InvalidData(f"{path} is empty; unpack the archive again")
+    if size % _RECORD_BYTES:
+        raise errors.InvalidData(
+            f"{path} has {size:,} bytes, and an image of CIFAR-10 has {_RECORD_BYTES:,} with its label: it is cut "
+            f"short after {size // _RECORD_BYTES:,} images, or is another file; unpack the archive again"
+        )
+    return size // _RECORD_BYTES
 
 
-def _images(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, 3, 32, 32] and labels of one file."""
-    held = _read(path, "data", "labels")
-    images, labels = held["data"], held["labels"]
+def _records(path: Path, count: int, classes: int) -> np.ndarray:
+    """The labels and images of a file: uint8 [count, 3073]."""
     with blamed(str(path), ValueError):
-        if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != int(np.prod(_SHAPE)):
-            found = images.shape if isinstance(images, np.ndarray) else type(images).__name__
-            raise ValueError(f"'data' is {found}, not an array [n, {np.prod(_SHAPE)}]")
-        if not isinstance(labels, list) or len(labels) != len(images) or not len(images):
-            found = len(labels) if isinstance(labels, list) else type(labels).__name__
-            raise ValueError(f"'labels' is {found}, not a list with a label for each of {len(images)} images")
-        if not all(type(label) is int and 0 <= label < classes for label in labels):
-            raise ValueError(f"'labels' has one that is no whole number from 0 to {classes - 1}")
-        return images.reshape(-1, *_SHAPE), np.array(labels, np.int64)
-
-
-def _read(path: Path, *names: str) -> dict[str, Any]:
-    with blamed(str(path), ValueError, Damaged), path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes, and a batch of CIFAR-10 about 31,000,000")
-        raw = file.read(_MOST_BYTES)
-        if not raw:
-            raise errors.InvalidData(f"{path} is empty; unpack the archive again")
-        held = Reader(raw, str(path)).mapping()
-        if missing := [name for name in names if name not in held]:
-            raise ValueError(f"it has no {missing[0]!r}, as the Python version of CIFAR-10 does")
-        return held
+        raw = np.fromfile(path, np.uint8, count * _RECORD_BYTES)
+        if len(raw) != count * _RECORD_BYTES:
+            raise ValueError(f"it ends at byte {len(raw):,}, and had {count * _RECORD_BYTES:,} a moment ago")
+    records = raw.reshape(count, _RECORD_BYTES)
+    wrong = np.flatnonzero(records[:, 0] >= classes)
+    if len(wrong):
+        first = int(wrong[0])
+        raise errors.InvalidData(
+            f"{path} has the label {records[first, 0]} for image {first}, at byte {first * _RECORD_BYTES:,}, and "
+            f"labels are from 0 to {classes - 1}; it is damaged, or is another file: unpack the archive again"
+        )
+    return records
 
 
 __all__ = ["Cifar10"]

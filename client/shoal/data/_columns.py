@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal._system.optional import load
+from shoal._system import load
 
 # A guess, for the size of blocks: what a value of variable length takes in memory beside its bytes.
 _OBJECT_BYTES = 64

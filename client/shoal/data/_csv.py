@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal._system.optional import load
+from shoal._system import load
 from shoal.data import _in_blocks
 from shoal.data._columns import Columns, chosen
 from shoal.data._csv_index import Index, index

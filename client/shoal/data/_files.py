@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from shoal import errors
-from shoal._system.optional import load
+from shoal._system import load
 
 # A path, a pattern, a folder or a URL, or several of them.
 Where: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"

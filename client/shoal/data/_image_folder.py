@@ -9,7 +9,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from shoal import errors
-from shoal._system.optional import load
+from shoal._system import load
 from shoal.data._files import blamed
 from shoal.data._in_blocks import check_number
 from shoal.program import DEFAULT_PREFETCH

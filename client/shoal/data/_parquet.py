@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal._system.optional import load
+from shoal._system import load
 from shoal.data import _in_blocks
 from shoal.data._columns import Columns
 from shoal.data._files import File, Where, blamed, find

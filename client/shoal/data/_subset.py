@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal import errors
-from shoal._numerics.seeds import seeded
+from shoal._numerics import seeded
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 
 _locks_lock = threading.Lock()  # guards _locks

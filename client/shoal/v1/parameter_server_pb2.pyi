@@ -382,8 +382,8 @@ class Segment(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     SLOT_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """In /dev/shm: "shoal-" and 32 hexadecimal digits. The server opens it only if it belongs to its own user and nobody
-    else may.
+    """In /dev/shm, or the folder that SHOAL_SHARED_MEMORY names: "shoal-" and 32 hexadecimal digits. The server opens it
+    only if it belongs to its own user and nobody else may.
     """
     nonce: _builtins.bytes
     """16 random bytes in the segment's header: proof that both see the same memory."""
@@ -1080,101 +1080,3 @@ class RestoreReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreReply: _TypeAlias = RestoreReply  # noqa: Y015
-
-@_typing.final
-class GetHistoryRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    JOB_FIELD_NUMBER: _builtins.int
-    SHARD_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
-    shard: _builtins.int
-    def __init__(
-        self,
-        *,
-        job: _builtins.str = ...,
-        shard: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "shard", b"shard"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetHistoryRequest: _TypeAlias = GetHistoryRequest  # noqa: Y015
-
-@_typing.final
-class Admission(_message.Message):
-    """One admission, with the clocks at that moment."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    class _Kind:
-        ValueType = _typing.NewType("ValueType", _builtins.int)
-        V: _TypeAlias = ValueType  # noqa: Y015
-
-    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Admission._Kind.ValueType], _builtins.type):
-        DESCRIPTOR: _descriptor.EnumDescriptor
-        KIND_UNSPECIFIED: Admission._Kind.ValueType  # 0
-        PULL: Admission._Kind.ValueType  # 1
-        PUSH: Admission._Kind.ValueType  # 2
-
-    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
-    KIND_UNSPECIFIED: Admission.Kind.ValueType  # 0
-    PULL: Admission.Kind.ValueType  # 1
-    PUSH: Admission.Kind.ValueType  # 2
-
-    KIND_FIELD_NUMBER: _builtins.int
-    WORKER_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    SLOWEST_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
-    kind: Global___Admission.Kind.ValueType
-    worker: _builtins.str
-    step: _builtins.int
-    """The request's step."""
-    slowest: _builtins.int
-    """The fewest steps that any live worker had finished."""
-    version: _builtins.int
-    def __init__(
-        self,
-        *,
-        kind: Global___Admission.Kind.ValueType = ...,
-        worker: _builtins.str = ...,
-        step: _builtins.int = ...,
-        slowest: _builtins.int = ...,
-        version: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "slowest", b"slowest", "step", b"step", "version", b"version", "worker", b"worker"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Admission: _TypeAlias = Admission  # noqa: Y015
-
-@_typing.final
-class GetHistoryReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: _builtins.int
-    ADMISSIONS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def header(self) -> _header_pb2.ShardHeader: ...
-    @_builtins.property
-    def admissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admission]:
-        """At most the last 16,384."""
-
-    def __init__(
-        self,
-        *,
-        header: _header_pb2.ShardHeader | None = ...,
-        admissions: _abc.Iterable[Global___Admission] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "header", b"header"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetHistoryReply: _TypeAlias = GetHistoryReply  # noqa: Y015

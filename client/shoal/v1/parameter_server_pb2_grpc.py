@@ -109,11 +109,6 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.RestoreReply.FromString,
                 _registered_method=True)
-        self.GetHistory = channel.unary_unary(
-                '/shoal.v1.ParameterServer/GetHistory',
-                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.GetHistoryRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.GetHistoryReply.FromString,
-                _registered_method=True)
 
 
 class ParameterServerServicer:
@@ -235,13 +230,6 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetHistory(self, request, context):
-        """The latest admissions of a shard, oldest first: what it let pull and push, and how far apart they were.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -319,11 +307,6 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.RestoreRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.RestoreReply.SerializeToString,
-            ),
-            'GetHistory': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetHistory,
-                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.GetHistoryRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.GetHistoryReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -731,33 +714,6 @@ class ParameterServer:
             '/shoal.v1.ParameterServer/Restore',
             shoal_dot_v1_dot_parameter__server__pb2.RestoreRequest.SerializeToString,
             shoal_dot_v1_dot_parameter__server__pb2.RestoreReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetHistory(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/shoal.v1.ParameterServer/GetHistory',
-            shoal_dot_v1_dot_parameter__server__pb2.GetHistoryRequest.SerializeToString,
-            shoal_dot_v1_dot_parameter__server__pb2.GetHistoryReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -83,8 +83,6 @@ class ParameterServerStub:
     """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
     FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
     """
-    GetHistory: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.GetHistoryRequest, _parameter_server_pb2.GetHistoryReply]
-    """The latest admissions of a shard, oldest first: what it let pull and push, and how far apart they were."""
 
 @_typing.type_check_only
 class ParameterServerAsyncStub(ParameterServerStub):
@@ -141,8 +139,6 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
     FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
     """
-    GetHistory: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.GetHistoryRequest, _parameter_server_pb2.GetHistoryReply]  # type: ignore[assignment]
-    """The latest admissions of a shard, oldest first: what it let pull and push, and how far apart they were."""
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -286,13 +282,5 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
         FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
         """
-
-    @_abc_1.abstractmethod
-    def GetHistory(
-        self,
-        request: _parameter_server_pb2.GetHistoryRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.GetHistoryReply, _abc.Awaitable[_parameter_server_pb2.GetHistoryReply]]:
-        """The latest admissions of a shard, oldest first: what it let pull and push, and how far apart they were."""
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

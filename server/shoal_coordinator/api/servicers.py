@@ -11,8 +11,7 @@ import grpc
 import structlog
 
 from shoal import _rpc, errors, variables
-from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import Folder
+from shoal._checkpoint import Catalogue, Folder
 from shoal._training.participant import Heard
 from shoal._wire import limits
 from shoal._wire.cursor import Cursor

@@ -14,8 +14,7 @@ from typing import Protocol
 import structlog
 
 from shoal import _tracing, errors
-from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import Folder, no_folder
+from shoal._checkpoint import Catalogue, Folder, no_folder
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects import cutting, publishing, restoring
 from shoal_coordinator.effects.server_calls import ServerCalls

@@ -8,8 +8,7 @@ import structlog
 from google.protobuf import json_format
 
 from shoal import errors
-from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
-from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal._checkpoint import Catalogue, FileEntry, Manifest, path_of, superfluous
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import SavedCheckpoint
 from shoal.v1 import parameter_server_pb2 as pb

@@ -7,8 +7,7 @@ import structlog
 from google.protobuf import json_format
 
 from shoal import errors
-from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.manifest import Manifest
+from shoal._checkpoint import Catalogue, Manifest
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2

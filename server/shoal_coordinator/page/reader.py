@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shoal import errors
-from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import Folder
-from shoal._checkpoint.manifest import Manifest
+from shoal._checkpoint import Catalogue, Folder, Manifest
 from shoal._display import records
 from shoal.checkpoints import described
 from shoal.status import JobStatus, MemberStatus

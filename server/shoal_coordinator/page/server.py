@@ -1,6 +1,5 @@
-"""The page's server: a port, and a thread with an event loop of its own."""
+"""The page's server: a port, and a thread that serves it."""
 
-import asyncio
 import ipaddress
 import re
 import threading
@@ -8,11 +7,10 @@ from collections.abc import Iterable
 from importlib.metadata import version
 
 import structlog
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shoal import _rpc, errors
-from shoal._checkpoint.folders import Folder
+from shoal._checkpoint import Folder
+from shoal._role import Bounds, WebServer
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.page.app import make_app
 from shoal_coordinator.page.guard import Rules
@@ -64,91 +62,35 @@ class PageServer:
         max_watchers: int = 32,
     ) -> None:
         host, port = _rpc.parse_address(listen)
-        self._rules = rules_for(host, hosts, read_only=read_only)
+        rules = rules_for(host, hosts, read_only=read_only)
         try:
-            self._socket = _rpc.listen(host, port)
+            listening = _rpc.listen(host, port)
         except errors.PortInUse as error:
             raise errors.PortInUse(
                 f"cannot serve the page on {listen}: {error.message}; --page-listen takes another port, or '' for none",
                 address=listen,
             ) from None
-        self.url = f"http://{_EVERYWHERE.get(host, host)}:{self._socket.getsockname()[1]}"
+        self.url = f"http://{_EVERYWHERE.get(host, host)}:{listening.getsockname()[1]}"
         about = {"lease_s": lease_s, "heartbeat_s": heartbeat_s, "read_only": read_only, "version": version("shoal")}
         self._reader = Reader(coordinator, folder, about, heartbeat_s)
-        self._max_watchers = max_watchers
-        self._running = threading.Event()
+        self._server = WebServer(
+            listening,
+            lambda stopping: make_app(self._reader, rules, stopping, max_watchers),
+            Bounds(_CONNECTIONS, _PATIENCE_S),
+        )
         self._thread = threading.Thread(target=self._serve, name="page", daemon=True)
         self._thread.start()
-        self._running.wait()
 
     def stop(self) -> None:
         """Ends all streams, and the server: no thread or port is left."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end)
-            self._thread.join()
-        self._socket.close()
+        self._server.stop()
+        self._thread.join()
 
     def _serve(self) -> None:
         try:
-            asyncio.run(self._main())
+            self._server.run()
         except Exception:  # the cluster goes on without the page
             _log.exception("the page has failed")
-        finally:
-            self._running.set()
-
-    async def _main(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        config = uvicorn.Config(
-            make_app(self._reader, self._rules, self._stopping, self._max_watchers),
-            http=_Connection,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=2,
-        )
-        self._server = uvicorn.Server(config)
-        self._running.set()
-        await self._server.serve(sockets=[self._socket])
-
-    def _end(self) -> None:
-        self._stopping.set()
-        self._server.should_exit = True
-
-
-class _Connection(H11Protocol):
-    """A connection, if there are not too many; it is closed if nobody asks for anything, be it for the first time."""
-
-    _patience: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > _CONNECTIONS:
-            transport.abort()
-        else:
-            self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._patience:
-            self._patience.cancel()
-        super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._wait()
-
-    def _wait(self) -> None:
-        """From now on: a byte now and then does not make it longer."""
-        if self._patience:
-            self._patience.cancel()
-        self._patience = self.loop.call_later(_PATIENCE_S, self._look)
-
-    def _look(self) -> None:
-        if getattr(self.cycle, "response_complete", True):  # there is no cycle before the first request
-            self.transport.close()
 
 
 def rules_for(host: str, hosts: Iterable[str] = (), *, read_only: bool = False) -> Rules:

@@ -1,13 +1,13 @@
 """Threads for what may wait, so that the event loop never does: so many at a time, and a short queue for these."""
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
 from shoal import errors
+from shoal._role import in_thread
 
 T = TypeVar("T")
 
@@ -56,24 +56,20 @@ class Threads:
             self._asked -= 1
 
     def _started(self, function: Callable[..., T], arguments: tuple[object, ...]) -> Future[T]:
-        loop, answer = asyncio.get_running_loop(), Future[T]()
-        answer.set_running_or_notify_cancel()  # who stops waiting for it cancels nothing
+        loop = asyncio.get_running_loop()
 
-        def perform() -> None:
+        def perform() -> T:
             try:
-                answer.set_result(function(*arguments))
-            except BaseException as error:  # whoever waits for it is told
-                answer.set_exception(error)
+                return function(*arguments)
             finally:
                 with suppress(RuntimeError):  # the page has ended meanwhile
                     loop.call_soon_threadsafe(self._free.release)
 
         try:
-            threading.Thread(target=perform, name="page call", daemon=True).start()
+            return in_thread(perform, "page call")
         except RuntimeError:  # the system has none left
             self._free.release()
             raise
-        return answer
 
 
 __all__ = ["Threads"]

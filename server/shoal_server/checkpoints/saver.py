@@ -9,15 +9,21 @@ import numpy as np
 import structlog
 
 from shoal import errors
-from shoal._checkpoint.catalogue import path_of
-from shoal._checkpoint.files import Named, write_tensors
-from shoal._checkpoint.folders import Folder, no_folder
-from shoal._checkpoint.manifest import FileEntry
-from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, tensor_name
+from shoal._checkpoint import (
+    VALUE,
+    FileEntry,
+    Folder,
+    Named,
+    Rows,
+    SavedVariables,
+    no_folder,
+    path_of,
+    tensor_name,
+    write_tensors,
+)
 from shoal._wire.layout import ArenaLayout, Slice, row_elements
 from shoal.variables import Variable
-from shoal_server.shards.arena import Arena
-from shoal_server.shards.snapshot import Snapshot
+from shoal_server.shards import Arena, Snapshot
 
 _log = structlog.get_logger(__name__)
 

@@ -3,17 +3,12 @@
 from collections.abc import Iterable
 
 from shoal import errors
-from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import Folder
-from shoal._checkpoint.slices import SavedVariables, mismatches
+from shoal._checkpoint import Catalogue, Folder, SavedVariables, mismatches
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.checkpoints.saver import Saver, load
-from shoal_server.shards.events import Progress
-from shoal_server.shards.gate import MAX_PAUSE_S
-from shoal_server.shards.shard import Cut, JobTerms
-from shoal_server.shards.store import ShardStore
+from shoal_server.shards import MAX_PAUSE_S, Cut, JobTerms, Progress, ShardStore
 
 _MAX_WITHIN_S = 10.0
 _MAX_COMPLAINTS = 50

@@ -19,7 +19,7 @@ from shoal_server.serving import pushes
 from shoal_server.serving.pulls import PendingPull, replies
 from shoal_server.serving.service import DataService, required
 from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
-from shoal_server.shards.shard import Shard, Stamp
+from shoal_server.shards import Shard, Stamp
 from shoal_server.stalls import Stalls
 
 _log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, _tracing, errors
-from shoal._system.host import host_id
+from shoal._system import host_id
 from shoal._transport.connection import Connection
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.handshake import TokenSecurity, send_error

@@ -13,8 +13,7 @@ from shoal import _tracing, errors
 from shoal._wire.chunks import Buffer, encode_values
 from shoal._wire.framing import messages
 from shoal.v1 import header_pb2
-from shoal_server.shards.shard import Shard, Stamp
-from shoal_server.shards.snapshot import Snapshot
+from shoal_server.shards import Shard, Snapshot, Stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,7 @@ from shoal._wire.layout import Aggregation, storage_dtype
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions, kernels
-from shoal_server.shards.events import AnswerPush
-from shoal_server.shards.shard import Payload, Shard, Stamp
-from shoal_server.shards.store import ShardStore
+from shoal_server.shards import AnswerPush, Payload, Shard, ShardStore, Stamp
 
 
 @dataclass(frozen=True, slots=True)

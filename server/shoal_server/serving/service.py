@@ -7,8 +7,7 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving import pushes
-from shoal_server.shards.shard import Shard
-from shoal_server.shards.store import ShardStore
+from shoal_server.shards import Shard, ShardStore
 
 # Told a number of bytes.
 Counted = Callable[[int], object]

@@ -4,21 +4,15 @@ from typing import Any
 
 import grpc
 
-from shoal import _rpc, consistency, errors, optim, variables
+from shoal import _rpc, consistency, optim, variables
 from shoal._wire.layout import ShardLayout
-from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
-from shoal_server.checkpoints import saving
-from shoal_server.checkpoints.saver import Saver
+from shoal_server.checkpoints import Saver, saving
 from shoal_server.serving.transports import Endpoint
-from shoal_server.shards.shard import JobTerms
-from shoal_server.shards.state import Admission
-from shoal_server.shards.store import ShardStore
+from shoal_server.shards import JobTerms, ShardStore
 
 SERVICE = "shoal.v1.ParameterServer"
-
-_KINDS = {"pull": pb.Admission.PULL, "push": pb.Admission.PUSH}
 
 
 class ParameterServerServicer:
@@ -104,27 +98,9 @@ class ParameterServerServicer:
         saving.restore(self._store, self._saver.folder, request)
         return pb.RestoreReply()
 
-    @_rpc.servicer
-    def GetHistory(self, request: pb.GetHistoryRequest, context: grpc.ServicerContext) -> pb.GetHistoryReply:
-        for shard in self._store.all_shards(request.job):
-            if shard.layout.shard == request.shard:
-                header = header_pb2.ShardHeader(shard=request.shard, epoch=shard.epoch, version=shard.version)
-                return pb.GetHistoryReply(header=header, admissions=map(_encode_admission, shard.history()))
-        raise errors.UnknownShard(f"shard {request.shard} of {request.job} is not on this server")
-
 
 def add_to_server(servicer: ParameterServerServicer, server: grpc.Server) -> None:
     """Adds the service to a server. Messages with chunks come and go as bytes: `shoal._wire.chunks` knows them."""
     raw: Any = _rpc.RawMessages(server, requests={"Push", "Assign"}, replies={"Pull"})
     untyped: Any = servicer  # generated types know neither bytes nor handlers that are no methods
     add_ParameterServerServicer_to_server(untyped, raw)
-
-
-def _encode_admission(admission: Admission) -> pb.Admission:
-    return pb.Admission(
-        kind=_KINDS[admission.kind],
-        worker=admission.worker,
-        step=admission.step,
-        slowest=admission.slowest,
-        version=admission.version,
-    )

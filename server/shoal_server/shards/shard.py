@@ -18,7 +18,7 @@ from shoal_server.shards import events
 from shoal_server.shards.arena import Arena
 from shoal_server.shards.consistency import Apply, mode_for
 from shoal_server.shards.snapshot import Snapshot
-from shoal_server.shards.state import Admission, ShardState
+from shoal_server.shards.state import ShardState
 
 E = TypeVar("E")
 
@@ -237,11 +237,6 @@ class Shard:
             values, slots = [arena.values for arena in self._arenas], [arena.slots for arena in self._arenas]
             self._snapshot = Snapshot(self._state.version, self.layout, values, slots)
         return self._snapshot
-
-    def history(self) -> list[Admission]:
-        """The latest admissions, oldest first."""
-        with self._lock:
-            return list(self._state.history)
 
     def _push(self, event: events.PushStaged | events.PushCommitted) -> events.AnswerPush:
         return _only(self._handle(event), events.AnswerPush)

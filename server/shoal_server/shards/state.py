@@ -34,7 +34,7 @@ from shoal_server.shards.events import (
     WorkerReleased,
 )
 
-# How many admissions a shard remembers for `GetHistory`: about 2 MB.
+# How many admissions a shard remembers: about 2 MB. Whether there are any says that training has begun.
 HISTORY = 16_384
 # How many pulls may wait at one shard; each waits in memory, not in a thread.
 MAX_WAITING_PULLS = 16_384

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import leaks
 from shoal import errors
+from support import leaks
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"

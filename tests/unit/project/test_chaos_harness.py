@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import chaos
-import forms
+from support import chaos, forms
 
 ISSUE = [
     *("whole_cluster_kill", "checkpoint_faults", "reshard_restore", "consistent_cut"),
@@ -38,11 +37,11 @@ def scenarios(tmp_path, monkeypatch):
     monkeypatch.setattr(chaos, "SCENARIOS", given)
     monkeypatch.setattr(chaos, "GUARD", ())
     monkeypatch.setattr(chaos, "PYTEST", (sys.executable,))
-    monkeypatch.setenv("PYTHONPATH", str(Path(forms.__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(Path(forms.__file__).parents[1]), prepend=os.pathsep)
 
     def add(name: str, code: str) -> None:
         script = tmp_path / f"{name}.py"
-        script.write_text(f"import forms\n{code}\n")
+        script.write_text(f"from support import forms\n{code}\n")
         given[name] = [str(script)]
 
     return add

@@ -10,7 +10,6 @@ import pytest
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 import gpu
-
 from shoal_worker.arrays import Cpu
 
 

@@ -1,4 +1,4 @@
-"""The guard of the whole suite, which would otherwise be trusted unseen: it finds each kind of thing left behind."""
+"""The guard of the whole suite: it finds each kind of thing that a run leaves, and nothing that others make."""
 
 import os
 import re
@@ -6,32 +6,52 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
-import leaks
+from shoal._transport.segment import SHM, Segment
+from support import leaks
+from support.waiting import wait_until
 
 # Its parent is gone when the command ends, so that only the mark in its environment tells whose it is.
 ORPHAN = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL)"
-
-
-@pytest.fixture
-def segments(tmp_path_factory, monkeypatch):
-    """What others do meanwhile in this test's checkout and in shared memory is not the commands' doing."""
-    folder = tmp_path_factory.mktemp("segments")
-    monkeypatch.setattr(leaks, "SEGMENTS", folder)
-    return folder
+# Becomes a daemon as daemons do: a session of its own, a parent that has ended, no file from before.
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    {what}
+    time.sleep(60)
+os.wait()
+{until}
+"""
+CREATE = "import os, signal; from shoal._transport.segment import Segment; segment = Segment.create(5000); "
+DIE = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
 @pytest.fixture(autouse=True)
-def outside_any_checkout(tmp_path, segments, monkeypatch):
+def outside_any_checkout(tmp_path, monkeypatch):
+    """What others do meanwhile in this test's checkout is not the commands' doing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
 
 
 def run(code: str, *arguments: str) -> int:
     return leaks.main([sys.executable, "-c", code, *arguments], grace_s=0)
+
+
+def killed(pattern: str, text: str) -> re.Match[str]:
+    """The report of a process that was left, which is ended here."""
+    found = re.search(pattern, text)
+    assert found, text
+    os.kill(int(found[1]), signal.SIGKILL)
+    return found
 
 
 def test_a_clean_command_passes(capfd):
@@ -46,9 +66,31 @@ def test_a_failing_command_fails_as_it_did(capfd):
 def test_an_orphaned_grandchild_is_found(capfd):
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     assert run(child, ORPHAN) == 1
-    found = re.search(r"left behind: process (\d+): sleep 60", capfd.readouterr().err)
-    assert found
-    os.kill(int(found[1]), signal.SIGKILL)
+    killed(r"left behind: process (\d+): sleep 60", capfd.readouterr().err)
+
+
+def test_a_daemon_is_found(capfd):
+    assert run(DAEMON.format(what="", until="")) == 1
+    killed(r"left behind: process (\d+): ", capfd.readouterr().err)
+
+
+def test_the_port_of_a_daemon_is_named(capfd, tmp_path):
+    listen = (
+        f"import socket; held = socket.create_server(('127.0.0.1', 0)); open({str(tmp_path / 'on')!r}, 'w').close()"
+    )
+    until = f"while not os.path.exists({str(tmp_path / 'on')!r}): time.sleep(0.01)"
+    assert run(DAEMON.format(what=listen, until=until)) == 1
+    port = int(killed(r"left behind: process (\d+): .*\(listens on port (\d+)\)", capfd.readouterr().err)[2])
+    assert port > 0
+
+
+def test_a_process_of_a_run_within_the_run_is_found(capfd):
+    within = "import leaks, subprocess, sys; sys.exit(leaks.main([sys.executable, '-c', sys.argv[1]], grace_s=0) - 1)"
+    command = f"import sys; sys.path.insert(0, {str(Path(leaks.__file__).parent)!r}); {within}"
+    assert run(command, ORPHAN) == 1
+    told = capfd.readouterr().err
+    killed(r"left behind: process (\d+): sleep 60", told)
+    assert told.count("left behind: process") == 2, "told by both"
 
 
 def test_a_process_that_is_about_to_end_is_waited_for(capfd):
@@ -62,9 +104,54 @@ def test_a_temporary_file_is_found(capfd):
     assert "left behind: file forgotten-" in capfd.readouterr().err
 
 
-def test_a_shared_memory_segment_is_found(segments, capfd):
-    assert run("import sys; open(sys.argv[1], 'w').close()", str(segments / "forgotten")) == 1
-    assert "left behind: shared memory forgotten" in capfd.readouterr().err
+def test_a_segment_is_found_after_its_creator_was_killed(capfd):
+    before = set(SHM.iterdir())
+    assert run(CREATE + DIE) != 0
+    found = re.findall(r"left behind: shared memory (shoal-[0-9a-f]{32})", capfd.readouterr().err)
+    assert len(found) == 1
+    assert not any(path.name.startswith("shoal-test-run-") for path in set(SHM.iterdir()) - before), "and removed"
+
+
+def test_a_daemon_and_its_segment_are_found(capfd, tmp_path):
+    create = f"{CREATE} open({str(tmp_path / 'made')!r}, 'w').close()"
+    until = f"while not os.path.exists({str(tmp_path / 'made')!r}): time.sleep(0.01)"
+    assert run(DAEMON.format(what=create, until=until)) == 1
+    told = capfd.readouterr().err
+    killed(r"left behind: process (\d+): ", told)
+    assert "left behind: shared memory shoal-" in told
+
+
+def test_what_others_make_meanwhile_is_not_the_run_s(capfd):
+    """A segment of another Shoal, any file in shared memory, a temporary file, and a process that holds a port."""
+    # Made within the run's time, but by this process: the command asks for it, and waits until it is there.
+    asked, done = Path("asked"), Path("done")
+    waiter = (
+        "import pathlib, time; pathlib.Path('asked').touch()\nwhile not pathlib.Path('done').exists(): time.sleep(0.01)"
+    )
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import leaks\n"
+        "sys.exit(leaks.main([sys.executable, '-c', sys.argv[2]], grace_s=0))"
+    )
+    guard = subprocess.Popen([sys.executable, "-c", code, str(Path(leaks.__file__).parent), waiter])
+    listen = "import socket, sys; held = socket.create_server(('127.0.0.1', 0)); print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    try:
+        wait_until(asked.exists, what="the command's start")
+        with (
+            Segment.create(5000),
+            tempfile.NamedTemporaryFile(dir=SHM, prefix="foreign-"),
+            tempfile.NamedTemporaryFile(prefix="foreign-"),
+            subprocess.Popen([sys.executable, "-c", listen], **pipes, start_new_session=True) as foreign,
+        ):
+            assert foreign.stdout.readline()
+            assert psutil.Process(foreign.pid).net_connections("inet")
+            done.touch()
+            assert guard.wait(30) == 0
+            foreign.stdin.close()
+    finally:
+        guard.kill()
+        guard.wait()
+    assert "nothing left behind" in capfd.readouterr().out
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from programs import need
+from support.deployment.needed_programs import need
 
 SOURCE = "Debian has it in the package nonesuch"
 

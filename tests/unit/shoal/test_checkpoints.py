@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import VERSION, FileEntry, Manifest
 from shoal._checkpoint.slices import SavedVariables, tensor_name
 from shoal._cli.app import app

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cluster_rig import KEEPING, START, Rig, job, session
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import Role, SavedCheckpoint
 from shoal_coordinator.messages import events
 from shoal_coordinator.messages.refs import JobRef
 from shoal_coordinator.metrics import StateCollector, count_events
+from support.clusters.cluster_rig import KEEPING, START, Rig, job, session
 
 EVERY_100_S = CheckpointPolicy(every_s=100.0)
 

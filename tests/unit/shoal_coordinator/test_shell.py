@@ -13,7 +13,7 @@ from shoal_coordinator.cluster.machine import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import events
 from shoal_coordinator.persistence.store import MemoryStore
-from waiting import wait_until
+from support.waiting import wait_until
 
 
 class SlowStore(MemoryStore):

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
-from fake_cudnn import GraphNotSupportedError, Note, fake_cudnn
-from fake_cupy import FakeArray, fake_cupy
 from shoal_nn import Conv2D, DepthwiseConv2D
 from shoal_nn._ops import cudnn as _cudnn
+from support.devices.fake_cudnn import GraphNotSupportedError, Note, fake_cudnn
+from support.devices.fake_cupy import FakeArray, fake_cupy
 
 
 @pytest.fixture

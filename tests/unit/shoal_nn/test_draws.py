@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from fake_cupy import FakeArray, fake_cupy
 from shoal_nn import Dropout, Training
+from support.devices.fake_cupy import FakeArray, fake_cupy
 
 
 @pytest.fixture(autouse=True)

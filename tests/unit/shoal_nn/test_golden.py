@@ -6,8 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from golden_layers import CASES, LOGITS, RESNET, RESNET_IMAGES, RESNET_LABELS, digest, drawn, fed, values
 from shoal_nn import Training, mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
+from support.devices.golden_layers import (
+    CASES,
+    LOGITS,
+    RESNET,
+    RESNET_IMAGES,
+    RESNET_LABELS,
+    digest,
+    drawn,
+    fed,
+    values,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "layers.json").read_text())
 LOSSES = {

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradient_check import apart, check_gradients, seeds, twenty
 from shoal_nn import (
     GELU,
     Add,
@@ -35,6 +34,7 @@ from shoal_nn import (
     Training,
 )
 from shoal_nn.models import wide_deep
+from support.devices.gradient_check import apart, check_gradients, seeds, twenty
 
 small = st.integers(1, 4)
 batches = st.integers(1, 3)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradient_check import seeds, twenty
 from shoal import errors
 from shoal_nn import (
     BatchNorm,
@@ -24,6 +23,7 @@ from shoal_nn import (
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
+from support.devices.gradient_check import seeds, twenty
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 STEP = 1e-5

@@ -1,7 +1,6 @@
 """`image_classifier`: every format, model and setting, and what users hear of those that make no sense."""
 
 import gzip
-import pickle
 import struct
 
 import numpy as np
@@ -9,14 +8,14 @@ import pytest
 from PIL import Image
 
 import shoal
-from model_data import bright
-from model_steps import begun, stepped, trained
 from shoal import errors
 from shoal.data import Arrays
 from shoal.program import BlockDataset
 from shoal_nn import AreaUnderCurve, Dense, OneOfMany, Sequential, Supervised, YesOrNo, supervised
 from shoal_nn.models import mlp
 from shoal_nn.programs import MODELS, image_classifier
+from support.programs.model_data import bright
+from support.programs.model_steps import begun, stepped, trained
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (40, 8, 8, 3), np.uint8)
@@ -52,12 +51,10 @@ def mnist(folder, packed):
 
 
 def cifar(folder):
-    def held(images):
-        return pickle.dumps({"data": images, "labels": [0, 1, 2, 1]}, protocol=4)
-
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": ["a", "b", "c"]}, protocol=4))
+    (folder / "batches.meta.txt").write_text("a\nb\nc\n\n")
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        (folder / name).write_bytes(held(RNG.integers(0, 256, (4, 3072), np.uint8)))
+        images = RNG.integers(0, 256, (4, 3072), np.uint8)
+        (folder / f"{name}.bin").write_bytes(np.column_stack([np.uint8([0, 1, 2, 1]), images]).tobytes())
     return str(folder)
 
 

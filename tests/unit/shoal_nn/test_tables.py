@@ -6,11 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import shoal
-from model_data import pairs
-from model_steps import begun, stepped, trained
 from shoal import errors
 from shoal.program import BlockDataset
 from shoal_nn.programs import wide_and_deep
+from support.programs.model_data import pairs
+from support.programs.model_steps import begun, stepped, trained
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradient_check import prepared, seeds, twenty
 from shoal_nn import (
     GELU,
     AvgPool,
@@ -34,8 +33,9 @@ from shoal_nn import (
 )
 from shoal_nn._ops import arithmetic, convolve, windows
 from shoal_nn._ops import depthwise as _depthwise
-from shoal_nn._ops.erf import erf
+from shoal_nn._ops.error_function import erf
 from shoal_nn._ops.windows import windows_over
+from support.devices.gradient_check import prepared, seeds, twenty
 
 small = st.integers(1, 3)
 pairs = st.tuples(small, small)

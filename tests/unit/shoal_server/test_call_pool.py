@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from shoal_server.pools import CallPool
-from waiting import wait_until
+from support.waiting import wait_until
 
 
 def test_calls_are_at_work_or_wait_until_they_end():

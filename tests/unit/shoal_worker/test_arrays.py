@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from fake_cupy import FakeArray, FakeRuntimeError, fake_cupy
 from shoal import errors
 from shoal_worker.arrays import choose_device, namespace_of, on_host
+from support.devices.fake_cupy import FakeArray, FakeRuntimeError, fake_cupy
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import waiting
 from shoal import errors
 from shoal._training.participant import FINISHED, DataRange
 from shoal.data import Seekable
 from shoal.program import Blocks
 from shoal_worker.batches import LeasedBatches, order_of, prefetch_of
+from support import waiting
 
 
 class Squares:

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fake_cupy import FakeArray, FakeOutOfMemoryError, fake_cupy
 from shoal_worker.arrays import choose_device, fused
 from shoal_worker.cuda import _STAGE_BYTES, _STAGES
+from support.devices.fake_cupy import FakeArray, FakeOutOfMemoryError, fake_cupy
 
 
 @pytest.fixture

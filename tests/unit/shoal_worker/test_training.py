@@ -9,7 +9,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fake_cupy import FakeOutOfMemoryError, FakeRuntimeError
 from shoal import errors
 from shoal._numerics.seeds import takes_seed
 from shoal._training.parameters import PushResult
@@ -22,6 +21,7 @@ from shoal_worker.batches import LeasedBatches, NoBatches
 from shoal_worker.draws import Draws
 from shoal_worker.messages import Figures, decode, encode
 from shoal_worker.training import Training
+from support.devices.fake_cupy import FakeOutOfMemoryError, FakeRuntimeError
 
 EXAMPLES = 20
 

@@ -1,1 +1,38 @@
-"""Numerical operations that layers share: convolutions, windows, special functions."""
+"""Numerical operations that layers share: convolutions on each kind of device, windows, sums and special functions.
+
+Functions of arrays, without variables or state. Layers import it.
+"""
+
+from shoal_nn._ops.arithmetic import (
+    along,
+    column_products,
+    column_sums,
+    in_runs,
+    is_float,
+    joined,
+    matmul,
+    pieces,
+    widened,
+)
+from shoal_nn._ops.error_function import erf
+from shoal_nn._ops.windows import Padding, Pair, Windows, blocks, explicit, pair, windows_over
+
+__all__ = [
+    "Padding",
+    "Pair",
+    "Windows",
+    "along",
+    "blocks",
+    "column_products",
+    "column_sums",
+    "erf",
+    "explicit",
+    "in_runs",
+    "is_float",
+    "joined",
+    "matmul",
+    "pair",
+    "pieces",
+    "widened",
+    "windows_over",
+]

@@ -1,1 +1,13 @@
-"""The order of a data set, and reading it ahead."""
+"""The order of a data set's samples, and reading them ahead in batches.
+
+Workers and evaluations import it; data sets themselves are in `shoal.data`.
+"""
+
+from shoal.data._reading.order import Order, ShuffledBlocks, ShuffledExamples, cut
+
+__all__ = [
+    "Order",
+    "ShuffledBlocks",
+    "ShuffledExamples",
+    "cut",
+]

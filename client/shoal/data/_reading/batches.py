@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal._numerics.seeds import seeded
+from shoal._numerics import seeded
 from shoal.program import Blocks, Dataset, RandomDataset
 
 

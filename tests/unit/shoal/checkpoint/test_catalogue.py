@@ -14,7 +14,7 @@ from shoal import errors
 from shoal._checkpoint import manifest as manifests
 from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
 from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 
 JSON = st.recursive(

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import forms
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import FILE, Manifest
 from shoal._checkpoint.slices import SavedVariables, tensor_name
+from support import forms
 
 pytestmark = pytest.mark.timeout(forms.size(120, 1200))
 

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from shoal import errors
-from shoal._checkpoint import files, folders, manifest
+from shoal._checkpoint import files, local_folder, manifest
 from shoal._checkpoint.files import TensorReader, open_tensors, write_tensors
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, sum_of
 from shoal._checkpoint.tensors import decode_header, encode_header
 
@@ -100,7 +100,7 @@ def test_any_pieces_are_filled_with_what_is_there(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "BLOCK_BYTES", 512)
         patch.setattr(manifest, "BLOCK_BYTES", 512)
-        patch.setattr(folders, "_MAX_TARGETS", 3)
+        patch.setattr(local_folder, "_MAX_TARGETS", 3)
         root = tmp_path_factory.mktemp("pieces")
         entry = write(root, {"x": np.random.default_rng(1).integers(0, 256, 4_000).astype(np.int64)})
         data = (root / "f.safetensors").read_bytes()

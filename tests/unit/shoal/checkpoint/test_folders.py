@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal import errors
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 
 
 def read(folder: LocalFolder, *path: str) -> bytes:

@@ -17,10 +17,11 @@ from shoal._checkpoint import files, object_store
 from shoal._checkpoint import manifest as manifests
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import open_tensors, write_tensors
-from shoal._checkpoint.folders import Folder, open_folder, probe
+from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.object_store import ObjectStore
 from shoal._checkpoint.slices import SavedVariables, tensor_name
+from shoal._checkpoint.storage import Folder, probe
 from shoal._cli.app import app
 from shoal.checkpoints import Checkpoints
 

@@ -12,8 +12,6 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 import shoal
-from fake_coordinator import FakeCoordinator
-from shard_servers import ShardServers
 from shoal._cli import options, output
 from shoal._cli.app import app
 from shoal._cli.follow import follow, summary
@@ -21,6 +19,8 @@ from shoal._cli.output import Output
 from shoal.status import Evaluation, JobResult, StepTiming, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.api.codecs import timings_message
+from support.clusters.fake_coordinator import FakeCoordinator
+from support.clusters.shard_servers import ShardServers
 
 
 @pytest.fixture

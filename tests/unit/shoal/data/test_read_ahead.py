@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-import waiting
 from shoal.data._reading.read_ahead import ReadAhead
+from support import waiting
 
 
 def readers():

@@ -16,7 +16,7 @@ import structlog
 
 from shoal import errors
 from shoal._role.lifecycle import _Ends, run_role
-from waiting import wait_until
+from support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from shoal import _tracing, errors
 from shoal.v1 import job_pb2
-from traces import recorded, roots, tree
+from support.traces import recorded, roots, tree
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
 

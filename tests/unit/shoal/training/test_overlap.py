@@ -10,7 +10,7 @@ import pytest
 from shoal import errors
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import Pulled, Push, PushResult
-from waiting import wait_until
+from support.waiting import wait_until
 
 PATIENCE_S = 20
 

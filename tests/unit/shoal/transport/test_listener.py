@@ -11,7 +11,7 @@ from shoal._transport.handshake import TokenSecurity, greet, sent_error
 from shoal._transport.lane import Lane
 from shoal._transport.listener import Listener
 from shoal.v1 import parameter_server_pb2 as pb
-from waiting import wait_until
+from support.waiting import wait_until
 
 
 class Echo(enum.IntEnum):

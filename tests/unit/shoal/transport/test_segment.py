@@ -16,7 +16,16 @@ from pathlib import Path
 import pytest
 
 from shoal._transport import segment as _segment
-from shoal._transport.segment import HEADER_BYTES, Segment, SegmentLost, SegmentUnavailable, Slots, sweep
+from shoal._transport.segment import (
+    FOLDER_VARIABLE,
+    HEADER_BYTES,
+    SHM,
+    Segment,
+    SegmentLost,
+    SegmentUnavailable,
+    Slots,
+    sweep,
+)
 
 NBYTES = 3 * 4096 + 5
 NAME = "shoal-" + "0" * 32
@@ -37,7 +46,7 @@ OWNER = (
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder in real shared memory, removed with all that is in it."""
-    path = Path(tempfile.mkdtemp(prefix="shoal-test-", dir="/dev/shm"))
+    path = Path(tempfile.mkdtemp(prefix="shoal-test-", dir=SHM))
     yield path
     shutil.rmtree(path)
 
@@ -236,6 +245,14 @@ def test_without_a_folder_for_it_there_is_no_segment(folder):
     with pytest.raises(SegmentUnavailable, match="in /proc/self: "):
         Segment.create(NBYTES, directory=Path("/proc/self"))
     assert sweep(folder / "none") == []
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_environment_may_name_the_folder(folder, named):
+    code = "from shoal._transport.segment import SHM; print(SHM)"
+    environment = {**os.environ, FOLDER_VARIABLE: str(folder) if named else ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == (str(folder) if named else "/dev/shm")
 
 
 @pytest.mark.parametrize(

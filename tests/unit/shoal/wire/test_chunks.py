@@ -13,9 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._wire.chunks import Buffer, Chunk, decode_push, decode_values, encode_push, encode_values
+from shoal._wire.chunks import Buffer, Chunk, decode_push, encode_push, encode_values
 from shoal.v1 import header_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
+from support.pull_replies import decode_values
 
 BORDERS = [0, 1, 127, 128, 16_383, 16_384, (1 << 21) - 1, 1 << 21, (1 << 32) - 1]
 SIZES = [0, 1, 5, 127, 128, 16_383, 16_384, 20_000]

@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import settings
 
-from cluster_rig import GIVEN, KEEPING, LEASE_S, VARIABLES, Rig, Voyage, job, session
 from shoal import errors
 from shoal._training.participant import Heard
 from shoal._wire.cursor import Cursor
@@ -26,6 +25,7 @@ from shoal_coordinator.messages.effects import (
     RemoveWorker,
     TakeCut,
 )
+from support.clusters.cluster_rig import GIVEN, KEEPING, LEASE_S, VARIABLES, Rig, Voyage, job, session
 
 
 @pytest.fixture

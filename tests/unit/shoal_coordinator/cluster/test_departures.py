@@ -2,7 +2,6 @@
 
 import pytest
 
-from cluster_rig import KEEPING, Rig, job, session
 from shoal import errors
 from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
@@ -10,6 +9,7 @@ from shoal_coordinator.job.ledger import Lease
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
 from shoal_coordinator.messages import events
 from shoal_coordinator.messages.effects import CountCheckpoints, CreateShards, DropShards, TakeCut, WriteCheckpoint
+from support.clusters.cluster_rig import KEEPING, Rig, job, session
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from shoal import errors, optim
 from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import FILE, Manifest
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import Placement

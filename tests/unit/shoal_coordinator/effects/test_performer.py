@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal import errors
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._wire.layout import Placement
 from shoal.job import Job
 from shoal.v1 import state_pb2

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.support.cluster_rig import KEEPING, Rig, job
 
 import shoal
 from shoal import errors
@@ -15,6 +14,7 @@ from shoal.status import Evaluation, JobState
 from shoal_coordinator.job.evaluating import Evaluating
 from shoal_coordinator.messages.effects import CountCheckpoints, TakeCut, WriteCheckpoint
 from shoal_coordinator.messages.events import CheckpointFailed, CheckpointRequested
+from support.clusters.cluster_rig import KEEPING, Rig, job
 
 NAN = math.nan
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from clusters import ROOT
+from support.clusters.local import ROOT
 
 NODE = shutil.which("node") or shutil.which("nodejs") or ""
 SCRIPTS, TESTS = "server/shoal_coordinator/page/static", "tests/js"

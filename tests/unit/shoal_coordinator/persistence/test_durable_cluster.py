@@ -7,7 +7,6 @@ import pytest
 from hypothesis import event, settings
 from hypothesis.stateful import rule
 
-from cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 from shoal import errors
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.events import CheckpointEnded, LogLine
@@ -19,6 +18,7 @@ from shoal_coordinator.messages import events
 from shoal_coordinator.messages.answers import Attempt, Held
 from shoal_coordinator.messages.effects import AdmitWorker, CountCheckpoints, DropShards, RemoveWorker
 from shoal_coordinator.persistence.durable import DurableCluster
+from support.clusters.cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import store_writer
 from shoal import errors
 from shoal_coordinator.persistence.sqlite_store import SCHEMA, FileLock, SqliteStore
 from shoal_coordinator.persistence.store import MemoryStore, Store, default_path, make_default_path, open_store
-from store_writer import expected, transaction
+from support.faults import store_writer
+from support.faults.store_writer import expected, transaction
 
 
 class Kept:

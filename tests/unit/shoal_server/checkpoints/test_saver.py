@@ -10,13 +10,13 @@ import pytest
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import LocalFolder
+from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.checkpoints.saver import Saver
 from shoal_server.shards.snapshot import Snapshot
-from waiting import wait_until
+from support.waiting import wait_until
 
 VARIABLES = {"w": Variable((4,))}
 F32 = np.dtype(np.float32)

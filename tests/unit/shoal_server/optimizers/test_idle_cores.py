@@ -12,7 +12,7 @@ import pytest
 from shoal import errors
 from shoal_server.optimizers import idle_cores
 from shoal_server.optimizers.idle_cores import Crew
-from waiting import wait_until
+from support.waiting import wait_until
 
 
 class Clock:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from shoal import consistency, errors, initializers, optim
-from shoal._wire.chunks import decode_values
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal._wire.limits import CHUNK_BYTES
 from shoal.variables import Variable
 from shoal_server.serving.pulls import Answer, PendingPull, replies
 from shoal_server.shards.shard import JobTerms, Shard, Stamp
+from support.pull_replies import decode_values
 
 STAMP = Stamp("a", 1, 5)
 

@@ -1,0 +1,193 @@
+"""Files that an earlier Shoal wrote, opened by this one: a metadata store, and checkpoints.
+
+`tests/golden/make_earlier_files.py` has written them, and says what is in them.
+"""
+
+import json
+import shutil
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal._checkpoint.catalogue import Catalogue
+from shoal._checkpoint.folders import open_folder
+from shoal._rpc.coordinator import CoordinatorClient
+from shoal._training.participant import DataRange
+from shoal._wire.cursor import Cursor
+from shoal.checkpoints import Checkpoints
+from shoal.client import Client
+from shoal.events import StateChanged
+from shoal.status import JobState
+from shoal_coordinator.persistence.store import open_store
+from support.clusters.shard_servers import ShardServers
+from support.recordings.wire_recording import load, make_calls, shown
+from support.recordings.wire_scenarios import (
+    GIVEN,
+    MIXED,
+    MOMENTUM,
+    TRAINED,
+    Clock,
+    PinnedCoordinator,
+    bare_servers,
+    part_of,
+    register_server,
+    register_worker,
+    report_of,
+    updates,
+    whole_numbers,
+)
+
+FILES = Path(__file__).parents[1] / "golden" / "earlier_files"
+KNOWN = json.loads((FILES / "values.json").read_text())
+NOW, VALUES = KNOWN["now"], KNOWN["values"]
+SAVED = ("done/1", "running/1", "running/2", "running/3")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A copy, which may be written to."""
+    return Path(shutil.copytree(FILES, tmp_path / "files"))
+
+
+@pytest.fixture
+def checkpoints(files):
+    return files / "checkpoints"
+
+
+@pytest.fixture
+def started(files, checkpoints):
+    """A coordinator on the store, and its clock."""
+    clock = Clock(NOW)
+    with PinnedCoordinator(str(files / "coordinator.db"), checkpoints, clock) as coordinator:
+        yield coordinator, clock
+
+
+def assert_values(found, name):
+    """Of halves, checkpoints have the float32 that servers keep; what was taken down had been pulled."""
+    assert found.keys() == VALUES[name].keys() == MIXED.keys()
+    for key, value in found.items():
+        assert value.shape == MIXED[key].shape
+        pulled = value.astype(MIXED[key].dtype)
+        np.testing.assert_array_equal(pulled.astype(np.float64), VALUES[name][key], err_msg=key)
+
+
+def test_a_coordinator_answers_as_one_of_then_did(started):
+    coordinator, _ = started
+    recorded = load(FILES / "answers.jsonl")
+    answers = make_calls(coordinator.address, [(call.method, call.requests[0]) for call in recorded])
+    for answer, expected in zip(answers, recorded, strict=True):
+        assert answer == expected, f"{shown(answer)}\n\ninstead of\n\n{shown(expected)}"
+
+
+def test_a_coordinator_knows_every_record_as_it_was_written(files, checkpoints):
+    """What it would write is what it has read, byte for byte: no field was lost or taken for another."""
+    with closing(open_store(str(files / "coordinator.db"))) as store:
+        written = store.load()
+    rig = PinnedCoordinator(str(files / "coordinator.db"), checkpoints, Clock(NOW))
+    with rig, rig.coordinator.reading() as (machine, _):
+        known = machine.records()
+    assert {key: known.get(key) for key in written} == written
+    # Jobs that never ran have nothing to tell; their tallies are written with a worker that goes.
+    assert known.keys() - written.keys() == {"job/3/tally", "job/4/tally"}
+
+
+def test_users_see_all_that_was_there(started):
+    coordinator, _ = started
+    with Client(coordinator.address) as client:
+        assert {job.name: job.state for job in client.jobs()} == {
+            "running": JobState.RUNNING,
+            "waiting": JobState.PENDING,
+            "cancelled": JobState.CANCELLED,
+            "failed": JobState.FAILED,
+            "done": JobState.SUCCEEDED,
+        }
+        members = {member.member: (member.alive, member.leaving) for member in client.status().members}
+        assert members == {
+            "server-0": (True, False),
+            "server-1": (True, False),
+            "server-2": (True, True),
+            "w0": (True, False),
+            "w1": (False, True),
+        }
+        running = client.job("running")
+        status, account = running.status(), running.data()
+        assert (status.checkpoint.number, status.checkpoint.step) == (3, 3)
+        assert (status.best.number, status.best.step, status.best.values["loss"]) == (1, 2, 0.25)
+        assert (status.progress.steps, status.workers) == (4, ("w0",))
+        # Of two ranges of 16, w0 holds one, and w1 had done half of the other when it left.
+        counts = account.total
+        assert (counts.done, counts.leased, counts.loose, counts.untouched) == (8, 16, 8, 96)
+        assert client.job("failed").status().reason.endswith("the program has failed")
+        states = [it.state for it in client.job("done").events(follow=False) if isinstance(it, StateChanged)]
+        assert states[-1] is JobState.SUCCEEDED
+        assert states == sorted(states, key=list(JobState).index)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_checkpoint_is_whole_and_has_its_values(checkpoints, name):
+    folder = Checkpoints(checkpoints)
+    folder.verify(name)
+    assert_values(folder.read(name), name)
+
+
+def test_the_list_of_checkpoints(checkpoints):
+    folder = Checkpoints(checkpoints)
+    assert sorted(map(str, folder.list())) == sorted(SAVED)
+    assert folder.show("running/best").number == 1
+    assert folder.show("running").number == 3
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_servers_restore_values_slots_and_clocks(checkpoints, shards):
+    """The next step gives what it gave then, which takes the optimizer's slots."""
+    manifest = Catalogue(open_folder(str(checkpoints))).manifest("running", 3)
+    with ShardServers(MIXED, servers=2, shards=shards, optimizer=MOMENTUM, checkpoints=checkpoints) as servers:
+        servers.restore(manifest)
+        assert_values(servers.values(), "running/3")
+        assert set(servers.versions()) == {manifest.version}
+        with servers.worker("w0") as worker:
+            assert worker.step == manifest.step
+            worker.push(whole_numbers(TRAINED, 2), updates=updates(5))
+        assert_values(servers.values(), "one step after running/3")
+
+
+def test_a_job_goes_on_from_the_store_and_its_checkpoint(started, checkpoints, monkeypatch):
+    """Its servers are gone, so it goes back to its newest checkpoint, on new ones, and comes to its end."""
+    monkeypatch.setenv("SHOAL_TRANSPORT", "grpc")
+    coordinator, clock = started
+    with ExitStack() as stack:
+        servers = stack.enter_context(bare_servers(2, checkpoints))
+        calls = stack.enter_context(closing(CoordinatorClient(coordinator.address)))
+        client = stack.enter_context(Client(coordinator.address))
+        # The worker's life goes on; the servers are not heard, and their leases of 1000 s run out all at once.
+        for _ in range(3):
+            clock.advance(400.0)
+            assert register_worker(calls, "w0") == 4
+        assert not any(member.alive for member in client.status().members if member.member.startswith("server"))
+        for index, address in enumerate(servers.addresses):
+            assert register_server(calls, f"server-{index}", address) == 6 + index
+        part = part_of(calls, "w0", register_worker(calls, "w0"), coordinator.settle)
+        part.describe({**MIXED, **GIVEN}, examples=64)
+        coordinator.settle()
+        with part.enter() as training:
+            assert training.step == 3
+            assert_values(training.pull(), "running/3")
+            # As it was at the cut: w0 had trained on 12 of its range.
+            counts = client.job("running").data().total
+            assert (counts.done, counts.leased, counts.loose, counts.untouched) == (20, 0, 12, 96)
+            leased = part.lease()
+            cursor = Cursor(leased.lease, leased.stop - leased.start)
+            training.push(whole_numbers(TRAINED, 2), updates=updates(5), cursor=cursor)
+            assert_values(client.pull("running"), "one step after running/3")
+            part.report(report_of(4))
+            while isinstance(leased, DataRange):
+                leased = part.lease(done=leased.lease)
+        part.finish()
+        coordinator.settle()
+        status = client.job("running").status()
+        assert (status.state, status.restarts) == (JobState.SUCCEEDED, 1)
+        assert client.job("running").data().total.done == 128
+        numbers = [event.sequence for event in client.job("running").events(follow=False)]
+        assert numbers == sorted(set(numbers))

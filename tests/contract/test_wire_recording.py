@@ -1,0 +1,80 @@
+"""The recorded wire, replayed to each side: real servers answer with the recorded bytes, real clients send them.
+
+`tests/golden/make_wire.py` has made the recordings. `wire_recording` says what is compared, and what cannot be.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from support.recordings.wire_recording import CHECKPOINT, FOLDER, Entry, Players, Playing, Recorder, load, shown
+from support.recordings.wire_scenarios import (
+    ON_SERVERS,
+    Wire,
+    a_cluster,
+    bare_servers,
+    checkpoint_files,
+    fixed_names,
+    pinned_cluster,
+)
+
+
+def assert_same(answers: Sequence[Entry], recorded: Sequence[Entry]) -> None:
+    for number, (answer, expected) in enumerate(zip(answers, recorded, strict=True)):
+        assert answer == expected, f"entry {number}:\n{shown(answer)}\n\ninstead of\n\n{shown(expected)}"
+
+
+@pytest.mark.parametrize("name", ON_SERVERS)
+def test_servers_answer_as_they_did(name, tmp_path):
+    recorded = load(FOLDER / f"{name}.jsonl")
+    with bare_servers(ON_SERVERS[name][1], tmp_path) as servers:
+        addresses = {f"server-{index}": address for index, address in enumerate(servers.addresses)}
+        names = fixed_names() | {address: f"{server}:1" for server, address in addresses.items()}
+        with Playing(addresses, names) as client:
+            assert_same([client.play(entry) for entry in recorded], recorded)
+
+
+@pytest.mark.parametrize("name", ON_SERVERS)
+def test_clients_ask_servers_as_they_did(name):
+    assert_asked(name, ON_SERVERS[name][0])
+
+
+def test_a_coordinator_and_its_servers_answer_as_they_did(tmp_path):
+    """And the coordinator asks of the servers what it did, which write the checkpoint that they did."""
+    recorded = load(FOLDER / "cluster.jsonl")
+    with pinned_cluster(tmp_path) as (coordinator, servers, clock):
+        targets = {f"server-{index}": address for index, address in enumerate(servers.addresses)}
+        targets["coordinator"] = coordinator.address
+        with Recorder(targets, names=fixed_names(), settle=coordinator.settle) as recorder:
+
+            def advance(seconds: float) -> None:
+                clock.advance(seconds)
+                recorder.advanced(seconds)
+
+            with Playing(recorder.addresses, recorder.names, advance=advance) as client:
+                for entry in recorded:
+                    if not entry.by_coordinator:  # by itself
+                        client.play(entry)
+                        recorder.mark()
+        assert_same(recorder.entries, recorded)
+    written = checkpoint_files(tmp_path)
+    assert written.keys() == {path.name for path in CHECKPOINT.iterdir()}
+    for name, data in written.items():
+        assert data == (CHECKPOINT / name).read_bytes(), f"{name} is another one"
+
+
+def test_users_and_workers_ask_a_coordinator_as_they_did():
+    assert_asked("cluster", a_cluster)
+
+
+def assert_asked(name: str, scenario: Callable[[Wire], None]) -> None:
+    """Real clients say what was recorded, to servers that answer what was recorded."""
+    with Players(load(FOLDER / f"{name}.jsonl"), fixed_names()) as servers, Wire(servers.addresses) as wire:
+        failure = None
+        try:
+            scenario(wire)
+        except Exception as error:  # what clients said otherwise explains it
+            failure = error
+        servers.check()
+        if failure:
+            raise failure

@@ -1,0 +1,52 @@
+"""What tests ask of a running cluster beyond what users do: the servers' own history, and sessions in threads."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from shoal import Client, Session
+from shoal._wire.layout import Placement
+from shoal.v1 import job_pb2
+from shoal_server.shards.state import Admission
+from support.clusters import history_server
+
+
+def placement(client: Client, job: str) -> Placement:
+    """Where a job's shards are."""
+    coordinator = client._coordinator
+    return Placement.from_proto(coordinator.call(coordinator.jobs.GetPlacement, job_pb2.GetPlacementRequest(job=job)))
+
+
+def histories(client: Client, job: str) -> dict[int, list[Admission]]:
+    """By shard: what its server, a `history_server`, says that it let pull and push, oldest first."""
+    shards = placement(client, job).shards
+    return {shard.layout.shard: history_server.ask(shard.address, job, shard.layout.shard) for shard in shards}
+
+
+def leads_of(history: Sequence[Admission]) -> tuple[list[int], dict[str, int]]:
+    """How far ahead of the slowest each admitted pull was, and the steps that each worker finished.
+
+    By the clocks as the pushes before a line left them, not as the server says that it saw them.
+    """
+    finished = dict.fromkeys({admission.worker for admission in history}, 0)
+    leads = []
+    for admission in history:
+        if admission.kind == "pull":
+            leads.append(admission.step - min(finished.values()))
+        else:
+            finished[admission.worker] = admission.step + 1
+    return leads, finished
+
+
+def in_sessions(
+    client: Client, job: str, workers: int, loop: Callable[[Session, int], Any], **options: Any
+) -> list[Any]:
+    """Runs `loop(session, rank)` in a session a worker, each in its own thread; their results in order of rank."""
+
+    def run(index: int) -> tuple[int, Any]:
+        with client.session(job, workers=workers, worker=f"{job}-{index}", **options) as session:
+            return session.rank, loop(session, session.rank)
+
+    with ThreadPoolExecutor(workers) as pool:
+        results = [future.result() for future in [pool.submit(run, index) for index in range(workers)]]
+    return [result for _, result in sorted(results, key=lambda pair: pair[0])]

@@ -1,0 +1,64 @@
+"""A parameter server that also answers what its shards admitted: `history_server.py COORDINATOR NAME`.
+
+It is the server role, with one more service that only tests call (`ask`). It ends with its standard input.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from shoal import _rpc
+from shoal._role import lifecycle
+from shoal_server.process import Server, ServerConfig
+from shoal_server.shards.state import Admission
+from shoal_server.shards.store import ShardStore
+
+SERVICE = "shoal.tests.History"
+
+
+def ask(address: str, job: str, shard: int) -> list[Admission]:
+    """Returns the pulls and pushes that a shard of such a server let through, oldest first; at most the last 16,384."""
+    with _rpc.channel(address) as channel:
+        reply = channel.unary_unary(f"/{SERVICE}/Get")(json.dumps([job, shard]).encode(), timeout=20)
+    return [Admission(**told) for told in json.loads(reply)]
+
+
+def admissions(store: ShardStore, job: str, shard: int) -> list[Admission]:
+    """Returns the same of a shard in this process."""
+    (found,) = (known for known in store.all_shards(job) if known.layout.shard == shard)
+    with found._lock:
+        return list(found._state.history)
+
+
+def history_of(store: ShardStore) -> grpc.GenericRpcHandler:
+    """Makes the service: requests and replies are JSON, so that no proto has it."""
+
+    def get(request: bytes, _context: grpc.ServicerContext) -> bytes:
+        job, shard = json.loads(request)
+        return json.dumps([asdict(admission) for admission in admissions(store, job, shard)]).encode()
+
+    return grpc.method_handlers_generic_handler(SERVICE, {"Get": grpc.unary_unary_rpc_method_handler(get)})
+
+
+def start(coordinator: str, name: str, registry: CollectorRegistry, metrics_address: str) -> Server:
+    server = Server(ServerConfig(name=name, coordinator=coordinator, metrics_address=metrics_address), registry)
+    server._rpc._server.add_generic_rpc_handlers((history_of(server.store),))
+    return server
+
+
+def main(coordinator: str, name: str) -> None:
+    lifecycle.run_role(
+        "server",
+        lambda registry, metrics_address: start(coordinator, name, registry, metrics_address),
+        metrics_listen="127.0.0.1:0",
+        member=name,
+        log_level="warning",
+        supervised=True,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,140 @@
+"""The cluster of deploy/compose on an engine of the tests' own."""
+
+import json
+import os
+import re
+import secrets
+import shlex
+import socket
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import shoal
+from support.deployment.docker_engine import ROOT, Engine, run
+
+COMPOSE_FILE = ROOT / "deploy" / "compose" / "docker-compose.yml"
+PORTS = ("SHOAL_PORT", "SHOAL_PAGE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
+_VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+
+
+def compose_file(**environment: str) -> dict[str, Any]:
+    """The compose file as Compose reads it in this environment, with its defaults for what is not there."""
+    filled = _VARIABLE.sub(lambda found: environment.get(found.group(1)) or found.group(2), COMPOSE_FILE.read_text())
+    return yaml.safe_load(filled)
+
+
+def default_of_variables() -> dict[str, str]:
+    """The variables that the compose file asks for, and what they are where nobody sets them."""
+    return dict(_VARIABLE.findall(COMPOSE_FILE.read_text()))
+
+
+class Stack:
+    """A project of Compose, with ports that are free.
+
+    Attributes:
+        project: its name, which all it makes has as a label.
+        environment: in which commands mean this project.
+        ports: of this host, by the variable that sets them.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.project = f"e2e{secrets.token_hex(3)}"
+        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        ports = {name: str(port) for name, port in self.ports.items()}
+        # The engine has no bridge of its own, so what a build fetches it fetches by the host's network.
+        override = engine.folder / "override.yml"
+        override.write_text("services: {coordinator: {build: {network: host}}}\n")
+        self.environment = {
+            **engine.environment,
+            **ports,
+            "COMPOSE_PROJECT_NAME": self.project,
+            "COMPOSE_FILE": f"{COMPOSE_FILE}{os.pathsep}{override}",
+        }
+
+    @property
+    def page(self) -> str:
+        """Where the coordinator's page is."""
+        return f"http://127.0.0.1:{self.ports['SHOAL_PAGE_PORT']}"
+
+    def compose(self, *arguments: str) -> str:
+        """What `docker-compose ARGUMENTS` prints."""
+        return run(["docker-compose", *arguments], self.environment)
+
+    def terminal(self, commands: str, folder: Path, **environment: str) -> str:
+        """What lines of a shell print on a terminal, as somebody has typed them; RuntimeError if one fails."""
+        typed = ["script", "--quiet", "--return", "--command", shlex.join(["bash", "-ec", f"cd {folder}\n{commands}"])]
+        return run([*typed, "/dev/null"], {**self.environment, **environment})
+
+    def client(self) -> shoal.Client:
+        """A client on this host, that has patience while the coordinator is away."""
+        return shoal.Client(f"127.0.0.1:{self.ports['SHOAL_PORT']}", retry_for_s=60)
+
+    def containers(self, *services: str) -> list[str]:
+        """Ids of the containers of these services, or of all; of those that have ended, too."""
+        return self.compose("ps", "--quiet", *services).split()
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        """What the engine knows of a container."""
+        return json.loads(self._engine.docker("inspect", container))[0]
+
+    def inside(self, container: str, *command: str) -> str:
+        """What a command prints in a container."""
+        return self._engine.docker("exec", container, *command)
+
+    def kill(self, container: str) -> None:
+        """Ends a container at once, as `docker kill` does. Docker takes that for a wish: it stays ended."""
+        self._engine.docker("kill", container)
+
+    def start(self, container: str) -> None:
+        self._engine.docker("start", container)
+
+    def logs(self, container: str) -> str:
+        """What a container has logged, in all its lives."""
+        return self._engine.docker("logs", container, errors=True)
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series that Prometheus answers with now; RuntimeError if it takes the expression for none."""
+        return self._prometheus(f"query?{urllib.parse.urlencode({'query': expression})}")["result"]
+
+    def targets(self) -> list[dict[str, Any]]:
+        """What Prometheus scrapes; none before it is there."""
+        try:
+            return self._prometheus("targets")["activeTargets"]
+        except OSError:
+            return []
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Rules, as Prometheus has loaded them."""
+        return [rule for group in self._prometheus("rules")["groups"] for rule in group["rules"]]
+
+    def _prometheus(self, path: str) -> Any:
+        url = f"http://127.0.0.1:{self.ports['PROMETHEUS_PORT']}/api/v1/{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as reply:
+                return json.load(reply)["data"]
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"{url}: {error.read().decode(errors='replace')}") from None
+
+    def left(self) -> dict[str, list[str]]:
+        """What there is of the project: containers, volumes and networks."""
+        label = f"label=com.docker.compose.project={self.project}"
+        listings = {
+            "containers": ("ps", "--all", "--quiet"),
+            "volumes": ("volume", "ls", "--quiet"),
+            "networks": ("network", "ls", "--quiet"),
+        }
+        return {what: self._engine.docker(*listing, "--filter", label).split() for what, listing in listings.items()}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens at; all are taken before one is let go, so that they differ."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in sockets]

@@ -1,0 +1,68 @@
+"""All that manifests are checked for, and on which of them."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import kubernetes_validate
+
+from support.deployment import manifest_lives as lives
+from support.deployment import manifest_network as network
+from support.deployment import manifest_rules as rules
+from support.deployment.custom_resources import SCHEMAS as CUSTOM
+from support.deployment.manifests import KUBERNETES, Object, render
+
+SCHEMAS = "1.36.0"  # strict: no field that this version does not know
+OLDEST = "1.30.0"  # that docs/deploy.md names: preStop's sleep is of 1.30
+
+# With who reaches whom.
+OVERLAYS = {
+    "base": network.NEEDED,
+    "overlays/local": network.NEEDED,
+    "overlays/production": network.NEEDED | network.SCRAPES,
+    "overlays/gpu": network.NEEDED,
+}
+RULES: list[rules.Rule] = [
+    rules.restricted,
+    rules.locked_down,
+    rules.accounts,
+    rules.pinned_images,
+    rules.resources,
+    rules.memory,
+    rules.volumes,
+    rules.selectors,
+    rules.identities,
+    rules.ports,
+    rules.budgets,
+    rules.autoscaling,
+    rules.one_namespace,
+    rules.monitoring,
+    lives.command_lines,
+    lives.addresses,
+    lives.page_names,
+    lives.folders,
+    lives.probes,
+    lives.endings,
+]
+
+
+@cache
+def rendered(overlay: str) -> list[Object]:
+    """An overlay's objects; not to be changed."""
+    return render(KUBERNETES / overlay)
+
+
+def complaints(objects: Sequence[Object]) -> list[str]:
+    """What all rules have against them."""
+    return [complaint for rule in RULES for complaint in rule(objects)]
+
+
+def schema_errors(objects: Sequence[Object], version: str) -> list[str]:
+    """What Kubernetes' own schema, of this version, has against them; custom resources are for `rules.monitoring`."""
+    errors = []
+    for found in objects:
+        if found["kind"] not in CUSTOM:
+            try:
+                assert kubernetes_validate.validate(found, version, strict=True) == version.rpartition(".")[0]
+            except kubernetes_validate.ValidationError as error:
+                errors.append(f"{found['kind']} {found['metadata']['name']}: {error.message}")
+    return errors

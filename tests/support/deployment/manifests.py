@@ -1,0 +1,117 @@
+"""Kubernetes manifests as tests read them: rendered by kubectl, and taken apart."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.deployment.needed_programs import need
+
+KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
+
+Object = dict[str, Any]
+
+_SUFFIXES = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What makes pods: a StatefulSet, a Deployment or a Job."""
+
+    kind: str
+    name: str
+    spec: Object
+    pod_metadata: Object
+    pod: Object
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return dict(self.pod_metadata.get("labels", {}))
+
+    @property
+    def containers(self) -> list[Object]:
+        """All that run in its pods, those of the start included."""
+        return [*self.pod.get("initContainers", []), *self.pod["containers"]]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def render(folder: Path) -> list[Object]:
+    """The objects of an overlay. Skips the test without kubectl; in CI and `make e2e` it fails."""
+    kubectl = need("kubectl", source="it renders the manifests; Kubernetes' site has it", failing=("SHOAL_E2E", "CI"))
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, f"kustomize warns: {done.stderr}"
+    return read(done.stdout)
+
+
+def render_with(folder: Path, overlay: str, components: Sequence[str]) -> list[Object]:
+    """Renders an overlay to which somebody has added components.
+
+    Args:
+        folder: an empty one, for a copy of all manifests.
+        overlay: its name.
+        components: their names.
+    """
+    copy = shutil.copytree(KUBERNETES, folder / "kubernetes") / "overlays" / overlay
+    kustomization = yaml.safe_load((copy / "kustomization.yaml").read_text())
+    kustomization.setdefault("components", []).extend(f"../../components/{name}" for name in components)
+    (copy / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return render(copy)
+
+
+def read(text: str) -> list[Object]:
+    """The objects of a YAML stream."""
+    return [found for found in yaml.safe_load_all(text) if found]
+
+
+def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
+    return [found for found in objects if found["kind"] in kinds]
+
+
+def named(objects: Sequence[Object], kind: str, name: str) -> Object:
+    """The one object of that kind and name."""
+    [found] = [found for found in of_kind(objects, kind) if found["metadata"]["name"] == name]
+    return found
+
+
+def workloads(objects: Sequence[Object]) -> Iterator[Workload]:
+    for found in of_kind(objects, "StatefulSet", "Deployment", "Job", "DaemonSet"):
+        template = found["spec"]["template"]
+        metadata = template.get("metadata", {})
+        yield Workload(found["kind"], found["metadata"]["name"], found["spec"], metadata, template["spec"])
+
+
+def selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector takes in something with these labels; None selects nothing."""
+    if selector is None:
+        return False
+    wanted = selector.get("matchLabels", {}).items()
+    expressions = selector.get("matchExpressions", [])
+    return all(labels.get(key) == value for key, value in wanted) and all(_holds(each, labels) for each in expressions)
+
+
+def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
+    key, values = expression["key"], expression.get("values", [])
+    match expression["operator"]:
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+        case other:
+            raise AssertionError(f"no operator of selectors: {other}")
+
+
+def quantity(text: str | int | float) -> float:
+    """A quantity of Kubernetes as a number: 500m is 0.5, 1Ki is 1024."""
+    digits = str(text).rstrip("mkMGiK")
+    return float(digits) * _SUFFIXES[str(text)[len(digits) :]]

@@ -1,0 +1,59 @@
+"""A session that sends half of a push, says so, and waits to be killed: half_a_push.py ADDRESS JOB SERVER=METRICS ...
+
+It says "half" once the second server has counted the first chunk of its part, not when it was sent.
+"""
+
+import sys
+import threading
+
+import numpy as np
+
+import shoal
+from shoal import _rpc
+from shoal._training.parameters import Push
+from shoal._wire.layout import Aggregation
+from shoal._wire.packing import Complete
+from shoal._wire.transfer import Load
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import parameter_server_pb2_grpc
+from support.scraping import sample
+from support.waiting import wait_until
+
+
+def main(address: str, job: str, *pairs: str) -> None:
+    pages = dict(pair.split("=", 1) for pair in pairs)
+    session = shoal.Client(address).session(job, worker="victim")
+    session.pull()
+    parameters = session._parameters._parameters
+    placement, aggregations = parameters._servers.placement, [Aggregation.TRAINABLE]
+    gradients = {name: np.ones(v.shape, v.dtype) for name, v in placement.variables.items()}
+    first, second = parameters._servers.connections
+    names = {shard.address: shard.server for shard in placement.shards}
+
+    def stub(link):
+        return parameter_server_pb2_grpc.ParameterServerStub(_rpc.channel(link.address))
+
+    def requests(link):
+        load = Load(parameters._servers.packer, link.layouts, aggregations, Complete(gradients))
+        push = Push(parameters.step, 1.0, parameters._versions, lambda _: load, aggregations)
+        for message in load.requests(parameters._pusher.header(link, push, commit=False)):
+            yield pb.PushRequest.FromString(b"".join(message))
+
+    def received():
+        return sample(pages[names[second.address]], "shoal_server_received_bytes_total")
+
+    def half():
+        message = next(requests(second))
+        yield pb.PushRequest(header=message.header, chunks=message.chunks[:1])
+        threading.Event().wait()
+
+    stub(first).Push(requests(first))  # staged whole on one server
+    before = received()
+    call = stub(second).Push.future(half())
+    wait_until(lambda: received() > before, what="the chunk's arrival")
+    assert not call.done(), "the server did not wait for the other half"
+    print("half", flush=True)
+    threading.Event().wait()
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,46 @@
+"""Programs that are evaluated while they train."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from support.programs.broken import Numbers
+
+
+class Counted:
+    """Counts updates, by SGD of rate 1: in a synchronous job, its value is the number of the step.
+
+    Args:
+        size: examples to train on.
+        seconds: of a step.
+        slow: seconds of the evaluation of a batch, but for a worker's first, by which it is tried out.
+        kill: a file; the first worker that evaluates another batch makes it, and dies.
+    """
+
+    def __init__(self, size=64, seconds=0.0, slow=0.0, kill=""):
+        self.dataset, self.held_out = Numbers(size), Numbers(10)
+        self.seconds, self.slow, self.kill = seconds, slow, kill
+        self.tried = False
+
+    def variables(self):
+        return {"w": np.zeros(1_000)}
+
+    def loss_and_gradients(self, params, batch):
+        time.sleep(self.seconds)  # what a step takes
+        return 1.0, {"w": -np.ones(1_000)}
+
+    def evaluate(self, params, batch):
+        first, self.tried = not self.tried, True
+        if first:
+            return self.figures(params)
+        if self.kill and not Path(self.kill).exists():
+            Path(self.kill).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(self.slow)  # what an evaluation takes
+        return self.figures(params)
+
+    def figures(self, params):
+        return {"updates": float(params["w"][0]), "constant": 1.0}

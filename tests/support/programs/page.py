@@ -1,0 +1,48 @@
+"""Programs whose jobs are looked at on the coordinator's page."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from support.programs.broken import Numbers
+
+HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
+
+
+class Watched:
+    """Learns to be 1 slowly enough to be watched, and is evaluated.
+
+    Args:
+        size: examples to train on.
+        seconds: of a step.
+        hostile: it writes what a page must not take for HTML.
+        slow: a file; the first worker makes it, and takes three times as long.
+    """
+
+    def __init__(self, size=512, seconds=0.02, hostile=False, slow=""):
+        self.dataset, self.held_out = Numbers(size), Numbers(10)
+        self.seconds, self.hostile = seconds, hostile
+        self.draw = np.random.default_rng()
+        self.steps = 0
+        if slow:
+            try:
+                Path(slow).touch(exist_ok=False)
+            except FileExistsError:
+                return
+            self.seconds *= 3
+
+    def variables(self):
+        return {"w": np.zeros(100_000), "b": np.zeros(50_000)}
+
+    def loss_and_gradients(self, params, batch):
+        time.sleep(self.seconds)  # what a step takes
+        self.steps += 1
+        away = {name: value - 1 for name, value in params.items()}
+        loss = float((away["w"] ** 2).mean() * (1 + 0.05 * self.draw.normal()))
+        if self.steps % 20 == 1:
+            print(HOSTILE if self.hostile else f"step {self.steps}: loss {loss:.4f}", flush=True)
+        return loss, away
+
+    def evaluate(self, params, batch):
+        return {"accuracy": float(1 - np.abs(params["w"] - 1).mean())}
