@@ -17,8 +17,10 @@ from shoal_server.leaving import wait_until_saved
 from shoal_server.metrics import ServerMetrics
 from shoal_server.optimizers import kernels
 from shoal_server.pools import CallPool
-from shoal_server.serving.lanes import LaneServer
+from shoal_server.serving.registry import Endpoints
+from shoal_server.serving.service import DataService
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
+from shoal_server.serving.transports import EndpointConfig
 from shoal_server.shards import ShardStore
 
 _log = structlog.get_logger(__name__)
@@ -59,29 +61,18 @@ class Server:
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
         if abandoned := sweep():
             _log.info("removed shared memory of processes that are gone", segments=len(abandoned))
-        host = _rpc.parse_address(config.listen)[0]
-        self._lanes = LaneServer(
-            host, config.lane_port, self.store, metrics, advertise=config.advertise, limit=config.lanes
-        )
+        self._endpoints = Endpoints(DataService(self.store, metrics), self._endpoint_config(config))
         metrics.watch(self.store, self._pools)
         self._saver = Saver(folder, config.name)
-        self._servicer = ParameterServerServicer(
-            self.store,
-            metrics,
-            senders=self._pools["pull"],
-            receivers=self._pools["push"],
-            committers=self._pools["commit"],
-            saver=self._saver,
-            offer=self._lanes.offer,
-        )
+        servicer = ParameterServerServicer(self.store, self._endpoints, saver=self._saver)
         self._rpc = _rpc.RpcServer(
             config.listen,
-            [(SERVICE, add_to_server, self._servicer)],
+            [(SERVICE, add_to_server, servicer)],
             threads=config.rpc_threads,
             advertise=config.advertise,
         )
         self.address = self._rpc.address
-        self._lanes.start()
+        self._endpoints.start(self.address)
         self._rpc.start()
         self._coordinator = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
         self._membership = Membership(
@@ -120,10 +111,21 @@ class Server:
         self._membership.stop()
         self._close()
 
+    def _endpoint_config(self, config: ServerConfig) -> EndpointConfig:
+        return EndpointConfig(
+            host=_rpc.parse_address(config.listen)[0],
+            advertise=config.advertise,
+            lane_port=config.lane_port,
+            lanes=config.lanes,
+            senders=self._pools["pull"],
+            receivers=self._pools["push"],
+            committers=self._pools["commit"],
+        )
+
     def _load(self) -> tuple[int, int, ServerLoad]:
         # This is called at each heartbeat, when there is also time for what has to be done once in a while.
         self.store.memory.trim()
-        self._servicer.end_stalled()
+        self._endpoints.end_stalled()
         sweep()  # a client that was killed between making its segment and being greeted has left its name
         return *self.store.load(), self._metrics.load(waiting_pulls=self.store.queues()[0])
 
@@ -137,7 +139,7 @@ class Server:
     def _close(self) -> None:
         self._coordinator.close()
         self.store.clear()  # ends the pulls that wait
-        self._lanes.stop()
+        self._endpoints.stop()
         self._rpc.stop()
         self._saver.close()
         for pool in self._pools.values():

@@ -200,11 +200,11 @@ def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
 def test_a_push_that_is_half_committed_is_in_the_cut_on_all(tmp_path):
     with servers_of(tmp_path, 2, 2) as servers, servers.worker("a") as worker:
         train(worker, 1)
-        first, second = worker._links
+        first, second = worker._servers.connections
         push = worker.prepare(gradients(5), UPDATES, 1.0)
         for link in (first, second):
-            link.push(worker._header(link, push, commit=False), push.load(link))
-        stamp = worker._stamp(push.step)
+            link.push(worker._pusher.header(link, push, commit=False), push.load(link))
+        stamp = worker._servers.stamp(push.step)
         first.commit(pb.CommitRequest(stamp=stamp, shards=first.indices))
         manifest = servers.save()
         assert manifest.version == 2

@@ -21,9 +21,11 @@ from structlog.testing import capture_logs
 
 from shoal import _rpc, consistency, errors, initializers, partitioners
 from shoal._training.overlap import Pipeline
+from shoal._transport import handshake, lane_calls, listener
 from shoal._transport import lane as _lane
-from shoal._transport import lane_calls
-from shoal._transport.lane import Frame, Lane
+from shoal._transport import shared_memory as _shared_memory
+from shoal._transport.frames import Frame
+from shoal._transport.lane import Lane
 from shoal._transport.segment import HEADER_BYTES, SHM, Segment
 from shoal._wire.chunks import Chunk, encode_values
 from shoal._wire.limits import MAX_MESSAGE_BYTES
@@ -88,15 +90,15 @@ def step(servers):
 @pytest.fixture
 def impatient(monkeypatch):
     """Servers that wait only so long: for HELLO, and for whoever stalls."""
-    monkeypatch.setattr(lanes, "_HELLO_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.3)
     monkeypatch.setattr(lanes, "STALL_S", 0.2)
-    monkeypatch.setattr(lanes, "Lane", functools.partial(Lane, stall_s=0.2))
+    monkeypatch.setattr(listener, "Lane", functools.partial(Lane, stall_s=0.2))
 
 
 @pytest.fixture
 def shared(monkeypatch):
     """Memory is shared for variables however small."""
-    monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @contextmanager
@@ -272,7 +274,7 @@ class TestGreeting:
             assert said_until_closed(connection) == b""
 
     def test_the_limit_for_hello_is_shorter_than_that_for_a_stall(self, monkeypatch, servers):
-        monkeypatch.setattr(lanes, "_HELLO_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.1)
         with connected(servers) as connection:
             assert said_until_closed(connection) == b""
 
@@ -308,7 +310,7 @@ class TestGreeting:
         with trained(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
             late.pull()
             assert late.push(ONES).outcome == "accepted"
-            late._links[0]._pulls._lane.close()
+            late._servers.connections[0]._pulls._lane.close()
             assert late.pull()["w"].shape == (ELEMENTS,)
 
     def test_a_server_without_lanes_is_called_by_grpc(self):
@@ -546,7 +548,7 @@ class TestSlots:
             for _ in range(5):
                 with pytest.raises(errors.NonFiniteGradient):
                     worker.push({"w": np.full(30, np.nan, np.float32)})
-                taken = [link._pushes.take() for link in worker._links for _ in range(2)]
+                taken = [link._pushes.memory() for link in worker._servers.connections for _ in range(2)]
                 assert all(taken)
                 del taken
 
@@ -559,7 +561,7 @@ class TestSlots:
                     pipeline.push({"w": np.full(ELEMENTS, np.nan, np.float32)})
                     with pytest.raises(errors.NonFiniteGradient):
                         pipeline.settle()
-                taken = [worker._links[0]._pushes.take() for _ in range(2)]
+                taken = [worker._servers.connections[0]._pushes.memory() for _ in range(2)]
                 assert all(taken)
                 del taken
 
@@ -699,7 +701,7 @@ class TestSharing:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             assert worker.push(ONES).outcome == "accepted"
-            shrink(worker._links[0]._pulls)
+            shrink(worker._servers.connections[0]._pulls)
             with capture_logs() as logs:
                 np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
             assert ["cut to" in why for why in fallbacks(logs)] == [True]
@@ -710,7 +712,7 @@ class TestSharing:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             assert worker.push(ONES).outcome == "accepted"
-            shrink(worker._links[0]._pushes)
+            shrink(worker._servers.connections[0]._pushes)
             with capture_logs() as logs:
                 assert worker.push(ONES).outcome == "accepted"
             assert ["cut to" in why for why in fallbacks(logs)] == [True]
@@ -722,9 +724,9 @@ class TestSharing:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             push = worker.prepare(ONES, None, 1.0)
-            ready = push.load(worker._links[0])
+            ready = push.load(worker._servers.connections[0])
             assert ready.slot
-            shrink(worker._links[0]._pushes)
+            shrink(worker._servers.connections[0]._pushes)
             assert worker.send(dataclasses.replace(push, load=lambda _: ready)).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
@@ -733,7 +735,7 @@ class TestSharing:
     def test_a_segment_that_shrinks_when_a_server_is_about_to_look(self, servers, monkeypatch, call):
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot, shrunk = worker._links[0], lanes.LaneCalls._slot, []
+            link, slot, shrunk = worker._servers.connections[0], lanes.LaneCalls._slot, []
 
             def shrinks(calls, number):
                 if not shrunk:
@@ -755,7 +757,7 @@ class TestSharing:
         """It was copied there so that its arrays could change at once: there is no other copy."""
         with servers.worker("a") as worker:
             push = worker.prepare(ONES, None, 1.0, memory=private)
-            shrink(worker._links[0]._pushes)
+            shrink(worker._servers.connections[0]._pushes)
             with pytest.raises(errors.ShoalError, match="lost"):
                 worker.send(push)
             assert servers.versions() == [1]
@@ -767,7 +769,7 @@ class TestSharing:
             arrays = {"w": np.ones(ELEMENTS, np.float32)}
             push = worker.prepare(arrays, None, 1.0, memory=private)
             arrays["w"][:] = 7
-            worker._links[0]._pushes._lane.close()
+            worker._servers.connections[0]._pushes._lane.close()
             assert worker.send(push).outcome == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(1))
 
@@ -839,9 +841,7 @@ class TestAnswersThatLie:
     def test_an_answer_to_a_push_that_is_none(self, servers, monkeypatch, kind, payload):
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:
-                lying.setattr(
-                    lanes.LaneCalls, "_send_answers", lambda calls, answers: calls._lane.send(kind, [payload])
-                )
+                lying.setattr(lanes.LaneCalls, "_send_reply", lambda calls, reply: calls._lane.send(kind, [payload]))
                 with pytest.raises(errors.BadFrame):
                     worker.push(ONES)
             assert worker.push(ONES).outcome == "accepted"  # it counts, and counts once
@@ -927,7 +927,7 @@ class TestLanesThatBreak:
                 servers.lanes[0].offer.address = between
                 try:
                     push = worker.prepare(ONES, None, 1.0)
-                    push.load(worker._links[0])  # opens the lane for pushes
+                    push.load(worker._servers.connections[0])  # opens the lane for pushes
                 finally:
                     servers.lanes[0].offer.address = address
                 assert worker.send(push).outcome == "accepted"
@@ -1002,7 +1002,7 @@ def two_in_step():
 def use(transport, monkeypatch):
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":
-        monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
+        monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 import shoal
 from shoal import _rpc, consistency, errors, initializers, optim, partitioners
 from shoal._training.parameters import Push
-from shoal._transport import lane_calls
-from shoal._transport.lane import Frame
+from shoal._transport import shared_memory
+from shoal._transport.frames import Frame
 from shoal._wire.layout import Aggregation
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal._wire.packing import Complete, Packer
@@ -63,7 +63,7 @@ def transport(request, monkeypatch):
 def use(transport, monkeypatch):
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":  # of variables however small
-        monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
+        monkeypatch.setattr(shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @pytest.fixture(params=[1, 3], ids=["one server", "three servers"])
@@ -96,14 +96,14 @@ class TestTransports:
         """Or all tests that run once a transport would prove nothing."""
         with servers.worker("a") as worker:
             value = worker.pull()["b"]
-            assert servers.open_lanes == (0 if transport == "grpc" else len(worker._links))
+            assert servers.open_lanes == (0 if transport == "grpc" else len(worker._servers.connections))
             assert in_shared_memory(value) == (transport == "shared memory")
             loads = [
-                link.prepare(worker._load(link, Complete(gradients()), list(Aggregation)), None)
-                for link in worker._links
+                link.prepare(worker._servers.load(link, Complete(gradients()), list(Aggregation)), None)
+                for link in worker._servers.connections
             ]
             assert [bool(load.slot) for load in loads] == [transport == "shared memory"] * len(loads)
-            assert servers.open_lanes == (0 if transport == "grpc" else 2 * len(worker._links))
+            assert servers.open_lanes == (0 if transport == "grpc" else 2 * len(worker._servers.connections))
             worker.push(gradients())
         wait_until(lambda: servers.open_lanes == 0, what="the lanes' end")
 
@@ -325,7 +325,7 @@ class TestBadGradients:
 
     def test_an_old_placement_is_refused_and_fetched_again(self, servers):
         with servers.worker("a") as worker:
-            worker._placement = worker._placement.__class__(
+            worker._servers.placement = worker._servers.placement.__class__(
                 "job", 0, servers.placement.variables, servers.placement.shards
             )
             assert worker.push(gradients()).outcome == "accepted"
@@ -518,9 +518,9 @@ class TestWholeOrNotAtAll:
         servers.admit("a")
         client = servers.client("a")
         push = push_by(client, gradients())
-        for place, link in enumerate(client._links):
-            header, load = client._header(link, push, commit=False), push.load(link)
-            if place == 0 and len(client._links) > 1:
+        for place, link in enumerate(client._servers.connections):
+            header, load = client._pusher.header(link, push, commit=False), push.load(link)
+            if place == 0 and len(client._servers.connections) > 1:
                 link.push(header, load)  # staged whole
             else:
                 chunk = next(load.chunks())
@@ -539,10 +539,10 @@ class TestWholeOrNotAtAll:
             servers.admit("a")
             client = servers.client("a")
             push = push_by(client, gradients())
-            for link in client._links:
-                link.push(client._header(link, push, commit=False), push.load(link))
-            first = client._links[0]
-            first.commit(pb.CommitRequest(stamp=client._stamp(0), shards=first.indices))
+            for link in client._servers.connections:
+                link.push(client._pusher.header(link, push, commit=False), push.load(link))
+            first = client._servers.connections[0]
+            first.commit(pb.CommitRequest(stamp=client._servers.stamp(0), shards=first.indices))
             client.close()  # dies between the commits
             servers.remove("a")
             assert set(servers.versions()) == {1}
@@ -558,9 +558,9 @@ class TestWholeOrNotAtAll:
 
     def test_a_commit_of_what_is_not_staged(self, servers):
         with servers.worker("a") as worker:
-            for link in worker._links:
+            for link in worker._servers.connections:
                 with pytest.raises(errors.NotStaged):
-                    link.commit(pb.CommitRequest(stamp=worker._stamp(0), shards=link.indices))
+                    link.commit(pb.CommitRequest(stamp=worker._servers.stamp(0), shards=link.indices))
             assert worker.push(gradients()).outcome == "accepted"
         assert set(servers.versions()) == {1}
 
@@ -666,14 +666,14 @@ class TestStalls:
         """As many as there are threads neither read their pulls nor go on with their pushes."""
         variables = {"w": Variable((2 << 20,))}
         with ShardServers(variables, shards=1, rpc_threads=2, stall_s=0.3, transport="grpc") as servers:
-            [stub], [servicer] = servers.stubs, servers.servicers
+            [stub], [endpoints] = servers.stubs, servers.endpoints
             with servers.worker("a") as worker, ThreadPoolExecutor(2) as pool:
                 stamp = header_pb2.Stamp(job="job", epoch=1)
                 pulls = [stub.Pull(pb.PullRequest(stamp=stamp, shards=[0])) for _ in range(2)]
                 for_ever = threading.Event()
                 pushes = [stub.Push.future(until(for_ever, header(servers, "a"))) for _ in range(2)]
                 pulled, pushed = pool.submit(worker.pull), pool.submit(worker.push, {"w": np.ones(2 << 20, np.float32)})
-                wait_until(lambda: servicer.end_stalled() or (pulled.done() and pushed.done()), what="their turn")
+                wait_until(lambda: endpoints.end_stalled() or (pulled.done() and pushed.done()), what="their turn")
                 assert pulled.result()["w"].size == 2 << 20
                 assert pushed.result().outcome == "accepted"
                 for call in (lambda: list(pulls[0]), lambda: list(pulls[1]), pushes[0].result, pushes[1].result):
@@ -756,9 +756,9 @@ def break_off(servers, server, message, *, lane):
 def header(servers, worker):
     client = servers.client(worker)
     try:
-        first = client._links[0]
+        first = client._servers.connections[0]
         push = Push(client.step, 1.0, {}, lambda _: None, [Aggregation.TRAINABLE])
-        return client._header(first, push, commit=True)
+        return client._pusher.header(first, push, commit=True)
     finally:
         client.close()
 

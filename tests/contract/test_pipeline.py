@@ -11,7 +11,8 @@ import pytest
 from shoal import consistency, errors, optim
 from shoal._training.overlap import Pipeline
 from shoal._training.participant import FINISHED, WAIT, DataRange
-from shoal._transport.lane import Frame, Lane
+from shoal._transport.frames import Frame
+from shoal._transport.lane import Lane
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_worker.arrays import Cpu
@@ -257,7 +258,7 @@ def test_closing_ends_a_pull_whose_lane_is_just_being_opened(monkeypatch):
 
         def slowly(*address, **options):
             connecting.set()
-            wait_until(lambda: client._links[0]._closed, what="the end of the link")
+            wait_until(lambda: client._servers.connections[0]._closed, what="the end of the link")
             return connect(*address, **options)
 
         monkeypatch.setattr(Lane, "connect", slowly)

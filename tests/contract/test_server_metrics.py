@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shoal import consistency, errors
-from shoal._transport import lane_calls
+from shoal._transport import shared_memory
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from support.clusters.shard_servers import ShardServers
@@ -24,7 +24,7 @@ def transport(request, monkeypatch):
     """How clients get to servers, as metrics call it."""
     ways = {"grpc": "grpc", "lane": "tcp", "shared_memory": "auto"}
     monkeypatch.setenv("SHOAL_TRANSPORT", ways[request.param])
-    monkeypatch.setattr(lane_calls, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(shared_memory, "_SHARED_FROM_BYTES", 0)
     return request.param
 
 
@@ -112,8 +112,8 @@ class TestPushes:
     def test_that_wait_for_their_commit_are_counted(self):
         with ShardServers(VARIABLES, servers=2, shards=2) as servers, servers.worker("a") as worker:
             push = worker.prepare(ONES, None, 1.0)
-            for link in worker._links:
-                link.push(worker._header(link, push, commit=False), push.load(link))
+            for link in worker._servers.connections:
+                link.push(worker._pusher.header(link, push, commit=False), push.load(link))
             assert servers.sample("shoal_server_staged_pushes") == 2
             worker.send(push)
             assert servers.sample("shoal_server_staged_pushes") == 0
@@ -127,15 +127,15 @@ class TestPushes:
             assert servers.sample("shoal_server_duplicate_pushes_total") == 2
             assert servers.sample("shoal_server_pushes_total", outcome="accepted") == 2
             assert servers.sample("shoal_server_staleness_versions_count") == 2
-            [link] = worker._links
-            link.commit(pb.CommitRequest(stamp=worker._stamp(0), shards=link.indices))
+            [link] = worker._servers.connections
+            link.commit(pb.CommitRequest(stamp=worker._servers.stamp(0), shards=link.indices))
             assert servers.sample("shoal_server_duplicate_pushes_total") == 4
 
     def test_and_commits_that_are_refused_are_counted_by_reason_and_not_timed(self, servers):
         with servers.worker("a") as worker:
-            [link] = worker._links
+            [link] = worker._servers.connections
             with pytest.raises(errors.NotStaged):
-                link.commit(pb.CommitRequest(stamp=worker._stamp(0), shards=link.indices))
+                link.commit(pb.CommitRequest(stamp=worker._servers.stamp(0), shards=link.indices))
             assert servers.sample("shoal_server_rejected_pushes_total", reason="not_staged") == 1
             with pytest.raises(errors.NonFiniteGradient):
                 worker.push({name: value * np.nan for name, value in ONES.items()})

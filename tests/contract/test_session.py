@@ -321,7 +321,7 @@ def test_a_job_that_has_failed_says_why_however_a_call_finds_out(session, server
     elif how == "dropped":
         servers.each("DropShards", pb.DropShardsRequest(job="job"))
     else:
-        session._parameters._parameters._retry_for_s = 0.1
+        session._parameters._parameters._servers._retry_for_s = 0.1
         servers.close()
     for _ in range(2):
         with pytest.raises(shoal.JobFailed, match=FAILED):

@@ -7,7 +7,7 @@ from operator import is_
 import numpy as np
 
 from shoal._numerics import Aggregation
-from shoal._transport.links import Link
+from shoal._transport.server_connection import ServerConnection
 from shoal._wire.packing import Packer
 from shoal._wire.transfer import Load
 
@@ -17,10 +17,10 @@ class GradientBuffers(dict[str, np.ndarray]):
 
     Args:
         packer: of the placement.
-        loads: by link, with memory for every trainable variable.
+        loads: by connection, with memory for every trainable variable.
     """
 
-    def __init__(self, packer: Packer, loads: Mapping[Link, Load]) -> None:
+    def __init__(self, packer: Packer, loads: Mapping[ServerConnection, Load]) -> None:
         super().__init__()
         self._loads = loads
         for load in loads.values():
@@ -48,22 +48,25 @@ class GradientBuffers(dict[str, np.ndarray]):
 
     def take(
         self,
-        links: Sequence[Link],
+        connections: Sequence[ServerConnection],
         updates: Mapping[str, np.ndarray],
         aggregations: Sequence[Aggregation],
         *,
         unchanged: bool,
-    ) -> Mapping[Link, Load] | None:
-        """The memory, for a push by these links, with everything in it; None: it is not theirs, or was pushed before.
+    ) -> Mapping[ServerConnection, Load] | None:
+        """Takes the memory, with everything in it, for a push by these connections.
 
         Args:
-            links: of the push.
+            connections: of the push.
             updates: go with the gradients.
             aggregations: of the arenas that are brought.
             unchanged: as above: with many arrays it takes a while to say.
+
+        Returns:
+            Loads by connection; None: the memory is not theirs, or was pushed before.
         """
         loads, self._loads = self._loads, {}
-        if [*loads] != [*links]:
+        if [*loads] != [*connections]:
             return None
         copied = dict(updates)
         if not unchanged:
@@ -72,10 +75,10 @@ class GradientBuffers(dict[str, np.ndarray]):
         copied = {name: self._apart(array, loads) for name, array in copied.items()}
         for load in loads.values() if copied else ():
             load.packer.write_some(load.layouts, copied, _memory(load))
-        return {link: replace(load, aggregations=aggregations) for link, load in loads.items()}
+        return {connection: replace(load, aggregations=aggregations) for connection, load in loads.items()}
 
     @staticmethod
-    def _apart(array: np.ndarray, loads: Mapping[Link, Load]) -> np.ndarray:
+    def _apart(array: np.ndarray, loads: Mapping[ServerConnection, Load]) -> np.ndarray:
         shared = any(np.may_share_memory(array, _memory(load)) for load in loads.values())
         return array.copy() if shared else array
 

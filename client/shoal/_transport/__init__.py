@@ -1,1 +1,58 @@
-"""How bytes travel to a server: shared memory, lanes (sockets with frames) and gRPC streams."""
+"""How bytes travel to a server: connections that carry frames, and the transports above them.
+
+`Connection`, `Listener` and `Security` carry frames between any two processes and know no shards. `Transport` and
+`TransportFactory` are a client's half of a transport; `register` adds one, and `ServerConnection` makes calls over the
+best that works. Shoal's own are shared memory, lanes and gRPC. What calls mean, and which servers they go to, is in
+`shoal._training`; a server's half of each transport is in `shoal_server.serving`. These two packages, and whoever
+writes a transport, may import from here.
+"""
+
+from shoal._transport.connection import ByteStream, Connection, Frames
+from shoal._transport.frames import PARAMETER_SERVER, Frame
+from shoal._transport.handshake import Security, TokenSecurity, admit, decoded, greet, send_error, sent_error
+from shoal._transport.inflow import take_frame, take_message
+from shoal._transport.lane import STALL_S, Lane
+from shoal._transport.listener import Listener, Session
+from shoal._transport.registry import chosen_setting, register, registered, unregister
+from shoal._transport.rpc_calls import RpcCalls
+from shoal._transport.segment import Segment, SegmentLost, SegmentUnavailable, Slots, sweep
+from shoal._transport.selector import Selector
+from shoal._transport.server_connection import ServerConnection
+from shoal._transport.transport import Target, Transport, TransportFactory, Unavailable
+
+__all__ = [
+    "PARAMETER_SERVER",
+    "STALL_S",
+    "ByteStream",
+    "Connection",
+    "Frame",
+    "Frames",
+    "Lane",
+    "Listener",
+    "RpcCalls",
+    "Security",
+    "Segment",
+    "SegmentLost",
+    "SegmentUnavailable",
+    "Selector",
+    "ServerConnection",
+    "Session",
+    "Slots",
+    "Target",
+    "TokenSecurity",
+    "Transport",
+    "TransportFactory",
+    "Unavailable",
+    "admit",
+    "chosen_setting",
+    "decoded",
+    "greet",
+    "register",
+    "registered",
+    "send_error",
+    "sent_error",
+    "sweep",
+    "take_frame",
+    "take_message",
+    "unregister",
+]

@@ -1,6 +1,6 @@
 """Messages with chunks on their way in: from a lane, or whole, to the memory that an assembler has for them."""
 
-from shoal._transport.lane import Lane
+from shoal._transport.connection import Connection
 from shoal._wire.chunks import Buffer, Carrier, decode, read_start
 from shoal._wire.framing import Assembler
 
@@ -25,12 +25,12 @@ def take_message(kind: type[Carrier], message: Buffer, assembler: Assembler) -> 
     return carrier, sum(len(chunk.data) for chunk in chunks)
 
 
-def take_frame(kind: type[Carrier], lane: Lane, assembler: Assembler) -> tuple[Carrier, int]:
+def take_frame(kind: type[Carrier], lane: Connection, assembler: Assembler) -> tuple[Carrier, int]:
     """As `take_message`, for one in a frame that has begun. A large chunk is not copied on its way.
 
     Raises:
         BadChunk: as above; the frame is taken.
-        Unreachable, DeadlineExceeded: as `Lane.receive`.
+        Unreachable, DeadlineExceeded: as `Connection.receive`.
     """
     size = lane.left
     found = read_start(kind, lane.peek(_START_BYTES), size) if size >= _PLACED_BYTES else None

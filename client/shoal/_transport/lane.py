@@ -1,8 +1,7 @@
-"""Lanes: sockets that carry the parameter server's messages as frames, with a fraction of a gRPC call's work.
+"""Lanes: connections on TCP sockets, which carry frames with a fraction of a gRPC call's work.
 
-The frames themselves, and how both ends wait, give up and close. What is said over a lane is in
-`shoal._transport.lane_calls` for a client and in `shoal_server.serving.lanes` for a server; `parameter_server.proto`
-has the contract.
+The bytes of a frame, and how both ends wait, give up and close. `shoal._transport.frames` has the kinds of frame that a
+parameter server knows.
 """
 
 import enum
@@ -12,11 +11,12 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from shoal import errors
+from shoal._transport.connection import ByteStream, Connection, Frames
 from shoal._wire.chunks import Buffer
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
@@ -39,47 +39,29 @@ _MAX_PIECES = 512  # of one system call; the kernel takes 1,024
 _BATCH_BYTES = 4 << 20
 
 
-class Frame(enum.IntEnum):
-    """What a frame is; the table in `parameter_server.proto` says what each means."""
-
-    HELLO = 1
-    WELCOME = 2
-    PULL = 3
-    VALUES = 4
-    PUSH = 5
-    COMMIT = 6
-    PUSHED = 7
-    ERROR = 8
-    END = 9
-
-
-# What follows these is the same call's, and comes when it can.
-_STREAMED = (Frame.VALUES, Frame.PUSH)
-_END = _HEADER.pack(Frame.END, _RESERVED, 0)
-
-
-class Lane:
-    """One end of a lane. One thread uses it at a time, except for `close`.
+class Lane(Connection):
+    """One end of a lane.
 
     Args:
         connection: connected; owned from now on.
         peer: host:port at the other end, for messages.
+        frames: the kinds of frame on this port.
         stall_s: seconds without any progress after which a transfer is given up.
-
-    Attributes:
-        left: bytes of the payload that has not been taken of the frame that has begun.
     """
 
-    def __init__(self, connection: socket.socket, peer: str, *, stall_s: float = STALL_S) -> None:
-        self.peer = peer
-        self._socket, self._stall_s = connection, stall_s
+    def __init__(self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S) -> None:
+        self.peer, self.frames, self.identity = peer, frames, ""
+        self._kinds, self._streamed = frames.by_number, frames.streamed
+        self._end_frame = _HEADER.pack(frames.end, _RESERVED, 0)
+        self._socket: ByteStream = connection
+        self._stall_s = stall_s
         self._closed = False
         # What has arrived and was not yet given out: bytes [_begin, _end) of the buffer.
         self._buffer = memoryview(bytearray(_FIRST_BUFFER))
         self._begin = self._end = 0
         self.left = 0
-        self._last: Frame | None = None  # that began
-        self._brief: set[Frame | None] = set()  # after these the other end spoke soon, the last time
+        self._last: enum.IntEnum | None = None  # that began
+        self._brief: set[enum.IntEnum | None] = set()  # after these the other end spoke soon, the last time
         connection.setblocking(True)
         # The kernel keeps the time: one blocking call moves a whole chunk; Python's timeout would poll for each part.
         timeout = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
@@ -91,65 +73,43 @@ class Lane:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     @classmethod
-    def connect(cls, host: str, port: int, *, timeout_s: float) -> "Lane":
-        """Opens a lane to a server.
+    def connect(cls, host: str, port: int, frames: Frames, *, timeout_s: float) -> "Lane":
+        """Opens a lane.
 
         Raises:
             Unreachable: nobody answered in time.
         """
         peer = f"{host}:{port}"
         try:
-            return cls(socket.create_connection((host.strip("[]"), port), timeout_s), peer)
+            return cls(socket.create_connection((host.strip("[]"), port), timeout_s), peer, frames)
         except OSError as error:
             raise errors.Unreachable(f"no lane to {peer}: {error}", address=peer) from None
 
     @property
     def closed(self) -> bool:
-        """Whether this end gave the lane up."""
         return self._closed
 
     def fileno(self) -> int:
-        """Of the socket, for `poll`."""
         return self._socket.fileno()
 
-    def send(self, kind: Frame, pieces: Sequence[Buffer] = (), *, end: bool = False) -> None:
-        """Sends one frame.
+    def secure(self, protect: Callable[[ByteStream], ByteStream]) -> None:
+        self._socket = protect(self._socket)
 
-        Args:
-            kind: of the frame.
-            pieces: one after the other they are its payload.
-            end: an END frame goes with it, in the same packet if there is room.
-
-        Raises:
-            Unreachable: the lane broke.
-            DeadlineExceeded: the other end does not take it.
-        """
+    def send(self, kind: enum.IntEnum, pieces: Sequence[Buffer] = (), *, end: bool = False) -> None:
         waiting = _frame(kind, pieces)
         if end:
-            waiting.append(_END)
+            waiting.append(self._end_frame)
         self._send(waiting, kind)
 
     def stream(
         self,
-        kind: Frame,
+        kind: enum.IntEnum,
         payloads: Iterable[Sequence[Buffer]],
         *,
         end: bool = True,
         at_once: bool = False,
         within_s: float = math.inf,
     ) -> None:
-        """Sends frames of one kind, several at a time.
-
-        Args:
-            kind: of all of them.
-            payloads: of each, in pieces. They must stay as they are until this returns.
-            end: an END frame follows.
-            at_once: each frame goes by itself, for the next one may take a while.
-            within_s: for all of them: whoever reads, but too slowly, is given up as well.
-
-        Raises:
-            Unreachable, DeadlineExceeded: as for `send`.
-        """
         give_up = time.monotonic() + within_s
         waiting: list[Buffer] = []
         size = 0
@@ -161,10 +121,10 @@ class Lane:
                 self._send(waiting, kind, give_up)
                 waiting, size = [], 0
         if end:
-            waiting.append(_END)
+            waiting.append(self._end_frame)
         self._send(waiting, kind, give_up)
 
-    def _send(self, waiting: list[Buffer], kind: Frame, give_up: float = math.inf) -> None:
+    def _send(self, waiting: list[Buffer], kind: enum.IntEnum, give_up: float = math.inf) -> None:
         while waiting:
             if time.monotonic() > give_up:
                 self.close()
@@ -177,22 +137,12 @@ class Lane:
                 raise self._broken(error) from None
             waiting = _rest(waiting, sent)
 
-    def receive(self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES) -> tuple[Frame, memoryview]:
-        """Waits for the next frame: its kind and payload. The payload is good until the next call.
-
-        Args:
-            within_s: for its beginning; None: for ever.
-            most: bytes that its payload may have.
-
-        Raises:
-            Unreachable: the lane broke, or the other end closed it.
-            DeadlineExceeded: nothing came within `within_s`, or a frame that has begun does not go on.
-            BadFrame: what came is no frame, or too large.
-        """
+    def receive(
+        self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES
+    ) -> tuple[enum.IntEnum, memoryview]:
         return self.begin(within_s=within_s, most=most), self.payload()
 
-    def begin(self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES) -> Frame:
-        """Waits for the next frame, of which `payload` or `fill` then takes the payload; else as `receive`."""
+    def begin(self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES) -> enum.IntEnum:
         assert not self.left, "the last frame's payload was not taken"
         if self._begin == self._end:
             self._begin = self._end = 0
@@ -200,35 +150,29 @@ class Lane:
         self._have(_HEADER.size)
         header = self._buffer[self._begin : self._begin + _HEADER.size]
         number, reserved, size = _HEADER.unpack(header)
-        if not Frame.HELLO <= number <= Frame.END or reserved != _RESERVED:
+        kind = self._kinds.get(number)
+        if kind is None or reserved != _RESERVED:
             raise self._bad(f"sent no frame: it begins with {bytes(header)!r}")
         if size > most:
             raise self._bad(f"sent a frame of {size} bytes; {most} are the most")
         self._begin += _HEADER.size
         self.left = size
-        self._last = Frame(number)
-        return self._last
+        self._last = kind
+        return kind
 
     def peek(self, size: int) -> memoryview:
-        """So many bytes of the payload's beginning, or all of it if it is shorter. Good until the next call."""
         size = min(size, self.left)
         self._have(size)
         return self._buffer[self._begin : self._begin + size]
 
     def payload(self) -> memoryview:
-        """All of the payload. Good until the next call."""
         payload = self.peek(self.left)
         self._begin += len(payload)
         self.left = 0
         return payload
 
     def fill(self, skip: int, targets: Sequence[memoryview]) -> None:
-        """Takes the payload: the kernel writes it to where it belongs, but for what has arrived already.
-
-        Args:
-            skip: bytes at its beginning, which `peek` has shown.
-            targets: for the rest, exactly.
-        """
+        # The kernel writes the payload to where it belongs, but for what has arrived already.
         self._begin += skip
         missing = self.left - skip
         ready = self._buffer[self._begin : min(self._end, self._begin + missing)]
@@ -252,7 +196,6 @@ class Lane:
         self.left = 0
 
     def close(self) -> None:
-        """Ends the lane at once; a call that is blocked in it, in another thread, ends with Unreachable."""
         self._closed = True
         with suppress(OSError):  # the other end was first
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -275,7 +218,7 @@ class Lane:
             except OSError as error:
                 raise self._broken(error) from None
             self._end += self._some(count)
-        if self._last not in _STREAMED and time.monotonic() - begun < _BRIEF_S:
+        if self._last not in self._streamed and time.monotonic() - begun < _BRIEF_S:
             self._brief.add(self._last)
         else:
             self._brief.discard(self._last)
@@ -363,7 +306,7 @@ class Lane:
         return errors.BadFrame(f"{self.peer} {what}", address=self.peer)
 
 
-def _frame(kind: Frame, pieces: Sequence[Buffer]) -> list[Buffer]:
+def _frame(kind: enum.IntEnum, pieces: Sequence[Buffer]) -> list[Buffer]:
     return [_HEADER.pack(kind, _RESERVED, sum(map(len, pieces))), *pieces]
 
 
@@ -387,4 +330,4 @@ def _rest(pieces: list[Any], moved: int) -> list[Any]:
     return []
 
 
-__all__ = ["STALL_S", "Frame", "Lane"]
+__all__ = ["STALL_S", "Lane"]

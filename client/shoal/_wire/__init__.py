@@ -1,1 +1,112 @@
-"""What travels between clients and servers: layouts, chunks and the messages around them (no sockets)."""
+"""What travels between clients and servers: layouts, chunks, and the messages around them.
+
+Here is what both ends have to agree on: where a variable's elements lie in arenas (`layout`), how arenas are cut and
+put together again (`framing`, `packing`, `arrival`, `outgoing`), the bytes of messages (`chunks`), and limits
+(`limits`). Nothing here opens a socket, calls a server or imports gRPC. Every package may import from here.
+"""
+
+from shoal._wire.arrival import Arrival
+from shoal._wire.chunks import (
+    Buffer,
+    Carrier,
+    Chunk,
+    decode,
+    decode_push,
+    encode_push,
+    encode_values,
+    read_start,
+)
+from shoal._wire.cursor import Cursor
+from shoal._wire.figures import NAMES, is_name, number
+from shoal._wire.framing import (
+    ArenaKey,
+    Assembler,
+    Run,
+    arenas_of,
+    chunks_of,
+    copy_elements,
+    messages,
+    slot_arrays,
+    slot_offsets,
+)
+from shoal._wire.layout import (
+    Aggregation,
+    ArenaLayout,
+    Placement,
+    ShardLayout,
+    ShardPlacement,
+    Slice,
+    row_elements,
+    rows_of,
+    storage_dtype,
+    wire_dtype,
+)
+from shoal._wire.limits import (
+    CHUNK_BYTES,
+    KEPT_TIMINGS,
+    LOG_BYTES,
+    LOG_LINE_BYTES,
+    LOG_LINES,
+    MAX_MESSAGE_BYTES,
+    METRIC_NAME_BYTES,
+    METRICS,
+    STALENESS_BUCKETS,
+    TIMINGS,
+    transfer_s,
+)
+from shoal._wire.outgoing import Outgoing
+from shoal._wire.packing import Arrays, Complete, Memory, Packer
+from shoal._wire.transfer import Delivery, Load
+
+__all__ = [
+    "CHUNK_BYTES",
+    "KEPT_TIMINGS",
+    "LOG_BYTES",
+    "LOG_LINES",
+    "LOG_LINE_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "METRICS",
+    "METRIC_NAME_BYTES",
+    "NAMES",
+    "STALENESS_BUCKETS",
+    "TIMINGS",
+    "Aggregation",
+    "ArenaKey",
+    "ArenaLayout",
+    "Arrays",
+    "Arrival",
+    "Assembler",
+    "Buffer",
+    "Carrier",
+    "Chunk",
+    "Complete",
+    "Cursor",
+    "Delivery",
+    "Load",
+    "Memory",
+    "Outgoing",
+    "Packer",
+    "Placement",
+    "Run",
+    "ShardLayout",
+    "ShardPlacement",
+    "Slice",
+    "arenas_of",
+    "chunks_of",
+    "copy_elements",
+    "decode",
+    "decode_push",
+    "encode_push",
+    "encode_values",
+    "is_name",
+    "messages",
+    "number",
+    "read_start",
+    "row_elements",
+    "rows_of",
+    "slot_arrays",
+    "slot_offsets",
+    "storage_dtype",
+    "transfer_s",
+    "wire_dtype",
+]

@@ -6,7 +6,8 @@ import numpy as np
 
 from shoal._wire.framing import ArenaKey, Run, copy_elements
 from shoal._wire.layout import ArenaLayout
-from shoal._wire.packing import Memory, Packer, Part
+from shoal._wire.packing import Memory, Packer
+from shoal._wire.plans import Part
 
 # From this size on, an arena with a part of a variable is received part by part: it is not to be in memory twice.
 _SCATTERED_BYTES = 64 << 20

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from shoal import errors
-from shoal._wire.packing import Group
+from shoal._wire.plans import Group
 
 
 class Outgoing:

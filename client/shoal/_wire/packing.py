@@ -6,8 +6,7 @@ How arenas travel is in `shoal._wire.framing`.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from operator import attrgetter, eq, itemgetter
+from operator import attrgetter, eq
 from sys import intern
 from typing import Any, Protocol
 
@@ -16,82 +15,14 @@ import numpy as np
 from shoal import errors
 from shoal._wire.chunks import Chunk
 from shoal._wire.framing import arenas_of, chunks_of, slot_arrays
-from shoal._wire.layout import Aggregation, ArenaLayout, Placement, ShardLayout, row_elements, rows_of
+from shoal._wire.layout import Aggregation, Placement, ShardLayout
 from shoal._wire.limits import CHUNK_BYTES
+from shoal._wire.plans import GATHERED_BYTES, ArenaPlan, Group, getter
 from shoal.variables import Variable
 
 _MAX_COMPLAINTS = 50
-# Parts of an arena from this size on travel as chunks of their own, straight from their array.
-_GATHERED_BYTES = CHUNK_BYTES // 4
-
 # Flat uninitialised memory: so many bytes, as unsigned bytes.
 Memory = Callable[[int], np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A slice, with all that packing needs of it worked out."""
-
-    variable: str
-    rows: slice | None  # None: the whole variable
-    shape: tuple[int, ...]
-    elements: slice  # of the arena
-
-
-class _ArenaPlan:
-    """All that can be worked out beforehand of an arena.
-
-    Args:
-        arena: the arena.
-        variables: the placement's.
-    """
-
-    def __init__(self, arena: ArenaLayout, variables: Mapping[str, Variable]) -> None:
-        self.arena = arena
-        self.parts = _parts(arena, variables)
-        self.all = Group(self.parts)
-        # How the arena travels: a large slice by itself, small ones gathered.
-        self.groups = [Group(parts) for parts in _groups(self.parts, arena.wire.itemsize)]
-        self.partial = [part for part in self.parts if part.rows is not None]
-        whole = [part for part in self.parts if part.rows is None]
-        self.names = [part.variable for part in whole]  # of the variables of which the arena has all rows
-        self._blocks = list(_blocks(whole))
-
-    @property
-    def travels_as_it_is(self) -> bool:
-        """Whether elements have the same dtype on the wire."""
-        return self.arena.wire == self.arena.dtype
-
-    def whole(self, flat: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """The variables of which the arena has all rows, as views of its elements."""
-        return zip(self.names, chain.from_iterable(block.views(flat) for block in self._blocks), strict=True)
-
-
-class Group:
-    """Slices that lie one after the other in an arena, and are packed together.
-
-    Here, as in `_Expected` and `_Block`, many thousand variables are taken all at once, by functions that loop in C.
-
-    Args:
-        parts: at least one.
-
-    Attributes:
-        names: of the variables; one may be there twice.
-        elements: of the arena.
-    """
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.names = [part.variable for part in parts]
-        self.elements = slice(parts[0].elements.start, parts[-1].elements.stop)
-        self._get = _getter(self.names)
-        self._partial = [(index, part.rows) for index, part in enumerate(parts) if part.rows is not None]
-
-    def slices(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The slices, in order."""
-        found = [*self._get(arrays)]
-        for index, rows in self._partial:
-            found[index] = found[index][rows]
-        return found
 
 
 class Arrays(Protocol):
@@ -135,7 +66,7 @@ class Complete:
 
 
 class _Expected:
-    """What arrays must be, to be those of some variables.
+    """What arrays must be, to be those of some variables; looked at all at once, by functions that loop in C.
 
     Args:
         variables: by name.
@@ -144,7 +75,7 @@ class _Expected:
 
     def __init__(self, variables: Mapping[str, Variable], wires: Mapping[str, np.dtype]) -> None:
         self.variables = variables
-        self._get = _getter([*variables])
+        self._get = getter([*variables])
         self._shapes = [variable.shape for variable in variables.values()]
         self._dtypes = [variable.dtype for variable in variables.values()]
         self._wires = [wires.get(name, variable.dtype) for name, variable in variables.items()]
@@ -176,7 +107,7 @@ class Packer:
     def __init__(self, placement: Placement) -> None:
         self.variables = {intern(name): variable for name, variable in placement.variables.items()}
         self.plans = {
-            key: _ArenaPlan(arena, self.variables)
+            key: ArenaPlan(arena, self.variables)
             for key, arena in arenas_of(shard.layout for shard in placement.shards).items()
         }
         self.nothing: dict[str, Any] = dict.fromkeys(self.variables)  # all names, in the placement's order
@@ -312,66 +243,11 @@ class Packer:
                     _join(Group([part]).slices(arrays), flat[part.elements])
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Whole variables of one shape that lie one after the other, and can be made into views at once."""
-
-    elements: slice  # of the arena
-    count: int
-    shape: tuple[int, ...]  # of each
-
-    def views(self, flat: np.ndarray) -> Iterable[np.ndarray]:
-        """The variables, as views of the arena's elements."""
-        if not self.shape:
-            return [flat[self.elements].reshape(())]  # a row of a vector would be a number, not a view
-        return flat[self.elements].reshape(self.count, *self.shape)
-
-
-def _blocks(parts: Iterable[Part]) -> Iterator[_Block]:
-    start, count, stop = 0, 0, 0
-    shape: tuple[int, ...] = ()
-    for part in parts:
-        if count and (part.shape != shape or not shape or part.elements.start != stop):
-            yield _Block(slice(start, stop), count, shape)
-            count = 0
-        if not count:
-            start, shape = part.elements.start, part.shape
-        count, stop = count + 1, part.elements.stop
-    if count:
-        yield _Block(slice(start, stop), count, shape)
-
-
-def _getter(names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]:
-    """Looks names up, all at once."""
-    if len(names) > 1:
-        return itemgetter(*names)
-    return lambda arrays: [arrays[name] for name in names]
-
-
-def _groups(parts: Sequence[Part], itemsize: int) -> Iterator[list[Part]]:
-    """What travels together: a large slice by itself, small ones up to a chunk's size."""
-    gathered: list[Part] = []
-    size = 0
-    for part in parts:
-        nbytes = (part.elements.stop - part.elements.start) * itemsize
-        large = nbytes >= _GATHERED_BYTES
-        if gathered and (large or size + nbytes > CHUNK_BYTES):
-            yield gathered
-            gathered, size = [], 0
-        if large:
-            yield [part]
-        else:
-            gathered.append(part)
-            size += nbytes
-    if gathered:
-        yield gathered
-
-
 def _pieces(group: Group, arrays: Mapping[str, np.ndarray], wire: np.dtype) -> Iterator[np.ndarray]:
     """A group as flat arrays of the wire's dtype."""
     slices = group.slices(arrays)
     elements = group.elements.stop - group.elements.start
-    if len(slices) == 1 and elements * wire.itemsize >= _GATHERED_BYTES:
+    if len(slices) == 1 and elements * wire.itemsize >= GATHERED_BYTES:
         yield from _cut(slices[0], wire)
     else:
         yield _joined(slices, elements, wire)
@@ -405,21 +281,6 @@ def _cut(piece: np.ndarray, wire: np.dtype) -> Iterator[np.ndarray]:
         with _overflowing():
             cast = flat[start : start + step].astype(wire)
         yield cast
-
-
-def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[Part]:
-    parts = []
-    for piece in arena.slices:
-        name = intern(piece.variable)  # the same string everywhere: a look-up need not read its letters
-        shape = variables[name].shape
-        count = piece.row_stop - piece.row_start
-        elements = slice(piece.offset, piece.offset + count * row_elements(shape))
-        if count == rows_of(shape):
-            parts.append(Part(name, None, shape, elements))
-        else:
-            rows = slice(piece.row_start, piece.row_stop)
-            parts.append(Part(name, rows, (count, *shape[1:]), elements))
-    return parts
 
 
 def _complaint(array: object, variable: Variable, wire: np.dtype) -> str:

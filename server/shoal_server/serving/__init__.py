@@ -1,1 +1,34 @@
-"""Calls on shards: by gRPC and by lanes."""
+"""Calls on shards from outside: the parameter server's RPCs, and the server half of every transport.
+
+`DataService` makes pulls, pushes, commits and assignments on the shards; an `Endpoint` takes them from clients by one
+transport, and `register` adds its factory to every server. What a call does to a shard is in `shoal_server.shards`. The
+server's process imports from here, and whoever writes a transport.
+"""
+
+from shoal_server.serving.pulls import Answer, PendingPull, replies
+from shoal_server.serving.pushes import Source, from_slot, from_wire, stamp_of
+from shoal_server.serving.registry import Endpoints, register, unregister
+from shoal_server.serving.service import DataService, required
+from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
+from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
+
+__all__ = [
+    "SERVICE",
+    "Answer",
+    "DataService",
+    "Endpoint",
+    "EndpointConfig",
+    "EndpointFactory",
+    "Endpoints",
+    "ParameterServerServicer",
+    "PendingPull",
+    "Source",
+    "add_to_server",
+    "from_slot",
+    "from_wire",
+    "register",
+    "replies",
+    "required",
+    "stamp_of",
+    "unregister",
+]

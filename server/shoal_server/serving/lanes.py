@@ -4,15 +4,13 @@ A lane has a thread of its own, which belongs to its client as the socket does: 
 turn, holds up nobody else. What a lane is, and its frames, are in `parameter_server.proto`.
 """
 
-import hmac
+import enum
 import os
 import secrets
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import TypeVar
 
@@ -22,157 +20,100 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, _tracing, errors
 from shoal._system import host_id
+from shoal._transport.connection import Connection
+from shoal._transport.frames import PARAMETER_SERVER, Frame
+from shoal._transport.handshake import TokenSecurity, send_error
 from shoal._transport.inflow import take_frame
-from shoal._transport.lane import STALL_S, Frame, Lane
+from shoal._transport.lane import STALL_S
+from shoal._transport.listener import Listener
 from shoal._transport.segment import Segment, SegmentUnavailable
 from shoal._wire.chunks import Buffer, decode_push, encode_values
 from shoal._wire.framing import ArenaKey, Assembler, arenas_of, slot_arrays, slot_offsets
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server.metrics import ServerMetrics
 from shoal_server.optimizers import conversions
 from shoal_server.serving import pushes
 from shoal_server.serving.pulls import Answer, PendingPull, read, replies
-from shoal_server.shards import ShardStore
+from shoal_server.serving.service import DataService, required
+from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
 
 M = TypeVar("M", bound=Message)
 _log = structlog.get_logger(__name__)
 
-_HELLO_TIMEOUT_S = 5.0
-_MAX_HELLO_BYTES = 4096  # whoever sends it has not shown a token yet: little memory is taken for it
-_ACCEPT_PAUSE_S = 0.1
 # Of a client's claims about its segment. Memory is taken by the client, from its own user's share.
 _MAX_SLOTS = 16
 _PAGE = 4096
 
 
-class LaneServer:
-    """Accepts lanes and serves them.
+class LaneServer(Endpoint):
+    """Accepts lanes and serves them: the server half of the transports by lane and by shared memory.
 
     Args:
-        host: to listen on.
-        port: the same; 0: any free one.
-        store: the shards.
-        metrics: what is counted.
-        advertise: host that clients reach it by; by default the one bound.
-        limit: how many lanes there may be; more are refused, and their clients use gRPC. 0: there are none.
+        service: that is called.
+        config: of the server; beyond its limit of lanes, more are refused, and their clients use gRPC.
 
     Raises:
         PortInUse: the port is taken.
 
     Attributes:
-        offer: tells clients how to reach it.
+        offer: tells clients how to reach it; empty if there are no lanes.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        store: ShardStore,
-        metrics: ServerMetrics,
-        *,
-        advertise: str = "",
-        limit: int,
-    ) -> None:
-        self._store, self._metrics, self._limit = store, metrics, limit
-        self._token = secrets.token_bytes(32)
-        self._lock = threading.Lock()  # guards _served and _stopping
-        self._served: dict[threading.Thread, Lane] = {}
-        self._stopping = False
-        self._pause = threading.Event()  # never set
-        self._listener: socket.socket | None = None
-        self._acceptor: threading.Thread | None = None
+    def __init__(self, service: DataService, config: EndpointConfig) -> None:
+        self._listener: Listener | None = None
         self.offer = pb.AttachReply()
-        if limit:
-            self._listener = _rpc.listen(host, port)
-            bound = self._listener.getsockname()[1]
-            address = f"{_rpc.public_host(host, advertise)}:{bound}"
-            self.offer = pb.AttachReply(address=address, token=self._token, host=host_id())
+        if config.lanes:
+            token = secrets.token_bytes(32)
+            self._listener = Listener(
+                config.host,
+                config.lane_port,
+                PARAMETER_SERVER,
+                lambda lane: LaneCalls(lane, service),
+                security=TokenSecurity(token),
+                limit=config.lanes,
+                name="lane",
+                advice="call it by gRPC",
+            )
+            address = f"{_rpc.public_host(config.host, config.advertise)}:{self._listener.port}"
+            self.offer = pb.AttachReply(address=address, token=token, host=host_id())
 
-    def start(self) -> None:
-        """Begins to accept."""
+    def contribute(self, offer: pb.AttachReply) -> None:
+        offer.MergeFrom(self.offer)
+
+    def start(self, address: str) -> None:  # noqa: ARG002 - a port has an address of its own
         if self._listener:
-            self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), name="lanes", daemon=True)
-            self._acceptor.start()
+            self._listener.start()
 
     @property
     def count(self) -> int:
         """Lanes that are open."""
-        with self._lock:
-            return len(self._served)
+        return self._listener.count if self._listener else 0
 
     def stop(self) -> None:
         """Closes all lanes, and waits for their threads."""
-        with self._lock:
-            self._stopping = True
-            served = dict(self._served)
-        for lane in served.values():
-            lane.close()
         if self._listener:
-            with suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor
-            if self._acceptor:
-                self._acceptor.join()
-            self._listener.close()
-        for thread in served:
-            thread.join()
+            self._listener.stop()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, address = listener.accept()
-                lane = Lane(connection, f"{address[0]}:{address[1]}")
-            except OSError as error:
-                if self._stopping:
-                    return
-                _log.warning("a lane could not be accepted", error=str(error))
-                self._pause.wait(_ACCEPT_PAUSE_S)  # such as: too many open files; that may pass
-                continue
-            self._begin(lane)
 
-    def _begin(self, lane: Lane) -> None:
-        thread = threading.Thread(target=self._serve, args=(lane,), name="lane", daemon=True)
-        with self._lock:
-            taken = not self._stopping and len(self._served) < self._limit and _started(thread)
-            if taken:
-                self._served[thread] = lane
-        if not taken:
-            self._refuse(lane)
+class LaneEndpoints(EndpointFactory):
+    """Makes the port for lanes."""
 
-    def _refuse(self, lane: Lane) -> None:
-        error = errors.Overloaded(f"this server takes no more lanes, {self._limit} at most; call it by gRPC")
-        with suppress(errors.ShoalError):
-            lane.send(Frame.ERROR, [_rpc.detail_of(error).SerializeToString()])
-        lane.close()
+    name = "lane"
 
-    def _serve(self, lane: Lane) -> None:
-        try:
-            with LaneCalls(lane, self._token, self._store, self._metrics) as calls:
-                calls.serve()
-        except (errors.Unreachable, errors.DeadlineExceeded) as error:
-            _log.debug("a lane ended", reason=error.message)
-        except errors.ShoalError as error:
-            _log.warning("a lane was closed", reason=error.message)
-        except Exception:
-            _log.exception("a lane failed")
-        finally:
-            lane.close()
-            with self._lock:
-                self._served.pop(threading.current_thread(), None)
+    def make(self, service: DataService, config: EndpointConfig) -> LaneServer:
+        return LaneServer(service, config)
 
 
 class LaneCalls:
-    """One lane's calls, in order; `with` frees what it holds.
+    """One lane's calls, in order.
 
     Args:
         lane: just accepted.
-        token: that the client has to know.
-        store: the shards.
-        metrics: what is counted.
+        service: that is called.
     """
 
-    def __init__(self, lane: Lane, token: bytes, store: ShardStore, metrics: ServerMetrics) -> None:
-        self._lane, self._token, self._store, self._metrics = lane, token, store, metrics
+    def __init__(self, lane: Connection, service: DataService) -> None:
+        self._lane, self._service, self._metrics = lane, service, service.metrics
         self._segment: Segment | None = None
         self._slot_bytes = self._slots = 0
         self._poll = select.poll()
@@ -182,50 +123,38 @@ class LaneCalls:
         self._lock = threading.Lock()
         self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._awake, select.POLLIN)
-        self._calls: dict[Frame, Callable[[memoryview], None]] = {
+        self._calls: dict[enum.IntEnum, Callable[[memoryview], None]] = {
             Frame.PULL: self._pull,
             Frame.PUSH: self._push,
             Frame.COMMIT: self._commit,
         }
 
+    def welcome(self, hello: pb.LaneHello) -> pb.LaneWelcome:
+        """Answers the client's hello, and opens the memory that it shares."""
+        welcome = pb.LaneWelcome()
+        if hello.HasField("segment"):
+            self._share(hello.segment, welcome)
+            self._metrics.offered(shared=welcome.shared)
+        return welcome
+
     def serve(self) -> None:
-        """Greets the client and answers its calls, until it leaves.
+        """Answers the client's calls, until it leaves.
 
         Raises:
             Unreachable: it left.
             ShoalError: what it sent makes no sense, or it stalls.
         """
-        self._greet()
         with self._metrics.lane("shared_memory" if self._segment else "lane"):
             while True:
                 self._answer()
 
-    def __enter__(self) -> "LaneCalls":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Frees what it holds, but for the lane."""
         with self._lock:
             os.close(self._awake)
             self._awake = -1
         if self._segment:
             self._segment.close()
-
-    # The beginning.
-
-    def _greet(self) -> None:
-        kind, payload = self._lane.receive(within_s=_HELLO_TIMEOUT_S, most=_MAX_HELLO_BYTES)
-        if kind is not Frame.HELLO:
-            raise errors.BadFrame(f"{self._lane.peer} began with {kind.name}; a lane begins with HELLO")
-        hello = _decoded(pb.LaneHello, payload)
-        if not hmac.compare_digest(hello.token, self._token):
-            error = errors.Unauthenticated(f"{self._lane.peer} opens a lane with a token that is not this server's")
-            self._send_error(error)
-            raise error
-        welcome = pb.LaneWelcome()
-        if hello.HasField("segment"):
-            self._share(hello.segment, welcome)
-            self._metrics.offered(shared=welcome.shared)
-        self._lane.send(Frame.WELCOME, [welcome.SerializeToString()])
 
     def _share(self, offer: pb.Segment, welcome: pb.LaneWelcome) -> None:
         if not 0 < offer.slots <= _MAX_SLOTS:
@@ -255,10 +184,10 @@ class LaneCalls:
         except errors.ShoalError as error:
             if self._lane.closed:
                 raise
-            self._send_error(error)
+            send_error(self._lane, error)
         except Exception as error:
             _log.exception("a call on a lane failed", call=kind.name)
-            self._send_error(errors.InternalError(f"{kind.name} failed: {type(error).__name__}: {error}"))
+            send_error(self._lane, errors.InternalError(f"{kind.name} failed: {type(error).__name__}: {error}"))
 
     def _pull(self, payload: memoryview) -> None:
         start = time.perf_counter()
@@ -269,9 +198,8 @@ class LaneCalls:
 
     def _answer_pull(self, request: pb.PullRequest, span: _tracing.Span) -> float:
         """Sends what a pull asks for; returns the seconds that it waited for its consistency mode."""
-        self._metrics.pulls.inc()
         waited_s = 0.0
-        shards = self._store.shards(request.stamp.job, request.shards, request.stamp.epoch)
+        shards = self._service.shards_of(request)
         slot = None if request.headers_only or not request.slot else self._slot(request.slot)
         targets: dict[ArenaKey, np.ndarray] = {}
         if slot is not None:
@@ -316,7 +244,7 @@ class LaneCalls:
         return time.perf_counter() - start
 
     def _send_values(self, answers: Sequence[Answer], *, headers_only: bool, last: bool) -> None:
-        sent = self._metrics.sent["lane"]
+        sent = self._service.sent("lane")
 
         def counted(messages: Iterator[tuple[list[Buffer], int]]) -> Iterator[list[Buffer]]:
             for pieces, nbytes in messages:
@@ -332,36 +260,31 @@ class LaneCalls:
         with read(answers) as (headers, snapshots):
             values = chain.from_iterable(snapshot.values for snapshot in snapshots)
             conversions.send_all([(targets[key], arena) for key, arena in zip(keys, values, strict=True)])
-        self._metrics.sent["shared_memory"](sum(answer.shard.layout.nbytes for answer in answers))
+        self._service.sent("shared_memory")(sum(answer.shard.layout.nbytes for answer in answers))
         self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)
 
     def _push(self, payload: memoryview) -> None:
         stream = _Stream(self._lane)
+
+        def read() -> tuple[pb.PushHeader, pushes.Source]:
+            first, chunks = decode_push(payload)
+            header = required(first)
+            slot = self._slot(header.slot) if header.slot else None
+            if slot is not None:
+                return header, pushes.from_slot(slot, self._service.received("shared_memory"))
+            return header, pushes.from_wire(chunks, stream.take, self._service.received("lane"))
+
         try:
-            with self._metrics.pushing("push"):
-                header, chunks = decode_push(payload)
-                if header is None:
-                    raise errors.BadRequest("a push begins with a header; this one has none")
-                slot = self._slot(header.slot) if header.slot else None
-                if slot is not None:
-                    source = pushes.from_slot(slot, self._metrics.received["shared_memory"])
-                else:
-                    source = pushes.from_wire(chunks, stream.take, self._metrics.received["lane"])
-                answers = pushes.receive(self._store, header, source)
+            reply = self._service.push(read)
         finally:
             stream.drain()
-        self._send_answers(answers)
+        self._send_reply(reply)
 
     def _commit(self, payload: memoryview) -> None:
-        with self._metrics.pushing("commit"):
-            answers = pushes.commit(self._store, _decoded(pb.CommitRequest, payload))
-        self._send_answers(answers)
+        self._send_reply(self._service.commit(_decoded(pb.CommitRequest, payload)))
 
-    def _send_answers(self, answers: Sequence[pushes.ShardAnswer]) -> None:
-        self._lane.send(Frame.PUSHED, [pushes.reply_of(answers, self._metrics.answered).SerializeToString()])
-
-    def _send_error(self, error: errors.ShoalError) -> None:
-        self._lane.send(Frame.ERROR, [_rpc.detail_of(error).SerializeToString()])
+    def _send_reply(self, reply: pb.PushReply) -> None:
+        self._lane.send(Frame.PUSHED, [reply.SerializeToString()])
 
     def _slot(self, number: int) -> np.ndarray:
         """A slot's bytes.
@@ -382,7 +305,7 @@ class LaneCalls:
 class _Stream:
     """The rest of a push: frames with chunks, and an END."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Connection) -> None:
         self._lane = lane
         self._ended = False
 
@@ -405,15 +328,6 @@ class _Stream:
         if self._ended:
             self._lane.payload()
         return not self._ended
-
-
-def _started(thread: threading.Thread) -> bool:
-    """Starts a thread; False: the system gives this process no more of them."""
-    try:
-        thread.start()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _decoded(kind: type[M], payload: memoryview) -> M:

@@ -1,25 +1,19 @@
-"""One pull: it waits in its shards' memory, and is answered when they let it through."""
+"""One pull: it waits in its shards' memory, and is answered when they let it through.
+
+How a transport sends the answer is not here.
+"""
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
-import grpc
-import structlog
-
-from shoal import _rpc, _tracing, errors
+from shoal import _tracing, errors
 from shoal._wire.chunks import Buffer, encode_values
 from shoal._wire.framing import messages
 from shoal.v1 import header_pb2
 from shoal_server.shards import Shard, Snapshot, Stamp
-
-_log = structlog.get_logger(__name__)
-
-Send = Callable[[bytes | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,108 +143,3 @@ def _messages(
     for group in messages(chunks):
         yield encode_values(headers, group), sum(len(chunk.data) for chunk in group)
         headers = []
-
-
-class PullCall:
-    """A pull by gRPC: it takes a thread only while it has something to send.
-
-    Args:
-        shards: to send, each as soon as it answers.
-        headers_only: send no values: a barrier.
-        context: of the call.
-        send: sends a message and blocks until there is room for the next; None ends the stream.
-        senders: lends a thread when a waiting shard answers.
-        on_sent: told the bytes of each message's chunks.
-        span: of the call; it ends with it.
-        on_end: told, once all is sent, the seconds that it took beside the waiting for shards, and those of waiting.
-    """
-
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        *,
-        headers_only: bool,
-        context: grpc.ServicerContext,
-        send: Send,
-        senders: Executor,
-        on_sent: Callable[[int], None] = lambda _: None,
-        span: _tracing.Span = _tracing.NOTHING,
-        on_end: Callable[[float, float], None] = lambda _serving, _waited: None,
-    ) -> None:
-        self._pull, self._span = PendingPull(shards, self._wake, span), span
-        self._headers_only, self._context, self._send, self._senders = headers_only, context, send, senders
-        self._on_sent, self._on_end = on_sent, on_end
-        self._began = time.perf_counter()
-        self._unsent = len(shards)
-        self._lock = threading.Lock()  # guards what follows; taken before the pull's
-        self._sending = True  # a thread is in, or on its way to, `_send_ready`
-        self._woken = False  # since that thread last looked
-        self._over = False
-        self._waits_since = self._waited_s = 0.0  # while no thread is sending
-
-    def start(self, stamp: Stamp, ahead: int) -> None:
-        """Asks all shards, then sends those that answered at once on this thread."""
-        if not self._context.add_callback(self._end):
-            return  # the caller is gone already
-        self._pull.start(stamp, ahead)
-        if self._over:  # it ended while the tickets were being left
-            self._pull.abandon()
-        self._send_ready()
-
-    def _wake(self) -> None:
-        with self._lock:
-            self._woken = True
-            wake = not self._sending and not self._over
-            if wake:
-                self._sending = True
-                self._waited_s += time.perf_counter() - self._waits_since
-        if wake:
-            self._senders.submit(self._send_ready)
-
-    def _end(self) -> None:
-        """The call has ended, however. Called on grpc's only thread for events, which must not wait for a shard."""
-        self._span.end()
-        with self._lock:
-            self._over = True
-        if self._pull.waits:
-            with suppress(RuntimeError):  # the pool is shut down, and the shards are closed
-                self._senders.submit(self._pull.abandon)
-
-    def _send_ready(self) -> None:
-        try:
-            while self._has_work():
-                answers = self._pull.take()
-                if not answers:
-                    continue
-                with replies(answers, headers_only=self._headers_only) as messages:
-                    for pieces, nbytes in messages:
-                        if self._over:
-                            return
-                        self._on_sent(nbytes)
-                        self._send(b"".join(pieces))
-                self._unsent -= len(answers)
-                if not self._unsent:
-                    self._span.end()
-                    self._send(None)
-                    self._on_end(time.perf_counter() - self._began - self._waited_s, self._waited_s)
-                    return
-        except errors.ShoalError as error:
-            self._refuse(error)
-        except Exception as error:
-            _log.exception("pull failed")
-            self._refuse(errors.InternalError(f"Pull failed: {type(error).__name__}: {error}"))
-
-    def _has_work(self) -> bool:
-        """Whether something came since this was last asked; if not, this thread is to go home."""
-        with self._lock:
-            work = self._woken and not self._over
-            self._woken = False
-            self._sending = work
-            if not work:
-                self._waits_since = time.perf_counter()
-            return work
-
-    def _refuse(self, error: errors.ShoalError) -> None:
-        self._span.end(error)
-        _rpc.refuse(self._context, error)
-        self._send(None)

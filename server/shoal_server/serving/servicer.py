@@ -1,29 +1,16 @@
 """The parameter server's RPCs: decode, call, encode."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-import structlog
 
-from shoal import _rpc, _tracing, consistency, errors, optim, variables
-from shoal._transport.inflow import take_message
-from shoal._transport.lane import STALL_S
-from shoal._wire.chunks import decode_push
-from shoal._wire.framing import Assembler
+from shoal import _rpc, consistency, optim, variables
 from shoal._wire.layout import ShardLayout
-from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from shoal_server.checkpoints import Saver, saving
-from shoal_server.metrics import ServerMetrics
-from shoal_server.serving import pushes
-from shoal_server.serving.pulls import PullCall, Send
+from shoal_server.serving.transports import Endpoint
 from shoal_server.shards import JobTerms, ShardStore
-from shoal_server.stalls import Stalls
-
-_log = structlog.get_logger(__name__)
 
 SERVICE = "shoal.v1.ParameterServer"
 
@@ -31,83 +18,25 @@ SERVICE = "shoal.v1.ParameterServer"
 class ParameterServerServicer:
     """Translates between the contract and a `ShardStore`.
 
+    Pull, Push, Assign and Commit are answered by the server half of a transport.
+
     Args:
         store: the shards.
-        metrics: what is counted.
-        senders: threads that send what is pulled; a pull that waits holds none of them.
-        receivers: threads that receive what is pushed; a push that stalls holds one, and no other kind of call.
-        committers: threads that commit what was pushed; a cut holds commits back, and must be reached meanwhile.
+        endpoints: the server halves of the transports.
         saver: writes checkpoints.
-        offer: how to reach this server's lanes; None: it has none.
-        stall_s: seconds after which `end_stalled` ends a pull or push that does not move.
     """
 
-    def __init__(
-        self,
-        store: ShardStore,
-        metrics: ServerMetrics,
-        *,
-        senders: ThreadPoolExecutor,
-        receivers: ThreadPoolExecutor,
-        committers: ThreadPoolExecutor,
-        saver: Saver | None = None,
-        offer: pb.AttachReply | None = None,
-        stall_s: float = STALL_S,
-    ) -> None:
-        self._store, self._metrics, self._senders = store, metrics, senders
+    def __init__(self, store: ShardStore, endpoints: Endpoint, *, saver: Saver | None = None) -> None:
+        self._store, self._endpoints = store, endpoints
         self._saver = saver or Saver(None)
-        self._offer = offer or pb.AttachReply()
-        self._stalls = Stalls(stall_s)
-        # grpcio asks no more of a handler than to be callable.
-        self.Pull = _rpc.NonBlocking(self._pull, senders)
-        self.Push = _rpc.Pooled(self._push, receivers)
-        self.Assign = _rpc.Pooled(self._assign, receivers)
-        self.Commit = _rpc.Pooled(self._commit, committers)
-
-    def end_stalled(self) -> None:
-        """Ends pulls that nobody reads and pushes that do not go on; to be called once in a while."""
-        if ended := self._stalls.end():
-            _log.warning("ended calls whose callers stalled", calls=ended)
-
-    def _pull(self, request: pb.PullRequest, context: grpc.ServicerContext, send: Send) -> None:
-        self._metrics.pulls.inc()
-        shards = self._store.shards(request.stamp.job, request.shards, request.stamp.epoch)
-        call = PullCall(
-            shards,
-            headers_only=request.headers_only,
-            context=context,
-            send=self._watched_send(send, context),
-            senders=self._senders,
-            on_sent=self._metrics.sent["grpc"],
-            on_end=self._metrics.pulled,
-            span=_tracing.served("Pull", request.stamp),
-        )
-        call.start(pushes.stamp_of(request.stamp), request.ahead)
+        for method, handler in endpoints.handlers().items():
+            setattr(self, method, handler)
 
     @_rpc.servicer
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:
-        return self._offer
-
-    @_rpc.servicer
-    def _push(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
-        with self._metrics.pushing("push"):
-            header, source = self._messages(self._watched(request, context))
-            return self._reply(pushes.receive(self._store, header, source))
-
-    @_rpc.servicer
-    def _commit(self, request: pb.CommitRequest, context: grpc.ServicerContext) -> pb.PushReply:
-        with self._metrics.pushing("commit"):
-            return self._reply(pushes.commit(self._store, request))
-
-    def _reply(self, answers: list[pushes.ShardAnswer]) -> pb.PushReply:
-        return pushes.reply_of(answers, self._metrics.answered)
-
-    @_rpc.servicer
-    def _assign(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
-        header, source = self._messages(self._watched(request, context))
-        shards = pushes.assign(self._store, header, source)
-        headers = [header_pb2.ShardHeader(shard=shard.layout.shard, epoch=shard.epoch) for shard in shards]
-        return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers])
+        offer = pb.AttachReply()
+        self._endpoints.contribute(offer)
+        return offer
 
     @_rpc.servicer
     def CreateShards(self, request: pb.CreateShardsRequest, context: grpc.ServicerContext) -> pb.CreateShardsReply:
@@ -168,32 +97,6 @@ class ParameterServerServicer:
     def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
         saving.restore(self._store, self._saver.folder, request)
         return pb.RestoreReply()
-
-    def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.Source]:
-        """The header of a push, and what it brings."""
-        header, first = decode_push(next(stream, b""))
-        if header is None:
-            raise errors.BadRequest("a push begins with a header; this stream has none")
-
-        def rest(assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
-            return (take_message(pb.PushRequest, message, assembler) for message in stream)
-
-        return header, pushes.from_wire(first, rest, self._metrics.received["grpc"])
-
-    def _watched_send(self, send: Send, context: grpc.ServicerContext) -> Send:
-        def watched(message: bytes | None) -> None:
-            with self._stalls.waiting(context.cancel):
-                send(message)
-
-        return watched
-
-    def _watched(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        while True:
-            with self._stalls.waiting(context.cancel):
-                message = next(stream, None)
-            if message is None:
-                return
-            yield message
 
 
 def add_to_server(servicer: ParameterServerServicer, server: grpc.Server) -> None:

@@ -13,8 +13,8 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._training.parameters import ParameterClient
-from shoal._transport.lane import Frame, Lane
-from shoal._transport.links import Transport
+from shoal._transport.frames import PARAMETER_SERVER, Frame
+from shoal._transport.lane import Lane
 from shoal._wire.layout import Placement
 from shoal.v1 import header_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
@@ -24,7 +24,10 @@ from shoal_server.checkpoints.saver import Saver
 from shoal_server.metrics import ServerMetrics
 from shoal_server.pools import CallPool
 from shoal_server.serving.lanes import LaneServer
+from shoal_server.serving.registry import Endpoints
+from shoal_server.serving.service import DataService
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
+from shoal_server.serving.transports import EndpointConfig
 from shoal_server.shards.events import Progress
 from shoal_server.shards.store import ShardStore
 
@@ -47,7 +50,7 @@ class ShardServers:
         rpc_threads: int = 4,
         max_lanes: int = 1024,
         stall_s: float = 30.0,
-        transport: Transport | None = None,
+        transport: str | None = None,
         wire: str | None = None,
         checkpoints: Path | str | None = None,
     ) -> None:
@@ -56,7 +59,7 @@ class ShardServers:
         self.registries: list[CollectorRegistry] = []
         self.stores: list[ShardStore] = []
         self.lanes: list[LaneServer] = []
-        self.servicers: list[ParameterServerServicer] = []
+        self.endpoints: list[Endpoints] = []
         self.addresses = [self._start(rpc_threads, max_lanes, stall_s) for _ in range(servers)]
         self.stubs = [self._stub(address) for address in self.addresses]
         given = {name: value for name, value in variables.items() if isinstance(value, np.ndarray)}
@@ -80,29 +83,30 @@ class ShardServers:
         store = ShardStore(metrics.applied)
         pools = {kind: CallPool(rpc_threads, kind) for kind in ("pull", "push", "commit")}
         metrics.watch(store, pools)
-        lanes = LaneServer("127.0.0.1", 0, store, metrics, limit=max_lanes)
-        saver = Saver(self._checkpoints, f"server-{len(self.stores)}")
-        self._stack.callback(saver.close)
-        servicer = ParameterServerServicer(
-            store,
-            metrics,
+        config = EndpointConfig(
+            host="127.0.0.1",
+            lanes=max_lanes,
             senders=pools["pull"],
             receivers=pools["push"],
             committers=pools["commit"],
-            saver=saver,
-            offer=lanes.offer,
             stall_s=stall_s,
         )
+        endpoints = Endpoints(DataService(store, metrics), config)
+        saver = Saver(self._checkpoints, f"server-{len(self.stores)}")
+        self._stack.callback(saver.close)
+        servicer = ParameterServerServicer(store, endpoints, saver=saver)
         server = _rpc.RpcServer("127.0.0.1:0", [(SERVICE, add_to_server, servicer)], threads=rpc_threads)
         for pool in pools.values():
             self._stack.callback(pool.shutdown)
         self._stack.callback(server.stop, 0.2)
-        self._stack.callback(lanes.stop)
+        self._stack.callback(endpoints.stop)
         self._stack.callback(store.clear)
-        lanes.start()
+        endpoints.start(server.address)
         server.start()
+        lanes = endpoints["lane"]
+        assert isinstance(lanes, LaneServer)
         self.lanes.append(lanes)
-        self.servicers.append(servicer)
+        self.endpoints.append(endpoints)
         self.registries.append(registry)
         self.stores.append(store)
         return server.address
@@ -212,7 +216,7 @@ class ShardServers:
         *,
         step: int = 0,
         refresh: Callable[[], Placement] | None = None,
-        transport: Transport | None = None,
+        transport: str | None = None,
     ) -> ParameterClient:
         return ParameterClient(
             self.placement,
@@ -283,7 +287,7 @@ class RawLane:
     """
 
     def __init__(self, address: str) -> None:
-        self._lane = Lane.connect(*_rpc.parse_address(address), timeout_s=5.0)
+        self._lane = Lane.connect(*_rpc.parse_address(address), PARAMETER_SERVER, timeout_s=5.0)
         self.welcome = pb.LaneWelcome()
 
     def greet(self, hello: pb.LaneHello) -> pb.LaneWelcome:

@@ -25,18 +25,18 @@ def main(address: str, job: str, *pairs: str) -> None:
     session = shoal.Client(address).session(job, worker="victim")
     session.pull()
     parameters = session._parameters._parameters
-    placement, aggregations = parameters._placement, [Aggregation.TRAINABLE]
+    placement, aggregations = parameters._servers.placement, [Aggregation.TRAINABLE]
     gradients = {name: np.ones(v.shape, v.dtype) for name, v in placement.variables.items()}
-    first, second = parameters._links
+    first, second = parameters._servers.connections
     names = {shard.address: shard.server for shard in placement.shards}
 
     def stub(link):
         return parameter_server_pb2_grpc.ParameterServerStub(_rpc.channel(link.address))
 
     def requests(link):
-        load = Load(parameters._packer, link.layouts, aggregations, Complete(gradients))
+        load = Load(parameters._servers.packer, link.layouts, aggregations, Complete(gradients))
         push = Push(parameters.step, 1.0, parameters._versions, lambda _: load, aggregations)
-        for message in load.requests(parameters._header(link, push, commit=False)):
+        for message in load.requests(parameters._pusher.header(link, push, commit=False)):
             yield pb.PushRequest.FromString(b"".join(message))
 
     def received():

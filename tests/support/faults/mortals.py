@@ -29,8 +29,9 @@ from shoal import _rpc, consistency, errors, optim
 from shoal._role.lifecycle import configure_logging
 from shoal._training.parameters import ParameterClient
 from shoal._transport import lane as _lane
-from shoal._transport import lane_calls, links
+from shoal._transport import lane_calls, server_connection, shared_memory
 from shoal._transport import segment as _segment
+from shoal._transport.frames import PARAMETER_SERVER
 from shoal._transport.lane import Lane
 from shoal._transport.segment import Segment, sweep
 from shoal._wire.layout import Placement
@@ -49,7 +50,13 @@ RETRY_FOR_S = 0.2
 _TIMEOUT_S = 20.0
 _MOST_BYTES = 1 << 16
 _SERVER_CODE = {lanes.__file__, _lane.__file__, _segment.__file__}
-_WORKER_CODE = {links.__file__, lane_calls.__file__, _lane.__file__, _segment.__file__}
+_WORKER_CODE = {
+    server_connection.__file__,
+    shared_memory.__file__,
+    lane_calls.__file__,
+    _lane.__file__,
+    _segment.__file__,
+}
 
 Say = Callable[[str], None]
 
@@ -280,7 +287,7 @@ def take_step(client: ParameterClient) -> None:
 def say_nothing(say: Say, address: str) -> None:
     with _rpc.channel(address) as channel:
         offer = ParameterServerStub(channel).Attach(pb.AttachRequest())
-    lane = Lane.connect(*_rpc.parse_address(offer.address), timeout_s=_TIMEOUT_S)
+    lane = Lane.connect(*_rpc.parse_address(offer.address), PARAMETER_SERVER, timeout_s=_TIMEOUT_S)
     with Segment.create(1 << 20) as segment:
         say(segment.name)
         signal.pause()

@@ -26,7 +26,6 @@ from shoal._rpc.coordinator import CoordinatorClient, Membership
 from shoal._system.host import host_id
 from shoal._training.parameters import ParameterClient
 from shoal._training.participant import DataRange, Participant, Report
-from shoal._transport.links import Transport
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointPolicy
@@ -242,7 +241,7 @@ class JobOnServers:
         servers: int,
         shards: int,
         mode: Consistency,
-        transport: Transport,
+        transport: str,
         wire_dtype: type | None = None,
     ) -> None:
         self.wire, self.name, self._variables, self._transport, self._mode = wire, name, variables, transport, mode

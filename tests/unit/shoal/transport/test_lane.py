@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal._transport import lane as _lane
-from shoal._transport.lane import Frame, Lane
+from shoal._transport.frames import PARAMETER_SERVER, Frame
+from shoal._transport.lane import Lane
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 LARGE = 4 << 20
@@ -32,7 +33,7 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
 @contextmanager
 def lanes(**options) -> Iterator[tuple[Lane, Lane]]:
     with connected() as (near, far):
-        ends = Lane(near, "near", **options), Lane(far, "far", **options)
+        ends = Lane(near, "near", PARAMETER_SERVER, **options), Lane(far, "far", PARAMETER_SERVER, **options)
         try:
             yield ends
         finally:
@@ -44,7 +45,7 @@ def lanes(**options) -> Iterator[tuple[Lane, Lane]]:
 def lane_and_socket(**options) -> Iterator[tuple[Lane, socket.socket]]:
     """A lane, and the plain other end of its connection."""
     with connected() as (near, far):
-        lane = Lane(near, "far", **options)
+        lane = Lane(near, "far", PARAMETER_SERVER, **options)
         try:
             yield lane, far
         finally:
@@ -252,11 +253,11 @@ class TestEnds:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         with pytest.raises(errors.Unreachable, match=f"no lane to 127.0.0.1:{port}: .*refused"):
-            Lane.connect("127.0.0.1", port, timeout_s=5.0)
+            Lane.connect("127.0.0.1", port, PARAMETER_SERVER, timeout_s=5.0)
 
     def test_no_such_host(self):
         with pytest.raises(errors.Unreachable, match="no lane to no such host:1"):
-            Lane.connect("no such host", 1, timeout_s=5.0)
+            Lane.connect("no such host", 1, PARAMETER_SERVER, timeout_s=5.0)
 
     @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
     def test_hosts_of_ipv6_are_written_in_brackets(self):
@@ -265,7 +266,7 @@ class TestEnds:
         except OSError:
             pytest.skip("no IPv6 on loopback")
         with listener:
-            lane = Lane.connect("[::1]", listener.getsockname()[1], timeout_s=5.0)
+            lane = Lane.connect("[::1]", listener.getsockname()[1], PARAMETER_SERVER, timeout_s=5.0)
             assert lane.peer == f"[::1]:{listener.getsockname()[1]}"
             lane.close()
 
@@ -306,7 +307,7 @@ class TestStalls:
 
 def test_a_lane_sends_at_once_and_finds_out_about_hosts_that_vanish():
     with connected() as (near, _):
-        Lane(near, "far")
+        Lane(near, "far", PARAMETER_SERVER)
         assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         idle, interval, count = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal import errors
 from shoal._transport.segment import Slots
 from shoal._wire import arrival as _arrival
-from shoal._wire import framing, packing
+from shoal._wire import framing, packing, plans
 from shoal._wire.arrival import Arrival
 from shoal._wire.chunks import Chunk
 from shoal._wire.framing import Assembler, arenas_of, slot_arrays, slot_offsets
@@ -56,7 +56,9 @@ def limits(chunk_bytes: int, scattered_bytes: int = _arrival._SCATTERED_BYTES) -
     with (
         mock.patch.object(packing, "CHUNK_BYTES", chunk_bytes),
         mock.patch.object(framing, "CHUNK_BYTES", chunk_bytes),
-        mock.patch.object(packing, "_GATHERED_BYTES", chunk_bytes // 4),
+        mock.patch.object(packing, "GATHERED_BYTES", chunk_bytes // 4),
+        mock.patch.object(plans, "GATHERED_BYTES", chunk_bytes // 4),
+        mock.patch.object(plans, "CHUNK_BYTES", chunk_bytes),
         mock.patch.object(_arrival, "_SCATTERED_BYTES", scattered_bytes),
     ):
         yield

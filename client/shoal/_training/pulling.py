@@ -1,0 +1,77 @@
+"""Pulls: one participant's values from all servers, all at one step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal._memory.buffers import BufferPool
+from shoal._training.placed_servers import PlacedServers
+from shoal._transport.server_connection import ServerConnection
+from shoal._wire.arrival import Arrival
+from shoal.v1 import header_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+
+# Of memory that was used for values and is free: the most that is kept, and for how long.
+_SPARE_BYTES, _SPARE_S = 1 << 30, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a pull brought.
+
+    Attributes:
+        values: by variable; empty if only the barrier was asked for.
+        versions: of each shard, by its number.
+        step: the step that the values are for.
+    """
+
+    values: dict[str, np.ndarray]
+    versions: dict[int, int]
+    step: int
+
+
+class Puller:
+    """Pulls a job's variables. One thread uses it at a time.
+
+    Args:
+        servers: of the job.
+    """
+
+    def __init__(self, servers: PlacedServers) -> None:
+        self._servers = servers
+        self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
+
+    def fetch(self, step: int, *, ahead: int, moves_values: bool) -> Pulled:
+        """Pulls from all servers, until all shards are at one step.
+
+        Backup workers may overtake this one, on some shards before others. There is no use in working on a step that
+        is closed, and a shard that is behind must hear that this worker passes its step by.
+
+        Args:
+            step: how many this worker has finished.
+            ahead: 1 for the values of the step after that.
+            moves_values: False only waits.
+        """
+        self._memory.trim()
+        while True:
+            arrival = Arrival(self._servers.packer, self._memory.take) if moves_values else None
+            headers = self._pull_all(step, ahead, arrival)
+            newest = max(step + ahead, *(header.step for header in headers))
+            if all(header.step == newest for header in headers):
+                versions = {header.shard: header.version for header in headers}
+                return Pulled(arrival.values() if arrival else {}, versions, newest)
+            step = newest - ahead
+
+    def _pull_all(self, step: int, ahead: int, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+        servers = self._servers
+
+        def pull(connection: ServerConnection) -> list[header_pb2.ShardHeader]:
+            request = pb.PullRequest(
+                stamp=servers.stamp(step), shards=connection.indices, headers_only=arrival is None, ahead=ahead
+            )
+            return servers.retrying(connection, lambda: connection.pull(request, arrival), waits=True)
+
+        return [header for headers in servers.each(pull) for header in headers]
+
+
+__all__ = ["Pulled", "Puller"]

@@ -1,0 +1,286 @@
+"""Pushes: one participant's gradients to all servers, on all of them or on none.
+
+A push to several servers has two phases: every server stages its part, then every server commits it. With one server
+both happen in one call.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import structlog
+
+from shoal import errors
+from shoal._training.gradient_buffers import GradientBuffers
+from shoal._training.placed_servers import PlacedServers
+from shoal._transport.server_connection import ServerConnection
+from shoal._wire.cursor import Cursor
+from shoal._wire.layout import Aggregation
+from shoal._wire.outgoing import Outgoing
+from shoal._wire.packing import Complete, Memory
+from shoal._wire.transfer import Load
+from shoal.v1 import parameter_server_pb2 as pb
+
+_log = structlog.get_logger(__name__)
+
+_NON_TRAINABLE = (Aggregation.MEAN, Aggregation.SUM, Aggregation.LAST)
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """What became of a push.
+
+    Attributes:
+        outcome: accepted; dropped_late (synchronous with backup workers: the step had closed); skipped; or sent: it is
+            on its way while the next step is computed.
+        staleness: versions applied between the gradient's pull and its push, the most of any shard.
+        step: the step to take next.
+    """
+
+    outcome: Literal["accepted", "dropped_late", "skipped", "sent"]
+    staleness: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One step's push, ready to be sent.
+
+    Attributes:
+        step: its number.
+        weight: in a synchronous step's mean; 0: nothing is brought.
+        versions: by shard, of the values that it was computed from.
+        load: makes the part for a server.
+        aggregations: of the arenas that are brought.
+        outgoing: where arrays are still to come; None: they are all there.
+        cursor: how far the worker's data has come with it; None: it has none.
+    """
+
+    step: int
+    weight: float
+    versions: Mapping[int, int]
+    load: Callable[[ServerConnection], Load]
+    aggregations: Sequence[Aggregation]
+    outgoing: Outgoing | None = None
+    cursor: Cursor | None = None
+
+    def give_up(self) -> None:
+        """What is still to come will never come; harmless if nothing is."""
+        if self.outgoing:
+            self.outgoing.fail()
+
+
+class Pusher:
+    """Makes pushes of a job's variables ready, and sends them.
+
+    One thread sends at a time; another may make the next push ready meanwhile.
+
+    Args:
+        servers: of the job.
+    """
+
+    def __init__(self, servers: PlacedServers) -> None:
+        self._servers = servers
+        self._staged_step = -1  # the last step of which servers may hold a gradient
+
+    def prepare(
+        self,
+        step: int,
+        versions: Mapping[int, int],
+        gradients: Mapping[str, np.ndarray],
+        updates: Mapping[str, np.ndarray] | None,
+        weight: float,
+        cursor: Cursor | None = None,
+        *,
+        memory: Memory | None = None,
+    ) -> Push:
+        """Checks a step's push and makes it ready.
+
+        Args:
+            step, versions: as for `Push`.
+            gradients, updates, weight, cursor: as for `ParameterClient.push`.
+            memory: for copies, so that the arrays may change before it is sent; None: they will not.
+        """
+        servers = self._servers
+        aggregations = self._brought(weight, updates or {})
+        buffers = gradients if isinstance(gradients, GradientBuffers) else None
+        unchanged = buffers is not None and buffers.unchanged
+        if buffers is not None and not unchanged:
+            buffers.convert()
+        arrays = {**gradients, **updates} if updates else gradients
+        if updates or not unchanged:
+            servers.packer.check(arrays, aggregations)
+
+        def load(connection: ServerConnection) -> Load:
+            return connection.prepare(servers.load(connection, Complete(arrays), aggregations), memory)
+
+        lent: Mapping[ServerConnection, Load] | None = None
+        if buffers is not None:
+            lent = buffers.take(servers.connections, updates or {}, aggregations, unchanged=unchanged)
+        part: Callable[[ServerConnection], Load] = load
+        if lent:
+            part = partial(_lent, lent, load)
+        elif memory:
+            part = partial(_ready, {each: servers.retrying(each, partial(load, each)) for each in servers.connections})
+        return Push(step, weight, versions, part, aggregations, cursor=cursor)
+
+    def buffers(self, memory: Memory) -> GradientBuffers:
+        """Returns arrays to compute a step's gradients into.
+
+        Args:
+            memory: where no transport lends any.
+        """
+        loads = {}
+        for connection in self._servers.connections:
+            empty = self._servers.load(connection, None, [Aggregation.TRAINABLE])
+            loads[connection] = self._servers.retrying(connection, partial(connection.lend, empty, memory))
+        return GradientBuffers(self._servers.packer, loads)
+
+    def begin(
+        self,
+        step: int,
+        versions: Mapping[int, int],
+        updates: Mapping[str, np.ndarray] | None,
+        weight: float,
+        cursor: Cursor | None = None,
+    ) -> Push:
+        """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it."""
+        aggregations = self._brought(weight, updates or {})
+        outgoing = Outgoing()
+
+        def load(connection: ServerConnection) -> Load:
+            return connection.prepare(self._servers.load(connection, outgoing, aggregations), None)
+
+        push = Push(step, weight, versions, load, aggregations, outgoing, cursor)
+        self._add(push, outgoing, [(name, np.array(array)) for name, array in (updates or {}).items()])
+        return push
+
+    def feed(self, push: Push, gradients: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Sends the gradients of a push that was begun, as they come; see `ParameterClient.feed`."""
+        assert push.outgoing is not None
+        try:
+            self._add(push, push.outgoing, gradients)
+            self._servers.packer.check(push.outgoing.arrays, push.aggregations)
+            push.outgoing.end()
+        finally:
+            push.give_up()
+
+    def send(self, push: Push) -> PushResult:
+        """Pushes to all servers."""
+        servers = self._servers
+        # A push that brings nothing needs no second phase, unless one that did was begun: should this worker die in
+        # between, a server that was not told must not take that one for this.
+        brings_nothing = push.weight == 0 and self._staged_step != push.step
+
+        def at_once() -> bool:
+            return len(servers.connections) == 1 or brings_nothing  # which may be others, with another placement
+
+        def stage(connection: ServerConnection) -> pb.PushReply:
+            if not at_once():
+                self._staged_step = push.step
+            return self._stage(connection, push, at_once)
+
+        def commit(connection: ServerConnection) -> pb.PushReply:
+            request = pb.CommitRequest(stamp=servers.stamp(push.step), shards=connection.indices)
+            return servers.retrying(connection, lambda: connection.commit(request))
+
+        replies = servers.each(stage)
+        if not at_once():
+            replies = servers.each(commit)
+        return _result(push.step, [shard for reply in replies for shard in reply.shards])
+
+    def assign(self, values: Mapping[str, np.ndarray], step: int) -> None:
+        """Overwrites all variables with these."""
+        servers, everything = self._servers, list(Aggregation)
+        servers.packer.check(values, everything)
+        arrays = Complete(values)
+        push = Push(step, 1.0, {}, lambda it: servers.load(it, arrays, everything), everything)
+
+        def send(connection: ServerConnection) -> None:
+            header = partial(self.header, connection, push, commit=False)
+            servers.retrying(connection, lambda: connection.assign(header(), push.load(connection)))
+
+        servers.each(send)
+
+    def nothing(self, step: int, versions: Mapping[int, int]) -> Push:
+        """Returns a push that passes a step by."""
+        return Push(step, 0.0, versions, lambda connection: self._servers.load(connection, None, []), [])
+
+    def header(self, connection: ServerConnection, push: Push, *, commit: bool) -> pb.PushHeader:
+        """Returns the header of a push to one server."""
+        return pb.PushHeader(
+            stamp=self._servers.stamp(push.step),
+            shards=connection.indices,
+            weight=push.weight,
+            commit=commit,
+            aggregations=[aggregation.value for aggregation in push.aggregations],
+            versions=[push.versions.get(index, 0) for index in connection.indices],
+            cursor=push.cursor.to_proto() if push.cursor else None,
+        )
+
+    def _stage(self, connection: ServerConnection, push: Push, at_once: Callable[[], bool]) -> pb.PushReply:
+        """The call to one server that brings it its part."""
+        loads: list[Load] = []
+
+        def call() -> pb.PushReply:
+            if not loads:
+                loads.append(push.load(connection))
+            return connection.push(self.header(connection, push, commit=at_once()), loads[0])
+
+        if push.outgoing:
+            try:
+                return call()
+            except (errors.Unreachable, errors.DeadlineExceeded) as error:
+                # A server waits for the next gradient only so long, and to compute it may take longer.
+                _log.info("a push broke off and is sent again when all is computed", why=error.message)
+                self._servers.on_retry()
+            push.outgoing.wait()
+        return self._servers.retrying(connection, call)
+
+    def _brought(self, weight: float, updates: Iterable[str]) -> list[Aggregation]:
+        """The aggregations of the arenas that a push brings: those that no update is of do not travel."""
+        if not 0 < weight < math.inf:
+            raise errors.InvalidGradient(f"a push weighs {weight}; it must weigh more than 0 (skip() passes a step by)")
+        known = self._servers.packer.variables
+        updated = {known[name].aggregation for name in updates if name in known}
+        return [Aggregation.TRAINABLE, *(each for each in _NON_TRAINABLE if each in updated)]
+
+    def _add(self, push: Push, outgoing: Outgoing, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+        for name, array in arrays:
+            self._servers.packer.check_one(name, array, push.aggregations)
+            if name in outgoing.arrays:
+                raise errors.InvalidGradient(f"the gradients bring {name!r} twice")
+            outgoing.add(name, array)
+
+
+def _result(step: int, shards: Sequence[pb.ShardPush]) -> PushResult:
+    outcomes = {shard.outcome for shard in shards}
+    outcome: Literal["accepted", "dropped_late", "skipped"] = (
+        "accepted" if pb.ACCEPTED in outcomes else "dropped_late" if pb.DROPPED_LATE in outcomes else "skipped"
+    )
+    following = max(step + 1, *(shard.header.step for shard in shards))
+    return PushResult(outcome, max(shard.staleness for shard in shards), following)
+
+
+def _lent(
+    loads: Mapping[ServerConnection, Load], load: Callable[[ServerConnection], Load], connection: ServerConnection
+) -> Load:
+    """One of the loads that were lent; where the placement changed meanwhile, another with the same arrays."""
+    return loads[connection] if connection in loads else load(connection)
+
+
+def _ready(loads: Mapping[ServerConnection, Load], connection: ServerConnection) -> Load:
+    """One of the copies.
+
+    Raises:
+        StaleEpoch: there is none for this connection: they were made by an earlier placement.
+    """
+    if connection not in loads:
+        raise errors.StaleEpoch("the placement changed while gradients were on their way; they are lost: push again")
+    return loads[connection]
+
+
+__all__ = ["Push", "PushResult", "Pusher"]

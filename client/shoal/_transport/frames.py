@@ -1,0 +1,24 @@
+"""The kinds of frame between a parameter server and its clients; `parameter_server.proto` has the contract."""
+
+import enum
+
+from shoal._transport.connection import Frames
+
+
+class Frame(enum.IntEnum):
+    """What a frame is; the table in `parameter_server.proto` says what each means."""
+
+    HELLO = 1
+    WELCOME = 2
+    PULL = 3
+    VALUES = 4
+    PUSH = 5
+    COMMIT = 6
+    PUSHED = 7
+    ERROR = 8
+    END = 9
+
+
+PARAMETER_SERVER = Frames(Frame, streamed=(Frame.VALUES, Frame.PUSH))
+
+__all__ = ["PARAMETER_SERVER", "Frame"]

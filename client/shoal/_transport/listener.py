@@ -1,0 +1,167 @@
+"""The accepting end of connections: a port, a limit, and one thread for each connection."""
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Protocol
+
+import structlog
+
+from shoal import _rpc, errors
+from shoal._transport.connection import Connection, Frames
+from shoal._transport.handshake import Security, admit, send_error
+from shoal._transport.lane import Lane
+from shoal.v1 import parameter_server_pb2 as pb
+
+_log = structlog.get_logger(__name__)
+
+_ACCEPT_PAUSE_S = 0.1
+
+
+class Session(Protocol):
+    """What a port does on one connection. It is closed in any case."""
+
+    def welcome(self, hello: pb.LaneHello) -> pb.LaneWelcome:
+        """Answers an accepted hello."""
+        ...
+
+    def serve(self) -> None:
+        """Answers calls until the other end leaves.
+
+        Raises:
+            Unreachable: it left.
+            ShoalError: what it sent makes no sense, or it stalls.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the session holds, except for the connection."""
+        ...
+
+
+class Listener:
+    """Accepts connections and gives each a thread and a session.
+
+    A thread belongs to its connection: a peer that stalls, or waits, holds up nobody else.
+
+    Args:
+        host: to listen on.
+        port: the same; 0: any free one.
+        frames: the kinds of frame on this port.
+        session: makes the session of a connection.
+        security: checks who comes in.
+        limit: connections at a time; more are refused.
+        name: of a connection in messages and of its thread; the accepting thread's is this and an s.
+        advice: what a refused client does instead, for its error message.
+
+    Raises:
+        PortInUse: the port is taken.
+
+    Attributes:
+        port: the one that is bound.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        frames: Frames,
+        session: Callable[[Connection], Session],
+        *,
+        security: Security,
+        limit: int,
+        name: str,
+        advice: str,
+    ) -> None:
+        self._frames, self._session, self._security = frames, session, security
+        self._limit, self._name, self._advice = limit, name, advice
+        self._lock = threading.Lock()  # guards _served and _stopping
+        self._served: dict[threading.Thread, Lane] = {}
+        self._stopping = False
+        self._pause = threading.Event()  # never set
+        self._socket = _rpc.listen(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._acceptor: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins to accept."""
+        self._acceptor = threading.Thread(target=self._accept, name=f"{self._name}s", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def count(self) -> int:
+        """Connections that are open."""
+        with self._lock:
+            return len(self._served)
+
+    def stop(self) -> None:
+        """Closes all connections, and waits for their threads."""
+        with self._lock:
+            self._stopping = True
+            served = dict(self._served)
+        for lane in served.values():
+            lane.close()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the acceptor
+        if self._acceptor:
+            self._acceptor.join()
+        self._socket.close()
+        for thread in served:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._socket.accept()
+                lane = Lane(connection, f"{address[0]}:{address[1]}", self._frames)
+            except OSError as error:
+                if self._stopping:
+                    return
+                _log.warning(f"a {self._name} could not be accepted", error=str(error))
+                self._pause.wait(_ACCEPT_PAUSE_S)  # such as: too many open files; that may pass
+                continue
+            self._begin(lane)
+
+    def _begin(self, lane: Lane) -> None:
+        thread = threading.Thread(target=self._serve, args=(lane,), name=self._name, daemon=True)
+        with self._lock:
+            taken = not self._stopping and len(self._served) < self._limit and _started(thread)
+            if taken:
+                self._served[thread] = lane
+        if not taken:
+            self._refuse(lane)
+
+    def _refuse(self, lane: Lane) -> None:
+        error = errors.Overloaded(f"this server takes no more {self._name}s, {self._limit} at most; {self._advice}")
+        with suppress(errors.ShoalError):
+            send_error(lane, error)
+        lane.close()
+
+    def _serve(self, lane: Lane) -> None:
+        try:
+            with closing(self._session(lane)) as session:
+                admit(lane, self._security, session.welcome)
+                session.serve()
+        except (errors.Unreachable, errors.DeadlineExceeded) as error:
+            _log.debug(f"a {self._name} ended", reason=error.message)
+        except errors.ShoalError as error:
+            _log.warning(f"a {self._name} was closed", reason=error.message)
+        except Exception:
+            _log.exception(f"a {self._name} failed")
+        finally:
+            lane.close()
+            with self._lock:
+                self._served.pop(threading.current_thread(), None)
+
+
+def _started(thread: threading.Thread) -> bool:
+    """Starts a thread; False: the system gives this process no more of them."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
+__all__ = ["Listener", "Session"]

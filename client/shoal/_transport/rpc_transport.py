@@ -1,0 +1,55 @@
+"""The transport by gRPC: every server has it, so it comes last."""
+
+from shoal._transport.inflow import take_message
+from shoal._transport.transport import Target, Transport, TransportFactory
+from shoal._wire.arrival import Arrival
+from shoal._wire.transfer import Delivery, Load
+from shoal.v1 import header_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+
+
+class GrpcTransport(Transport):
+    """Calls by gRPC, on the channel that all of a client's calls to a server share.
+
+    Args:
+        target: the server.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._rpc, self._layouts = target.rpc, target.layouts
+        self._nbytes = sum(layout.nbytes for layout in target.layouts)
+
+    def pull(self, request: pb.PullRequest, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+        delivery = Delivery(self._layouts, arrival)
+        for message in self._rpc.pull(request, self._nbytes):
+            delivery.add(take_message(pb.PullReply, message, delivery.assembler)[0])
+        return delivery.finish()
+
+    def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
+        load.wait()  # for a call has a deadline
+        return self._rpc.push(load.requests(header), self._nbytes)
+
+    def commit(self, request: pb.CommitRequest) -> pb.PushReply:
+        return self._rpc.commit(request)
+
+    def assign(self, header: pb.PushHeader, load: Load) -> None:
+        self._rpc.assign(load.requests(header), self._nbytes)
+
+    def close(self) -> None:
+        """Leaves the channel alone: whoever made it closes it."""
+
+
+class GrpcFactory(TransportFactory):
+    """Opens transports by gRPC."""
+
+    name = "grpc"
+    title = "gRPC"
+    carrier = "grpc"
+    settings = frozenset({"auto", "tcp", "grpc"})
+    attaches = False
+
+    def open(self, target: Target, loads: int) -> GrpcTransport:  # noqa: ARG002 - it lends no memory
+        return GrpcTransport(target)
+
+
+__all__ = ["GrpcFactory", "GrpcTransport"]

@@ -1,0 +1,71 @@
+"""The choice of a transport to one server: the best that works, and when a better one is tried again."""
+
+from dataclasses import replace
+
+import structlog
+
+from shoal import errors
+from shoal._transport.registry import registered
+from shoal._transport.transport import Target, Transport, Unavailable
+from shoal.v1 import parameter_server_pb2 as pb
+
+_log = structlog.get_logger(__name__)
+
+
+class Selector:
+    """Opens transports to one server. One thread uses it at a time.
+
+    A transport that breaks is opened anew, the best first. A carrier that a server refuses, or does not offer, is not
+    tried again: the server answers by gRPC, so a firewall or its limit of lanes is in the way, and that will stay so.
+
+    Args:
+        setting: allows some transports, as SHOAL_TRANSPORT does.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self._factories = registered(setting)
+        self._refused: set[str] = set()
+
+    def due(self, current: Transport | None) -> bool:
+        """Whether a transport is to be opened in place of this one."""
+        return current is None or current.broken
+
+    def open(self, target: Target, loads: int) -> Transport:
+        """Opens the best transport that the server has for this client.
+
+        Args:
+            target: the server.
+            loads: as for `TransportFactory.open`.
+
+        Raises:
+            Unreachable: the server does not say what it offers, or none of its transports works.
+            ShoalError: as the last transport says.
+        """
+        offer: pb.AttachReply | None = None
+        refused: tuple[str, errors.ShoalError] | None = None
+        for factory in self._factories:
+            if factory.carrier in self._refused:
+                continue
+            if factory.attaches and offer is None:
+                offer = target.rpc.attach()
+                target = replace(target, offer=offer)
+            if refused:
+                carrier, error = refused
+                text = f"no {carrier} to a server; its calls go by {factory.title}, slower"
+                _log.warning(text, server=target.address, why=error.message)
+                refused = None
+            try:
+                return factory.open(target, loads)
+            except Unavailable as why:
+                if why.for_good:
+                    self._refused.add(factory.carrier)
+            except errors.ShoalError as error:
+                self._refused.add(factory.carrier)
+                refused = factory.carrier, error
+        self._refused.clear()  # nothing is left: the caller tries again, and all of them
+        if refused:
+            raise refused[1]
+        raise errors.Unreachable(f"{target.address} has no transport for this client", address=target.address)
+
+
+__all__ = ["Selector"]

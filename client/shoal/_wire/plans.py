@@ -1,0 +1,155 @@
+"""All that can be worked out of an arena before arrays are packed: its slices, and how they travel together."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from sys import intern
+
+import numpy as np
+
+from shoal._wire.layout import ArenaLayout, row_elements, rows_of
+from shoal._wire.limits import CHUNK_BYTES
+from shoal.variables import Variable
+
+# Parts of an arena from this size on travel as chunks of their own, straight from their array.
+GATHERED_BYTES = CHUNK_BYTES // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice, with all that packing needs of it worked out."""
+
+    variable: str
+    rows: slice | None  # None: the whole variable
+    shape: tuple[int, ...]
+    elements: slice  # of the arena
+
+
+class ArenaPlan:
+    """All that can be worked out beforehand of an arena.
+
+    Args:
+        arena: the arena.
+        variables: the placement's.
+    """
+
+    def __init__(self, arena: ArenaLayout, variables: Mapping[str, Variable]) -> None:
+        self.arena = arena
+        self.parts = _parts(arena, variables)
+        self.all = Group(self.parts)
+        # How the arena travels: a large slice by itself, small ones gathered.
+        self.groups = [Group(parts) for parts in _groups(self.parts, arena.wire.itemsize)]
+        self.partial = [part for part in self.parts if part.rows is not None]
+        whole = [part for part in self.parts if part.rows is None]
+        self.names = [part.variable for part in whole]  # of the variables of which the arena has all rows
+        self._blocks = list(_blocks(whole))
+
+    @property
+    def travels_as_it_is(self) -> bool:
+        """Whether elements have the same dtype on the wire."""
+        return self.arena.wire == self.arena.dtype
+
+    def whole(self, flat: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """The variables of which the arena has all rows, as views of its elements."""
+        return zip(self.names, chain.from_iterable(block.views(flat) for block in self._blocks), strict=True)
+
+
+class Group:
+    """Slices that lie one after the other in an arena, and are packed together.
+
+    Here, as in `_Block`, many thousand variables are taken all at once, by functions that loop in C.
+
+    Args:
+        parts: at least one.
+
+    Attributes:
+        names: of the variables; one may be there twice.
+        elements: of the arena.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.names = [part.variable for part in parts]
+        self.elements = slice(parts[0].elements.start, parts[-1].elements.stop)
+        self._get = getter(self.names)
+        self._partial = [(index, part.rows) for index, part in enumerate(parts) if part.rows is not None]
+
+    def slices(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The slices, in order."""
+        found = [*self._get(arrays)]
+        for index, rows in self._partial:
+            found[index] = found[index][rows]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Whole variables of one shape that lie one after the other, and can be made into views at once."""
+
+    elements: slice  # of the arena
+    count: int
+    shape: tuple[int, ...]  # of each
+
+    def views(self, flat: np.ndarray) -> Iterable[np.ndarray]:
+        """The variables, as views of the arena's elements."""
+        if not self.shape:
+            return [flat[self.elements].reshape(())]  # a row of a vector would be a number, not a view
+        return flat[self.elements].reshape(self.count, *self.shape)
+
+
+def _blocks(parts: Iterable[Part]) -> Iterator[_Block]:
+    start, count, stop = 0, 0, 0
+    shape: tuple[int, ...] = ()
+    for part in parts:
+        if count and (part.shape != shape or not shape or part.elements.start != stop):
+            yield _Block(slice(start, stop), count, shape)
+            count = 0
+        if not count:
+            start, shape = part.elements.start, part.shape
+        count, stop = count + 1, part.elements.stop
+    if count:
+        yield _Block(slice(start, stop), count, shape)
+
+
+def getter(names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]:
+    """Looks names up, all at once."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda arrays: [arrays[name] for name in names]
+
+
+def _groups(parts: Sequence[Part], itemsize: int) -> Iterator[list[Part]]:
+    """What travels together: a large slice by itself, small ones up to a chunk's size."""
+    gathered: list[Part] = []
+    size = 0
+    for part in parts:
+        nbytes = (part.elements.stop - part.elements.start) * itemsize
+        large = nbytes >= GATHERED_BYTES
+        if gathered and (large or size + nbytes > CHUNK_BYTES):
+            yield gathered
+            gathered, size = [], 0
+        if large:
+            yield [part]
+        else:
+            gathered.append(part)
+            size += nbytes
+    if gathered:
+        yield gathered
+
+
+def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[Part]:
+    parts = []
+    for piece in arena.slices:
+        name = intern(piece.variable)  # the same string everywhere: a look-up need not read its letters
+        shape = variables[name].shape
+        count = piece.row_stop - piece.row_start
+        elements = slice(piece.offset, piece.offset + count * row_elements(shape))
+        if count == rows_of(shape):
+            parts.append(Part(name, None, shape, elements))
+        else:
+            rows = slice(piece.row_start, piece.row_stop)
+            parts.append(Part(name, rows, (count, *shape[1:]), elements))
+    return parts
+
+
+__all__ = ["GATHERED_BYTES", "ArenaPlan", "Group", "Part", "getter"]

@@ -1,0 +1,65 @@
+"""The registry of the transports' server halves, and all of them at once on one server."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_server.serving.grpc_endpoint import GrpcEndpoints
+from shoal_server.serving.lanes import LaneEndpoints
+from shoal_server.serving.service import DataService
+from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
+
+_factories: dict[str, EndpointFactory] = {it.name: it for it in (LaneEndpoints(), GrpcEndpoints())}
+
+
+def register(factory: EndpointFactory) -> None:
+    """Adds a transport's server half to every server that is made from now on, in place of one of the same name."""
+    _factories[factory.name] = factory
+
+
+def unregister(name: str) -> None:
+    """Removes one; harmless if there is none of that name."""
+    _factories.pop(name, None)
+
+
+class Endpoints(Endpoint):
+    """The server halves of all registered transports, on one server.
+
+    Args:
+        service: that they call.
+        config: of the server.
+    """
+
+    def __init__(self, service: DataService, config: EndpointConfig) -> None:
+        self._all: dict[str, Endpoint] = {}
+        with ExitStack() as undo:
+            for name, factory in [*_factories.items()]:
+                self._all[name] = endpoint = factory.make(service, config)
+                undo.callback(endpoint.stop)
+            undo.pop_all()
+
+    def __getitem__(self, name: str) -> Endpoint:
+        return self._all[name]
+
+    def contribute(self, offer: pb.AttachReply) -> None:
+        for endpoint in self._all.values():
+            endpoint.contribute(offer)
+
+    def handlers(self) -> Mapping[str, Callable[..., Any]]:
+        return {method: handler for each in self._all.values() for method, handler in each.handlers().items()}
+
+    def start(self, address: str) -> None:
+        for endpoint in self._all.values():
+            endpoint.start(address)
+
+    def end_stalled(self) -> None:
+        for endpoint in self._all.values():
+            endpoint.end_stalled()
+
+    def stop(self) -> None:
+        for endpoint in self._all.values():
+            endpoint.stop()
+
+
+__all__ = ["Endpoints", "register", "unregister"]

@@ -1,0 +1,101 @@
+"""The data plane's calls on one server's shards, whatever transport they come by."""
+
+from collections.abc import Callable, Sequence
+
+from shoal import errors
+from shoal.v1 import header_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_server.metrics import ServerMetrics
+from shoal_server.serving import pushes
+from shoal_server.shards import Shard, ShardStore
+
+# Told a number of bytes.
+Counted = Callable[[int], object]
+
+
+class DataService:
+    """Pulls, pushes, commits and assignments: what every transport's server half calls.
+
+    A pull is waited for by `shoal_server.serving.pulls.PendingPull`, on the shards that `shards_of` returns.
+
+    Args:
+        store: the shards.
+        metrics: what is counted.
+    """
+
+    def __init__(self, store: ShardStore, metrics: ServerMetrics) -> None:
+        self.store, self.metrics = store, metrics
+        self._sent: dict[str, Counted] = dict(metrics.sent.items())
+        self._received: dict[str, Counted] = dict(metrics.received.items())
+
+    def shards_of(self, request: pb.PullRequest) -> list[Shard]:
+        """Returns the shards that a pull asks for, and counts the pull.
+
+        Raises:
+            StaleEpoch, UnknownJob, UnknownShard: as the store says.
+        """
+        self.metrics.pulls.inc()
+        return self.store.shards(request.stamp.job, request.shards, request.stamp.epoch)
+
+    def push(self, read: Callable[[], tuple[pb.PushHeader, pushes.Source]]) -> pb.PushReply:
+        """Receives a push: stages it, and commits it if its header says so.
+
+        Args:
+            read: takes the header, and makes the source of the payload.
+
+        Raises:
+            ShoalError: as `pushes.receive`.
+        """
+        with self.metrics.pushing("push"):
+            header, source = read()
+            answers = pushes.receive(self.store, header, source)
+        return self._reply(answers)
+
+    def commit(self, request: pb.CommitRequest) -> pb.PushReply:
+        """Commits a staged push.
+
+        Raises:
+            ShoalError: as `pushes.commit`.
+        """
+        with self.metrics.pushing("commit"):
+            answers = pushes.commit(self.store, request)
+        return self._reply(answers)
+
+    def assign(self, header: pb.PushHeader, source: pushes.Source) -> pb.PushReply:
+        """Overwrites values.
+
+        Raises:
+            ShoalError: as `pushes.assign`.
+        """
+        shards = pushes.assign(self.store, header, source)
+        headers = [header_pb2.ShardHeader(shard=shard.layout.shard, epoch=shard.epoch) for shard in shards]
+        return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers])
+
+    def sent(self, transport: str) -> Counted:
+        """Returns what is told the bytes of values that a transport sends; only those of Shoal's own are counted."""
+        return self._sent.get(transport, _uncounted)
+
+    def received(self, transport: str) -> Counted:
+        """As `sent`: the bytes of gradients and values that a transport receives."""
+        return self._received.get(transport, _uncounted)
+
+    def _reply(self, answers: Sequence[pushes.ShardAnswer]) -> pb.PushReply:
+        return pushes.reply_of(answers, self.metrics.answered)
+
+
+def required(header: pb.PushHeader | None) -> pb.PushHeader:
+    """Returns the header of a push's first message.
+
+    Raises:
+        BadRequest: it has none.
+    """
+    if header is None:
+        raise errors.BadRequest("a push begins with a header; this one has none")
+    return header
+
+
+def _uncounted(_nbytes: int) -> None:
+    """Counts nothing: metrics have no more labels than they name."""
+
+
+__all__ = ["DataService", "required"]

@@ -1,0 +1,360 @@
+"""What every transport has to do, Shoal's own and one that is a single file of the tests' support."""
+
+import ast
+import importlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from shoal import consistency, errors
+from shoal._transport import lane_calls, rpc_calls
+from shoal._transport import shared_memory as _shared_memory
+from shoal._transport.lane_calls import LaneCalls
+from shoal._transport.rpc_transport import GrpcTransport
+from shoal._transport.shared_memory import SharedMemoryCalls
+from shoal._wire.layout import Aggregation
+from shoal._wire.packing import Complete
+from shoal._wire.transfer import Load
+from shoal.v1 import header_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.variables import Variable
+from shoal_server.serving.service import DataService
+from support import memory_transport
+from support.clusters.shard_servers import ShardServers
+from support.memory_transport import MemoryTransport
+from support.waiting import wait_until
+
+VARIABLES = {"w": np.arange(1000, dtype=np.float32), "v": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}
+ONES = {name: np.ones_like(array) for name, array in VARIABLES.items()}
+DOORS = {"shoal", "shoal._transport", "shoal._wire", "shoal.v1", "shoal_server", "shoal_server.serving"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A transport: its client's half, what SHOAL_TRANSPORT says for it, and where its deadline for answers is."""
+
+    kind: type
+    setting: str
+    deadline: tuple[object, str]
+
+
+WAYS = {
+    "shared_memory": Way(SharedMemoryCalls, "auto", (lane_calls, "_ANSWER_TIMEOUT_S")),
+    "lane": Way(LaneCalls, "tcp", (lane_calls, "_ANSWER_TIMEOUT_S")),
+    "grpc": Way(GrpcTransport, "grpc", (rpc_calls, "_COMMIT_TIMEOUT_S")),
+    "memory": Way(MemoryTransport, "memory", (memory_transport, "ANSWER_TIMEOUT_S")),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
+    with memory_transport.registered():
+        yield WAYS[request.param]
+
+
+@pytest.fixture
+def serve(way):
+    """Makes servers whose clients all go this way."""
+    return lambda variables=VARIABLES, **options: ShardServers(variables, transport=way.setting, **options)
+
+
+def connections(client):
+    """One a server."""
+    return client._servers.connections
+
+
+def stamp(step=0, epoch=1):
+    return header_pb2.Stamp(job="job", worker="a", incarnation=1, step=step, epoch=epoch)
+
+
+def pull_request(connection, **fields):
+    return pb.PullRequest(**{"stamp": stamp(), "shards": connection.indices} | fields)
+
+
+def header(connection, *, commit, step=0, epoch=1):
+    return pb.PushHeader(
+        stamp=stamp(step, epoch),
+        shards=connection.indices,
+        weight=1.0,
+        commit=commit,
+        aggregations=[Aggregation.TRAINABLE.value],
+        versions=[0] * len(connection.indices),
+    )
+
+
+def load(client, connection, arrays):
+    return Load(client._servers.packer, connection.layouts, [Aggregation.TRAINABLE], Complete(arrays))
+
+
+def memory(nbytes):
+    return np.empty(nbytes, np.uint8)
+
+
+def assert_same(values, expected):
+    assert values.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(values[name], array, strict=True)
+
+
+class TestPulls:
+    def test_values_come_this_way(self, serve, way):
+        """Or all the others would prove nothing."""
+        with serve() as servers, servers.worker("a") as worker:
+            assert_same(worker.pull(), VARIABLES)
+            worker.push(ONES)
+            [connection] = connections(worker)
+            assert type(connection._pulls) is type(connection._pushes) is way.kind
+
+    def test_headers_only(self, serve):
+        with serve() as servers, servers.worker("a") as worker:
+            worker.push(ONES)
+            [connection] = connections(worker)
+            headers = connection.pull(pull_request(connection, stamp=stamp(1), headers_only=True), None)
+            assert {(it.shard, it.version, it.step, it.epoch) for it in headers} == {
+                (shard, 1, 1, 1) for shard in connection.indices
+            }
+
+    def test_a_pull_that_waits_is_answered_later(self, serve):
+        with (
+            serve(mode=consistency.Synchronous()) as servers,
+            servers.worker("a") as a,
+            servers.worker("b") as b,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            a.push(ONES)
+            pulled = pool.submit(a.pull)
+            wait_until(lambda: servers.waiting() == 2, what="the pull's wait")
+            b.push(ONES)
+            assert_same(pulled.result(20), {name: array - 1 for name, array in VARIABLES.items()})
+
+    def test_a_pull_ahead_has_the_next_step(self, serve):
+        with serve() as servers, servers.worker("a") as worker:
+            pulled = worker.fetch(0, ahead=1)
+            assert pulled.step == 1
+            assert_same(pulled.values, VARIABLES)
+
+    def test_what_was_pulled_stays_as_it_is(self, serve):
+        """However often one pulls, and after the end."""
+        with serve() as servers, servers.worker("a") as worker:
+            kept = []
+            for step in range(5):
+                kept.append((step, worker.pull()))
+                worker.push(ONES)
+        for step, values in kept:
+            assert_same(values, {name: array - step for name, array in VARIABLES.items()})
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64"])
+    def test_dtypes(self, serve, dtype):
+        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        variables = {**VARIABLES, "x": np.arange(-50, 50).reshape(10, 10).astype(kind)}
+        if kind.kind == "i":
+            variables["x"] = Variable((10, 10), dtype="int64", trainable=False)
+        with serve(variables, shards=3) as servers, servers.worker("a") as worker:
+            values = worker.pull()
+            assert values["x"].dtype == kind
+            assert_same({name: values[name] for name in VARIABLES}, VARIABLES)
+            if kind.kind != "i":
+                assert_same(values, variables)
+
+    def test_arenas_larger_than_a_chunk(self, serve):
+        large = {"w": np.arange(900_000, dtype=np.float32), "v": np.ones((300_000, 2), np.float32)}
+        with serve(large, shards=2) as servers, servers.worker("a") as worker:
+            assert_same(worker.pull(), large)
+            worker.push(large)
+            assert not any(array.any() for array in worker.pull().values())
+
+    def test_another_dtype_on_the_wire(self, serve):
+        with serve(wire="bfloat16") as servers, servers.worker("a") as worker:
+            assert worker.push({name: array * 0.5 for name, array in ONES.items()}).outcome == "accepted"
+            assert worker.pull()["w"][0] == -0.5
+
+
+class TestPushes:
+    def test_a_push_counts_whole(self, serve):
+        with serve() as servers, servers.worker("a") as worker:
+            worker.pull()
+            assert worker.push(ONES).outcome == "accepted"
+            assert_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
+            assert servers.versions() == [1, 1]
+
+    def test_two_phases(self, serve):
+        with serve() as servers, servers.worker("a") as worker:
+            [connection] = connections(worker)
+            staged = connection.push(header(connection, commit=False), load(worker, connection, ONES))
+            assert {it.outcome for it in staged.shards} == {pb.STAGED}
+            assert servers.versions() == [0, 0]
+            committed = connection.commit(pb.CommitRequest(stamp=stamp(), shards=connection.indices))
+            assert {it.outcome for it in committed.shards} == {pb.ACCEPTED}
+            assert servers.versions() == [1, 1]
+
+    def test_several_servers(self, serve):
+        with serve(servers=2) as servers, servers.worker("a") as worker:
+            worker.pull()
+            assert worker.push(ONES).outcome == "accepted"
+            assert_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
+
+    def test_a_repeat_gets_the_first_answer(self, serve):
+        with serve() as servers, servers.worker("a") as worker:
+            [connection] = connections(worker)
+            first, again = (
+                connection.push(header(connection, commit=True), load(worker, connection, ONES)) for _ in range(2)
+            )
+            assert first == again
+            assert servers.versions() == [1, 1]
+
+    def test_a_stale_epoch_is_refused(self, serve):
+        with serve() as servers, servers.worker("a") as worker:
+            [connection] = connections(worker)
+            with pytest.raises(errors.StaleEpoch):
+                connection.push(header(connection, commit=True, epoch=7), load(worker, connection, ONES))
+            with pytest.raises(errors.StaleEpoch):
+                connection.pull(pull_request(connection, stamp=stamp(epoch=7)), None)
+            with pytest.raises(errors.StaleEpoch):
+                connection.commit(pb.CommitRequest(stamp=stamp(epoch=7), shards=connection.indices))
+            assert worker.push(ONES).outcome == "accepted"
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_what_is_not_finite_is_refused(self, serve, value):
+        bad = {**ONES, "v": np.array([[0, 0, 0], [0, value, 0]], np.float32)}
+        with serve() as servers, servers.worker("a") as worker:
+            with pytest.raises(
+                errors.NonFiniteGradient, match=f"what was pushed for 'v' holds {value}; the whole push was rejected"
+            ):
+                worker.push(bad)
+            assert servers.versions() == [0, 0]
+            assert worker.push(ONES).outcome == "accepted"
+
+    def test_a_commit_of_nothing_is_refused(self, serve):
+        with serve() as servers, servers.worker("a") as worker:
+            [connection] = connections(worker)
+            with pytest.raises(errors.NotStaged):
+                connection.commit(pb.CommitRequest(stamp=stamp(), shards=connection.indices))
+
+    def test_assignment(self, serve):
+        with serve() as servers, servers.client() as client:
+            client.assign({"w": VARIABLES["w"] * 2})
+            assert_same(client.pull(), {**VARIABLES, "w": VARIABLES["w"] * 2})
+            with servers.worker("a") as worker:
+                worker.push(ONES)
+            with pytest.raises(errors.BadRequest):
+                client.assign(VARIABLES)
+
+    def test_memory_for_a_load(self, serve):
+        """Once it is ready, the arrays may change; a load that is lent is written where it lies."""
+        with serve() as servers, servers.worker("a") as worker:
+            arrays = {name: array.copy() for name, array in ONES.items()}
+            push = worker.prepare(arrays, None, 1.0, memory=memory)
+            for array in arrays.values():
+                array[:] = 7
+            assert worker.send(push).outcome == "accepted"
+            buffers = worker.buffers(memory)
+            for array in buffers.values():
+                array[...] = 1
+            assert worker.push(buffers).outcome == "accepted"
+            assert_same(worker.pull(), {name: array - 2 for name, array in VARIABLES.items()})
+
+    def test_memory_of_a_transport_that_broke(self, serve):
+        with serve() as servers, servers.worker("a") as worker:
+            arrays = {name: array.copy() for name, array in ONES.items()}
+            push = worker.prepare(arrays, None, 1.0, memory=memory)
+            connections(worker)[0]._pushes.close()
+            assert worker.send(push).outcome == "accepted"
+            assert_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
+
+    def test_gradients_one_by_one(self, serve):
+        with serve() as servers, servers.worker("a") as worker, ThreadPoolExecutor(1) as pool:
+            push = worker.begin(None, 1.0)
+            sent = pool.submit(worker.send, push)
+            worker.feed(push, ONES.items())
+            assert sent.result(20).outcome == "accepted"
+            assert servers.versions() == [1, 1]
+
+
+class TestEnds:
+    def test_a_client_that_closes_while_a_call_waits(self, serve):
+        with (
+            serve(mode=consistency.Synchronous()) as servers,
+            servers.worker("a") as a,
+            servers.worker("b") as b,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            a.push(ONES)
+            pulled = pool.submit(a.pull)
+            wait_until(lambda: servers.waiting() == 2, what="the pull's wait")
+            a.close()
+            with pytest.raises(errors.Cancelled):
+                pulled.result(20)
+            wait_until(lambda: servers.waiting() == 0, what="the end of its place")
+            b.pull()
+
+    def test_a_closed_connection_takes_no_calls(self, serve):
+        with serve() as servers:
+            worker = servers.worker("a")
+            worker.pull()
+            worker.close()
+            with pytest.raises(errors.Cancelled):
+                connections(worker)[0].pull(pull_request(connections(worker)[0]), None)
+
+    def test_a_server_that_is_gone(self, serve):
+        servers = serve()
+        with servers.worker("a") as worker:
+            worker.pull()
+            worker.push(ONES)
+            servers.close()
+            [connection] = connections(worker)
+            for call in (
+                lambda: connection.pull(pull_request(connection, headers_only=True), None),
+                lambda: connection.commit(pb.CommitRequest(stamp=stamp(), shards=connection.indices)),
+            ):
+                with pytest.raises(errors.Unreachable):
+                    call()
+
+    def test_a_transport_that_broke_is_opened_anew(self, serve, way):
+        with serve() as servers, servers.worker("a") as worker:
+            for _ in range(3):
+                worker.pull()
+                worker.push(ONES)
+                for transport in (connections(worker)[0]._pulls, connections(worker)[0]._pushes):
+                    transport.close()
+            worker.pull()
+            assert type(connections(worker)[0]._pulls) is way.kind
+            assert servers.versions() == [3, 3]
+
+    def test_an_answer_that_does_not_come_in_time(self, serve, way, monkeypatch):
+        with serve() as servers, servers.worker("a") as worker:
+            [connection] = connections(worker)
+            request = pb.CommitRequest(stamp=stamp(), shards=connection.indices)
+            connection.push(header(connection, commit=False), load(worker, connection, ONES))
+            go_on, commit = threading.Event(), DataService.commit
+            with monkeypatch.context() as patch:
+                patch.setattr(DataService, "commit", lambda *given: go_on.wait(20) and commit(*given))
+                patch.setattr(*way.deadline, 0.2)
+                with pytest.raises(errors.DeadlineExceeded):
+                    connection.commit(request)
+            go_on.set()
+            answer = connection.commit(request)
+            assert {it.outcome for it in answer.shards} == {pb.ACCEPTED}
+            assert servers.versions() == [1, 1]
+
+
+def test_the_transport_in_one_file_comes_in_by_the_doors():
+    """What a new transport needs, packages offer to everybody."""
+    imported = []
+    for node in ast.walk(ast.parse(Path(memory_transport.__file__).read_text())):
+        if isinstance(node, ast.ImportFrom):
+            imported += [(node.module, alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            imported += [(alias.name, "") for alias in node.names]
+    ours = [(module, name) for module, name in imported if module.partition(".")[0].startswith("shoal")]
+    assert ours
+    for module, name in ours:
+        assert module in DOORS
+        offered = importlib.import_module(module)
+        is_door = f"{module}.{name}" in DOORS
+        assert is_door or name in getattr(offered, "__all__", ()) or module == "shoal.v1", f"{module} offers no {name}"

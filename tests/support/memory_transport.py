@@ -1,0 +1,263 @@
+"""A transport in memory, between a client and servers of one process: its messages lie in queues.
+
+Both halves are here, and nothing else knows of them: this is all that a new transport has to bring.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from shoal import _transport, errors
+from shoal._transport import Target, Transport, TransportFactory, take_message
+from shoal._wire import Arrival, Assembler, Delivery, Load, decode_push, slot_offsets
+from shoal.v1 import header_pb2
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_server import serving
+from shoal_server.serving import (
+    DataService,
+    Endpoint,
+    EndpointConfig,
+    EndpointFactory,
+    PendingPull,
+    Source,
+    from_slot,
+    from_wire,
+    replies,
+    required,
+    stamp_of,
+)
+
+NAME = "memory"
+ANSWER_TIMEOUT_S = 120.0
+
+
+class Line:
+    """What one client and one server say to each other. Whoever hangs up wakes the other end."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[tuple[str, bytes, np.ndarray | None]] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[tuple[str, bytes | errors.ShoalError]] = queue.SimpleQueue()
+        self.over = False
+
+    def hang_up(self) -> None:
+        self.over = True
+        self.calls.put(("over", b"", None))
+        self.answers.put(("over", b""))
+
+    def next_call(self) -> tuple[str, bytes, np.ndarray | None]:
+        """The next that is no late wake-up of a pull."""
+        while (said := self.calls.get())[0] == "woken":
+            pass
+        return said
+
+
+# The client's half.
+
+
+class MemoryTransport(Transport):
+    def __init__(self, line: Line, target: Target) -> None:
+        self.line, self._target = line, target
+        self._lent = 0
+
+    @property
+    def broken(self) -> bool:
+        return self.line.over
+
+    def memory(self) -> tuple[int, np.ndarray]:
+        self._lent += 1
+        return self._lent, np.empty(slot_offsets(self._target.layouts)[1], np.uint8)
+
+    def pull(self, request: pb.PullRequest, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+        self.line.calls.put(("pull", request.SerializeToString(), None))
+        delivery = Delivery(self._target.layouts, arrival)
+        with self._whole():
+            while message := self._answer(None):
+                delivery.add(take_message(pb.PullReply, message, delivery.assembler)[0])
+            return delivery.finish()
+
+    def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
+        return self._push("push", header, load)
+
+    def assign(self, header: pb.PushHeader, load: Load) -> None:
+        self._push("assign", header, load)
+
+    def commit(self, request: pb.CommitRequest) -> pb.PushReply:
+        self.line.calls.put(("commit", request.SerializeToString(), None))
+        with self._whole():
+            return pb.PushReply.FromString(self._answer(ANSWER_TIMEOUT_S))
+
+    def close(self) -> None:
+        self.line.hang_up()
+
+    def _push(self, call: str, header: pb.PushHeader, load: Load) -> pb.PushReply:
+        header.slot = load.slot if load.owner is self else 0
+        with self._whole():
+            if header.slot:
+                self.line.calls.put((call, pb.PushRequest(header=header).SerializeToString(), load.copy))
+            else:
+                for pieces in load.requests(header):
+                    self.line.calls.put((call, b"".join(pieces), None))
+                self.line.calls.put(("end", b"", None))
+            return pb.PushReply.FromString(self._answer(ANSWER_TIMEOUT_S))
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """A call that is not answered leaves nobody knows what in the queues: the line is given up."""
+        try:
+            yield
+        except _Refused as refused:
+            raise refused.error from None
+        except BaseException:
+            self.line.hang_up()
+            raise
+
+    def _answer(self, within_s: float | None) -> bytes:
+        try:
+            kind, payload = self.line.answers.get(timeout=within_s)
+        except queue.Empty:
+            raise errors.DeadlineExceeded("no answer came", address=self._target.address) from None
+        if kind == "over":
+            raise errors.Unreachable("the other end hung up", address=self._target.address)
+        if isinstance(payload, errors.ShoalError):
+            raise _Refused(payload)
+        return payload
+
+
+class _Refused(Exception):
+    def __init__(self, error: errors.ShoalError) -> None:
+        super().__init__()
+        self.error = error
+
+
+class MemoryFactory(TransportFactory):
+    name = title = carrier = NAME
+    settings = frozenset({NAME})
+    attaches = False
+
+    def open(self, target: Target, loads: int) -> MemoryTransport:
+        if target.address not in _servers:
+            raise errors.Unreachable(f"nobody serves {target.address} in memory", address=target.address)
+        return MemoryTransport(_servers[target.address].connect(), target)
+
+
+# The server's half.
+
+_servers: dict[str, "MemoryEndpoint"] = {}
+
+
+class MemoryEndpoint(Endpoint):
+    def __init__(self, service: DataService) -> None:
+        self._service = service
+        self._lines: dict[Line, threading.Thread] = {}
+        self._address = ""
+
+    def start(self, address: str) -> None:
+        self._address = address
+        _servers[address] = self
+
+    def stop(self) -> None:
+        _servers.pop(self._address, None)
+        for line in self._lines:
+            line.hang_up()
+        for thread in self._lines.values():
+            thread.join()
+
+    def connect(self) -> Line:
+        line = Line()
+        self._lines[line] = threading.Thread(target=self._serve, args=(line,), daemon=True)
+        self._lines[line].start()
+        return line
+
+    def _serve(self, line: Line) -> None:
+        calls: dict[str, Callable[[Line, bytes, np.ndarray | None], bytes]]
+        calls = {"pull": self._pull, "push": self._push, "commit": self._commit, "assign": self._assign}
+        while True:
+            call, message, slot = line.next_call()
+            if call == "over":
+                return
+            try:
+                line.answers.put(("answer", calls[call](line, message, slot)))
+            except errors.ShoalError as error:
+                line.answers.put(("error", error))
+
+    def _pull(self, line: Line, message: bytes, _slot: object) -> bytes:
+        request = pb.PullRequest.FromString(message)
+        shards = self._service.shards_of(request)
+        pull = PendingPull(shards, lambda: line.calls.put(("woken", b"", None)))
+        try:
+            pull.start(stamp_of(request.stamp), request.ahead)
+            unanswered = len(shards)
+            while unanswered:
+                answers = pull.take()
+                unanswered -= len(answers)
+                if not answers and line.calls.get()[0] == "over":
+                    line.hang_up()
+                    raise errors.Unreachable("the client left")
+                with replies(answers, headers_only=request.headers_only) as messages:
+                    for pieces, _ in messages if answers else ():
+                        line.answers.put(("values", b"".join(pieces)))
+        finally:
+            if pull.waits:
+                pull.abandon()
+        return b""
+
+    def _push(self, line: Line, message: bytes, slot: np.ndarray | None) -> bytes:
+        return self._receive(line, message, slot, lambda *parts: self._service.push(lambda: parts))
+
+    def _assign(self, line: Line, message: bytes, slot: np.ndarray | None) -> bytes:
+        return self._receive(line, message, slot, self._service.assign)
+
+    def _receive(
+        self,
+        line: Line,
+        message: bytes,
+        slot: np.ndarray | None,
+        call: Callable[[pb.PushHeader, Source], pb.PushReply],
+    ) -> bytes:
+        header, first = decode_push(message)
+        stream = _messages(line)
+
+        def rest(assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
+            return (take_message(pb.PushRequest, later, assembler) for later in stream)
+
+        count = self._service.received(NAME)
+        try:
+            source = from_wire(first, rest, count) if slot is None else from_slot(slot, count)
+            return call(required(header), source).SerializeToString()
+        finally:
+            for _ in stream if slot is None else ():  # what a refused push still brings
+                pass
+
+    def _commit(self, line: Line, message: bytes, _slot: object) -> bytes:
+        return self._service.commit(pb.CommitRequest.FromString(message)).SerializeToString()
+
+
+def _messages(line: Line) -> Iterator[bytes]:
+    """The rest of a push, until its end."""
+    while (said := line.next_call())[0] != "end":
+        if said[0] == "over":
+            line.hang_up()
+            raise errors.Unreachable("the client left in the middle of a push")
+        yield said[1]
+
+
+class MemoryEndpoints(EndpointFactory):
+    name = NAME
+
+    def make(self, service: DataService, config: EndpointConfig) -> MemoryEndpoint:
+        return MemoryEndpoint(service)
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Servers and clients that are made meanwhile have this transport; clients use it if they are told to."""
+    _transport.register(MemoryFactory())
+    serving.register(MemoryEndpoints())
+    try:
+        yield
+    finally:
+        _transport.unregister(NAME)
+        serving.unregister(NAME)
