@@ -112,12 +112,18 @@ class Job:
     )
     name: str = field(
         default="",
-        metadata=described(_check_name, Option("Name of the job. By default drawn from the program's name.")),
+        metadata=described(
+            _check_name, Option("Name of the job. By default drawn from the program's name."), told=Told(label=None)
+        ),
     )
     workers: int = field(
         default=1,
         metadata=described(
-            Number(1, _MAX_WORKERS), Option("Workers wanted.", ["--workers", "-w"]), told=Told("workers_wanted")
+            Number(1, _MAX_WORKERS),
+            Option("Workers wanted.", ["--workers", "-w"]),
+            told=Told(
+                "workers_wanted", shown=lambda job: f"{job.workers} ({job.fewest_workers} to {job.most_workers})"
+            ),
         ),
     )
     min_workers: int = field(
@@ -125,7 +131,7 @@ class Job:
         metadata=described(
             Number(0, _MAX_WORKERS),
             Option("Workers that are enough to start with when no more are idle; 0: all that are wanted."),
-            told=Told(value=lambda job: job.fewest_workers),
+            told=Told(value=lambda job: job.fewest_workers, label=None),
         ),
     )
     max_workers: int = field(
@@ -133,7 +139,7 @@ class Job:
         metadata=described(
             Number(0, _MAX_WORKERS),
             Option("Workers that the job may have once others join while it runs; 0: those that are wanted."),
-            told=Told(value=lambda job: job.most_workers),
+            told=Told(value=lambda job: job.most_workers, label=None),
         ),
     )
     consistency: modes.Consistency = field(
@@ -171,7 +177,7 @@ class Job:
                 read=settings_.parse,
             ),
             Text("settings_json", settings_.dumped, settings_.loaded),
-            told=Told(value=lambda job: dict(job.settings)),
+            told=Told(value=lambda job: dict(job.settings), label=None),
         ),
     )
     epochs: int = field(
@@ -187,12 +193,18 @@ class Job:
     range_size: int = field(default=0, metadata=described(Number(0, UINT32), None, told=None))
     max_steps: int = field(
         default=0,
-        metadata=described(Number(0, UINT64), Option("Steps after which a worker stops; 0: no limit.")),
+        metadata=described(
+            Number(0, UINT64),
+            Option("Steps after which a worker stops; 0: no limit."),
+            told=Told(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
+        ),
     )
     shards: int = field(
         default=0,
         metadata=described(
-            Number(0, UINT32), Option("Shards that the variables are cut into; 0: four a server, or fewer.")
+            Number(0, UINT32),
+            Option("Shards that the variables are cut into; 0: four a server, or fewer."),
+            told=Told(label=None),
         ),
     )
     seed: int = field(
@@ -205,6 +217,7 @@ class Job:
             OneOf(_WIRES),
             Option("What trainable float32 values travel as; a half takes half the bytes, and rounds."),
             Named(_WIRES, "the job's wire is {}; it must be FLOAT16, BFLOAT16, or left out for float32 as it is"),
+            told=Told(label=None),
         ),
     )
     overlap: bool = field(
@@ -217,6 +230,7 @@ class Job:
                 turns_off=True,
             ),
             Negated("in_turn"),
+            told=Told(label=None),
         ),
     )
     restore: str = field(

@@ -3,10 +3,11 @@
 from typing import Any
 
 from shoal import errors
-from shoal._job.description import told
+from shoal._job.description import shown, told
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoints import Checkpoint
 from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
+from shoal.job import Job
 from shoal.status import (
     ClusterStatus,
     DataAccount,
@@ -46,6 +47,11 @@ def job(status: JobStatus) -> dict[str, Any]:
         "evaluation": evaluation(status.evaluation),
         "best": evaluation(status.best),
     }
+
+
+def specification(job: Job) -> list[dict[str, Any]]:
+    """What the page shows of a job's fields, each with its label."""
+    return [{"label": label, "value": value} for label, value in shown(job)]
 
 
 def progress(done: Progress) -> dict[str, Any]:

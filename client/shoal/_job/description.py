@@ -14,6 +14,7 @@ field. A description says nothing about what a field does.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from shoal._job.codecs import Codec, Scalar
@@ -69,10 +70,18 @@ class Told:
     Attributes:
         key: its name there. Empty: the field's.
         value: makes the JSON value of the field's owner. None: the field's value, as it is.
+        label: what the page calls it. Empty: the field's name, in words. None: the page does not show it.
+        shown: makes what the page shows, if not the JSON value, of the field's owner.
     """
 
     key: str = ""
     value: Callable[[Any], Any] | None = None
+    label: str | None = ""
+    shown: Callable[[Any], Any] | None = None
+
+    def of(self, name: str, owner: Any) -> Any:
+        """Returns the JSON value of the field `name`."""
+        return self.value(owner) if self.value else getattr(owner, name)
 
 
 @dataclass(frozen=True)
@@ -155,8 +164,20 @@ def told(owner: Any) -> dict[str, Any]:
     found = {}
     for name, each in descriptions(type(owner)).items():
         if each.told is not None:
-            found[each.told.key or name] = each.told.value(owner) if each.told.value else getattr(owner, name)
+            found[each.told.key or name] = each.told.of(name, owner)
     return found
+
+
+def shown(owner: Any) -> list[tuple[str, Any]]:
+    """Returns the labels and values that a page shows of `owner`, in the order of the fields."""
+    return [
+        (
+            each.told.label or name.replace("_", " ").capitalize(),
+            (each.told.shown or partial(each.told.of, name))(owner),
+        )
+        for name, each in descriptions(type(owner)).items()
+        if each.told is not None and each.told.label is not None
+    ]
 
 
 __all__ = [
@@ -170,5 +191,6 @@ __all__ = [
     "described",
     "descriptions",
     "encode",
+    "shown",
     "told",
 ]

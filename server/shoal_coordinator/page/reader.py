@@ -163,7 +163,7 @@ class Reader:
         """A job."""
         with self._coordinator.reading() as (machine, now):
             status = machine.job(name).status(now)
-        return encode(records.job(status))
+        return encode(_whole(status))
 
     def data(self, name: str) -> bytes:
         """What became of a job's data."""
@@ -201,7 +201,7 @@ class Reader:
 
     def cancel(self, name: str) -> bytes:
         """Cancels a job."""
-        return encode(records.job(self._coordinator.handle(events.JobCancelled(name))))
+        return encode(_whole(self._coordinator.handle(events.JobCancelled(name))))
 
     def checkpoint(self, name: str) -> bytes:
         """Begins a checkpoint of a job."""
@@ -226,7 +226,7 @@ class Reader:
         for start in range(0, len(picked), _EVENTS):
             some = picked[start : start + _EVENTS]
             chunks.append((Mark(life, some[-1].sequence), encode([records.event(event) for event in some])))
-        return News(Mark(life, last), fresh, records.job(status), now, tuple(chunks), ended)
+        return News(Mark(life, last), fresh, _whole(status), now, tuple(chunks), ended)
 
     def _silence(self, member: MemberStatus) -> int:
         """Whole seconds since the last sign of life, if they are news: of a live one that is late."""
@@ -248,6 +248,11 @@ def _counts(members: Iterable[dict[str, Any]], jobs: list[JobStatus]) -> dict[st
 
 def _by_interest(member: MemberStatus) -> tuple[bool, str, str]:
     return not member.alive, member.role.value, member.member
+
+
+def _whole(status: JobStatus) -> dict[str, Any]:
+    """A job on its own page: with its fields as they are shown there."""
+    return {**records.job(status), "specification": records.specification(status.job)}
 
 
 def _brief(status: JobStatus) -> dict[str, Any]:

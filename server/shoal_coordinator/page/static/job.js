@@ -137,14 +137,7 @@ function lost({ rejected, dropped }) {
 
 function Settings({ job }) {
   const told = [
-    ["Program", job.program],
-    ["Consistency", job.consistency],
-    ["Optimizer", job.optimizer],
-    ["Workers", `${job.workers_wanted} (${job.min_workers} to ${job.max_workers})`],
-    ["Batch size", job.batch_size],
-    ["Epochs", job.epochs],
-    ["Most steps", job.max_steps || "no limit"],
-    ["Seed", job.seed],
+    ...job.specification.map(({ label, value }) => [label, value]),
     ["Submitted", moment(job.submitted_at)],
     ...Object.entries(job.settings).map(([name, value]) => [`Setting ${name}`, JSON.stringify(value)]),
   ];

@@ -11,7 +11,7 @@ import pytest
 from shoal import errors
 from shoal._job.checks import Number, flag
 from shoal._job.codecs import Negated, Scalar
-from shoal._job.description import Option, Told, check, decode, described, descriptions, encode, told
+from shoal._job.description import Option, Told, check, decode, described, descriptions, encode, shown, told
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.job import Job, SessionOptions
@@ -88,3 +88,17 @@ def test_a_new_field_is_checked(wrong, of, said):
     assert refused.value.message == said
     assert refused.value.details.keys() <= {"priority", "loud"}
     check(Scratch(), of)
+
+
+def test_the_page_shows_fields_by_their_labels():
+    assert shown(Scratch()) == [("Priority", 3), ("Loud", 10)]
+    assert shown(Job("m:f", workers=2, max_workers=4)) == [
+        ("Program", "m:f"),
+        ("Workers", "2 (2 to 4)"),
+        ("Consistency", "sync"),
+        ("Optimizer", "sgd"),
+        ("Epochs", 1),
+        ("Batch size", 32),
+        ("Most steps", "no limit"),
+        ("Seed", 0),
+    ]
