@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from shoal import _rpc, _tracing, errors, events
 from shoal._rpc import CoordinatorClient
 from shoal._training import ParameterClient
-from shoal._wire.layout import Placement
+from shoal._wire import Placement
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.events import CheckpointEnded, Event, LogLine
 from shoal.job import Job, SessionOptions

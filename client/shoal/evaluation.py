@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal._wire.figures import NAMES, is_name, number
+from shoal._wire import NAMES, is_name, number
 from shoal._wire.limits import METRICS
 from shoal.data._reading.batches import read
 from shoal.program import Array, Dataset, EvaluatedProgram, Measure

@@ -10,7 +10,7 @@ from shoal import errors
 from shoal._job.checks import UINT32, UINT64, Number, OneOf, flag
 from shoal._job.codecs import Named
 from shoal._job.description import Option, check, decode, described, encode
-from shoal._wire.figures import NAMES, is_name
+from shoal._wire import NAMES, is_name
 from shoal.v1 import job_pb2
 
 Goal = Literal["auto", "less", "more"]

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._checkpoint import open_shared, probe
 from shoal._rpc import CoordinatorClient, Membership
-from shoal._transport.segment import sweep
+from shoal._transport import sweep
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
 from shoal_server.checkpoints import Saver
@@ -17,10 +17,7 @@ from shoal_server.leaving import wait_until_saved
 from shoal_server.metrics import ServerMetrics
 from shoal_server.optimizers import kernels
 from shoal_server.pools import CallPool
-from shoal_server.serving.registry import Endpoints
-from shoal_server.serving.service import DataService
-from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
-from shoal_server.serving.transports import EndpointConfig
+from shoal_server.serving import SERVICE, DataService, EndpointConfig, Endpoints, ParameterServerServicer, add_to_server
 from shoal_server.shards import ShardStore
 
 _log = structlog.get_logger(__name__)

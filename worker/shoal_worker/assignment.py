@@ -6,7 +6,7 @@
 import signal
 from dataclasses import dataclass
 
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal_worker.messages import Outcome
 
 # A job that ends its trainers so often in a row, without a push in between, will do so again anywhere.

@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._training.participant import DataRange, NoRange
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal.data._reading import Order, ShuffledBlocks, ShuffledExamples, cut
 from shoal.data._reading.batches import read
 from shoal.data._reading.read_ahead import ReadAhead

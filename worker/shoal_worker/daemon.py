@@ -17,7 +17,7 @@ from shoal import errors
 from shoal._rpc import CoordinatorClient, Membership, RpcServer
 from shoal._training import Outbox
 from shoal._training.participant import Heard, Participant
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal.v1 import coordinator_pb2
 from shoal_worker.arrays import choose_device
 from shoal_worker.assignment import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal._rpc import Called
 from shoal._training.participant import Report
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal.status import StepTiming
 from shoal.timings import PHASES
 

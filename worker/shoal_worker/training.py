@@ -12,8 +12,7 @@ import numpy as np
 from shoal import _tracing, errors
 from shoal._training import Gradients, PushResult
 from shoal._training.participant import NoRange
-from shoal._wire.cursor import Cursor
-from shoal._wire.figures import number
+from shoal._wire import Cursor, number
 from shoal.program import Array, Program, Step
 from shoal_worker.batches import Batch, Batches
 from shoal_worker.devices import Device

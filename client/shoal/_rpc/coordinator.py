@@ -13,7 +13,7 @@ import structlog
 from shoal import _tracing, errors
 from shoal._rpc import channels
 from shoal._rpc.retries import Retries
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc
 

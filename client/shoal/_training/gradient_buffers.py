@@ -7,9 +7,8 @@ from operator import is_
 import numpy as np
 
 from shoal._numerics import Aggregation
-from shoal._transport.server_connection import ServerConnection
-from shoal._wire.packing import Packer
-from shoal._wire.transfer import Load
+from shoal._transport import ServerConnection
+from shoal._wire import Load, Packer
 
 
 class GradientBuffers(dict[str, np.ndarray]):

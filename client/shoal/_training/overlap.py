@@ -25,7 +25,7 @@ from shoal import _tracing, errors
 from shoal._memory.buffers import BufferPool
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.parameters import ParameterClient, Pulled, Push, PushResult
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 

@@ -13,10 +13,8 @@ from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
 from shoal._training.pulling import Pulled, Puller
 from shoal._training.pushing import Push, Pusher, PushResult
-from shoal._transport.registry import chosen_setting
-from shoal._wire.cursor import Cursor
-from shoal._wire.layout import Placement
-from shoal._wire.packing import Memory
+from shoal._transport import chosen_setting
+from shoal._wire import Cursor, Memory, Placement
 
 
 class ParameterClient:

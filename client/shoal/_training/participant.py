@@ -16,7 +16,7 @@ from shoal._rpc import CoordinatorClient
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._training.report import Report
-from shoal._wire.layout import Placement
+from shoal._wire import Placement
 from shoal.job import Job
 from shoal.status import Evaluation
 from shoal.v1 import job_pb2

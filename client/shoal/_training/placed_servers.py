@@ -5,10 +5,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from shoal import _rpc, _tracing, errors
-from shoal._transport.server_connection import ServerConnection
-from shoal._wire.layout import Aggregation, Placement
-from shoal._wire.packing import Arrays, Packer
-from shoal._wire.transfer import Load
+from shoal._transport import ServerConnection
+from shoal._wire import Aggregation, Arrays, Load, Packer, Placement
 from shoal.v1 import header_pb2
 
 T = TypeVar("T")

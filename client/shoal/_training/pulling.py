@@ -6,8 +6,8 @@ import numpy as np
 
 from shoal._memory.buffers import BufferPool
 from shoal._training.placed_servers import PlacedServers
-from shoal._transport.server_connection import ServerConnection
-from shoal._wire.arrival import Arrival
+from shoal._transport import ServerConnection
+from shoal._wire import Arrival
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

@@ -16,12 +16,8 @@ import structlog
 from shoal import errors
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
-from shoal._transport.server_connection import ServerConnection
-from shoal._wire.cursor import Cursor
-from shoal._wire.layout import Aggregation
-from shoal._wire.outgoing import Outgoing
-from shoal._wire.packing import Complete, Memory
-from shoal._wire.transfer import Load
+from shoal._transport import ServerConnection
+from shoal._wire import Aggregation, Complete, Cursor, Load, Memory, Outgoing
 from shoal.v1 import parameter_server_pb2 as pb
 
 _log = structlog.get_logger(__name__)

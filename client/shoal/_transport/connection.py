@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from shoal._wire.chunks import Buffer
+from shoal._wire import Buffer
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 # Every port uses these numbers for these four; the others are its own.

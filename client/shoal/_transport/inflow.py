@@ -1,8 +1,7 @@
 """Messages with chunks on their way in: from a lane, or whole, to the memory that an assembler has for them."""
 
 from shoal._transport.connection import Connection
-from shoal._wire.chunks import Buffer, Carrier, decode, read_start
-from shoal._wire.framing import Assembler
+from shoal._wire import Assembler, Buffer, Carrier, decode, read_start
 
 # Of a message's beginning: enough for one chunk's numbers, and for the headers of hundreds of shards.
 _START_BYTES = 4096

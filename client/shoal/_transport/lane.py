@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal import errors
 from shoal._transport.connection import ByteStream, Connection, Frames
-from shoal._wire.chunks import Buffer
+from shoal._wire import Buffer
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 _HEADER = struct.Struct("<B3sI")

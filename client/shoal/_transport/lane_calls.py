@@ -14,8 +14,7 @@ from shoal._transport.handshake import Security, TokenSecurity, decoded, greet, 
 from shoal._transport.inflow import take_frame
 from shoal._transport.lane import Lane
 from shoal._transport.transport import Target, Transport, TransportFactory, Unavailable
-from shoal._wire.arrival import Arrival
-from shoal._wire.transfer import Delivery, Load
+from shoal._wire import Arrival, Delivery, Load
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

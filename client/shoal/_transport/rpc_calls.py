@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal import _rpc
-from shoal._wire.chunks import Buffer
+from shoal._wire import Buffer
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub

@@ -2,8 +2,7 @@
 
 from shoal._transport.inflow import take_message
 from shoal._transport.transport import Target, Transport, TransportFactory
-from shoal._wire.arrival import Arrival
-from shoal._wire.transfer import Delivery, Load
+from shoal._wire import Arrival, Delivery, Load
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

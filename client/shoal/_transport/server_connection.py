@@ -13,11 +13,7 @@ from shoal import errors
 from shoal._transport.rpc_calls import RpcCalls
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport
-from shoal._wire.arrival import Arrival
-from shoal._wire.framing import slot_offsets
-from shoal._wire.layout import ShardLayout
-from shoal._wire.packing import Memory
-from shoal._wire.transfer import Load
+from shoal._wire import Arrival, Load, Memory, ShardLayout, slot_offsets
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

@@ -14,10 +14,7 @@ from shoal._transport.frames import Frame
 from shoal._transport.lane_calls import LaneCalls, LaneFactory
 from shoal._transport.segment import Segment, SegmentLost, SegmentUnavailable, Slots
 from shoal._transport.transport import Target, Unavailable
-from shoal._wire.arrival import Arrival
-from shoal._wire.chunks import encode_push
-from shoal._wire.framing import slot_arrays, slot_offsets
-from shoal._wire.transfer import Load
+from shoal._wire import Arrival, Load, encode_push, slot_arrays, slot_offsets
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

@@ -6,16 +6,7 @@ put together again (`framing`, `packing`, `arrival`, `outgoing`), the bytes of m
 """
 
 from shoal._wire.arrival import Arrival
-from shoal._wire.chunks import (
-    Buffer,
-    Carrier,
-    Chunk,
-    decode,
-    decode_push,
-    encode_push,
-    encode_values,
-    read_start,
-)
+from shoal._wire.chunks import Buffer, Carrier, Chunk, decode, decode_push, encode_push, encode_values, read_start
 from shoal._wire.cursor import Cursor
 from shoal._wire.figures import NAMES, is_name, number
 from shoal._wire.framing import (

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from shoal import errors
-from shoal._wire.cursor import Cursor
-from shoal._wire.layout import Placement
+from shoal._wire import Cursor, Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobStatus, Role
 from shoal_coordinator.cluster.job_table import JobTable

@@ -15,7 +15,7 @@ from itertools import accumulate
 import numpy as np
 
 from shoal import errors
-from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, ShardPlacement, Slice, row_elements, wire_dtype
+from shoal._wire import Aggregation, ArenaLayout, ShardLayout, ShardPlacement, Slice, row_elements, wire_dtype
 from shoal.variables import Variable
 
 # So that shards can move when servers come and go.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from shoal import errors
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects.server_calls import ServerCalls, Together
 from shoal_coordinator.job import Ledger

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal.job import Job
 from shoal.status import DataAccount, Progress, Timings
 from shoal.v1 import state_pb2

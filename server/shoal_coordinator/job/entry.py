@@ -6,7 +6,7 @@ It may happen several times in a job's life, for a job that loses its shards beg
 from collections.abc import Callable
 
 from shoal import errors
-from shoal._wire.layout import Placement
+from shoal._wire import Placement
 from shoal.job import Job
 from shoal.status import JobState
 from shoal_coordinator.job.accounting import Accounting

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal.job import Job
 from shoal.status import DataAccount, DataCount, HeldRange
 from shoal.v1 import state_pb2

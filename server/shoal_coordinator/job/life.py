@@ -17,8 +17,7 @@ for the others, and for the job as a whole, is decided here.
 from collections.abc import Callable
 
 from shoal._training.participant import Verdict
-from shoal._wire.cursor import Cursor
-from shoal._wire.layout import Placement
+from shoal._wire import Cursor, Placement
 from shoal.events import LogLine, MetricsReported
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, SavedCheckpoint

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from shoal._wire.layout import Placement
+from shoal._wire import Placement
 from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import from_proto as variable_from_proto
 from shoal_coordinator.job.parts import Description

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from google.protobuf.message import Message
 
 from shoal import errors
-from shoal._wire.layout import Placement
+from shoal._wire import Placement
 from shoal.job import Job
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint, Timings
 from shoal.variables import Variable

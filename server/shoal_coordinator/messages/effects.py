@@ -7,7 +7,7 @@ decided.
 
 from dataclasses import dataclass, field
 
-from shoal._wire.layout import Placement
+from shoal._wire import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.status import Evaluation

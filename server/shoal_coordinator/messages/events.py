@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from shoal._training.participant import Heard, Verdict
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal.job import Job
 from shoal.status import Evaluation, JobStatus, Role, SavedCheckpoint, ServerLoad, StepTiming
 from shoal.v1 import state_pb2

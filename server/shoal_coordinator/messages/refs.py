@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from shoal._wire.layout import Placement
+from shoal._wire import Placement
 
 
 class JobRef(NamedTuple):

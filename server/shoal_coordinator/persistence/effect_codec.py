@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from shoal._wire.layout import Placement
+from shoal._wire import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.status import Evaluation

@@ -21,7 +21,7 @@ from shoal._checkpoint import (
     tensor_name,
     write_tensors,
 )
-from shoal._wire.layout import ArenaLayout, Slice, row_elements
+from shoal._wire import ArenaLayout, Slice, row_elements
 from shoal.variables import Variable
 from shoal_server.shards import Arena, Snapshot
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from shoal import errors
 from shoal._checkpoint import Catalogue, Folder, SavedVariables, mismatches
-from shoal._wire.cursor import Cursor
-from shoal._wire.layout import storage_dtype
+from shoal._wire import Cursor, storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.checkpoints.saver import Saver, load
 from shoal_server.shards import MAX_PAUSE_S, Cut, JobTerms, Progress, ShardStore

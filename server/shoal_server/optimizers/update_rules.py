@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import optim
-from shoal._wire.layout import Aggregation
+from shoal._wire import Aggregation
 from shoal_server.optimizers import kernels
 
 O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741

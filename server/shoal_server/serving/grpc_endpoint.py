@@ -11,9 +11,8 @@ import grpc
 import structlog
 
 from shoal import _rpc, _tracing, errors
-from shoal._transport.inflow import take_message
-from shoal._wire.chunks import decode_push
-from shoal._wire.framing import Assembler
+from shoal._transport import take_message
+from shoal._wire import Assembler, decode_push
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving import pushes
 from shoal_server.serving.pulls import PendingPull, replies

@@ -20,15 +20,19 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, _tracing, errors
 from shoal._system import host_id
-from shoal._transport.connection import Connection
-from shoal._transport.frames import PARAMETER_SERVER, Frame
-from shoal._transport.handshake import TokenSecurity, send_error
-from shoal._transport.inflow import take_frame
-from shoal._transport.lane import STALL_S
-from shoal._transport.listener import Listener
-from shoal._transport.segment import Segment, SegmentUnavailable
-from shoal._wire.chunks import Buffer, decode_push, encode_values
-from shoal._wire.framing import ArenaKey, Assembler, arenas_of, slot_arrays, slot_offsets
+from shoal._transport import (
+    PARAMETER_SERVER,
+    STALL_S,
+    Connection,
+    Frame,
+    Listener,
+    Segment,
+    SegmentUnavailable,
+    TokenSecurity,
+    send_error,
+    take_frame,
+)
+from shoal._wire import ArenaKey, Assembler, Buffer, arenas_of, decode_push, encode_values, slot_arrays, slot_offsets
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions

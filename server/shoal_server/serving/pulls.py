@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from shoal import _tracing, errors
-from shoal._wire.chunks import Buffer, encode_values
-from shoal._wire.framing import messages
+from shoal._wire import Buffer, encode_values, messages
 from shoal.v1 import header_pb2
 from shoal_server.shards import Shard, Snapshot, Stamp
 

@@ -8,10 +8,18 @@ import numpy as np
 
 from shoal import _tracing, errors
 from shoal._memory.buffers import BufferPool
-from shoal._wire.chunks import Chunk
-from shoal._wire.cursor import Cursor
-from shoal._wire.framing import ArenaKey, Assembler, Run, arenas_of, slot_arrays, slot_offsets
-from shoal._wire.layout import Aggregation, storage_dtype
+from shoal._wire import (
+    Aggregation,
+    ArenaKey,
+    Assembler,
+    Chunk,
+    Cursor,
+    Run,
+    arenas_of,
+    slot_arrays,
+    slot_offsets,
+    storage_dtype,
+)
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions, kernels

@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 
 from shoal import _rpc, consistency, optim, variables
-from shoal._wire.layout import ShardLayout
+from shoal._wire import ShardLayout
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from shoal_server.checkpoints import Saver, saving

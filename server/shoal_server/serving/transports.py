@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from shoal._transport.lane import STALL_S
+from shoal._transport import STALL_S
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving.service import DataService
 

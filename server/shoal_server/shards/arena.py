@@ -6,8 +6,7 @@ import numpy as np
 
 from shoal import initializers, optim
 from shoal._memory.buffers import BufferPool
-from shoal._wire import layout as _layout
-from shoal._wire.layout import Aggregation, ArenaLayout
+from shoal._wire import Aggregation, ArenaLayout, row_elements, storage_dtype
 from shoal.variables import Variable
 from shoal_server.optimizers import conversions, kernels, update_rules
 
@@ -29,12 +28,12 @@ class Arena:
         self, layout: ArenaLayout, variables: Mapping[str, Variable], optimizer: optim.Optimizer, seed: int
     ) -> None:
         self.layout = layout
-        dtype = _layout.storage_dtype(layout.dtype)
+        dtype = storage_dtype(layout.dtype)
         self.values = kernels.full(layout.elements, 0, dtype)
         sizes = []
         for part in layout.slices:
             shape = variables[part.variable].shape
-            start, stop = (row * _layout.row_elements(shape) for row in (part.row_start, part.row_stop))
+            start, stop = (row * row_elements(shape) for row in (part.row_start, part.row_stop))
             target = self.values[part.offset : part.offset + stop - start]
             initializers.fill(target, variables[part.variable].initializer, part.variable, shape, seed, start)
             sizes.append((part.variable, stop - start))

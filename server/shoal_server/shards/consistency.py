@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import consistency
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal_server.shards.consistency import Apply
 
 # Events.

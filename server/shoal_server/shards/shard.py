@@ -11,8 +11,7 @@ import numpy as np
 
 from shoal import _tracing, consistency, errors, optim
 from shoal._memory.buffers import BufferPool
-from shoal._wire.cursor import Cursor
-from shoal._wire.layout import ShardLayout
+from shoal._wire import Cursor, ShardLayout
 from shoal.variables import Variable
 from shoal_server.shards import events
 from shoal_server.shards.arena import Arena

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from shoal._wire.chunks import Chunk
-from shoal._wire.layout import ShardLayout
+from shoal._wire import Chunk, ShardLayout
 from shoal._wire.limits import CHUNK_BYTES
 from shoal_server.optimizers import conversions
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shoal import errors
-from shoal._wire.cursor import Cursor
+from shoal._wire import Cursor
 from shoal_server.shards.consistency import Apply, Clock, Contribution, Mode, slowest
 from shoal_server.shards.events import (
     AnswerAdmission,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shoal import errors
 from shoal._memory.buffers import BufferPool
-from shoal._wire.layout import ShardLayout
+from shoal._wire import ShardLayout
 from shoal_server.shards.gate import Gate
 from shoal_server.shards.shard import JobTerms, Shard
 
