@@ -133,7 +133,9 @@ class TestWhatItSays:
 
     def test_jobs(self, page, trained):
         [found] = [job for job in page.get("/api/jobs").json()["jobs"] if job["name"] == trained]
-        assert found == {**page.get(f"/api/jobs/{trained}").json(), "progress": found["progress"]}
+        one = page.get(f"/api/jobs/{trained}").json()
+        assert {"label": "Optimizer", "value": "sgd"} in one.pop("specification"), "which the page of one job shows"
+        assert found == {**one, "progress": found["progress"]}
         assert (found["state"], found["settings"]) == ("running", {"hidden": 8})
 
     def test_data(self, page, trained):
