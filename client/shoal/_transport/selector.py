@@ -42,7 +42,7 @@ class Selector:
             ShoalError: as the last transport says.
         """
         offer: pb.AttachReply | None = None
-        refused: tuple[str, errors.ShoalError] | None = None
+        refused = why = ""
         for factory in self._factories:
             if factory.carrier in self._refused:
                 continue
@@ -50,21 +50,22 @@ class Selector:
                 offer = target.rpc.attach()
                 target = replace(target, offer=offer)
             if refused:
-                carrier, error = refused
-                text = f"no {carrier} to a server; its calls go by {factory.title}, slower"
-                _log.warning(text, server=target.address, why=error.message)
-                refused = None
+                text = f"no {refused} to a server; its calls go by {factory.title}, slower"
+                _log.warning(text, server=target.address, why=why)
+                refused = ""
             try:
                 return factory.open(target, loads)
-            except Unavailable as why:
-                if why.for_good:
+            except Unavailable as unavailable:
+                if unavailable.for_good:
                     self._refused.add(factory.carrier)
             except errors.ShoalError as error:
                 self._refused.add(factory.carrier)
-                refused = factory.carrier, error
-        self._refused.clear()  # nothing is left: the caller tries again, and all of them
-        if refused:
-            raise refused[1]
+                if self._refused.issuperset(other.carrier for other in self._factories):
+                    self._refused.clear()  # nothing is left: the caller tries again, and all of them
+                    raise
+                # Not the error: by its traceback it would keep this call, and memory with it.
+                refused, why = factory.carrier, error.message
+        self._refused.clear()
         raise errors.Unreachable(f"{target.address} has no transport for this client", address=target.address)
 
 

@@ -1,5 +1,7 @@
 """The best transport that works is taken, a refusal is said once, and what broke is opened anew, the best first."""
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
@@ -130,6 +132,28 @@ def test_a_refusal_refuses_all_on_its_carrier_and_is_said_once(factories, rpc):
     [log] = logs
     assert log["event"] == "no wire to a server; its calls go by LAST, slower"
     assert (log["server"], log["why"]) == ("server:1", "a firewall")
+
+
+def test_a_refusal_keeps_nothing_of_its_call(factories, rpc):
+    """By its traceback an error leads to the calls that it went through, and so to memory that others share."""
+
+    class Memory:
+        pass
+
+    def call():
+        memory = Memory()
+        held.append(weakref.ref(memory))
+        factories[0].failing = errors.Unreachable("a firewall")
+        opened(Selector("test"), rpc)
+        factories[0].failing = None
+
+    held = []
+    gc.disable()
+    try:
+        call()
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_where_nothing_is_left_the_last_refusal_is_raised_and_all_are_tried_again(factories, rpc):
