@@ -55,7 +55,7 @@ def test_each_transport_trains_the_same_bits(shared_cluster, client):
     jobs = {
         transport: client.submit(
             shoal.Job(
-                "witness:Witness",
+                "support.witness:Witness",
                 settings={"transport": transport, "hidden": 4096},
                 workers=2,
                 optimizer=optim.Momentum(0.1),
