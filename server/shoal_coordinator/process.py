@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -13,7 +13,7 @@ from shoal import _rpc, errors
 from shoal._checkpoint import Folder, open_shared, probe
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal_coordinator.api import CoordinatorService, JobsService
-from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy
+from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, Even, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.persistence import MEMORY, Store, open_store
@@ -37,6 +37,7 @@ class CoordinatorConfig:
         keep_finished: ended jobs whose variables stay readable.
         checkpoints: their folder, the same as the servers'; empty: none.
         server_return_s: how long jobs wait for a server that said that it was going, and went; 0 to 600.
+        placement: which server holds which shard.
         max_watchers: calls that watch jobs at the same time.
         threads: calls of all other kinds that are answered at the same time; they wait for the store alone.
         page_listen: host:port of the page; port 0 takes any free one; empty: no page.
@@ -53,6 +54,7 @@ class CoordinatorConfig:
     keep_finished: int = 8
     checkpoints: str = ""
     server_return_s: float = 60.0
+    placement: PlacementPolicy = field(default_factory=Even)
     max_watchers: int = 64
     threads: int = 32
     page_listen: str = ""
@@ -94,6 +96,7 @@ class CoordinatorProcess:
             keep_finished=config.keep_finished,
             checkpoints=bool(config.checkpoints),
             server_return_s=config.server_return_s,
+            placement=config.placement,
         )
         with ExitStack() as undo:
             self._store = open_store(config.store)

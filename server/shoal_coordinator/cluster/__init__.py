@@ -7,7 +7,7 @@ imports `job` and `messages` alone.
 
 from shoal_coordinator.cluster.machine import Cluster
 from shoal_coordinator.cluster.membership import DEAD_KEPT_S, Member
-from shoal_coordinator.cluster.placement import Candidate, assign_shards, plan_shards
+from shoal_coordinator.cluster.placement import Candidate, Even, PlacementPolicy, assign_shards, plan_shards
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
 
@@ -18,7 +18,9 @@ __all__ = [
     "ClusterPolicy",
     "ClusterSnapshot",
     "Counts",
+    "Even",
     "Member",
+    "PlacementPolicy",
     "assign_shards",
     "plan_shards",
 ]

@@ -67,7 +67,7 @@ class Cluster:
         self._dead: dict[str, Role] = {}  # declared so since it was last told
         self._outstanding = Outstanding(self._touched.effect)
         self._effects: list[Effect] = []  # decided by the event in hand
-        self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._touched.counts)
+        self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._touched.counts, policy.placement)
         patience_s = 2 * max(policy.lease_s, RETURN_S)
         self._outcomes = Outcomes(self._jobs, self._members, self._outstanding, self._emit, self._schedule, patience_s)
         self._work = Work(self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule)

@@ -7,6 +7,7 @@ first, each to where the fewest bytes are. The fullest then has at most 4/3 of w
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,38 @@ class Candidate:
     server: str
     address: str
     bytes: int
+
+
+class PlacementPolicy(ABC):
+    """Which server holds which shard. Pure: the same arguments always give the same placement."""
+
+    @abstractmethod
+    def assign(
+        self, layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str] = ()
+    ) -> tuple[ShardPlacement, ...]:
+        """Gives each shard a server.
+
+        Args:
+            layouts: the shards.
+            servers: all that are live.
+            home: by shard, the server that had it before; empty: none had.
+
+        Returns:
+            A placement a shard, in the order of `layouts`.
+
+        Raises:
+            NotPlaced: there are no servers, or none that may take a shard.
+        """
+
+
+@dataclass(frozen=True)
+class Even(PlacementPolicy):
+    """Every job over all servers, evenly by its bytes on the wire: see `assign_shards`."""
+
+    def assign(
+        self, layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str] = ()
+    ) -> tuple[ShardPlacement, ...]:
+        return assign_shards(layouts, servers, home)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from shoal._wire import Placement
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
-from shoal_coordinator.cluster.placement import Candidate, assign_shards, default_shards, plan_shards
+from shoal_coordinator.cluster.placement import Candidate, PlacementPolicy, default_shards, plan_shards
 from shoal_coordinator.job import JobLife
 from shoal_coordinator.messages import Effect
 
@@ -28,6 +28,7 @@ class Scheduler:
         jobs: of the cluster.
         emit: told what is now to be done.
         counted: told that the epoch or the number of assignments is another one.
+        placement: which server holds which shard.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class Scheduler:
         jobs: JobTable,
         emit: Callable[[Iterable[Effect]], None],
         counted: Callable[[], None],
+        placement: PlacementPolicy,
     ) -> None:
         self._members, self._jobs = members, jobs
         self._emit, self._counted = emit, counted
+        self._placement = placement
         # The latest numbers of a placement and of a part in a job. They count for ever: none is given out twice.
         self.epoch = self.assignments = 0
 
@@ -101,7 +104,7 @@ class Scheduler:
         try:
             count = job.spec.shards or default_shards(len(servers), variables.values())
             layouts = plan_shards(variables, count, np.dtype(job.spec.wire))
-            shards = assign_shards(layouts, candidates, job.home)
+            shards = self._placement.assign(layouts, candidates, job.home)
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
             return ""
