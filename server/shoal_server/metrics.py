@@ -1,9 +1,9 @@
 """What a server counts. Base units; no label has more values than this code names."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -15,8 +15,10 @@ from shoal_server.memory_limit import memory_limit
 from shoal_server.pools import CallPool
 from shoal_server.shards import AnswerPush, ShardStore
 
-Transport = Literal["shared_memory", "lane", "grpc"]
-TRANSPORTS: tuple[Transport, ...] = ("shared_memory", "lane", "grpc")
+# Those of Shoal's own, which are there from the start; another transport's name is added when it first counts.
+TRANSPORTS = ("shared_memory", "lane", "grpc")
+
+T = TypeVar("T")
 
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _WAITS = (*_SECONDS, 30.0, 100.0)
@@ -82,6 +84,23 @@ class _Pushes:
         self.rejected.labels(errors.NonFiniteGradient.code.lower())
 
 
+class _ByTransport(dict[str, T]):
+    """What counts, by the name of a transport.
+
+    Args:
+        made: makes what counts for one.
+        names: of the transports that are there from the start.
+    """
+
+    def __init__(self, made: Callable[[str], T], names: Iterable[str]) -> None:
+        super().__init__((name, made(name)) for name in names)
+        self._made = made
+
+    def __missing__(self, name: str) -> T:
+        found = self[name] = self._made(name)
+        return found
+
+
 class _Ways:
     """What is counted of the ways that bytes travel by."""
 
@@ -103,7 +122,7 @@ class _Ways:
         )
         lanes = Gauge("shoal_server_lanes", "Lanes open, by transport.", ["transport"], registry=registry)
         self.segments = {it: segments.labels(it) for it in ("shared", "refused")}
-        self.lanes = {it: lanes.labels(it) for it in ("shared_memory", "lane")}
+        self.lanes = _ByTransport(lanes.labels, TRANSPORTS[:2])
 
 
 class ServerMetrics:
@@ -123,8 +142,8 @@ class ServerMetrics:
         )
         self.pulls = self._pulls.calls
         # Looked up once, as above.
-        self.sent = {it: self._ways.sent.labels(it).inc for it in TRANSPORTS}
-        self.received = {it: self._ways.received.labels(it).inc for it in TRANSPORTS}
+        self.sent = _ByTransport(lambda it: self._ways.sent.labels(it).inc, TRANSPORTS)
+        self.received = _ByTransport(lambda it: self._ways.received.labels(it).inc, TRANSPORTS)
 
     def pulled(self, serving_s: float, waited_s: float) -> None:
         """One pull was answered, in so many seconds beside those that it waited."""
@@ -170,7 +189,7 @@ class ServerMetrics:
         self._ways.segments["shared" if shared else "refused"].inc()
 
     @contextmanager
-    def lane(self, transport: Literal["shared_memory", "lane"]) -> Iterator[None]:
+    def lane(self, transport: str) -> Iterator[None]:
         """Counts a lane as open while the block runs."""
         opened = self._ways.lanes[transport]
         opened.inc()

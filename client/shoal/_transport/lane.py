@@ -1,4 +1,4 @@
-"""Lanes: connections on TCP sockets, which carry frames with a fraction of a gRPC call's work.
+"""Lanes: connections on stream sockets, which carry frames with a fraction of a gRPC call's work.
 
 The bytes of a frame, and how both ends wait, give up and close. `shoal._transport.frames` has the kinds of frame that a
 parameter server knows.
@@ -67,6 +67,8 @@ class Lane(Connection):
         timeout = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        if connection.family == socket.AF_UNIX:
+            return  # the other end is on this host: the kernel knows when it is gone
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():

@@ -1,14 +1,14 @@
-"""The accepting end of connections: a port, a limit, and one thread for each connection."""
+"""The accepting end of connections: a listening socket, a limit, and one thread for each connection."""
 
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
-from shoal import _rpc, errors
+from shoal import errors
 from shoal._transport.connection import Connection, Frames
 from shoal._transport.handshake import Security, admit, send_error
 from shoal._transport.lane import Lane
@@ -46,26 +46,18 @@ class Listener:
     A thread belongs to its connection: a peer that stalls, or waits, holds up nobody else.
 
     Args:
-        host: to listen on.
-        port: the same; 0: any free one.
+        listening: a stream socket that is bound and listens; owned from now on.
         frames: the kinds of frame on this port.
         session: makes the session of a connection.
         security: checks who comes in.
         limit: connections at a time; more are refused.
         name: of a connection in messages and of its thread; the accepting thread's is this and an s.
         advice: what a refused client does instead, for its error message.
-
-    Raises:
-        PortInUse: the port is taken.
-
-    Attributes:
-        port: the one that is bound.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        listening: socket.socket,
         frames: Frames,
         session: Callable[[Connection], Session],
         *,
@@ -80,9 +72,13 @@ class Listener:
         self._served: dict[threading.Thread, Lane] = {}
         self._stopping = False
         self._pause = threading.Event()  # never set
-        self._socket = _rpc.listen(host, port)
-        self.port: int = self._socket.getsockname()[1]
+        self._socket = listening
         self._acceptor: threading.Thread | None = None
+
+    @property
+    def address(self) -> Any:
+        """The address that is bound, as the socket has it: of TCP, host and port."""
+        return self._socket.getsockname()
 
     def start(self) -> None:
         """Begins to accept."""
@@ -114,7 +110,7 @@ class Listener:
         while True:
             try:
                 connection, address = self._socket.accept()
-                lane = Lane(connection, f"{address[0]}:{address[1]}", self._frames)
+                lane = Lane(connection, _peer(address), self._frames)
             except OSError as error:
                 if self._stopping:
                     return
@@ -153,6 +149,11 @@ class Listener:
             lane.close()
             with self._lock:
                 self._served.pop(threading.current_thread(), None)
+
+
+def _peer(address: Any) -> str:
+    """Returns the other end's name for messages. A client on a Unix socket has no address."""
+    return f"{address[0]}:{address[1]}" if address else "a process of this host"
 
 
 def _started(thread: threading.Thread) -> bool:

@@ -48,14 +48,20 @@ def registered(setting: str) -> list[TransportFactory]:
 
 
 def chosen_setting() -> str:
-    """Returns what SHOAL_TRANSPORT in the environment allows: auto, tcp (no shared memory) or grpc (no lanes either).
+    """Returns what SHOAL_TRANSPORT in the environment allows: auto, tcp (no shared memory), grpc (no lanes either).
+
+    Registered transports may add settings of their own.
 
     Raises:
         BadRequest: it is something else.
     """
     setting = os.environ.get("SHOAL_TRANSPORT") or "auto"
-    if setting not in _SETTINGS:
-        raise errors.BadRequest(f"SHOAL_TRANSPORT is {setting!r}; set it to auto, tcp or grpc, or not at all")
+    others = {name for factory in _factories for name in factory.settings} - {*_SETTINGS}
+    *names, last = (*_SETTINGS, *sorted(others))
+    if setting not in (*names, last):
+        raise errors.BadRequest(
+            f"SHOAL_TRANSPORT is {setting!r}; set it to {', '.join(names)} or {last}, or not at all"
+        )
     return setting
 
 

@@ -69,8 +69,7 @@ class LaneServer(Endpoint):
         if config.lanes:
             token = secrets.token_bytes(32)
             self._listener = Listener(
-                config.host,
-                config.lane_port,
+                _rpc.listen(config.host, config.lane_port),
                 PARAMETER_SERVER,
                 lambda lane: LaneCalls(lane, service),
                 security=TokenSecurity(token),
@@ -78,7 +77,7 @@ class LaneServer(Endpoint):
                 name="lane",
                 advice="call it by gRPC",
             )
-            address = f"{_rpc.public_host(config.host, config.advertise)}:{self._listener.port}"
+            address = f"{_rpc.public_host(config.host, config.advertise)}:{self._listener.address[1]}"
             self.offer = pb.AttachReply(address=address, token=token, host=host_id())
 
     def contribute(self, offer: pb.AttachReply) -> None:
@@ -114,9 +113,11 @@ class LaneCalls:
     Args:
         lane: just accepted.
         service: that is called.
+        transport: name of the transport whose bytes are counted, unless memory is shared.
     """
 
-    def __init__(self, lane: Connection, service: DataService) -> None:
+    def __init__(self, lane: Connection, service: DataService, transport: str = "lane") -> None:
+        self._transport = transport
         self._lane, self._service, self._metrics = lane, service, service.metrics
         self._segment: Segment | None = None
         self._slot_bytes = self._slots = 0
@@ -148,7 +149,7 @@ class LaneCalls:
             Unreachable: it left.
             ShoalError: what it sent makes no sense, or it stalls.
         """
-        with self._metrics.lane("shared_memory" if self._segment else "lane"):
+        with self._metrics.lane("shared_memory" if self._segment else self._transport):
             while True:
                 self._answer()
 
@@ -248,7 +249,7 @@ class LaneCalls:
         return time.perf_counter() - start
 
     def _send_values(self, answers: Sequence[Answer], *, headers_only: bool, last: bool) -> None:
-        sent = self._service.sent("lane")
+        sent = self._service.sent(self._transport)
 
         def counted(messages: Iterator[tuple[list[Buffer], int]]) -> Iterator[list[Buffer]]:
             for pieces, nbytes in messages:
@@ -276,7 +277,7 @@ class LaneCalls:
             slot = self._slot(header.slot) if header.slot else None
             if slot is not None:
                 return header, pushes.from_slot(slot, self._service.received("shared_memory"))
-            return header, pushes.from_wire(chunks, stream.take, self._service.received("lane"))
+            return header, pushes.from_wire(chunks, stream.take, self._service.received(self._transport))
 
         try:
             reply = self._service.push(read)

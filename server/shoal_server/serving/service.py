@@ -25,8 +25,6 @@ class DataService:
 
     def __init__(self, store: ShardStore, metrics: ServerMetrics) -> None:
         self.store, self.metrics = store, metrics
-        self._sent: dict[str, Counted] = dict(metrics.sent.items())
-        self._received: dict[str, Counted] = dict(metrics.received.items())
 
     def shards_of(self, request: pb.PullRequest) -> list[Shard]:
         """Returns the shards that a pull asks for, and counts the pull.
@@ -72,12 +70,16 @@ class DataService:
         return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers])
 
     def sent(self, transport: str) -> Counted:
-        """Returns what is told the bytes of values that a transport sends; only those of Shoal's own are counted."""
-        return self._sent.get(transport, _uncounted)
+        """Returns what counts the bytes of values that a transport sends.
+
+        Args:
+            transport: the name that it is registered by.
+        """
+        return self.metrics.sent[transport]
 
     def received(self, transport: str) -> Counted:
-        """As `sent`: the bytes of gradients and values that a transport receives."""
-        return self._received.get(transport, _uncounted)
+        """Returns what counts the bytes of gradients and values that a transport receives; see `sent`."""
+        return self.metrics.received[transport]
 
     def _reply(self, answers: Sequence[pushes.ShardAnswer]) -> pb.PushReply:
         return pushes.reply_of(answers, self.metrics.answered)
@@ -92,10 +94,6 @@ def required(header: pb.PushHeader | None) -> pb.PushHeader:
     if header is None:
         raise errors.BadRequest("a push begins with a header; this one has none")
     return header
-
-
-def _uncounted(_nbytes: int) -> None:
-    """Counts nothing: metrics have no more labels than they name."""
 
 
 __all__ = ["DataService", "required"]

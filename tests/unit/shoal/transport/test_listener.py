@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shoal import errors
+from shoal import _rpc, errors
 from shoal._transport.connection import Frames
 from shoal._transport.handshake import TokenSecurity, greet, sent_error
 from shoal._transport.lane import Lane
@@ -97,7 +97,13 @@ def listening(security, limit=2, sessions=None):
         return made
 
     listener = Listener(
-        "127.0.0.1", 0, FRAMES, session, security=security, limit=limit, name="echo", advice="whistle instead"
+        _rpc.listen("127.0.0.1", 0),
+        FRAMES,
+        session,
+        security=security,
+        limit=limit,
+        name="echo",
+        advice="whistle instead",
     )
     listener.start()
     try:
@@ -108,7 +114,7 @@ def listening(security, limit=2, sessions=None):
 
 @contextmanager
 def connected(listener, security):
-    lane = Lane.connect("127.0.0.1", listener.port, FRAMES, timeout_s=5)
+    lane = Lane.connect("127.0.0.1", listener.address[1], FRAMES, timeout_s=5)
     try:
         lane.welcomed = greet(lane, security, pb.LaneHello(), within_s=5)
         yield lane
@@ -156,7 +162,7 @@ def test_whoever_proves_nothing_is_refused(security):
 def test_beyond_the_limit_connections_are_refused():
     token = TokenSecurity(b"t")
     with listening(token, limit=1) as listener, connected(listener, token) as lane:
-        other = Lane.connect("127.0.0.1", listener.port, FRAMES, timeout_s=5)
+        other = Lane.connect("127.0.0.1", listener.address[1], FRAMES, timeout_s=5)
         assert other.begin(within_s=5) is Echo.ERROR
         error = sent_error(other)
         assert isinstance(error, errors.Overloaded)
