@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from shoal import optim
-from shoal_server.optimizers import idle_cores, kernels, update_rules
+from shoal_server.optimizers import arrays, idle_cores, kernels, update_rules
 
 PEER = "SHOAL_PEER_TORCH"
 SCRIPT = Path(__file__).parent / "peers" / "torch_kernels.py"
@@ -70,10 +70,10 @@ def updates(optimizer: optim.Optimizer) -> Callable[[], float]:
     rule = update_rules.rule_for(optimizer)
     segments = update_rules.segments_for([("w", ELEMENTS)], optimizer)
     chance = np.random.default_rng(0)
-    values, gradient = (kernels.empty(ELEMENTS, np.float32) for _ in range(2))
+    values, gradient = (arrays.empty(ELEMENTS, np.float32) for _ in range(2))
     for array in (values, gradient):
         chance.standard_normal(dtype=np.float32, out=array)
-    slots = {slot: kernels.full(ELEMENTS, rule.initial(slot), np.float32) for slot in rule.slots}
+    slots = {slot: arrays.full(ELEMENTS, rule.initial(slot), np.float32) for slot in rule.slots}
     version = 0
 
     def update() -> float:

@@ -133,7 +133,7 @@ class Optimizer(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
     DECAY_EXCLUDE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """sgd, momentum, adagrad, rmsprop, adam, adamw, ftrl."""
+    """The name of a class of shoal.optim in small letters, such as adamw."""
     weight_decay: _builtins.float
     @_builtins.property
     def hyperparameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...

@@ -101,3 +101,24 @@ def writable(dtype: Any, *, aligned: bool = True) -> Any:
 def readable(dtype: Any, *, aligned: bool = True) -> Any:
     """Likewise of one that is only read: it takes arrays that may be written to as well, by one signature for both."""
     return types.Array(dtype, 1, "C", readonly=True, aligned=aligned)
+
+
+FLOATS = (types.float32, types.float64)
+CLAIMS = writable(types.int64)
+
+
+def update(*, slots: int, optional_slots: int = 0, scalars: int, optional_scalars: int = 0) -> Callable[[F], F]:
+    """Compiles an update kernel.
+
+    Its arguments: values, gradient, slots, optional slots, bounds, decay, claims, scalars, optional scalars.
+
+    An optional one may be None, and each choice is compiled for itself: `if slot is not None` costs nothing.
+    """
+    shares = (readable(types.int64), readable(types.float64), CLAIMS)
+    signatures = []
+    for dtype in FLOATS:
+        arena = (writable(dtype), readable(dtype), *[writable(dtype)] * slots)
+        for some_slots in itertools.product((types.none, writable(dtype)), repeat=optional_slots):
+            for some_scalars in itertools.product((types.none, dtype), repeat=optional_scalars):
+                signatures.append((*arena, *some_slots, *shares, *[dtype] * scalars, *some_scalars))
+    return kernel(signatures)

@@ -13,7 +13,6 @@ How kernels are compiled is in `compilation`; what converts a message's elements
 `idle_cores`. What is compiled into a kernel is in the kernel's own file, or Numba would not see that it changed.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,8 +21,17 @@ import numpy.typing as npt
 from numba import types
 from numba.extending import intrinsic
 
-from shoal._memory.buffers import allocate
-from shoal_server.optimizers.compilation import compiled, kernel, processor, readable, warm_up, writable
+from shoal_server.optimizers.compilation import (
+    CLAIMS,
+    FLOATS,
+    compiled,
+    kernel,
+    processor,
+    readable,
+    update,
+    warm_up,
+    writable,
+)
 from shoal_server.optimizers.conversions import infinity_of
 from shoal_server.optimizers.idle_cores import crew
 
@@ -32,9 +40,7 @@ __all__ = [
     "adagrad",
     "adam",
     "all_finite",
-    "empty",
     "ftrl",
-    "full",
     "momentum",
     "processor",
     "rmsprop",
@@ -44,7 +50,6 @@ __all__ = [
     "warm_up",
 ]
 
-F = TypeVar("F", bound=Callable[..., object])
 T = TypeVar("T")
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Bounds: TypeAlias = npt.NDArray[np.int64]
@@ -55,24 +60,7 @@ Claims: TypeAlias = npt.NDArray[np.int64]  # [the first element that nobody has 
 BLOCK = 1 << 17  # elements: 0.1 ms of work, so that nobody waits long for whoever has the last one
 LARGE = 1 << 22  # elements, from which on helpers are asked: that costs 0.1 ms, and there are then 2 ms to share
 
-_FLOATS = (types.float32, types.float64)
 _UNSIGNED = (types.uint16, types.uint32, types.uint64)
-_CLAIMS = writable(types.int64)
-
-
-def _update(*, slots: int, optional_slots: int = 0, scalars: int, optional_scalars: int = 0) -> Callable[[F], F]:
-    """A kernel of (values, gradient, slots, optional slots, bounds, decay, claims, scalars, optional scalars).
-
-    An optional one may be None, and each choice is compiled for itself: `if slot is not None` costs nothing.
-    """
-    shares = (readable(types.int64), readable(types.float64), _CLAIMS)
-    signatures = []
-    for dtype in _FLOATS:
-        arena = (writable(dtype), readable(dtype), *[writable(dtype)] * slots)
-        for some_slots in itertools.product((types.none, writable(dtype)), repeat=optional_slots):
-            for some_scalars in itertools.product((types.none, dtype), repeat=optional_scalars):
-                signatures.append((*arena, *some_slots, *shares, *[dtype] * scalars, *some_scalars))
-    return kernel(signatures)
 
 
 def _claim(_context: Any, claims: Any, _elements: Any) -> tuple[Any, Callable[..., Any]]:
@@ -124,7 +112,7 @@ def _runs(bounds: Bounds, claims: Claims) -> Iterator[tuple[int, int, int]]:
 # does not vectorise.
 
 
-@_update(slots=0, scalars=1)
+@update(slots=0, scalars=1)
 def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, claims: Claims, rate: Scalar) -> None:
     """`shoal.optim.SGD`."""
     for k, start, stop in _runs(bounds, claims):
@@ -135,7 +123,7 @@ def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, claims: Cl
             x[i] -= rate * (g[i] + coupled * x[i])
 
 
-@_update(slots=1, scalars=4)
+@update(slots=1, scalars=4)
 def momentum(
     values: Array,
     gradient: Array,
@@ -159,7 +147,7 @@ def momentum(
             x[i] -= rate * (direct * slope + through * s[i])
 
 
-@_update(slots=1, scalars=2)
+@update(slots=1, scalars=2)
 def adagrad(
     values: Array,
     gradient: Array,
@@ -181,7 +169,7 @@ def adagrad(
             x[i] -= rate * slope / (np.sqrt(s[i]) + eps)
 
 
-@_update(slots=1, optional_slots=2, scalars=5)
+@update(slots=1, optional_slots=2, scalars=5)
 def rmsprop(
     values: Array,
     gradient: Array,
@@ -221,7 +209,7 @@ def rmsprop(
             x[i] -= rate * step
 
 
-@_update(slots=2, scalars=9)
+@update(slots=2, scalars=9)
 def adam(
     values: Array,
     gradient: Array,
@@ -258,7 +246,7 @@ def adam(
             x[i] -= shrunk * x[i] + step * m[i] / (unbias * np.sqrt(v[i]) + eps)
 
 
-@_update(slots=2, scalars=5, optional_scalars=1)
+@update(slots=2, scalars=5, optional_scalars=1)
 def ftrl(
     values: Array,
     gradient: Array,
@@ -296,7 +284,7 @@ def ftrl(
             x[i] = pull / ((root + beta) / rate + two * l2)
 
 
-@kernel([(writable(dtype), readable(dtype), dtype, _CLAIMS) for dtype in _FLOATS])
+@kernel([(writable(dtype), readable(dtype), dtype, CLAIMS) for dtype in FLOATS])
 def _accumulate(total: Array, gradient: Array, weight: Scalar, claims: Claims) -> None:
     for start, stop in _blocks(claims):
         t, g = total[start:stop], gradient[start:stop]
@@ -304,7 +292,7 @@ def _accumulate(total: Array, gradient: Array, weight: Scalar, claims: Claims) -
             t[i] += weight * g[i]
 
 
-@kernel([(writable(dtype), dtype, _CLAIMS) for dtype in _FLOATS])
+@kernel([(writable(dtype), dtype, CLAIMS) for dtype in FLOATS])
 def _scale(total: Array, factor: Scalar, claims: Claims) -> None:
     for start, stop in _blocks(claims):
         t = total[start:stop]
@@ -312,7 +300,7 @@ def _scale(total: Array, factor: Scalar, claims: Claims) -> None:
             t[i] *= factor
 
 
-@kernel([(readable(dtype), dtype, _CLAIMS) for dtype in _UNSIGNED])
+@kernel([(readable(dtype), dtype, CLAIMS) for dtype in _UNSIGNED])
 def _exponents_below(bits: npt.NDArray[Any], infinity: Any, claims: Claims) -> bool:
     """Whether no element claimed has all the bits of `infinity` set; whoever finds one leaves the others none to claim.
 
@@ -341,18 +329,6 @@ def share(elements: int, work: Callable[[Claims], T]) -> list[T]:
     """
     claims = np.array([0, elements], np.int64)
     return [work(claims)] if elements < LARGE else crew().share(lambda: work(claims))
-
-
-def empty(elements: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A flat array for an arena, not initialised, placed as `shoal._memory.buffers.allocate` does."""
-    return np.asarray(allocate(elements * np.dtype(dtype).itemsize)).view(dtype)
-
-
-def full(elements: int, fill: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A flat array for an arena, laid as by `empty`, of one number."""
-    array = empty(elements, dtype)
-    array.fill(fill)
-    return array
 
 
 def accumulate(total: Array, gradient: Array, weight: float) -> None:

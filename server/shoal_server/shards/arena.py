@@ -8,7 +8,7 @@ from shoal import initializers, optim
 from shoal._memory.buffers import BufferPool
 from shoal._wire import Aggregation, ArenaLayout, row_elements, storage_dtype
 from shoal.variables import Variable
-from shoal_server.optimizers import conversions, kernels, update_rules
+from shoal_server.optimizers import arrays, conversions, kernels, update_rules
 
 
 class Arena:
@@ -29,7 +29,7 @@ class Arena:
     ) -> None:
         self.layout = layout
         dtype = storage_dtype(layout.dtype)
-        self.values = kernels.full(layout.elements, 0, dtype)
+        self.values = arrays.full(layout.elements, 0, dtype)
         sizes = []
         for part in layout.slices:
             shape = variables[part.variable].shape
@@ -43,7 +43,7 @@ class Arena:
             self._rule = update_rules.rule_for(optimizer)
             self._segments = update_rules.segments_for(sizes, optimizer)
             self.slots = {
-                name: kernels.full(layout.elements, self._rule.initial(name), dtype) for name in self._rule.slots
+                name: arrays.full(layout.elements, self._rule.initial(name), dtype) for name in self._rule.slots
             }
 
     @property

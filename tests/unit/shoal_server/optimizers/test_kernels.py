@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_server.optimizers import compilation, conversions, kernels
+from shoal_server.optimizers import arrays, compilation, conversions, kernels
 from shoal_server.optimizers.idle_cores import Crew
 
 FLOATS = (np.float32, np.float64)
@@ -218,7 +218,7 @@ def test_square_roots_are_vectorised(name: str) -> None:
 
 @given(elements=st.integers(0, 300), dtype=st.sampled_from([np.float32, np.float64, np.int64]))
 def test_full_starts_on_a_cache_line(elements: int, dtype: Any) -> None:
-    x = kernels.full(elements, 3, dtype)
+    x = arrays.full(elements, 3, dtype)
     assert x.tolist() == [3] * elements
     assert x.dtype == dtype
     assert x.ctypes.data % 64 == 0 or not elements
@@ -228,7 +228,7 @@ def test_full_starts_on_a_cache_line(elements: int, dtype: Any) -> None:
 
 def test_large_arrays_start_far_apart() -> None:
     """Modulo 1 MiB, in pairs: an arena's values and slots."""
-    starts = [kernels.empty(1 << 22, np.float32).ctypes.data for _ in range(8)]
+    starts = [arrays.empty(1 << 22, np.float32).ctypes.data for _ in range(8)]
     far = [(one - other) % (1 << 20) for one, other in itertools.permutations(starts, 2)]
     assert min(far) >= 1 << 16
     assert all(start % 64 == 0 for start in starts)
