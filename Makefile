@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo models test test-gpu reference long e2e coverage chaos lint bench bench-peers check-protos protos clean help
+.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports bench bench-peers check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -24,7 +24,7 @@ help:
 	@echo "make long    the tests on real processes, in their long forms (half an hour)"
 	@echo "make e2e     the image and the compose file on a Docker engine of its own; as root (docs/deploy.md); SHOAL_PICTURES=1 renews docs/images"
 	@echo "make coverage  which lines and branches the unit and contract tests reach"
-	@echo "make lint    ruff and mypy alone"
+	@echo "make lint    style, types and imports alone"
 	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/performance.md)"
 	@echo "make bench-peers  build those systems' environments, in .peers"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
@@ -50,7 +50,8 @@ models: $(SETUP)
 TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # PYTEST="tests/unit -k ledger" picks some. Otherwise all.
-test: lint check-protos
+test: $(SETUP)
+	$(MAKE) -j2 --output-sync lint check-protos
 ifdef PYTEST
 	$(TESTS) $(PYTEST)
 else
@@ -95,10 +96,16 @@ bench: $(SETUP)
 bench-peers: $(SETUP)
 	$(BIN)/python benchmarks/bench_peers.py
 
-lint: $(SETUP)
+lint: check-style check-types check-imports
+
+check-style: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check-types: $(SETUP)
 	$(BIN)/mypy
+
+check-imports: $(SETUP)
 	$(BIN)/lint-imports --no-cache --no-logo
 
 define GENERATE
