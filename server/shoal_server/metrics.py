@@ -15,8 +15,9 @@ from shoal_server.memory_limit import memory_limit
 from shoal_server.pools import CallPool
 from shoal_server.shards import AnswerPush, ShardStore
 
-# Those of Shoal's own, which are there from the start; another transport's name is added when it first counts.
+# These labels are there, at 0, from the start. Any other transport's is added when it first counts: it is not named here.
 TRANSPORTS = ("shared_memory", "lane", "grpc")
+_ON_LANES = ("shared_memory", "lane")
 
 T = TypeVar("T")
 
@@ -122,7 +123,7 @@ class _Ways:
         )
         lanes = Gauge("shoal_server_lanes", "Lanes open, by transport.", ["transport"], registry=registry)
         self.segments = {it: segments.labels(it) for it in ("shared", "refused")}
-        self.lanes = _ByTransport(lanes.labels, TRANSPORTS[:2])
+        self.lanes = _ByTransport(lanes.labels, _ON_LANES)
 
 
 class ServerMetrics:
