@@ -15,7 +15,7 @@ from shoal_server.memory_limit import memory_limit
 from shoal_server.pools import CallPool
 from shoal_server.shards import AnswerPush, ShardStore
 
-# These labels are there, at 0, from the start. Any other transport's is added when it first counts: it is not named here.
+# These labels are there, at 0, from the start. Another transport's label is added when it first counts.
 TRANSPORTS = ("shared_memory", "lane", "grpc")
 _ON_LANES = ("shared_memory", "lane")
 

@@ -27,7 +27,7 @@ _SMALLEST_SHARD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Candidate:
-    """A live server and the bytes of values that it already holds."""
+    """A live server, and the bytes on the wire of the shards of other jobs that are placed on it."""
 
     server: str
     address: str
