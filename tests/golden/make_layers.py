@@ -1,4 +1,4 @@
-"""Writes layers.json: what PyTorch makes of the cases of `golden_layers.py`, in float64, for `test_nn_golden.py`.
+"""Writes layers.json: what PyTorch makes of the cases of `golden_layers.py`, in float64, for `test_golden.py`.
 
     pip install torch==2.13.0 torchvision numpy
     PYTHONPATH=client:worker:tests python tests/golden/make_layers.py

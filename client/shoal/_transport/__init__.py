@@ -12,6 +12,7 @@ from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.handshake import Security, TokenSecurity, admit, decoded, greet, send_error, sent_error
 from shoal._transport.inflow import take_frame, take_message
 from shoal._transport.lane import STALL_S, Lane
+from shoal._transport.lane_calls import LaneCalls, LaneFactory
 from shoal._transport.listener import Listener, Session
 from shoal._transport.registry import chosen_setting, register, registered, unregister
 from shoal._transport.rpc_calls import RpcCalls
@@ -28,6 +29,8 @@ __all__ = [
     "Frame",
     "Frames",
     "Lane",
+    "LaneCalls",
+    "LaneFactory",
     "Listener",
     "RpcCalls",
     "Security",

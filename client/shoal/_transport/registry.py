@@ -20,10 +20,15 @@ def register(factory: TransportFactory, *, before: str = "") -> None:
     Args:
         factory: opens it.
         before: name of the transport that it is preferred to; empty: it comes last.
+
+    Raises:
+        BadRequest: no transport is registered by the name in `before`.
     """
     global _factories  # noqa: PLW0603 - one registry a process
     others = [other for other in _factories if other.name != factory.name]
     names = [other.name for other in others]
+    if before and before not in names:
+        raise errors.BadRequest(f"no transport {before!r} is registered; choose one of {', '.join(names)}")
     place = names.index(before) if before else len(others)
     _factories = (*others[:place], factory, *others[place:])
 

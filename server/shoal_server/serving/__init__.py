@@ -5,6 +5,7 @@ transport, and `register` adds its factory to every server. What a call does to 
 server's process imports from here, and whoever writes a transport.
 """
 
+from shoal_server.serving.lanes import LaneCalls
 from shoal_server.serving.pulls import Answer, PendingPull, replies
 from shoal_server.serving.pushes import Source, from_slot, from_wire, stamp_of
 from shoal_server.serving.registry import Endpoints, register, unregister
@@ -20,6 +21,7 @@ __all__ = [
     "EndpointConfig",
     "EndpointFactory",
     "Endpoints",
+    "LaneCalls",
     "ParameterServerServicer",
     "PendingPull",
     "Source",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+from shoal import errors
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving.grpc_endpoint import GrpcEndpoints
 from shoal_server.serving.lanes import LaneEndpoints
@@ -47,7 +48,13 @@ class Endpoints(Endpoint):
             endpoint.contribute(offer)
 
     def handlers(self) -> Mapping[str, Callable[..., Any]]:
-        return {method: handler for each in self._all.values() for method, handler in each.handlers().items()}
+        found: dict[str, Callable[..., Any]] = {}
+        for name, endpoint in self._all.items():
+            handlers = endpoint.handlers()
+            if twice := found.keys() & handlers.keys():
+                raise errors.InternalError(f"transport {name} handles {', '.join(sorted(twice))}, as another one does")
+            found |= handlers
+        return found
 
     def start(self, address: str) -> None:
         for endpoint in self._all.values():

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from shoal import errors
 from shoal._transport import registry
+from shoal._transport.lane_calls import LaneFactory
 from shoal._transport.registry import register, registered, unregister
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport, TransportFactory, Unavailable
@@ -200,3 +201,8 @@ def test_the_order_of_preference():
     assert names("auto") == ["shared_memory", "lane", "grpc"]
     assert names("tcp") == ["lane", "grpc"]
     assert names("grpc") == ["grpc"]
+
+
+def test_a_place_before_an_unknown_transport_is_refused():
+    with pytest.raises(errors.BadRequest, match="no transport 'pigeon' is registered; choose one of shared_memory"):
+        register(LaneFactory(), before="pigeon")
