@@ -1,6 +1,6 @@
 """What people and scripts read: records as JSON, lines of text, progress bars, and event files of TensorBoard.
 
-The command line, callbacks and the coordinator's page import it. It computes nothing and calls nobody.
+The command line, callbacks and the coordinator's page import it. It makes no calls.
 """
 
 from shoal._display.progress_bar import ProgressBar

@@ -1,8 +1,8 @@
 """The cluster machine: members, the table of jobs, scheduling, placement, departures, and effects that are outstanding.
 
 `Cluster.handle(event, now)` is the one door for change. Pure: no clock, no I/O, no thread. What happens within one
-job is in `job`; effects are performed in `effects`. The shell, `persistence` and what is above them may import it; it
-imports `job` and `messages` alone.
+job is in `job`; effects are performed in `effects`. The shell, `persistence` and what is above them may import it; of
+the coordinator it imports `job` and `messages` alone.
 """
 
 from shoal_coordinator.cluster.machine import Cluster

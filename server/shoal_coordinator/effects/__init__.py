@@ -1,7 +1,7 @@
 """What performs effects: calls to servers, and a checkpoint's cut, files and restore.
 
-`Performer` takes effects in the order in which they were decided, and reports what became of each. Which effects
-there are, and what follows from an outcome, the cluster machine decides. The shell and what is above it may import
+`Performer` takes effects in the order in which they were decided, and reports what became of each. The cluster
+machine decides which effects to perform, and what follows from an outcome. The shell and what is above it may import
 it; it imports `job`, for the ledger that a checkpoint keeps, and `messages`.
 """
 

@@ -1,9 +1,9 @@
 """One job's life: the state machine of a job, and the owners of the parts of its state.
 
-`JobLife` is what happens to a job, and by `JobView` what others may read of it; no other package sees the owners
+`JobLife` is the state machine of one job, and `JobView` the part of it that other packages read; none sees the owners
 behind it. Pure: no clock, no I/O, no thread. Which worker is sent where, and on which server a shard lies, `cluster`
-decides; how a job's records become bytes, `persistence` knows. `cluster` and what is above it may import it; it
-imports `messages` alone.
+decides. Each owner maps its own state to a message of `state.proto`; `persistence` keeps these. `cluster` and what is
+above it may import this package; of the coordinator it imports `messages` alone.
 """
 
 from shoal_coordinator.job.checkpointing import NO_FOLDER

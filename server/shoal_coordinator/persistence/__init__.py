@@ -1,7 +1,7 @@
 """What is kept of a cluster: its records, and the stores that keep them.
 
 `ClusterRecords` and `restored` map a cluster to records and back; `Store` is where they lie, SQLite's or in memory.
-When something is written, the shell decides; what is worth a record, the machine does. The shell and what is above it
+The shell decides when to write, and the machine which records have changed. The shell and what is above it
 may import it; it imports `cluster`, `job` and `messages`.
 """
 
