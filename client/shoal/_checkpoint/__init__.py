@@ -12,13 +12,11 @@ from shoal._checkpoint.local_folder import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, mismatches, tensor_name
 from shoal._checkpoint.storage import Folder, no_folder, probe
-from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_header, encode_header, header_bytes
+from shoal._checkpoint.tensors import encode_header
 
 __all__ = [
-    "LENGTH_BYTES",
     "VALUE",
     "Catalogue",
-    "Contents",
     "FileEntry",
     "Folder",
     "ForeignFile",
@@ -27,10 +25,7 @@ __all__ = [
     "Named",
     "Rows",
     "SavedVariables",
-    "Tensor",
-    "decode_header",
     "encode_header",
-    "header_bytes",
     "mismatches",
     "no_folder",
     "open_folder",

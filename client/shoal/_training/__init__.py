@@ -4,7 +4,6 @@ Sessions and workers import it, and the coordinator for the replies that workers
 `shoal._transport`.
 """
 
-from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.outbox import Outbox
 from shoal._training.overlap import Gradients, Pipeline
 from shoal._training.parameters import ParameterClient, PushResult
@@ -12,7 +11,6 @@ from shoal._training.session_job import cancel, start_or_find
 from shoal._training.step_clock import StepClock
 
 __all__ = [
-    "GradientBuffers",
     "Gradients",
     "Outbox",
     "ParameterClient",

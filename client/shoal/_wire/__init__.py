@@ -14,8 +14,6 @@ from shoal._wire.framing import (
     Assembler,
     Run,
     arenas_of,
-    chunks_of,
-    copy_elements,
     messages,
     slot_arrays,
     slot_offsets,
@@ -28,39 +26,15 @@ from shoal._wire.layout import (
     ShardPlacement,
     Slice,
     row_elements,
-    rows_of,
     storage_dtype,
     wire_dtype,
-)
-from shoal._wire.limits import (
-    CHUNK_BYTES,
-    KEPT_TIMINGS,
-    LOG_BYTES,
-    LOG_LINE_BYTES,
-    LOG_LINES,
-    MAX_MESSAGE_BYTES,
-    METRIC_NAME_BYTES,
-    METRICS,
-    STALENESS_BUCKETS,
-    TIMINGS,
-    transfer_s,
 )
 from shoal._wire.outgoing import Outgoing
 from shoal._wire.packing import Arrays, Complete, Memory, Packer
 from shoal._wire.transfer import Delivery, Load
 
 __all__ = [
-    "CHUNK_BYTES",
-    "KEPT_TIMINGS",
-    "LOG_BYTES",
-    "LOG_LINES",
-    "LOG_LINE_BYTES",
-    "MAX_MESSAGE_BYTES",
-    "METRICS",
-    "METRIC_NAME_BYTES",
     "NAMES",
-    "STALENESS_BUCKETS",
-    "TIMINGS",
     "Aggregation",
     "ArenaKey",
     "ArenaLayout",
@@ -83,8 +57,6 @@ __all__ = [
     "ShardPlacement",
     "Slice",
     "arenas_of",
-    "chunks_of",
-    "copy_elements",
     "decode",
     "decode_push",
     "encode_push",
@@ -94,10 +66,8 @@ __all__ = [
     "number",
     "read_start",
     "row_elements",
-    "rows_of",
     "slot_arrays",
     "slot_offsets",
     "storage_dtype",
-    "transfer_s",
     "wire_dtype",
 ]

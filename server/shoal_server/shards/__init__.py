@@ -9,12 +9,10 @@ from shoal_server.shards.events import AnswerPush, Progress
 from shoal_server.shards.gate import MAX_PAUSE_S
 from shoal_server.shards.shard import Cut, JobTerms, Payload, Shard, Stamp
 from shoal_server.shards.snapshot import Snapshot
-from shoal_server.shards.state import Admission
 from shoal_server.shards.store import ShardStore
 
 __all__ = [
     "MAX_PAUSE_S",
-    "Admission",
     "AnswerPush",
     "Arena",
     "Cut",
