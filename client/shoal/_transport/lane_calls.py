@@ -124,6 +124,7 @@ class LaneFactory(TransportFactory):
     title = "lanes"
     carrier = "lane"
     settings = frozenset({"auto", "tcp"})
+    rank = 20
 
     def __init__(self, security: Callable[[bytes], Security] = TokenSecurity) -> None:
         self._security = security

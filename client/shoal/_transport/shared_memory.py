@@ -128,6 +128,7 @@ class SharedMemoryFactory(LaneFactory):
     name = "shared_memory"
     title = "shared memory"
     settings = frozenset({"auto"})
+    rank = 10
 
     def open(self, target: Target, loads: int) -> LaneCalls:
         if not target.offer.address or not target.offer.host or target.offer.host != host_id():

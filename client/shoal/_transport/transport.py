@@ -107,6 +107,8 @@ class TransportFactory(ABC):
         carrier: name of the transport whose connection it uses, which may be its own. If a server refuses a carrier,
             everything on it is refused.
         settings: values of SHOAL_TRANSPORT under which it may be used.
+        rank: of the transports that a setting allows, the one with the lowest rank is tried first. Shared memory has
+            10, lanes have 20, gRPC has 30.
         attaches: whether `open` needs the server's offer.
     """
 
@@ -114,6 +116,7 @@ class TransportFactory(ABC):
     title: ClassVar[str]
     carrier: ClassVar[str]
     settings: ClassVar[frozenset[str]]
+    rank: ClassVar[int]
     attaches: ClassVar[bool] = True
 
     @abstractmethod

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from shoal import errors
+from shoal._system import Registry
 from shoal._transport import registry
-from shoal._transport.lane_calls import LaneFactory
 from shoal._transport.registry import register, registered, unregister
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport, TransportFactory, Unavailable
@@ -43,6 +43,7 @@ class Factory(TransportFactory):
     carrier: str = ""
     attaches: bool = True
     settings: frozenset[str] = frozenset({"test"})
+    rank: int = 10
     failing: Exception | None = None
     tried: int = 0
 
@@ -74,8 +75,14 @@ class Rpc:
 @pytest.fixture
 def factories(monkeypatch):
     """The best, one on the same carrier, and the one that is always there."""
-    found = Factory("best", carrier="wire"), Factory("good", carrier="wire"), Factory("last", attaches=False)
-    monkeypatch.setattr(registry, "_factories", found)
+    found = (
+        Factory("best", carrier="wire", rank=10),
+        Factory("good", carrier="wire", rank=20),
+        Factory("last", attaches=False, rank=30),
+    )
+    monkeypatch.setattr(registry, "_registry", Registry("shoal.tests"))
+    for factory in reversed(found):
+        register(factory)
     return found
 
 
@@ -179,13 +186,13 @@ def test_what_broke_is_due():
     assert selector.due(transport)
 
 
-def test_registering_before_another_in_place_of_one_and_not_at_all(factories):
+def test_registering_by_rank_in_place_of_one_and_not_at_all(factories):
     def names():
         return [it.name for it in registered("test")]
 
-    register(Factory("new"), before="good")
+    register(Factory("new", rank=15))
     assert names() == ["best", "new", "good", "last"]
-    register(Factory("best"))
+    register(Factory("best", rank=40))
     assert names() == ["new", "good", "last", "best"]
     unregister("new")
     unregister("new")
@@ -201,8 +208,3 @@ def test_the_order_of_preference():
     assert names("auto") == ["shared_memory", "lane", "grpc"]
     assert names("tcp") == ["lane", "grpc"]
     assert names("grpc") == ["grpc"]
-
-
-def test_a_place_before_an_unknown_transport_is_refused():
-    with pytest.raises(errors.BadRequest, match="no transport 'pigeon' is registered; choose one of shared_memory"):
-        register(LaneFactory(), before="pigeon")
