@@ -14,7 +14,7 @@ import pytest
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import open_folder
 from shoal._rpc.coordinator import CoordinatorClient
-from shoal._training.participant import DataRange
+from shoal._wire import Lease
 from shoal._wire.cursor import Cursor
 from shoal.checkpoints import Checkpoints
 from shoal.client import Client
@@ -178,12 +178,12 @@ def test_a_job_goes_on_from_the_store_and_its_checkpoint(started, checkpoints, m
             counts = client.job("running").data().total
             assert (counts.done, counts.leased, counts.loose, counts.untouched) == (20, 0, 12, 96)
             leased = part.lease()
-            cursor = Cursor(leased.lease, leased.stop - leased.start)
+            cursor = Cursor(leased.number, leased.range.examples)
             training.push(whole_numbers(TRAINED, 2), updates=updates(5), cursor=cursor)
             assert_values(client.pull("running"), "one step after running/3")
             part.report(report_of(4))
-            while isinstance(leased, DataRange):
-                leased = part.lease(done=leased.lease)
+            while isinstance(leased, Lease):
+                leased = part.lease(done=leased.number)
         part.finish()
         coordinator.settle()
         status = client.job("running").status()

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from shoal import errors
 from shoal._rpc import CoordinatorClient, Membership, RpcServer
 from shoal._training import Outbox
-from shoal._training.participant import Heard, Participant
-from shoal._wire import Cursor
+from shoal._training.participant import Participant
+from shoal._wire import Cursor, Heard
 from shoal.v1 import coordinator_pb2
 from shoal_worker.arrays import choose_device
 from shoal_worker.assignment import (

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shoal import errors
-from shoal._training.participant import Verdict
+from shoal._wire import Turn, Verdict
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, Evaluated
 from shoal.job import Job
@@ -21,7 +21,6 @@ from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.plan import Plan
 from shoal_coordinator.messages import (
-    Asked,
     Attempt,
     CheckpointWritten,
     CountCheckpoints,
@@ -98,13 +97,13 @@ class CheckpointCoordinator:
 
     # Evaluations.
 
-    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Asked:
+    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Turn:
         """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
         if self.evaluating is None or not self._lifecycle.running:
-            return Asked()
+            return Turn()
         own = self._crew.active[worker].assignment
         others = self._crew.assignments - {own}
-        return Asked(self.evaluating.ask(own, step, others, through=through), stop=bool(self.stopping))
+        return Turn(self.evaluating.ask(own, step, others, through=through), stop=bool(self.stopping))
 
     def lacks(self, result: Evaluation) -> str:
         """Returns why a worker's result is of no use; empty: it is of use, or of no interest."""

@@ -16,8 +16,7 @@ for the others, and for the job as a whole, is decided here.
 
 from collections.abc import Callable
 
-from shoal._training.participant import Verdict
-from shoal._wire import Cursor, Placement
+from shoal._wire import Cursor, Lease, NoRange, Placement, Turn, Verdict
 from shoal.events import LogLine, MetricsReported
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, SavedCheckpoint
@@ -26,7 +25,6 @@ from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.tallies import Loss, Tallies
 from shoal_coordinator.job.view import JobView
 from shoal_coordinator.messages import (
-    Asked,
     Attempt,
     CheckpointWritten,
     CutMade,
@@ -35,8 +33,6 @@ from shoal_coordinator.messages import (
     Effect,
     JobDescribed,
     JobRef,
-    Lease,
-    NoRange,
     Part,
     RemoveWorker,
     Restored,
@@ -152,7 +148,7 @@ class JobLife(JobView):
 
     # They evaluate.
 
-    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Asked:
+    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Turn:
         """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
         return self._saving.ask_evaluation(worker, step, through=through)
 

@@ -25,7 +25,8 @@ from shoal._rpc import RpcServer, channel
 from shoal._rpc.coordinator import CoordinatorClient, Membership
 from shoal._system.host import host_id
 from shoal._training.parameters import ParameterClient
-from shoal._training.participant import DataRange, Participant, Report
+from shoal._training.participant import Participant, Report
+from shoal._wire import Lease
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointPolicy
@@ -597,7 +598,7 @@ def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worke
             leased = part.lease(done=step)
             values = training.pull()
             assert (step, values["kernel"].shape) == (step, (6, 4))
-            cursor = Cursor(leased.lease, 8)
+            cursor = Cursor(leased.number, 8)
             training.push(whole_numbers(TRAINED, step + 1), updates=updates(step), weight=8.0, cursor=cursor)
             wire.mark()
             wire.advance(0.5)
@@ -612,7 +613,7 @@ def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worke
         job.status(), client.jobs(), job.data(), job.timings(last=2), client.status()
         with refused(errors.JobRunning):
             job.drop()
-        while isinstance(leased := part.lease(done=leased.lease), DataRange):
+        while isinstance(leased := part.lease(done=leased.number), Lease):
             pass
     part.finish()
     wire.advance(1.0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal._wire import Lease, NoRange
 from shoal._wire.layout import Placement
 from shoal.consistency import Asynchronous
 from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
@@ -11,7 +12,7 @@ from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages import JobDescribed, JobRef, Lease, NoRange, WorkerReported
+from shoal_coordinator.messages import JobDescribed, JobRef, WorkerReported
 
 START = 1_000.0
 VARIABLES = {"w": Variable((8, 4))}
