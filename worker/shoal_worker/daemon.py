@@ -204,7 +204,7 @@ class Daemon:
         else:
             self._handle(event)
         self._tell_coordinator()
-        self._metrics.lines_waiting = self._part.outbox.lines_waiting if self._part else 0
+        self._metrics.set_lines_waiting(self._part.outbox.lines_waiting if self._part else 0)
 
     def _handle(self, event: Event) -> None:
         for effect in self._machine.handle(event):

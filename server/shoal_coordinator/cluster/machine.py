@@ -114,7 +114,7 @@ class Cluster:
         counts = snapshot.counts
         cluster = cls(counts.cluster, policy, now)
         cluster._submissions = counts.submissions
-        cluster._scheduler.epoch, cluster._scheduler.assignments = counts.epoch, counts.assignments
+        cluster._scheduler.restore(counts.epoch, counts.assignments)
         cluster._members.restore(snapshot.members, counts.incarnation, now)
         for submission, job in snapshot.jobs.items():
             changed = partial(cluster._touched.job, submission)

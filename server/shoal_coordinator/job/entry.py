@@ -51,7 +51,7 @@ class Entry:
     def enrol(self, participant: Participant, now: float) -> None:
         """Gives a worker a part, at a rank that is free."""
         self._crew.enrol(participant)
-        self._lifecycle.closing = False
+        self._lifecycle.reopen()
         state = JobState.STARTING if self._lifecycle.state is JobState.PENDING else self._lifecycle.state
         self._lifecycle.enter(state, f"worker {participant.worker} enters as rank {participant.rank}", now)
 

@@ -139,7 +139,8 @@ class JobLife(JobView):
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts in what a worker did, and shows it to those who watch."""
-        fresh = self._accounting.count(self._crew.active[report.worker], report, now)
+        fresh = report.since(self._crew.hear(report))
+        self._accounting.count(fresh, now)
         for line in report.log:
             self.log.append(LogLine(self.log.next, now, report.worker, line))
         if fresh.accepted or fresh.rejected or fresh.dropped:
@@ -229,11 +230,11 @@ class JobLife(JobView):
         goes_back, follows = self._recovery.lose(reason, len(self.servers), now + patience_s, announced=announced)
         if not goes_back:
             return self.fail(follows, now) + self.drop()
-        self._tallies.restarts[Loss.LEAVING if announced else Loss.LOST] += 1
+        self._tallies.count_restart(Loss.LEAVING if announced else Loss.LOST)
         for worker in list(self._crew.active):
             self._release(worker)  # what servers know of it goes with the shards
         self._crew.clear()
-        self._lifecycle.closing = False
+        self._lifecycle.reopen()
         servers = self._plan.drop()
         self._plan.restart()
         self._accounting.restart()

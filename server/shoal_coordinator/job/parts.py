@@ -1,4 +1,4 @@
-"""What a job is made of: its workers' parts in it, and what its program trains. Values; `JobLife` changes them."""
+"""What a job is made of: its workers' parts in it, and what its program trains. Values."""
 
 import enum
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Stage(enum.Enum):
 
 @dataclass(slots=True)
 class Participant:
-    """A live worker's part in a job. Only `JobLife`, its `Crew` and its `Accounting` change it."""
+    """A live worker's part in a job. Only its job's `Crew` changes it."""
 
     worker: str
     incarnation: int

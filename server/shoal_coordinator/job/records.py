@@ -87,9 +87,7 @@ class JobRecords:
         if evaluating and saved.evaluation:
             evaluating.take_up(saved.evaluation)
         self._accounting.take_up(saved)
-        for participant in self._crew.active.values():
-            if participant.assignment in saved.tally.told:
-                participant.told = told_from_proto(saved.tally.told[participant.assignment])
+        self._crew.recall({part: told_from_proto(report) for part, report in saved.tally.told.items()})
         events = [event_from_proto(event) for event in saved.events]
         self._log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
         return saved.checkpoints is not None
