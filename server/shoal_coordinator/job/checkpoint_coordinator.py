@@ -12,21 +12,17 @@ from shoal import errors
 from shoal._wire import Turn, Verdict
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, Evaluated
-from shoal.job import Job
 from shoal.status import Evaluation, SavedCheckpoint
 from shoal_coordinator.job.checkpointing import NO_FOLDER, Checkpointing
-from shoal_coordinator.job.crew import Crew
 from shoal_coordinator.job.evaluating import Evaluating
-from shoal_coordinator.job.event_log import EventLog
-from shoal_coordinator.job.lifecycle import Lifecycle
-from shoal_coordinator.job.plan import Plan
+from shoal_coordinator.job.owners import Owners
+from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.messages import (
     Attempt,
     CheckpointWritten,
     CountCheckpoints,
     CutMade,
     Effect,
-    JobRef,
     Part,
     TakeCut,
     WriteCheckpoint,
@@ -37,11 +33,10 @@ class CheckpointCoordinator:
     """Decides about the checkpoints and evaluations of one job.
 
     Args:
-        ref: the job.
-        spec: the job, as its user asked for it.
+        submission: the job.
+        owners: of the job, to be read; the log is told of each checkpoint and evaluation, and the lifecycle why the job
+            stops early.
         now: seconds of Unix time, as in every method.
-        log: of the job; told of each checkpoint and evaluation.
-        lifecycle, plan, crew: of the job, to be read; `lifecycle` is also told why the job stops early.
         changed: told the name of a record that has changed.
         possible: whether the cluster has a folder of checkpoints.
 
@@ -51,19 +46,17 @@ class CheckpointCoordinator:
 
     def __init__(
         self,
-        ref: JobRef,
-        spec: Job,
+        submission: Submission,
+        owners: Owners,
         now: float,
-        log: EventLog,
-        lifecycle: Lifecycle,
-        plan: Plan,
-        crew: Crew,
         changed: Callable[[str], None],
         *,
         possible: bool,
     ) -> None:
-        self._ref, self._spec, self._log = ref, spec, log
-        self._lifecycle, self._plan, self._crew = lifecycle, plan, crew
+        self._ref, spec = submission.ref, submission.spec
+        self._spec = spec
+        self._log, self._lifecycle = owners.log, owners.lifecycle
+        self._plan, self._crew = owners.plan, owners.crew
         policy = spec.checkpoints or CheckpointPolicy()
         self.checkpoints = Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS), possible=possible)
         self.evaluating = Evaluating(spec.evaluation, lambda: changed(Part.EVALUATION)) if spec.evaluation else None

@@ -18,9 +18,8 @@ from collections.abc import Callable
 
 from shoal._wire import Cursor, Lease, NoRange, Placement, Turn, Verdict
 from shoal.events import LogLine, MetricsReported
-from shoal.job import Job
 from shoal.status import Evaluation, JobState, SavedCheckpoint
-from shoal_coordinator.job.parts import Participant, Stage
+from shoal_coordinator.job.parts import Participant, Stage, Submission
 from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.tallies import Loss, Tallies
 from shoal_coordinator.job.view import JobView
@@ -32,7 +31,6 @@ from shoal_coordinator.messages import (
     DropShards,
     Effect,
     JobDescribed,
-    JobRef,
     Part,
     RemoveWorker,
     Restored,
@@ -46,17 +44,15 @@ class JobLife(JobView):
     @classmethod
     def begun(
         cls,
-        ref: JobRef,
-        spec: Job,
+        submission: Submission,
         now: float,
-        token: str = "",
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
         tallies: Tallies | None = None,
     ) -> "JobLife":
         """Returns a job that was submitted now; the arguments are those of `JobView`."""
-        job = cls(ref, spec, now, token, changed, checkpoints=checkpoints, tallies=tallies)
+        job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
         for part in (Part.SPEC, Part.CHECKPOINTS, Part.EVALUATION):
             changed(part)
         job._lifecycle.enter(JobState.PENDING, "", now)
@@ -65,7 +61,7 @@ class JobLife(JobView):
     @classmethod
     def restored(
         cls,
-        submission: int,
+        number: int,
         saved: JobSnapshot,
         now: float,
         changed: Callable[[str], None] = lambda _: None,
@@ -76,16 +72,15 @@ class JobLife(JobView):
         """Returns a job as an earlier coordinator knew it.
 
         Args:
-            submission: which it was.
+            number: of the submission.
             saved: what is kept of it.
             now, changed, checkpoints, tallies: as for a new job.
 
         Raises:
             ShoalError, ValueError: what is kept makes no sense.
         """
-        spec, token = Job.from_proto(saved.spec.spec), saved.spec.token
-        ref = JobRef(spec.name, submission)
-        job = cls(ref, spec, now, token, changed, checkpoints=checkpoints, tallies=tallies)
+        submission = Submission.from_proto(number, saved.spec)
+        job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
         if not job._records.restore(saved):
             changed(Part.CHECKPOINTS)
         return job
