@@ -22,22 +22,11 @@ from shoal.events import StateChanged
 from shoal.status import JobState
 from shoal_coordinator.persistence import ClusterRecords, open_store
 from support.clusters.shard_servers import ShardServers
-from support.recordings.wire_recording import load, make_calls, shown
-from support.recordings.wire_scenarios import (
-    GIVEN,
-    MIXED,
-    MOMENTUM,
-    TRAINED,
-    Clock,
-    PinnedCoordinator,
-    bare_servers,
-    part_of,
-    register_server,
-    register_worker,
-    report_of,
-    updates,
-    whole_numbers,
-)
+from support.recordings.cluster_members import part_of, register_server, register_worker, report_of
+from support.recordings.conversation import load, shown
+from support.recordings.mixed_variables import GIVEN, MIXED, MOMENTUM, TRAINED, updates, whole_numbers
+from support.recordings.pinned_cluster import Clock, PinnedCoordinator, bare_servers
+from support.recordings.raw_calls import make_calls
 
 FILES = Path(__file__).parents[1] / "golden" / "earlier_files"
 KNOWN = json.loads((FILES / "values.json").read_text())
