@@ -38,7 +38,7 @@ from shoal_server.shards import JobTerms, ShardStore
 ROUNDS = 7
 BYTES = 256 * 10**6
 SHARDS, VARIABLES, COLUMNS = 4, 32, 1000
-JOB, EPOCH = "job", 1
+JOB, GENERATION = "job", 1
 SPARE_BYTES = 32 << 20
 # A checkpoint comes as often in what is asked. In what is measured there are more.
 PERIOD_S = 10.0
@@ -59,7 +59,7 @@ class Server:
         variables = variables_of(size)
         self.nbytes = 3 * sum(variable.nbytes for variable in variables.values())
         self._store = ShardStore(lambda _seconds: None)
-        terms = JobTerms(JOB, EPOCH, variables, optim.Adam(0.001), Asynchronous(), seed=1)
+        terms = JobTerms(JOB, GENERATION, variables, optim.Adam(0.001), Asynchronous(), seed=1)
         self._store.create(terms, plan_shards(variables, SHARDS, None))
         self._folder = LocalFolder(root)
         self._catalogue = Catalogue(self._folder)
@@ -69,9 +69,9 @@ class Server:
     def save(self) -> None:
         """A whole checkpoint, cut and manifest included."""
         self._number += 1
-        held = pb.HoldRequest(job=JOB, epoch=EPOCH, cut=self._number)
+        held = pb.HoldRequest(job=JOB, generation=GENERATION, cut=self._number)
         saving.hold(self._store, self._saver, held)
-        request = pb.SaveRequest(job=JOB, epoch=EPOCH, cut=self._number, number=self._number)
+        request = pb.SaveRequest(job=JOB, generation=GENERATION, cut=self._number, number=self._number)
         saving.save(self._store, self._saver, request)
         reply = pb.CollectFilesReply()
         while not reply.done:
@@ -82,7 +82,7 @@ class Server:
 
     def restore(self) -> None:
         """The last one."""
-        request = pb.RestoreRequest(job=JOB, epoch=EPOCH, from_job=JOB, number=self._number)
+        request = pb.RestoreRequest(job=JOB, generation=GENERATION, from_job=JOB, number=self._number)
         saving.restore(self._store, self._folder, request)
 
     def forget(self) -> None:

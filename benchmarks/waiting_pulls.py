@@ -95,7 +95,7 @@ def stamp_of(session: shoal.Session, client: shoal.Client) -> header_pb2.Stamp:
     status = client.status()
     (incarnation,) = (member.incarnation for member in status.members if member.member == session.worker)
     return header_pb2.Stamp(
-        job=session.job, worker=session.worker, incarnation=incarnation, step=session.step, epoch=status.epoch
+        job=session.job, worker=session.worker, incarnation=incarnation, step=session.step, generation=status.generation
     )
 
 

@@ -1,7 +1,7 @@
 """The error catalogue: every way in which Shoal says no, with its code and gRPC status, and nothing of grpc itself.
 
 A role raises one of these; `shoal._rpc` turns it into a status with a machine-readable `ErrorDetail` and, at the
-other end, back into the same class. Users catch `shoal.errors.StaleEpoch`, never `grpc.RpcError`.
+other end, back into the same class. Users catch `shoal.errors.StaleGeneration`, never `grpc.RpcError`.
 """
 
 from typing import ClassVar
@@ -135,8 +135,8 @@ class WrongVersion(ShoalError, code="WRONG_VERSION", status="FAILED_PRECONDITION
     """A member is of another version of Shoal than its coordinator: a cluster has one."""
 
 
-class StaleEpoch(ShoalError, code="STALE_EPOCH", status="ABORTED"):
-    """The request carries another placement's epoch: fetch the placement again."""
+class StaleGeneration(ShoalError, code="STALE_GENERATION", status="ABORTED"):
+    """The request carries another placement's generation: fetch the placement again."""
 
 
 class Fenced(ShoalError, code="FENCED", status="ABORTED"):
@@ -145,7 +145,7 @@ class Fenced(ShoalError, code="FENCED", status="ABORTED"):
 
 # What a server answers that does not have the shards that its caller was told it has: it has been started again since,
 # or they were dropped or placed anew. Whoever is told so of a running job takes them for lost, and the job goes back.
-SHARDS_LOST = (UnknownJob, UnknownShard, StaleEpoch)
+SHARDS_LOST = (UnknownJob, UnknownShard, StaleGeneration)
 
 
 # Checkpoints.
@@ -248,7 +248,7 @@ __all__ = [
     "PortInUse",
     "ProgramError",
     "ShoalError",
-    "StaleEpoch",
+    "StaleGeneration",
     "StartFailed",
     "StorageFailed",
     "StoreFailed",

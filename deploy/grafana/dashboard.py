@@ -99,7 +99,7 @@ ROWS: dict[str, list[Panel]] = {
             "Seconds a batch, on average over the workers.",
         ),
         Panel("Pulls, without waiting", _quantiles("shoal_server_pull_seconds"), "s"),
-        Panel("Waiting for the consistency mode", _quantiles("shoal_server_wait_seconds"), "s"),
+        Panel("Waiting for the consistency mode", _quantiles("shoal_server_pull_wait_seconds"), "s"),
         Panel(
             "Pushes and commits",
             {"99 of 100, {{call}}": _quantile("shoal_server_push_seconds", 0.99, "call")},
@@ -130,7 +130,7 @@ ROWS: dict[str, list[Panel]] = {
     "Is anything lost?": [
         Panel(
             "Members declared dead",
-            {"{{role}}": "sum by (role) (increase(shoal_coordinator_deaths_total[$__range]))"},
+            {"{{role}}": "sum by (role) (increase(shoal_coordinator_members_lost_total[$__range]))"},
             kind="stat",
             alarm=1,
         ),
@@ -147,7 +147,7 @@ ROWS: dict[str, list[Panel]] = {
             kind="stat",
             alarm=1,
         ),
-        Panel("Trainers died", {"": _grown("shoal_worker_trainer_deaths_total")}, kind="stat", alarm=1),
+        Panel("Trainers died", {"": _grown("shoal_worker_trainer_crashes_total")}, kind="stat", alarm=1),
         Panel(
             "Pushes refused",
             {"{{reason}}": f"sum by (reason) (increase(shoal_server_rejected_pushes_total{_RATE}))"},
@@ -220,7 +220,10 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Shards, and memory kept for gradients",
-            {"{{instance}} shards": "shoal_server_shard_bytes", "{{instance}} spare": "shoal_server_spare_bytes"},
+            {
+                "{{instance}} shards": "shoal_server_shard_bytes",
+                "{{instance}} spare": "shoal_server_buffer_pool_free_bytes",
+            },
             "bytes",
         ),
         Panel("GPUs' memory", {"{{instance}} {{kind}}": "shoal_worker_device_memory_bytes"}, "bytes"),
@@ -235,7 +238,7 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Calls to servers that are to be done",
-            {"{{effect}}": "sum by (effect) (shoal_coordinator_outstanding_effects)"},
+            {"{{effect}}": "sum by (effect) (shoal_coordinator_pending_effects)"},
         ),
         Panel(
             "The coordinator's store",
@@ -244,7 +247,7 @@ ROWS: dict[str, list[Panel]] = {
             },
             "s",
         ),
-        Panel("Decisions not written yet", {"decisions": "sum(shoal_coordinator_unwritten_decisions)"}),
+        Panel("Decisions not written yet", {"decisions": "sum(shoal_coordinator_unwritten_changes)"}),
     ],
 }
 

@@ -28,7 +28,7 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
         clock: seconds of Unix time.
     """
     died = Counter(
-        "shoal_coordinator_deaths_total",
+        "shoal_coordinator_members_lost_total",
         "Members that were declared dead, since they were silent for longer than their lease.",
         ["role"],
         registry=registry,
@@ -36,7 +36,7 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
     for role in Role:
         died.labels(role.value)
     refused = Counter(
-        "shoal_coordinator_refusals_total",
+        "shoal_coordinator_rejected_requests_total",
         "Requests that were refused, by the code of the error.",
         ["code"],
         registry=registry,
@@ -181,9 +181,9 @@ class StateCollector(Collector):
                 "Bytes of the live jobs' newest checkpoints.",
                 sum(job.checkpoint.nbytes for job in live if job.checkpoint),
             ),
-            ("unwritten_decisions", "Decisions that the store does not have yet; nobody has seen them.", unwritten),
-            ("epoch", "Number of the newest placement.", status.epoch),
-            ("watchers", "Calls that watch jobs.", self._watchers()),
+            ("unwritten_changes", "Decisions that the store does not have yet; nobody has seen them.", unwritten),
+            ("placement_generation", "Number of the newest placement.", status.generation),
+            ("job_watchers", "Calls that watch jobs.", self._watchers()),
         ):
             yield GaugeMetricFamily(f"shoal_coordinator_{name}", text, value)
 
@@ -207,7 +207,7 @@ def _overdue(live: Iterable[JobStatus], now: float) -> float:
 def _effects(outstanding: Iterable[Effect]) -> Metric:
     counts = Count(type(effect).__name__ for effect in outstanding)
     family = GaugeMetricFamily(
-        "shoal_coordinator_outstanding_effects",
+        "shoal_coordinator_pending_effects",
         "Calls to parameter servers that were decided on and are not known to be done.",
         labels=["effect"],
     )

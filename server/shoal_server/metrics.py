@@ -38,7 +38,7 @@ class _Pulls:
             registry=registry,
         )
         self.wait_seconds = Histogram(
-            "shoal_server_wait_seconds",
+            "shoal_server_pull_wait_seconds",
             "Time that a pull waited for its consistency mode.",
             buckets=_WAITS,
             registry=registry,
@@ -222,7 +222,11 @@ class _Load(Collector):
         for name, text, value in (
             ("shards", "Shards hosted.", shards),
             ("shard_bytes", "Bytes of values and slots hosted.", held),
-            ("spare_bytes", "Bytes kept for the next gradients and copies.", self._store.memory.free_bytes),
+            (
+                "buffer_pool_free_bytes",
+                "Bytes that the buffer pool keeps for the next gradients and copies.",
+                self._store.memory.free_bytes,
+            ),
             ("waiting_pulls", "Pulls that wait for their consistency mode, a shard each.", waiting),
             ("staged_pushes", "Pushes that are whole and not yet committed, a shard each.", staged),
             ("memory_limit_bytes", "Memory that the container, or the machine, gives at most.", self._memory_limit),

@@ -101,7 +101,7 @@ def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
             tally.passes(back[-1])
     print(f"{RUNS} times killed; away for {spread(away)} s, all members back within {spread(back)} s of its return")
     after = client.status()
-    assert (after.cluster, after.epoch) == (before.cluster, before.epoch)
+    assert (after.cluster, after.generation) == (before.cluster, before.generation)
     assert {member.member: member.incarnation for member in after.members} == lives, "somebody began anew"
 
     assert state_of(client.job("done")) is shoal.JobState.SUCCEEDED
@@ -126,7 +126,7 @@ def refusals(cluster):
     """Pushes that servers refused, and trainers that died."""
     return sum(
         sample(cluster.metrics[f"server-{index}"], "shoal_server_rejected_pushes_total")
-        + sample(cluster.metrics[f"worker-{index}"], "shoal_worker_trainer_deaths_total")
+        + sample(cluster.metrics[f"worker-{index}"], "shoal_worker_trainer_crashes_total")
         for index in (0, 1)
     )
 

@@ -239,7 +239,7 @@ def test_the_cluster_says_who_is_there(coordinator, client):
     coordinator.status.members.add(member="server-1", role=coordinator_pb2.SERVER, alive=False, shards=4, bytes=100)
     coordinator.status.members.add(member="worker-0", role=coordinator_pb2.WORKER, device="cpu", alive=True)
     status = client.status()
-    assert (status.cluster, status.epoch, status.shards, status.bytes) == ("reef", 7, 4, 100)
+    assert (status.cluster, status.generation, status.shards, status.bytes) == ("reef", 7, 4, 100)
     assert [member.member for member in status.alive(Role.SERVER)] == ["server-0"]
     assert [member.device for member in status.alive(Role.WORKER)] == ["cpu"]
 

@@ -108,7 +108,7 @@ def test_only_its_own_shards_are_created_on_a_server(crew):
     for shard in placement.shards:
         [request] = created[shard.server]
         assert shard.layout in list(request.shards)
-        assert (request.job, request.epoch, request.seed) == ("a", placement.epoch, 0)
+        assert (request.job, request.generation, request.seed) == ("a", placement.generation, 0)
 
 
 def test_a_silent_worker_is_declared_dead_and_replaced(crew):
@@ -493,9 +493,9 @@ def test_watchers_starve_nobody_and_too_many_are_told_so(crew):
         open_watch(crew)
     for _ in range(20):  # on 4 threads, of which the watchers would hold 3
         crew.beat("w0")
-    assert crew.registry.get_sample_value("shoal_coordinator_watchers") == MAX_WATCHERS
+    assert crew.registry.get_sample_value("shoal_coordinator_job_watchers") == MAX_WATCHERS
     calls[0].cancel()
-    wait_until(lambda: crew.registry.get_sample_value("shoal_coordinator_watchers") == MAX_WATCHERS - 1)
+    wait_until(lambda: crew.registry.get_sample_value("shoal_coordinator_job_watchers") == MAX_WATCHERS - 1)
     open_watch(crew).cancel()
     for call in calls:
         call.cancel()
@@ -515,11 +515,11 @@ def test_metrics_tell_the_state(crew):
     assert sample("shoal_coordinator_members", {"role": "worker", "state": "alive"}) == 2
     assert sample("shoal_coordinator_members", {"role": "server", "state": "dead"}) == 0
     assert sample("shoal_coordinator_jobs", {"state": "pending"}) == 1
-    assert sample("shoal_coordinator_epoch") == 0
+    assert sample("shoal_coordinator_placement_generation") == 0
     assert sample("shoal_coordinator_events_total", {"event": "JobSubmitted"}) == 1
     with pytest.raises(errors.JobExists):
         crew.submit(job())
-    assert sample("shoal_coordinator_refusals_total", {"code": "JOB_EXISTS"}) == 1
+    assert sample("shoal_coordinator_rejected_requests_total", {"code": "JOB_EXISTS"}) == 1
 
 
 def test_metrics_tell_of_deaths_and_of_calls_made_again(crew):
@@ -530,10 +530,10 @@ def test_metrics_tell_of_deaths_and_of_calls_made_again(crew):
     for worker in ("w0", "w1"):
         crew.describe("a", worker)
     wait_until(lambda: sample("shoal_coordinator_retries_total") >= 1, what="a second call")
-    assert sample("shoal_coordinator_outstanding_effects", {"effect": "CreateShards"}) == 1
+    assert sample("shoal_coordinator_pending_effects", {"effect": "CreateShards"}) == 1
     for notes in crew.notes.values():
         notes.fails.clear()
-    wait_until(lambda: sample("shoal_coordinator_outstanding_effects", {"effect": "CreateShards"}) == 0)
+    wait_until(lambda: sample("shoal_coordinator_pending_effects", {"effect": "CreateShards"}) == 0)
     crew.silent.add("w0")
-    wait_until(lambda: sample("shoal_coordinator_deaths_total", {"role": "worker"}) == 1, what="the death")
-    assert sample("shoal_coordinator_deaths_total", {"role": "server"}) == 0
+    wait_until(lambda: sample("shoal_coordinator_members_lost_total", {"role": "worker"}) == 1, what="the death")
+    assert sample("shoal_coordinator_members_lost_total", {"role": "server"}) == 0

@@ -129,7 +129,7 @@ def said_until_closed(connection):
 
 def stamp(step):
     """Of worker "a", which is admitted after the bystander's first step and so begins with the second."""
-    return header_pb2.Stamp(job="job", worker="a", incarnation=1, step=step, epoch=1)
+    return header_pb2.Stamp(job="job", worker="a", incarnation=1, step=step, generation=1)
 
 
 def pull_request(*, step=1, **fields):

@@ -486,27 +486,27 @@ class TestBadMessages:
         ("stamp", "asked", "error"),
         [
             ({"job": "nope"}, {}, errors.UnknownJob),
-            ({"epoch": 2}, {}, errors.StaleEpoch),
+            ({"generation": 2}, {}, errors.StaleGeneration),
             ({"worker": "x"}, {}, errors.Fenced),
             ({}, {"shards": [99]}, errors.UnknownShard),
             ({}, {"shards": []}, errors.BadRequest),
             ({}, {"shards": [0, 0]}, errors.BadRequest),
             ({}, {"ahead": 2}, errors.BadRequest),
         ],
-        ids=["job", "epoch", "stranger", "shard", "no shards", "a shard twice", "too far ahead"],
+        ids=["job", "generation", "stranger", "shard", "no shards", "a shard twice", "too far ahead"],
     )
     def test_a_pull_that_makes_no_sense(self, way, stamp, asked, error):
         with ShardServers(VARIABLES) as servers, servers.worker("a") as worker:
-            said = header_pb2.Stamp(**{"job": "job", "worker": "a", "incarnation": 1, "epoch": 1} | stamp)
+            said = header_pb2.Stamp(**{"job": "job", "worker": "a", "incarnation": 1, "generation": 1} | stamp)
             with pytest.raises(error):
                 pull_by(way, servers, pb.PullRequest(stamp=said, **{"shards": [0]} | asked))
             assert worker.push(gradients()).outcome == "accepted"
 
-    def test_a_push_of_another_epoch(self, servers, push):
+    def test_a_push_of_another_generation(self, servers, push):
         with servers.worker("a"):
             stale = header(servers, "a")
-            stale.stamp.epoch = 9
-            with pytest.raises(errors.StaleEpoch, match="epoch 1 here, the request at 9"):
+            stale.stamp.generation = 9
+            with pytest.raises(errors.StaleGeneration, match="generation 1 here, the request at 9"):
                 push(servers, [pb.PushRequest(header=stale)])
 
 
@@ -652,7 +652,7 @@ class TestStalls:
     def test_a_caller_that_does_not_read_holds_up_nobody(self):
         variables = {"w": Variable((2 << 20,))}
         with ShardServers(variables, shards=1, transport="grpc") as servers, servers.worker("a") as worker:
-            request = pb.PullRequest(stamp=header_pb2.Stamp(job="job", epoch=1), shards=[0])
+            request = pb.PullRequest(stamp=header_pb2.Stamp(job="job", generation=1), shards=[0])
             call = servers.stubs[0].Pull(request)
             wait_until(lambda: servers.sample("shoal_server_sent_bytes_total") > 0, what="its first bytes")
             grads = {"w": np.ones(2 << 20, np.float32)}
@@ -668,7 +668,7 @@ class TestStalls:
         with ShardServers(variables, shards=1, rpc_threads=2, stall_s=0.3, transport="grpc") as servers:
             [stub], [endpoints] = servers.stubs, servers.endpoints
             with servers.worker("a") as worker, ThreadPoolExecutor(2) as pool:
-                stamp = header_pb2.Stamp(job="job", epoch=1)
+                stamp = header_pb2.Stamp(job="job", generation=1)
                 pulls = [stub.Pull(pb.PullRequest(stamp=stamp, shards=[0])) for _ in range(2)]
                 for_ever = threading.Event()
                 pushes = [stub.Push.future(until(for_ever, header(servers, "a"))) for _ in range(2)]

@@ -53,8 +53,8 @@ def test_a_pull_is_timed_apart_from_its_wait(transport):
         waiting.result(timeout=20)
         wait_until(lambda: servers.sample("shoal_server_pull_seconds_count") == 1, what="the end of the pull")
         took_s = time.perf_counter() - began
-        waited_s = servers.sample("shoal_server_wait_seconds_sum")
-        assert servers.sample("shoal_server_wait_seconds_count") == 1
+        waited_s = servers.sample("shoal_server_pull_wait_seconds_sum")
+        assert servers.sample("shoal_server_pull_wait_seconds_count") == 1
         assert waited_s > HELD_S
         assert 0 < servers.sample("shoal_server_pull_seconds_sum") <= took_s - waited_s
         assert servers.sample("shoal_server_waiting_pulls") == 0

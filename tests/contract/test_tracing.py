@@ -186,7 +186,7 @@ def test_contexts_that_make_no_sense_are_ignored():
     with recorded() as recording, ShardServers(VARIABLES) as servers, servers.lane() as lane:
 
         def requests(context):
-            stamp = header_pb2.Stamp(job="job", epoch=1, trace=context)
+            stamp = header_pb2.Stamp(job="job", generation=1, trace=context)
             return pb.PullRequest(stamp=stamp, shards=[0, 1], headers_only=True)
 
         for context in BAD.values():

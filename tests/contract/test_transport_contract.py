@@ -69,17 +69,17 @@ def connections(client):
     return client._servers.connections
 
 
-def stamp(step=0, epoch=1):
-    return header_pb2.Stamp(job="job", worker="a", incarnation=1, step=step, epoch=epoch)
+def stamp(step=0, generation=1):
+    return header_pb2.Stamp(job="job", worker="a", incarnation=1, step=step, generation=generation)
 
 
 def pull_request(connection, **fields):
     return pb.PullRequest(**{"stamp": stamp(), "shards": connection.indices} | fields)
 
 
-def header(connection, *, commit, step=0, epoch=1):
+def header(connection, *, commit, step=0, generation=1):
     return pb.PushHeader(
-        stamp=stamp(step, epoch),
+        stamp=stamp(step, generation),
         shards=connection.indices,
         weight=1.0,
         commit=commit,
@@ -116,7 +116,7 @@ class TestPulls:
             worker.push(ONES)
             [connection] = connections(worker)
             headers = connection.pull(pull_request(connection, stamp=stamp(1), headers_only=True), None)
-            assert {(it.shard, it.version, it.step, it.epoch) for it in headers} == {
+            assert {(it.shard, it.version, it.step, it.generation) for it in headers} == {
                 (shard, 1, 1, 1) for shard in connection.indices
             }
 
@@ -208,15 +208,15 @@ class TestPushes:
             assert first == again
             assert servers.versions() == [1, 1]
 
-    def test_a_stale_epoch_is_refused(self, serve):
+    def test_a_stale_generation_is_refused(self, serve):
         with serve() as servers, servers.worker("a") as worker:
             [connection] = connections(worker)
-            with pytest.raises(errors.StaleEpoch):
-                connection.push(header(connection, commit=True, epoch=7), load(worker, connection, ONES))
-            with pytest.raises(errors.StaleEpoch):
-                connection.pull(pull_request(connection, stamp=stamp(epoch=7)), None)
-            with pytest.raises(errors.StaleEpoch):
-                connection.commit(pb.CommitRequest(stamp=stamp(epoch=7), shards=connection.indices))
+            with pytest.raises(errors.StaleGeneration):
+                connection.push(header(connection, commit=True, generation=7), load(worker, connection, ONES))
+            with pytest.raises(errors.StaleGeneration):
+                connection.pull(pull_request(connection, stamp=stamp(generation=7)), None)
+            with pytest.raises(errors.StaleGeneration):
+                connection.commit(pb.CommitRequest(stamp=stamp(generation=7), shards=connection.indices))
             assert worker.push(ONES).outcome == "accepted"
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -214,7 +214,7 @@ def test_a_trainer_that_is_killed_means_a_new_incarnation(cluster, start, regist
     lines = [line for report in cluster.record.of(job_pb2.ReportRequest) for line in report.log]
     assert "about to die" in lines
     assert lines[-1].startswith("the trainer was killed by SIGKILL")
-    assert registry.get_sample_value("shoal_worker_trainer_deaths_total") == 1
+    assert registry.get_sample_value("shoal_worker_trainer_crashes_total") == 1
 
 
 @pytest.mark.parametrize("way", ["heartbeat", "report"])

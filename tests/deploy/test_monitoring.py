@@ -248,9 +248,9 @@ class TestDashboard:
         assert measured - shown == {
             "shoal_coordinator_effects_total",
             "shoal_coordinator_events_total",
-            "shoal_coordinator_refusals_total",
+            "shoal_coordinator_rejected_requests_total",
             "shoal_coordinator_store_records_total",
-            "shoal_coordinator_watchers",
+            "shoal_coordinator_job_watchers",
             "shoal_server_pulls_total",
             "shoal_server_threads",
             "shoal_worker_device_info",

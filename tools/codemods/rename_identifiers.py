@@ -1,71 +1,99 @@
-"""Codemod that renames identifiers and phrases, by tables of words.toml.
+"""Codemod that renames identifiers, by tables of words.toml.
 
-    python tools/codemods/rename_identifiers.py generation       # these tables
+    python tools/codemods/rename_identifiers.py coordinator       # these tables
     python tools/codemods/rename_identifiers.py --all
 
-A table has `in`, globs of the files that it applies to (default: all), `out`, globs of files that it leaves alone, and
-`names`: old = new. A name is replaced where it stands alone as an identifier, in code, strings and documents alike.
-`parts` are replaced inside longer identifiers, too: `epoch` in `stale_epoch`, `Epoch` in `StaleEpoch`.
-Generated code, the changelog and decisions are left alone; `make protos` follows a rename in protos/.
+A table has `in`, globs of the files that it applies to (default: all), and `names`: old = new. A name that no prose can
+contain (`take_up`, `JobLife`) is replaced wherever it stands alone. A name that is also an English word (`Part`,
+`blamed`) is replaced in code and between backticks, but not in comments, strings and documents.
+Generated code, the changelog, decisions and recorded files are left alone; `make protos` follows a rename in protos/.
 """
 
 import argparse
+import ast
+import io
 import re
 import subprocess
+import tokenize
 import tomllib
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TEXTS = (
-    ".py",
-    ".proto",
-    ".md",
-    ".toml",
-    ".yaml",
-    ".yml",
-    ".json",
-    ".js",
-    ".html",
-    ".css",
-    ".sh",
-    "Makefile",
-    "Dockerfile",
-)
+TEXTS = (".py", ".proto", ".md", ".toml", ".yaml", ".yml", ".json", ".js", ".html", ".css", "Makefile", "Dockerfile")
 LEFT_ALONE = (
-    "tools/codemods/",
-    "tools/lint/",
+    "tools/",
     "client/shoal/v1/",
     "CHANGELOG.md",
+    "docs/decisions/",
     "docs/explanation/decisions/",
     "tests/golden/",
 )
+Rules = dict[str, str]
 
 
 def files_of(table: dict[str, Any]) -> list[Path]:
     """The tracked files that a table applies to."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    wanted, unwanted = table.get("in", ["*"]), table.get("out", [])
     return [
         ROOT / name
         for name in listed.split()
         if name.endswith(TEXTS)
         and not name.startswith(LEFT_ALONE)
-        and any(fnmatch(name, glob) for glob in wanted)
-        and not any(fnmatch(name, glob) for glob in unwanted)
+        and any(fnmatch(name, glob) for glob in table.get("in", ["*"]))
         and (ROOT / name).is_file()
     ]
 
 
-def rules_of(table: dict[str, Any]) -> list[tuple[re.Pattern[str], str]]:
-    """The patterns of a table and what replaces them, the longest first."""
-    names = [(rf"(?<![\w]){re.escape(old)}(?!\w)", new) for old, new in table.get("names", {}).items()]
-    parts = [
-        (rf"(?<![a-z]){re.escape(old)}(?![a-z])" if old[0].islower() else rf"{re.escape(old)}(?![a-z])", new)
-        for old, new in table.get("parts", {}).items()
-    ]
-    return [(re.compile(pattern), new) for pattern, new in sorted(names + parts, key=lambda rule: -len(rule[0]))]
+def is_word(name: str) -> bool:
+    """Whether prose may contain it: no underscore, and no capital letter but the first."""
+    return name.isalpha() and name[1:].islower()
+
+
+def replacer(rules: Rules) -> Callable[[str], str]:
+    """A function that replaces the names in a text."""
+    if not rules:
+        return lambda text: text
+    pattern = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, sorted(rules, key=len, reverse=True)))})(?!\w)")
+    return lambda text: pattern.sub(lambda found: rules[found.group()], text)
+
+
+def renamed_python(text: str, words: Rules) -> str:
+    """A Python file with words renamed in code, in the braces of f-strings, and between backticks."""
+    lines = text.splitlines(keepends=True)
+    in_braces, replace = re.compile(r"\{[^{}]*\}"), replacer(words)
+    edits: list[tuple[tuple[int, int], tuple[int, int], str]] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        new = token.string
+        if token.type == tokenize.NAME:
+            new = words.get(token.string, token.string)
+        elif token.type in (tokenize.STRING, tokenize.COMMENT):
+            new = re.sub(r"`[^`\n]+`", lambda found: replace(found.group()), new)
+            if token.type == tokenize.STRING and "f" in token.string.partition(token.string[-1])[0].lower():
+                new = in_braces.sub(lambda found: replace(found.group()), new)
+        if new != token.string:
+            edits.append((token.start, token.end, new))
+    for (row, column), (end_row, end_column), new in reversed(edits):
+        head, tail = lines[row - 1][:column], lines[end_row - 1][end_column:]
+        lines[row - 1 : end_row] = [head + new + tail]
+    return "".join(lines)
+
+
+def renamed(file: Path, rules: Rules) -> str:
+    """A file's text, renamed."""
+    words = {old: new for old, new in rules.items() if is_word(old)}
+    text = replacer({old: new for old, new in rules.items() if old not in words})(file.read_text())
+    if not words:
+        return text
+    if file.suffix == ".py":
+        text = renamed_python(text, words)
+        ast.parse(text)
+        return text
+    if file.suffix in (".md", ".proto"):
+        return re.sub(r"`[^`\n]+`", lambda found: replacer(words)(found.group()), text)
+    return text
 
 
 def main() -> None:
@@ -76,12 +104,9 @@ def main() -> None:
     options = parser.parse_args()
     tables = tomllib.loads((Path(__file__).parent / "words.toml").read_text())
     for name in tables if options.all else options.tables:
-        rules = rules_of(tables[name])
         for file in files_of(tables[name]):
-            text = before = file.read_text()
-            for pattern, new in rules:
-                text = pattern.sub(new, text)
-            if text != before:
+            text = renamed(file, tables[name]["names"])
+            if text != file.read_text():
                 file.write_text(text)
 
 

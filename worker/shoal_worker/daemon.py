@@ -228,7 +228,7 @@ class Daemon:
                 part.farewell = effect
             case Renew(reason) if part:
                 _log.warning("beginning a new life", job=part.work.job, reason=reason)
-                self._metrics.count("trainer_deaths")
+                self._metrics.count("trainer_crashes")
                 part.outbox.add_line(f"{reason}; another worker, or this one, starts anew")
                 self._ship(part)  # in this life, or never
                 self._part = None

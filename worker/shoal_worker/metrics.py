@@ -22,7 +22,7 @@ _COUNTERS = {
     "samples": "Examples in accepted pushes.",
     "rejected": "Pushes refused for NaN or Inf.",
     "dropped": "Pushes that came after their step had closed.",
-    "trainer_deaths": "Trainers that were killed, not by this daemon, or refused by servers.",
+    "trainer_crashes": "Trainers that were killed, not by this daemon, or refused by servers.",
     "log_lines_dropped": "Lines of programs' output that waited too long to be sent.",
 }
 _PHASES = {

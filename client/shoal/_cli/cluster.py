@@ -96,7 +96,7 @@ def status(
         if as_json:
             out.record(records.cluster(now))
             return
-        title = f"cluster {now.cluster} · epoch {now.epoch} · {now.shards} shards · {now.bytes:,} bytes"
+        title = f"cluster {now.cluster} · generation {now.generation} · {now.shards} shards · {now.bytes:,} bytes"
         rows: list[tuple[list[str], Row]] = [(_member_cells(member), {}) for member in now.members]
         out.rows(title, columns, rows, optional=["metrics", "device", "bytes", "shards"])
 

@@ -244,7 +244,7 @@ def totals(status: ClusterStatus) -> dict[str, Any]:
     """The cluster, but for its members."""
     return {
         "cluster": status.cluster,
-        "epoch": status.epoch,
+        "generation": status.generation,
         "shards": status.shards,
         "bytes": status.bytes,
     }

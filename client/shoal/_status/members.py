@@ -105,12 +105,12 @@ class ClusterStatus:
 
     Attributes:
         cluster: its id, drawn when the coordinator started on an empty store.
-        epoch: the newest placement's number.
+        generation: the newest placement's number.
         members: servers, workers and sessions, dead ones too.
     """
 
     cluster: str
-    epoch: int
+    generation: int
     members: tuple[MemberStatus, ...]
 
     @property
@@ -131,7 +131,7 @@ class ClusterStatus:
     def from_proto(cls, message: coordinator_pb2.GetStatusReply) -> "ClusterStatus":
         """The status that a message carries."""
         members = tuple(MemberStatus.from_proto(member) for member in message.members)
-        return cls(message.cluster, message.epoch, members)
+        return cls(message.cluster, message.generation, members)
 
 
 __all__ = ["ClusterStatus", "MemberStatus", "Role", "ServerLoad"]

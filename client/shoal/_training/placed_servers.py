@@ -67,9 +67,9 @@ class PlacedServers:
                 # Taken out, for a failure's traceback leads here. If it led on to the failure itself, what that was
                 # about, such as shared memory, would be kept until the garbage collector finds both.
                 return [futures.pop(0).result() for _ in range(len(futures))]
-            except errors.StaleEpoch:
+            except errors.StaleGeneration:
                 self._use(self._refresh())
-        raise errors.StaleEpoch(f"the placement of {self.placement.job} keeps changing; try again later")
+        raise errors.StaleGeneration(f"the placement of {self.placement.job} keeps changing; try again later")
 
     def retrying(self, connection: ServerConnection, call: Callable[[], T], *, waits: bool = False) -> T:
         """Makes a call again for as long as its server does not answer.
@@ -106,7 +106,7 @@ class PlacedServers:
             worker=self._worker,
             incarnation=self._incarnation,
             step=step,
-            epoch=self.placement.epoch,
+            generation=self.placement.generation,
             trace=_tracing.carrier(),
         )
 

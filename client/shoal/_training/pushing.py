@@ -272,10 +272,10 @@ def _ready(loads: Mapping[ServerConnection, Load], connection: ServerConnection)
     """One of the copies.
 
     Raises:
-        StaleEpoch: there is none for this connection: they were made by an earlier placement.
+        StaleGeneration: there is none for this connection: they were made by an earlier placement.
     """
     if connection not in loads:
-        raise errors.StaleEpoch("the placement changed while gradients were on their way; they are lost: push again")
+        raise errors.StaleGeneration("the placement changed while gradients were being sent; push them again")
     return loads[connection]
 
 

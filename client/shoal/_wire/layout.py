@@ -163,13 +163,13 @@ class ShardPlacement:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a job's variables are. Requests made from it carry its epoch.
+    """Where a job's variables are. Requests made from it carry its generation.
 
     Every row of every variable lies in exactly one slice of one shard; shards are numbered from 0 and in order.
     """
 
     job: str
-    epoch: int
+    generation: int
     variables: dict[str, Variable]
     shards: tuple[ShardPlacement, ...]
 
@@ -184,7 +184,7 @@ class Placement:
         """The message that carries this placement."""
         return tensor_pb2.Placement(
             job=self.job,
-            epoch=self.epoch,
+            generation=self.generation,
             variables=[variable.to_proto(name) for name, variable in self.variables.items()],
             shards=[shard.to_proto() for shard in self.shards],
         )
@@ -200,7 +200,7 @@ class Placement:
         variables = dict(variable_from_proto(variable) for variable in message.variables)
         shards = tuple(ShardPlacement.from_proto(shard, variables) for shard in message.shards)
         _check_coverage(variables, [shard.layout for shard in shards])
-        return cls(message.job, message.epoch, variables, shards)
+        return cls(message.job, message.generation, variables, shards)
 
 
 def _wire(message: tensor_pb2.ArenaLayout, dtype: np.dtype, aggregation: Aggregation) -> np.dtype:

@@ -373,11 +373,11 @@ class GetStatusReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Drawn when the coordinator starts on an empty store."""
-    epoch: _builtins.int
+    generation: _builtins.int
     """The newest placement's number."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
@@ -385,12 +385,12 @@ class GetStatusReply(_message.Message):
         self,
         *,
         cluster: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "epoch", b"epoch", "members", b"members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "generation", b"generation", "members", b"members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

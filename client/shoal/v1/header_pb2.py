@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/header.proto\x12\x08shoal.v1\"e\n\x05Stamp\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\r\n\x05trace\x18\x06 \x01(\x0c\"J\n\x0bShardHeader\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\"\x91\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x33\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\".shoal.v1.ErrorDetail.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/header.proto\x12\x08shoal.v1\"j\n\x05Stamp\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\r\n\x05trace\x18\x06 \x01(\x0c\"O\n\x0bShardHeader\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\"\x91\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x33\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\".shoal.v1.ErrorDetail.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERRORDETAIL_DETAILSENTRY']._loaded_options = None
   _globals['_ERRORDETAIL_DETAILSENTRY']._serialized_options = b'8\001'
   _globals['_STAMP']._serialized_start=35
-  _globals['_STAMP']._serialized_end=136
-  _globals['_SHARDHEADER']._serialized_start=138
-  _globals['_SHARDHEADER']._serialized_end=212
-  _globals['_ERRORDETAIL']._serialized_start=215
-  _globals['_ERRORDETAIL']._serialized_end=360
-  _globals['_ERRORDETAIL_DETAILSENTRY']._serialized_start=314
-  _globals['_ERRORDETAIL_DETAILSENTRY']._serialized_end=360
+  _globals['_STAMP']._serialized_end=141
+  _globals['_SHARDHEADER']._serialized_start=143
+  _globals['_SHARDHEADER']._serialized_end=222
+  _globals['_ERRORDETAIL']._serialized_start=225
+  _globals['_ERRORDETAIL']._serialized_end=370
+  _globals['_ERRORDETAIL_DETAILSENTRY']._serialized_start=324
+  _globals['_ERRORDETAIL_DETAILSENTRY']._serialized_end=370
 # @@protoc_insertion_point(module_scope)

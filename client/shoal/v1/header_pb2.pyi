@@ -30,7 +30,7 @@ class Stamp(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """Job name, 1 to 63 characters of [a-z0-9-]. Unknown: NOT_FOUND, UNKNOWN_JOB."""
@@ -40,8 +40,8 @@ class Stamp(_message.Message):
     """Which life of the worker this is, > 0. Not the admitted one: ABORTED, FENCED."""
     step: _builtins.int
     """How many steps the worker has finished: 0 at its first pull and its first push."""
-    epoch: _builtins.int
-    """The placement's number. Not the shard's: ABORTED, STALE_EPOCH; fetch the placement and send again."""
+    generation: _builtins.int
+    """The placement's number. Not the shard's: ABORTED, STALE_GENERATION; fetch the placement and send again."""
     trace: _builtins.bytes
     """The span that this call is made for, as W3C's traceparent, 55 bytes. Empty: it is not traced. Not read, and no error:
     anything else. No part of what names a push.
@@ -53,12 +53,12 @@ class Stamp(_message.Message):
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         step: _builtins.int = ...,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         trace: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "incarnation", b"incarnation", "job", b"job", "step", b"step", "trace", b"trace", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "job", b"job", "step", b"step", "trace", b"trace", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -71,12 +71,12 @@ class ShardHeader(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARD_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     """Index of the shard in its job, from 0."""
-    epoch: _builtins.int
+    generation: _builtins.int
     version: _builtins.int
     """How many updates the shard has applied."""
     step: _builtins.int
@@ -87,13 +87,13 @@ class ShardHeader(_message.Message):
         self,
         *,
         shard: _builtins.int = ...,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         version: _builtins.int = ...,
         step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "shard", b"shard", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "shard", b"shard", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -129,7 +129,7 @@ class ErrorDetail(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """A code of shoal.errors, such as "STALE_EPOCH". Clients map on this, never on the text."""
+    """A code of shoal.errors, such as "STALE_GENERATION". Clients map on this, never on the text."""
     message: _builtins.str
     """What was wrong, where, and what to do about it."""
     @_builtins.property

@@ -507,14 +507,14 @@ class CreateShardsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     VARIABLES_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     CONSISTENCY_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    epoch: _builtins.int
+    generation: _builtins.int
     seed: _builtins.int
     @_builtins.property
     def variables(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Variable]: ...
@@ -528,7 +528,7 @@ class CreateShardsRequest(_message.Message):
         self,
         *,
         job: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         variables: _abc.Iterable[_tensor_pb2.Variable] | None = ...,
         shards: _abc.Iterable[_tensor_pb2.ShardLayout] | None = ...,
         optimizer: _job_pb2.Optimizer | None = ...,
@@ -537,7 +537,7 @@ class CreateShardsRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "optimizer", b"optimizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "epoch", b"epoch", "job", b"job", "optimizer", b"optimizer", "seed", b"seed", "shards", b"shards", "variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "generation", b"generation", "job", b"job", "optimizer", b"optimizer", "seed", b"seed", "shards", b"shards", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -773,22 +773,22 @@ class HoldRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    epoch: _builtins.int
+    generation: _builtins.int
     cut: _builtins.int
     """Drawn for each cut, > 0; the same in Save."""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         cut: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "epoch", b"epoch", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "generation", b"generation", "job", b"job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -858,13 +858,13 @@ class SaveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     HOLD_S_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    epoch: _builtins.int
+    generation: _builtins.int
     cut: _builtins.int
     """In the files' names, too, so that what an earlier cut writes late is never taken for this one's."""
     number: _builtins.int
@@ -883,7 +883,7 @@ class SaveRequest(_message.Message):
         self,
         *,
         job: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         cut: _builtins.int = ...,
         workers: _abc.Iterable[Global___WorkerProgress] | None = ...,
         number: _builtins.int = ...,
@@ -891,7 +891,7 @@ class SaveRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "epoch", b"epoch", "hold_s", b"hold_s", "job", b"job", "number", b"number", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "generation", b"generation", "hold_s", b"hold_s", "job", b"job", "number", b"number", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1057,14 +1057,14 @@ class RestoreRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     FROM_JOB_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    epoch: _builtins.int
+    generation: _builtins.int
     from_job: _builtins.str
     """Whose checkpoint, and which of its."""
     number: _builtins.int
@@ -1077,7 +1077,7 @@ class RestoreRequest(_message.Message):
         self,
         *,
         job: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         from_job: _builtins.str = ...,
         number: _builtins.int = ...,
         version: _builtins.int = ...,
@@ -1086,7 +1086,7 @@ class RestoreRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "from_job", b"from_job", "job", b"job", "number", b"number", "partial", b"partial", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_job", b"from_job", "generation", b"generation", "job", b"job", "number", b"number", "partial", b"partial", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -154,7 +154,7 @@ class ParameterServerServicer:
 
     def CreateShards(self, request, context):
         """The rest is called by the coordinator alone.
-        Allocates and initialises shards. Repeating it at the same epoch is harmless.
+        Allocates and initialises shards. Repeating it at the same generation is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

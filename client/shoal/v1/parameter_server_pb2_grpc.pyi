@@ -49,7 +49,7 @@ class ParameterServerStub:
     """
     CreateShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]
     """The rest is called by the coordinator alone.
-    Allocates and initialises shards. Repeating it at the same epoch is harmless.
+    Allocates and initialises shards. Repeating it at the same generation is harmless.
     """
     DropShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropShardsRequest, _parameter_server_pb2.DropShardsReply]
     """Frees a job's shards. Unknown job: OK, nothing to do."""
@@ -105,7 +105,7 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     CreateShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]  # type: ignore[assignment]
     """The rest is called by the coordinator alone.
-    Allocates and initialises shards. Repeating it at the same epoch is harmless.
+    Allocates and initialises shards. Repeating it at the same generation is harmless.
     """
     DropShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropShardsRequest, _parameter_server_pb2.DropShardsReply]  # type: ignore[assignment]
     """Frees a job's shards. Unknown job: OK, nothing to do."""
@@ -194,7 +194,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.CreateShardsReply, _abc.Awaitable[_parameter_server_pb2.CreateShardsReply]]:
         """The rest is called by the coordinator alone.
-        Allocates and initialises shards. Repeating it at the same epoch is harmless.
+        Allocates and initialises shards. Repeating it at the same generation is harmless.
         """
 
     @_abc_1.abstractmethod

@@ -33,14 +33,14 @@ class ClusterRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     SUBMISSIONS_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
     EFFECTS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Drawn when the store was empty."""
-    epoch: _builtins.int
+    generation: _builtins.int
     """The newest placement's number."""
     submissions: _builtins.int
     """How many jobs were submitted, parts in jobs given out, and effects decided: the latest one's number."""
@@ -52,7 +52,7 @@ class ClusterRecord(_message.Message):
         self,
         *,
         cluster: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         submissions: _builtins.int = ...,
         assignments: _builtins.int = ...,
         effects: _builtins.int = ...,
@@ -60,7 +60,7 @@ class ClusterRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cluster", b"cluster", "effects", b"effects", "epoch", b"epoch", "incarnation", b"incarnation", "submissions", b"submissions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cluster", b"cluster", "effects", b"effects", "generation", b"generation", "incarnation", b"incarnation", "submissions", b"submissions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -902,11 +902,11 @@ Global___CountCheckpointsEffect: _TypeAlias = CountCheckpointsEffect  # noqa: Y0
 class TakeCutEffect(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
+    generation: _builtins.int
     number: _builtins.int
     """Of the checkpoint."""
     last: _builtins.bool
@@ -916,14 +916,14 @@ class TakeCutEffect(_message.Message):
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         servers: _abc.Iterable[Global___ServerRecord] | None = ...,
         number: _builtins.int = ...,
         last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "last", b"last", "number", b"number", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "last", b"last", "number", b"number", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

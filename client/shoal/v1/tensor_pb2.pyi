@@ -333,16 +333,16 @@ Global___ShardPlacement: _TypeAlias = ShardPlacement  # noqa: Y015
 
 @_typing.final
 class Placement(_message.Message):
-    """Where a job's variables are. Requests made from it carry its epoch."""
+    """Where a job's variables are. Requests made from it carry its generation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     VARIABLES_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    epoch: _builtins.int
+    generation: _builtins.int
     @_builtins.property
     def variables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Variable]: ...
     @_builtins.property
@@ -351,13 +351,13 @@ class Placement(_message.Message):
         self,
         *,
         job: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
         variables: _abc.Iterable[Global___Variable] | None = ...,
         shards: _abc.Iterable[Global___ShardPlacement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job", b"job", "shards", b"shards", "variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "shards", b"shards", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

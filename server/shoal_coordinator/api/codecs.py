@@ -109,7 +109,7 @@ def _count_message(count: DataCount) -> job_pb2.DataCount:
 def cluster_message(status: ClusterStatus) -> coordinator_pb2.GetStatusReply:
     """The members and what they hold."""
     members = [_member_message(member) for member in status.members]
-    return coordinator_pb2.GetStatusReply(cluster=status.cluster, epoch=status.epoch, members=members)
+    return coordinator_pb2.GetStatusReply(cluster=status.cluster, generation=status.generation, members=members)
 
 
 def _member_message(member: MemberStatus) -> coordinator_pb2.Member:

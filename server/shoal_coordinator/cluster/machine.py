@@ -114,7 +114,7 @@ class Cluster:
         counts = snapshot.counts
         cluster = cls(counts.cluster, policy, now)
         cluster._submissions = counts.submissions
-        cluster._scheduler.restore(counts.epoch, counts.assignments)
+        cluster._scheduler.restore(counts.generation, counts.assignments)
         cluster._members.restore(snapshot.members, counts.incarnation, now)
         for submission, job in snapshot.jobs.items():
             changed = partial(cluster._touched.job, submission)
@@ -152,7 +152,7 @@ class Cluster:
         """The cluster's id, and the last number given out of each kind."""
         return Counts(
             cluster=self._id,
-            epoch=self._scheduler.epoch,
+            generation=self._scheduler.generation,
             submissions=self._submissions,
             assignments=self._scheduler.assignments,
             effects=self._outstanding.last,
@@ -185,9 +185,9 @@ class Cluster:
     # What it is like now.
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """The newest placement's number."""
-        return self._scheduler.epoch
+        return self._scheduler.generation
 
     @property
     def wanted_workers(self) -> int:
@@ -218,14 +218,14 @@ class Cluster:
         for member in self._members:
             job = self._jobs.find_of(member.id) if member.alive else None
             members.append(member.status(now, job.spec.name if job else ""))
-        return ClusterStatus(self._id, self.epoch, tuple(members))
+        return ClusterStatus(self._id, self.generation, tuple(members))
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         self._members.validate()
-        placements = [job.placement.epoch for job in self._jobs.values() if job.placement]
+        placements = [job.placement.generation for job in self._jobs.values() if job.placement]
         assert len(set(placements)) == len(placements), "two jobs share a placement"
-        assert max(placements, default=0) <= self._scheduler.epoch
+        assert max(placements, default=0) <= self._scheduler.generation
         busy = Counter(worker for job in self._jobs.values() for worker in job.workers)
         assert all(count == 1 for count in busy.values()), "a worker has a part in two jobs"
         for name, job in self._jobs.items():

@@ -27,7 +27,7 @@ class Scheduler:
         members: of the cluster.
         jobs: of the cluster.
         emit: told what is now to be done.
-        counted: told that the epoch or the number of assignments is another one.
+        counted: told that the generation or the number of assignments is another one.
         placement: which server holds which shard.
     """
 
@@ -43,11 +43,11 @@ class Scheduler:
         self._emit, self._counted = emit, counted
         self._placement = placement
         # The latest numbers of a placement and of a part in a job. They count for ever: none is given out twice.
-        self.epoch = self.assignments = 0
+        self.generation = self.assignments = 0
 
-    def restore(self, epoch: int, assignments: int) -> None:
+    def restore(self, generation: int, assignments: int) -> None:
         """Takes up the latest numbers that an earlier coordinator has given out."""
-        self.epoch, self.assignments = epoch, assignments
+        self.generation, self.assignments = generation, assignments
 
     def schedule(self, now: float) -> None:
         """Brings what is nearer to what is wanted. Repeating it changes nothing."""
@@ -112,9 +112,9 @@ class Scheduler:
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
             return ""
-        self.epoch += 1
+        self.generation += 1
         self._counted()
-        self._emit(job.place(Placement(job.spec.name, self.epoch, variables, shards), now))
+        self._emit(job.place(Placement(job.spec.name, self.generation, variables, shards), now))
         return ""
 
     def _placed_bytes(self) -> Counter[str]:

@@ -14,7 +14,7 @@ class Counts:
 
     Attributes:
         cluster: drawn once in a cluster's life.
-        epoch: of placements.
+        generation: of placements.
         submissions: of jobs.
         assignments: of workers' parts in jobs.
         effects: of effects.
@@ -22,7 +22,7 @@ class Counts:
     """
 
     cluster: str
-    epoch: int = 0
+    generation: int = 0
     submissions: int = 0
     assignments: int = 0
     effects: int = 0

@@ -66,11 +66,11 @@ def _give_up(servers: Together, job: str, cut: int) -> None:
 
 def _cut(effect: TakeCut, servers: Together, held: Callable[[], Held]) -> tuple[Held, list[pb.SavedShard]]:
     job = effect.job.name
-    hold = pb.HoldRequest(job=job, epoch=effect.epoch, cut=effect.number)
+    hold = pb.HoldRequest(job=job, generation=effect.generation, cut=effect.number)
     replies = servers.call("Hold", hold, timeout_s=_HOLD_TIMEOUT_S)
     # No commit passes now. Data that is marked as done was committed before, and nothing else will be in the cut.
     ours = held()
-    save = pb.SaveRequest(job=job, epoch=effect.epoch, cut=effect.number, number=effect.checkpoint)
+    save = pb.SaveRequest(job=job, generation=effect.generation, cut=effect.number, number=effect.checkpoint)
     save.hold_s = _PAUSE_S if effect.last else 0.0
     save.workers.extend(furthest(worker for reply in replies for worker in reply.workers))
     return ours, [shard for reply in servers.call("Save", save) for shard in reply.shards]

@@ -260,7 +260,7 @@ def _creation(effect: CreateShards, server: ServerRef) -> pb.CreateShardsRequest
     placement, spec = effect.placement, effect.spec
     return pb.CreateShardsRequest(
         job=placement.job,
-        epoch=placement.epoch,
+        generation=placement.generation,
         variables=[variable.to_proto(name) for name, variable in placement.variables.items()],
         shards=[shard.layout.to_proto() for shard in placement.shards if shard.server == server.member],
         optimizer=spec.optimizer.to_proto(),

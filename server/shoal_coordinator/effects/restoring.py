@@ -86,7 +86,7 @@ def _restored(
     step, updates = (0, 0) if choice.partial else (manifest.step, manifest.version)
     request = pb.RestoreRequest(
         job=effect.job.name,
-        epoch=effect.placement.epoch,
+        generation=effect.placement.generation,
         from_job=choice.job,
         number=choice.number,
         version=updates,

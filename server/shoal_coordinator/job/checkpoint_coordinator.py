@@ -172,7 +172,7 @@ class CheckpointCoordinator:
         if placement is None:
             return []
         number = self.checkpoints.take_number(above=largest)
-        return [TakeCut(self._ref, placement.epoch, self._plan.servers, number, last)]
+        return [TakeCut(self._ref, placement.generation, self._plan.servers, number, last)]
 
     def cut_made(self, cut: CutMade) -> list[Effect]:
         """All servers write their part."""

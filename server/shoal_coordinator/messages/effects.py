@@ -86,7 +86,7 @@ class TakeCut:
     """
 
     job: JobRef
-    epoch: int
+    generation: int
     servers: tuple[ServerRef, ...]
     checkpoint: int  # its number
     last: bool = False  # the job is to go back to it, so nothing is committed after it

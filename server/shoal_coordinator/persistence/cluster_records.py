@@ -89,7 +89,7 @@ class ClusterRecords:
 def _counts_record(counts: Counts) -> state_pb2.ClusterRecord:
     return state_pb2.ClusterRecord(
         cluster=counts.cluster,
-        epoch=counts.epoch,
+        generation=counts.generation,
         submissions=counts.submissions,
         assignments=counts.assignments,
         effects=counts.effects,

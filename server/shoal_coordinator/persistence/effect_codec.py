@@ -136,12 +136,15 @@ def _count_checkpoints(job: JobRef, number: int, _: state_pb2.CountCheckpointsEf
 
 def _take_cut_record(effect: TakeCut) -> state_pb2.TakeCutEffect:
     return state_pb2.TakeCutEffect(
-        epoch=effect.epoch, servers=_server_records(effect.servers), number=effect.checkpoint, last=effect.last
+        generation=effect.generation,
+        servers=_server_records(effect.servers),
+        number=effect.checkpoint,
+        last=effect.last,
     )
 
 
 def _take_cut(job: JobRef, number: int, record: state_pb2.TakeCutEffect) -> TakeCut:
-    return TakeCut(job, record.epoch, _servers(record.servers), record.number, record.last, number=number)
+    return TakeCut(job, record.generation, _servers(record.servers), record.number, record.last, number=number)
 
 
 def _write_checkpoint_record(effect: WriteCheckpoint) -> state_pb2.WriteCheckpointEffect:

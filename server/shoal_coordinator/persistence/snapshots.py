@@ -109,7 +109,7 @@ class _Found:
 def _counts(record: state_pb2.ClusterRecord) -> Counts:
     return Counts(
         cluster=record.cluster,
-        epoch=record.epoch,
+        generation=record.generation,
         submissions=record.submissions,
         assignments=record.assignments,
         effects=record.effects,

@@ -16,7 +16,7 @@ _MAX_COMPLAINTS = 50
 def hold(store: ShardStore, saver: Saver, request: pb.HoldRequest) -> pb.HoldReply:
     """The first half of a cut: no commit begins any more; how far each worker has come."""
     saver.folder  # noqa: B018 - or the second half cannot follow, and training would wait for nothing
-    store.terms(request.job, request.epoch)
+    store.terms(request.job, request.generation)
     store.gate(request.job).hold(request.cut)
     furthest: dict[str, Progress] = {}
     for shard in store.all_shards(request.job):
@@ -35,7 +35,7 @@ def save(store: ShardStore, saver: Saver, request: pb.SaveRequest) -> pb.SaveRep
     saver.folder  # noqa: B018 - or there is nothing to begin
     if not 0 <= request.hold_s <= MAX_PAUSE_S:
         raise errors.BadRequest(f"commits wait from 0 to {MAX_PAUSE_S:g} s after a cut, not {request.hold_s:g}")
-    terms = store.terms(request.job, request.epoch)
+    terms = store.terms(request.job, request.generation)
     progress = {it.worker: Progress(it.incarnation, it.committed, it.finished) for it in request.workers}
     with store.gate(request.job).held(request.cut, request.hold_s):
         cuts = {shard: shard.cut(progress) for shard in store.all_shards(request.job)}
@@ -69,7 +69,7 @@ def restore(store: ShardStore, folder: Folder, request: pb.RestoreRequest) -> No
         CorruptCheckpoint: it is damaged. The shards are gone, for they may be overwritten in part.
         BadRequest: training has begun.
     """
-    terms = store.terms(request.job, request.epoch)
+    terms = store.terms(request.job, request.generation)
     manifest = Catalogue(folder).manifest(request.from_job, request.number)
     slots = not request.partial
     with SavedVariables(folder, manifest) as saved:

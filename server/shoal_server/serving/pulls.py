@@ -25,7 +25,7 @@ class Answer:
     def header(self, version: int) -> header_pb2.ShardHeader:
         """What the reply says of the shard, whose values are at this version."""
         return header_pb2.ShardHeader(
-            shard=self.shard.layout.shard, epoch=self.shard.epoch, version=version, step=self.step
+            shard=self.shard.layout.shard, generation=self.shard.generation, version=version, step=self.step
         )
 
 

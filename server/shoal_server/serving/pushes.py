@@ -56,14 +56,14 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sh
     Raises:
         BadChunk: the chunks do not fill the arenas exactly.
         NonFiniteGradient: NaN or Inf in any shard: none of them keeps anything.
-        Fenced, StaleEpoch, UnknownJob, UnknownShard, BadRequest: as the store and the shards say.
+        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: as the store and the shards say.
     """
     with _tracing.served("Push", header.stamp):
         return _received(store, header, source)
 
 
 def _received(store: ShardStore, header: pb.PushHeader, source: Source) -> list[ShardAnswer]:
-    shards = store.shards(header.stamp.job, header.shards, header.stamp.epoch)
+    shards = store.shards(header.stamp.job, header.shards, header.stamp.generation)
     stamp = stamp_of(header.stamp)
     known = [shard.answer_to(stamp) for shard in shards]
     if all(known):  # a repeat: what it carries is not even read
@@ -94,9 +94,9 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardAnswer]:
 
     Raises:
         NotStaged: one of the shards does not hold it.
-        Fenced, StaleEpoch, UnknownJob, UnknownShard, BadRequest: as the store and the shards say.
+        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: as the store and the shards say.
     """
-    shards = store.shards(request.stamp.job, request.shards, request.stamp.epoch)
+    shards = store.shards(request.stamp.job, request.shards, request.stamp.generation)
     stamp = stamp_of(request.stamp)
     with _tracing.served("Commit", request.stamp), store.gate(request.stamp.job).passing():
         return [ShardAnswer(shard, shard.commit(stamp)) for shard in shards]
@@ -113,7 +113,7 @@ def reply_of(answers: Sequence[ShardAnswer], on_answer: Callable[[AnswerPush], N
     for answered in answers:
         answer, shard = answered.answer, answered.shard
         header = header_pb2.ShardHeader(
-            shard=shard.layout.shard, epoch=shard.epoch, version=answer.version, step=answer.step
+            shard=shard.layout.shard, generation=shard.generation, version=answer.version, step=answer.step
         )
         reply.shards.add(header=header, outcome=_OUTCOMES[answer.outcome], staleness=answer.staleness)
         on_answer(answer)
@@ -125,9 +125,9 @@ def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sha
 
     Raises:
         BadRequest: training has begun.
-        BadChunk, NonFiniteGradient, StaleEpoch, UnknownJob, UnknownShard: as for a push.
+        BadChunk, NonFiniteGradient, StaleGeneration, UnknownJob, UnknownShard: as for a push.
     """
-    shards = store.shards(header.stamp.job, header.shards, header.stamp.epoch)
+    shards = store.shards(header.stamp.job, header.shards, header.stamp.generation)
     payloads = source(shards, list(Aggregation), store.memory)
     for shard, payload in zip(shards, payloads, strict=True):
         shard.assign(payload)

@@ -30,10 +30,10 @@ class DataService:
         """Returns the shards that a pull asks for, and counts the pull.
 
         Raises:
-            StaleEpoch, UnknownJob, UnknownShard: as the store says.
+            StaleGeneration, UnknownJob, UnknownShard: as the store says.
         """
         self.metrics.pulls.inc()
-        return self.store.shards(request.stamp.job, request.shards, request.stamp.epoch)
+        return self.store.shards(request.stamp.job, request.shards, request.stamp.generation)
 
     def push(self, read: Callable[[], tuple[pb.PushHeader, pushes.Source]]) -> pb.PushReply:
         """Receives a push: stages it, and commits it if its header says so.
@@ -66,7 +66,7 @@ class DataService:
             ShoalError: as `pushes.assign`.
         """
         shards = pushes.assign(self.store, header, source)
-        headers = [header_pb2.ShardHeader(shard=shard.layout.shard, epoch=shard.epoch) for shard in shards]
+        headers = [header_pb2.ShardHeader(shard=shard.layout.shard, generation=shard.generation) for shard in shards]
         return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers])
 
     def sent(self, transport: str) -> Counted:

@@ -43,7 +43,7 @@ class ParameterServerServicer:
         job_variables = dict(variables.from_proto(variable) for variable in request.variables)
         terms = JobTerms(
             name=request.job,
-            epoch=request.epoch,
+            generation=request.generation,
             variables=job_variables,
             optimizer=optim.from_proto(request.optimizer),
             consistency=consistency.from_proto(request.consistency),

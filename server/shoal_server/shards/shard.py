@@ -37,7 +37,7 @@ class JobTerms:
     """What all shards of a job have in common."""
 
     name: str
-    epoch: int
+    generation: int
     variables: dict[str, Variable]
     optimizer: optim.Optimizer
     consistency: consistency.Consistency
@@ -83,7 +83,7 @@ class Shard:
         memory: BufferPool | None = None,
     ) -> None:
         self.layout = layout
-        self.epoch = terms.epoch
+        self.generation = terms.generation
         self._on_apply = on_apply
         self._memory = memory or BufferPool(0, 0.0)
         self._arenas = [Arena(arena, terms.variables, terms.optimizer, terms.seed) for arena in layout.arenas]

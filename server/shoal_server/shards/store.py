@@ -34,19 +34,19 @@ class ShardStore:
         self._gates: dict[str, Gate] = {}  # as long as the job is there
 
     def create(self, terms: JobTerms, layouts: Iterable[ShardLayout]) -> int:
-        """Hosts shards of a job, and says how many bytes they take. Those there already, at this epoch, stay.
+        """Hosts shards of a job, and says how many bytes they take. Those there already, at this generation, stay.
 
         Raises:
-            StaleEpoch: the job is hosted at a later epoch.
+            StaleGeneration: the job is hosted at a later generation.
             UnknownJob: it was dropped meanwhile.
         """
         with self._creating:
             with self._lock:
                 held = self._jobs.get(terms.name)
                 self._allocating = terms.name
-            if held and held[0].epoch > terms.epoch:
-                raise self._stale(terms.name, terms.epoch, held[0].epoch)
-            existing = held[1] if held and held[0].epoch == terms.epoch else {}
+            if held and held[0].generation > terms.generation:
+                raise self._stale(terms.name, terms.generation, held[0].generation)
+            existing = held[1] if held and held[0].generation == terms.generation else {}
             # Allocated outside _lock: filling gigabytes takes seconds, and other jobs go on meanwhile.
             fresh = {
                 layout.shard: Shard(terms, layout, self._on_apply, self.memory)
@@ -58,7 +58,7 @@ class ShardStore:
                 if self._allocating != terms.name:
                     raise errors.UnknownJob(f"job {terms.name!r} was dropped while its shards were being created")
                 self._jobs[terms.name] = (terms, shards)
-                replaced = held is not None and held[0].epoch < terms.epoch
+                replaced = held is not None and held[0].generation < terms.generation
                 gate = self._gates.pop(terms.name, None) if replaced else None
                 self._gates.setdefault(terms.name, Gate())
         if held and replaced:
@@ -83,19 +83,19 @@ class ShardStore:
         for job, (_, shards) in held.items():
             self._close(shards.values(), gates.get(job))
 
-    def shards(self, job: str, indices: Sequence[int], epoch: int) -> list[Shard]:
+    def shards(self, job: str, indices: Sequence[int], generation: int) -> list[Shard]:
         """Some shards of a job.
 
         Raises:
             UnknownJob, UnknownShard: this server does not host them.
-            StaleEpoch: it does, but at another epoch.
+            StaleGeneration: it does, but at another generation.
             BadRequest: none are named, or one twice.
         """
         if not indices or len(set(indices)) != len(indices):
             raise errors.BadRequest(f"shards {list(indices)} of {job}: name at least one, and each once")
         terms, held = self._known(job)
-        if terms.epoch != epoch:
-            raise self._stale(job, epoch, terms.epoch)
+        if terms.generation != generation:
+            raise self._stale(job, generation, terms.generation)
         missing = [index for index in indices if index not in held]
         if missing:
             raise errors.UnknownShard(f"this server does not host shards {missing} of {job}; it has {sorted(held)}")
@@ -114,20 +114,20 @@ class ShardStore:
             raise errors.UnknownJob(f"job {job!r} was dropped from this server")
         return gate
 
-    def terms(self, job: str, epoch: int) -> JobTerms:
+    def terms(self, job: str, generation: int) -> JobTerms:
         """What a job's shards have in common.
 
         Raises:
             UnknownJob: this server does not host it.
-            StaleEpoch: it does, but at another epoch.
+            StaleGeneration: it does, but at another generation.
         """
         terms, _ = self._known(job)
-        if terms.epoch != epoch:
-            raise self._stale(job, epoch, terms.epoch)
+        if terms.generation != generation:
+            raise self._stale(job, generation, terms.generation)
         return terms
 
     def all_shards(self, job: str) -> list[Shard]:
-        """The shards of a job, at whatever epoch.
+        """The shards of a job, at whatever generation.
 
         Raises:
             UnknownJob: there are none here.
@@ -157,9 +157,9 @@ class ShardStore:
         return held
 
     @staticmethod
-    def _stale(job: str, got: int, current: int) -> errors.StaleEpoch:
-        return errors.StaleEpoch(
-            f"{job} is at epoch {current} here, the request at {got}; fetch the placement again",
+    def _stale(job: str, got: int, current: int) -> errors.StaleGeneration:
+        return errors.StaleGeneration(
+            f"{job} is at generation {current} here, the request at {got}; fetch the placement again",
             expected=current,
             got=got,
         )

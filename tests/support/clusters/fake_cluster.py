@@ -135,7 +135,7 @@ class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
     def Pull(self, request, context):
         self.record.add(request)
         step = request.stamp.step + request.ahead
-        yield pb.PullReply(headers=[header_pb2.ShardHeader(shard=0, epoch=1, step=step)])
+        yield pb.PullReply(headers=[header_pb2.ShardHeader(shard=0, generation=1, step=step)])
         if not request.headers_only:
             yield pb.PullReply(chunks=[pb.Chunk(shard=0, arena=0, offset=0, data=self.values.tobytes())])
 
@@ -150,7 +150,7 @@ class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
         return pb.PushReply(
             shards=[
                 pb.ShardPush(
-                    header=header_pb2.ShardHeader(shard=0, epoch=1, step=header.stamp.step + 1),
+                    header=header_pb2.ShardHeader(shard=0, generation=1, step=header.stamp.step + 1),
                     outcome=pb.ACCEPTED if header.weight else pb.SKIPPED,
                 )
             ]

@@ -35,7 +35,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
     def __init__(self) -> None:
         self.jobs: dict[str, job_pb2.JobStatus] = {}
         self.placement: tensor_pb2.Placement | None = None
-        self.status = coordinator_pb2.GetStatusReply(cluster="reef", epoch=7)
+        self.status = coordinator_pb2.GetStatusReply(cluster="reef", generation=7)
         self.members: dict[str, int] = {}
         self.beats = 0
         self.fenced: set[str] = set()

@@ -120,7 +120,7 @@ class ShardServers:
         for address, shards in self.placement.by_server().items():
             request = pb.CreateShardsRequest(
                 job=self.placement.job,
-                epoch=self.placement.epoch,
+                generation=self.placement.generation,
                 variables=[variable.to_proto(name) for name, variable in self.placement.variables.items()],
                 shards=[shard.layout.to_proto() for shard in shards],
                 optimizer=(self._optimizer or optim.SGD(1.0)).to_proto(),
@@ -147,7 +147,7 @@ class ShardServers:
     def hold(self, cut: int = 1) -> dict[str, Progress]:
         """The first half of a checkpoint's cut: by worker, how far it has come where it is furthest."""
         furthest: dict[str, Progress] = {}
-        for reply in self.each("Hold", pb.HoldRequest(job="job", epoch=1, cut=cut)):
+        for reply in self.each("Hold", pb.HoldRequest(job="job", generation=1, cut=cut)):
             for it in reply.workers:
                 progress = Progress(it.incarnation, it.committed, it.finished)
                 furthest[it.worker] = furthest.get(it.worker, progress).joined(progress)
@@ -161,7 +161,7 @@ class ShardServers:
             pb.WorkerProgress(worker=worker, incarnation=it.incarnation, committed=it.committed, finished=it.finished)
             for worker, it in furthest.items()
         ]
-        request = pb.SaveRequest(job="job", epoch=1, cut=cut, number=number, workers=workers, hold_s=hold_s)
+        request = pb.SaveRequest(job="job", generation=1, cut=cut, number=number, workers=workers, hold_s=hold_s)
         return [shard for reply in self.each("Save", request) for shard in reply.shards]
 
     def publish(self, saved: Iterable[pb.SavedShard], *, number: int = 1) -> Manifest:
@@ -189,7 +189,7 @@ class ShardServers:
             "Restore",
             pb.RestoreRequest(
                 job="job",
-                epoch=1,
+                generation=1,
                 from_job=manifest.job,
                 number=manifest.number,
                 version=manifest.version,

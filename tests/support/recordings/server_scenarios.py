@@ -50,7 +50,7 @@ class JobOnServers:
             stub.CreateShards(
                 pb.CreateShardsRequest(
                     job=self.name,
-                    epoch=1,
+                    generation=1,
                     variables=[variable.to_proto(name) for name, variable in self._variables.items()],
                     shards=[it.layout.to_proto() for it in by_address[self.wire.addresses[f"server-{index}"]]],
                     optimizer=MOMENTUM.to_proto(),
@@ -69,8 +69,8 @@ class JobOnServers:
         self.each("AdmitWorker", pb.AdmitWorkerRequest(job=self.name, worker=worker, incarnation=1, rank=rank))
 
     @contextmanager
-    def client(self, worker: str = "", *, epoch: int = 1) -> Iterator[ParameterClient]:
-        placement = Placement(self.name, epoch, self.placement.variables, self.placement.shards)
+    def client(self, worker: str = "", *, generation: int = 1) -> Iterator[ParameterClient]:
+        placement = Placement(self.name, generation, self.placement.variables, self.placement.shards)
         with ParameterClient(
             placement,
             worker=worker,
@@ -112,21 +112,21 @@ def two_servers(wire: Wire) -> None:
         wire.mark()
         a.push(whole_numbers(TRAINED, 2))
         wire.mark()
-    with job.client("a", epoch=9) as stale, refused(errors.StaleEpoch):
+    with job.client("a", generation=9) as stale, refused(errors.StaleGeneration):
         stale.push(whole_numbers(TRAINED, 2))
     with job.client("stranger") as stranger, refused(errors.Fenced):
         stranger.pull()
-    stamp = header_pb2.Stamp(job="two", worker="a", incarnation=1, step=9, epoch=1)
+    stamp = header_pb2.Stamp(job="two", worker="a", incarnation=1, step=9, generation=1)
     for index, stub in enumerate(job.stubs):
         shards = [it.layout.shard for it in job.placement.by_server()[wire.addresses[f"server-{index}"]]]
         with suppress(Exception):  # it is not staged
             stub.Commit(pb.CommitRequest(stamp=stamp, shards=shards))
     wire.mark()
-    held = job.each("Hold", pb.HoldRequest(job="two", epoch=1, cut=7))
+    held = job.each("Hold", pb.HoldRequest(job="two", generation=1, cut=7))
     workers = [worker for reply in held[:1] for worker in reply.workers]
-    job.each("Save", pb.SaveRequest(job="two", epoch=1, cut=7, number=1, workers=workers))
+    job.each("Save", pb.SaveRequest(job="two", generation=1, cut=7, number=1, workers=workers))
     job.each("CollectFiles", pb.CollectFilesRequest(job="two", number=1, within_s=10))
-    job.each("Hold", pb.HoldRequest(job="two", epoch=1, cut=8))
+    job.each("Hold", pb.HoldRequest(job="two", generation=1, cut=8))
     job.each("GiveUpHold", pb.GiveUpHoldRequest(job="two", cut=8))
     fenced = job.each("FenceWorker", pb.FenceWorkerRequest(job="two", worker="a", incarnation=1))
     committed = max(reply.committed_steps for reply in fenced)

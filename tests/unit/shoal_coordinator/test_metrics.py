@@ -59,10 +59,10 @@ class TestState:
         rig.submit(job("a"))
         for worker in ("w0", "w1"):
             rig.describe("a", worker)
-        assert shown("outstanding_effects", effect="CreateShards") == 1
-        assert shown("outstanding_effects", effect="DropShards") == 0
+        assert shown("pending_effects", effect="CreateShards") == 1
+        assert shown("pending_effects", effect="DropShards") == 0
         rig.perform()
-        assert shown("outstanding_effects", effect="CreateShards") == 0
+        assert shown("pending_effects", effect="CreateShards") == 0
 
     def test_ways_back_are_counted_by_reason_and_stay_counted(self, rig, shown):
         rig.servers("s1")
@@ -93,7 +93,7 @@ class TestState:
         assert [shown("jobs_ended_total", state=each) for each in ("succeeded", "failed", "cancelled")] == [0, 1, 1]
 
     def test_decisions_that_are_not_written_and_watchers(self, shown):
-        assert (shown("unwritten_decisions"), shown("watchers")) == (3, 5)
+        assert (shown("unwritten_changes"), shown("job_watchers")) == (3, 5)
 
     def test_a_checkpoints_age_is_over_what_the_job_asks_for(self, rig, shown):
         rig.submit(job("a", checkpoints=EVERY_100_S))
@@ -152,9 +152,9 @@ class TestCounts:
 
     def test_deaths_and_repeated_calls(self, registry, observer):
         sample = registry.get_sample_value
-        assert sample("shoal_coordinator_deaths_total", {"role": "server"}) == 0
+        assert sample("shoal_coordinator_members_lost_total", {"role": "server"}) == 0
         observer.died(Role.SERVER)
         observer.retried()
-        assert sample("shoal_coordinator_deaths_total", {"role": "server"}) == 1
-        assert sample("shoal_coordinator_deaths_total", {"role": "worker"}) == 0
+        assert sample("shoal_coordinator_members_lost_total", {"role": "server"}) == 1
+        assert sample("shoal_coordinator_members_lost_total", {"role": "worker"}) == 0
         assert sample("shoal_coordinator_retries_total") == 1

@@ -28,7 +28,7 @@ export function Overview({ tell }) {
       <${Tile} label="Jobs running" value=${counts.jobs_by_state.running ?? 0} note=${otherJobs(counts)} />
       <${Living} label="Workers" states=${counts.members_by_state.worker} />
       <${Living} label="Servers" states=${counts.members_by_state.server} />
-      <${Tile} label="Shards" value=${cluster.shards} note=${` epoch ${cluster.epoch}`} />
+      <${Tile} label="Shards" value=${cluster.shards} note=${` generation ${cluster.generation}`} />
       <${Tile} label="Memory on servers" value=${bytes(cluster.bytes)} />
     </dl>
     <${Card} id="jobs" title="Jobs"><${JobTable} jobs=${jobs} counted=${counts.jobs} /><//>

@@ -493,10 +493,10 @@ class TestStatus:
         members.add(member="server-0", role=coordinator_pb2.SERVER, alive=True, shards=8, bytes=4096)
         members.add(member="worker-0", role=coordinator_pb2.WORKER, device="cpu", silent_s=12, job="digits")
         shown = run("status").stdout
-        assert "cluster reef · epoch 7 · 8 shards · 4,096 bytes" in shown
+        assert "cluster reef · generation 7 · 8 shards · 4,096 bytes" in shown
         assert "dead, silent for 12 s" in shown
         (record,) = records(run("status", "--json").stdout)
-        assert (record["epoch"], record["shards"], record["bytes"]) == (7, 8, 4096)
+        assert (record["generation"], record["shards"], record["bytes"]) == (7, 8, 4096)
         assert [member["role"] for member in record["members"]] == ["server", "worker"]
 
     def test_shows_servers_that_were_told_to_go(self, coordinator, run):

@@ -78,7 +78,7 @@ def timings() -> Timings:
         (records.timings("a", timings())["workers"][0]["steps"][0], TIMING),
         (records.member(SERVER), MEMBER),
         (records.member(SERVER)["load"], LOAD),
-        (records.cluster(ClusterStatus("reef", 1, (SERVER,))), "cluster epoch shards bytes members"),
+        (records.cluster(ClusterStatus("reef", 1, (SERVER,))), "cluster generation shards bytes members"),
         (
             records.job(JOB),
             "name state reason program workers_wanted min_workers max_workers consistency optimizer settings epochs "

@@ -26,7 +26,7 @@ LONGEST_NAME = 200
 uint32s = st.one_of(st.sampled_from(BORDERS), st.integers(0, (1 << 32) - 1))
 uint64s = st.one_of(st.sampled_from([*BORDERS, 1 << 32, (1 << 63) + 5, (1 << 64) - 1]), st.integers(0, (1 << 64) - 1))
 names = st.text("ab-é鱼", max_size=LONGEST_NAME)
-stamps = st.builds(header_pb2.Stamp, job=names, worker=names, incarnation=uint64s, step=uint64s, epoch=uint64s)
+stamps = st.builds(header_pb2.Stamp, job=names, worker=names, incarnation=uint64s, step=uint64s, generation=uint64s)
 push_headers = st.builds(
     pb.PushHeader,
     stamp=st.none() | stamps,
@@ -38,7 +38,7 @@ push_headers = st.builds(
     slot=uint32s,
 )
 shard_headers = st.lists(
-    st.builds(header_pb2.ShardHeader, shard=uint32s, epoch=uint64s, version=uint64s, step=uint64s), max_size=4
+    st.builds(header_pb2.ShardHeader, shard=uint32s, generation=uint64s, version=uint64s, step=uint64s), max_size=4
 )
 datas = st.builds(
     lambda size, start: memoryview(DATA)[start : start + size],
@@ -303,7 +303,7 @@ def test_groups_nest_as_deep_as_in_the_generated_class():
     assert taken == {True, False}
 
 
-STAMP = header_pb2.Stamp(job="job", worker="worker-1", incarnation=300, step=70_000, epoch=1)
+STAMP = header_pb2.Stamp(job="job", worker="worker-1", incarnation=300, step=70_000, generation=1)
 CHUNKS = [
     Chunk(0, 0, 0, memoryview(DATA)[:3]),
     Chunk(300, 1, 1 << 40, memoryview(DATA)[:150]),
@@ -311,7 +311,9 @@ CHUNKS = [
 ]
 WHOLE = [
     joined(encode_push(pb.PushHeader(stamp=STAMP, shards=[1, 300], weight=2.5, versions=[7]), CHUNKS)),
-    joined(encode_values([header_pb2.ShardHeader(shard=1, epoch=2, version=300), header_pb2.ShardHeader()], CHUNKS)),
+    joined(
+        encode_values([header_pb2.ShardHeader(shard=1, generation=2, version=300), header_pb2.ShardHeader()], CHUNKS)
+    ),
 ]
 
 

@@ -51,7 +51,7 @@ def test_a_job_from_submission_to_success(rig):
     [created] = rig.perform()
     assert isinstance(created, CreateShards)
     assert {shard.server for shard in created.placement.shards} == {"s0", "s1"}
-    assert created.placement.epoch == rig.machine.epoch == 1
+    assert created.placement.generation == rig.machine.generation == 1
 
     assert not rig.enter("a", "w0").ready
     [admitted] = rig.perform()
@@ -80,7 +80,7 @@ def test_a_job_from_submission_to_success(rig):
     assert [type(effect) for effect in rig.perform()] == [RemoveWorker, RemoveWorker]
     assert rig.status("a").workers == ("w0", "w1")
     assert rig.beat("w0", "w1") == [None, None]
-    assert rig.machine.job("a").placed.epoch == 1, "variables stay readable"
+    assert rig.machine.job("a").placed.generation == 1, "variables stay readable"
 
 
 def test_it_waits_for_all_workers_and_says_so(rig):
@@ -283,7 +283,7 @@ def test_a_name_is_used_again_once_its_job_has_ended(rig):
     kinds = [type(effect) for effect in rig.pending]
     assert kinds == [RemoveWorker, RemoveWorker, DropShards, CreateShards], "the old shards go first"
     rig.start("a", "w0", "w1")
-    assert rig.machine.job("a").placed.epoch == 2
+    assert rig.machine.job("a").placed.generation == 2
 
 
 def test_a_submission_that_is_repeated_is_answered_as_the_first_was(rig):

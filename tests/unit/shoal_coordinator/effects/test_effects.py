@@ -160,7 +160,7 @@ class TestTheCut:
 
         made = cutting.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
         assert (made.number, made.step, made.version, made.tally.loss) == (4, 4, 5, 0.5)
-        assert {(request.cut, request.number, request.epoch) for request in seen} == {(17, 4, 5)}
+        assert {(request.cut, request.number, request.generation) for request in seen} == {(17, 4, 5)}
         [worker] = seen[0].workers
         assert (worker.committed, worker.finished) == (5, 5)
         data = Ledger.resumed(made.data, epochs=1, workers=1)

@@ -127,7 +127,7 @@ def _named(error: errors.ShoalError) -> str:
     ("error", "lost"),
     [
         (errors.UnknownJob("no such job here"), True),
-        (errors.StaleEpoch("it is at epoch 7 here"), True),
+        (errors.StaleGeneration("it is at generation 7 here"), True),
         (errors.UnknownCheckpoint("not begun here"), False),
         (errors.Unreachable("nobody answers"), False),
         (errors.Cancelled("its lease ran out"), False),

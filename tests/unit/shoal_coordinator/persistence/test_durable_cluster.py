@@ -41,7 +41,7 @@ def test_a_job_goes_on_where_it_was(rig):
     assert rig.machine.status(rig.now).cluster == "reef"
     assert rig.lease("a", "w1") == held
     assert rig.lease("a", "w0").number > held.number
-    assert rig.machine.job("a").placed.epoch == rig.machine.epoch == 1
+    assert rig.machine.job("a").placed.generation == rig.machine.generation == 1
 
 
 def test_no_number_is_given_out_twice(rig):
@@ -59,7 +59,7 @@ def test_no_number_is_given_out_twice(rig):
     rig.submit(job())
     assert rig.beat("w0")[0].number > assignment.number
     rig.start("a", "w0", "w1")
-    assert rig.machine.job("a").placed.epoch == 2
+    assert rig.machine.job("a").placed.generation == 2
     assert min(effect.number for effect in rig.performed[-3:]) > max(numbers)
 
 

@@ -197,7 +197,7 @@ def test_replies_begin_with_all_headers_and_carry_each_shard_whole():
     sizes = (3, CHUNK_BYTES // 4 + 5, 7)
     shards = [real_shard(number, size) for number, size in enumerate(sizes)]
     messages = decoded([Answer(shard, 4) for shard in shards], headers_only=False)
-    assert [(h.shard, h.epoch, h.version, h.step) for h in messages[0][0]] == [(n, 3, 0, 4) for n in range(3)]
+    assert [(h.shard, h.generation, h.version, h.step) for h in messages[0][0]] == [(n, 3, 0, 4) for n in range(3)]
     assert not any(headers for headers, _ in messages[1:])
     assert all(chunks for _, chunks in messages)
     for number, size in enumerate(sizes):
