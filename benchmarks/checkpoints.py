@@ -32,7 +32,7 @@ from shoal.consistency import Asynchronous
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_coordinator.cluster import plan_shards
-from shoal_server.checkpoints import Saver, saving
+from shoal_server.checkpoints import Saver, cut_session
 from shoal_server.shards import JobTerms, ShardStore
 
 ROUNDS = 7
@@ -70,20 +70,20 @@ class Server:
         """A whole checkpoint, cut and manifest included."""
         self._number += 1
         held = pb.HoldRequest(job=JOB, generation=GENERATION, cut=self._number)
-        saving.hold(self._store, self._saver, held)
+        cut_session.hold(self._store, self._saver, held)
         request = pb.SaveRequest(job=JOB, generation=GENERATION, cut=self._number, number=self._number)
-        saving.save(self._store, self._saver, request)
+        cut_session.save(self._store, self._saver, request)
         reply = pb.CollectFilesReply()
         while not reply.done:
             collected = pb.CollectFilesRequest(job=JOB, number=self._number, within_s=10)
-            reply = saving.collect(self._store, self._saver, collected)
+            reply = cut_session.collect(self._store, self._saver, collected)
         entries = tuple(FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files)
         self._catalogue.publish(Manifest(JOB, self._number, 0.0, 0, 0, {}, (), entries))
 
     def restore(self) -> None:
         """The last one."""
         request = pb.RestoreRequest(job=JOB, generation=GENERATION, from_job=JOB, number=self._number)
-        saving.restore(self._store, self._folder, request)
+        cut_session.restore(self._store, self._folder, request)
 
     def forget(self) -> None:
         """Removes the last one from the disk."""
@@ -190,8 +190,8 @@ class Training:
 
     def stretch_with_checkpoint(self) -> tuple[int, float, float]:
         """The same, and the seconds until the checkpoint that was asked for at the beginning was whole."""
-        saving = self._aside.submit(timed, self._job.checkpoint)
-        return (*self.stretch(saving.done), saving.result())
+        cut_session = self._aside.submit(timed, self._job.checkpoint)
+        return (*self.stretch(cut_session.done), cut_session.result())
 
     def close(self) -> None:
         self._aside.shutdown()
@@ -221,11 +221,11 @@ def slowed_down(folder: Path, size: int, checkpoints: int, seconds: float) -> di
         steps, took = training.stretch()
         paces, costs, savings = [took / steps], [], []
         for _ in range(checkpoints):
-            steps, took, saving = training.stretch_with_checkpoint()
+            steps, took, cut_session = training.stretch_with_checkpoint()
             later_steps, later_took = training.stretch()
             paces.append(later_took / later_steps)
             costs.append(took - steps * (paces[-2] + paces[-1]) / 2)
-            savings.append(saving)
+            savings.append(cut_session)
     cost, alone = statistics.median(costs), 1 / statistics.median(paces)
     return {
         "steps_per_s": alone * (1 - cost / PERIOD_S),

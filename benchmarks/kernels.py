@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from shoal import optim
-from shoal_server.optimizers import arrays, idle_cores, kernels, update_rules
+from shoal_server.optimizers import arrays, kernel_threads, kernels, update_rules
 
 PEER = "SHOAL_PEER_TORCH"
 SCRIPT = Path(__file__).parent / "peers" / "torch_kernels.py"
@@ -121,10 +121,10 @@ def torch_peer(interpreter: str) -> Iterator[Peer | None]:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """No idle core helps inside."""
-    with mock.patch.dict(os.environ, {idle_cores.THREADS_VARIABLE: "1"}):
-        idle_cores.crew.cache_clear()
+    with mock.patch.dict(os.environ, {kernel_threads.THREADS_VARIABLE: "1"}):
+        kernel_threads.crew.cache_clear()
         yield
-    idle_cores.crew.cache_clear()
+    kernel_threads.crew.cache_clear()
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from shoal import errors
-from shoal._numerics import draws, storage_dtype
+from shoal._numerics import random_streams, storage_dtype
 from shoal.v1 import tensor_pb2
 
 # Random values come in blocks, each from a generator of its own, so an element is reached by drawing at most so many.
@@ -171,12 +171,12 @@ class _Random(Initializer):
         raise NotImplementedError
 
     def _fill(self, out: np.ndarray, run: _Run, /) -> None:
-        key = draws.key_of(self.seed or run.job_seed, run.variable)
+        key = random_streams.key_of(self.seed or run.job_seed, run.variable)
         stop = run.start + out.size
         for block in range(run.start // _BLOCK_ELEMENTS, -(-stop // _BLOCK_ELEMENTS)):
             first = block * _BLOCK_ELEMENTS
             begin, end = max(run.start, first), min(stop, first + _BLOCK_ELEMENTS)
-            drawn = self._draw(draws.stream(key, block), end - first, run.shape)[begin - first :]
+            drawn = self._draw(random_streams.stream(key, block), end - first, run.shape)[begin - first :]
             # Both halves are rounded from float32, as a server rounds its master values.
             out[begin - run.start : end - run.start] = drawn.astype(storage_dtype(out.dtype), copy=False)
 
@@ -207,7 +207,7 @@ class Uniform(_Random):
         return max(abs(self.low), abs(self.high))
 
     def _draw(self, rng: np.random.Generator, count: int, _: tuple[int, ...], /) -> np.ndarray:
-        return draws.uniform(rng, count, self.low, self.high)
+        return random_streams.uniform(rng, count, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class TruncatedNormal(Normal):
         return abs(self.mean) + 2 * self.stddev
 
     def _draw(self, rng: np.random.Generator, count: int, _: tuple[int, ...], /) -> np.ndarray:
-        return self.mean + self.stddev * draws.truncated_normal(rng, count)
+        return self.mean + self.stddev * random_streams.truncated_normal(rng, count)
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class GlorotUniform(_Random):
     name: ClassVar[str] = "glorot_uniform"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return draws.uniform_of(rng, count, draws.glorot_variance(shape))
+        return random_streams.uniform_of(rng, count, random_streams.glorot_variance(shape))
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class GlorotNormal(_Random):
     name: ClassVar[str] = "glorot_normal"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return draws.truncated_normal_of(rng, count, draws.glorot_variance(shape))
+        return random_streams.truncated_normal_of(rng, count, random_streams.glorot_variance(shape))
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class HeUniform(_Random):
     name: ClassVar[str] = "he_uniform"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return draws.uniform_of(rng, count, draws.he_variance(shape))
+        return random_streams.uniform_of(rng, count, random_streams.he_variance(shape))
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class HeNormal(_Random):
     name: ClassVar[str] = "he_normal"
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        return draws.truncated_normal_of(rng, count, draws.he_variance(shape))
+        return random_streams.truncated_normal_of(rng, count, random_streams.he_variance(shape))
 
 
 _BY_NAME: dict[str, Callable[..., Initializer]] = {

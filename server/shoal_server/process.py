@@ -14,7 +14,7 @@ from shoal._transport import sweep
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
 from shoal_server.checkpoints import Saver
-from shoal_server.leaving import wait_until_saved
+from shoal_server.draining import wait_until_saved
 from shoal_server.metrics import ServerMetrics
 from shoal_server.optimizers import kernels
 from shoal_server.pools import CallPool

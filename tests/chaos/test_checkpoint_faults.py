@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.slices import SavedVariables
 from support import forms
 from support.faults import checkpoint_writer

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from shoal import consistency, errors, optim
-from shoal._checkpoint import files
 from shoal._checkpoint import manifest as manifest_module
+from shoal._checkpoint import tensor_files
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import open_folder
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.storage_urls import open_folder
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.effects import cutting
+from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import Held, JobRef, ServerRef, TakeCut
 from support import forms
@@ -251,7 +251,7 @@ def test_a_partial_restore_takes_what_both_have(tmp_path):
 
 @pytest.mark.parametrize("block", [1 << 10, 4 << 20], ids=["in mid-restore", "at once"])
 def test_a_damaged_file_is_never_restored(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(files, "BLOCK_BYTES", block)
+    monkeypatch.setattr(tensor_files, "BLOCK_BYTES", block)
     monkeypatch.setattr(manifest_module, "BLOCK_BYTES", block)
     with servers_of(tmp_path, 1, 1) as servers:
         manifest = servers.save()
@@ -410,7 +410,7 @@ def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_
         refs = (ServerRef("s0", address), ServerRef("gone", "127.0.0.1:1"))
         held = Held(None, {}, state_pb2.TallyRecord())
         with pytest.raises(errors.Unreachable):
-            cutting.take_cut(TakeCut(JobRef("job", 1), 1, refs, 1, number=7), ServerCalls(bool), lambda: held)
+            checkpoint_cut.take_cut(TakeCut(JobRef("job", 1), 1, refs, 1, number=7), ServerCalls(bool), lambda: held)
         with pytest.raises(errors.Cancelled, match="nothing was saved"):
             servers.cut({}, cut=7)
 

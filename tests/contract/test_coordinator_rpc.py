@@ -10,7 +10,7 @@ import pytest
 import shoal
 from shoal import _rpc, errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import Manifest
 from shoal._rpc.coordinator import Membership
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy

@@ -18,7 +18,7 @@ from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
 from shoal.variables import Variable
-from shoal_server.leaving import wait_until_saved
+from shoal_server.draining import wait_until_saved
 from shoal_server.process import Server, ServerConfig
 from support.clusters.coordinator_rig import Rig, job
 from support.clusters.fake_coordinator import FakeCoordinator

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import open_folder
+from shoal._checkpoint.storage_urls import open_folder
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal._wire import Lease
 from shoal._wire.cursor import Cursor

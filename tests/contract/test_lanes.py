@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from shoal import _rpc, consistency, errors, initializers, partitioners
 from shoal._training.overlap import Pipeline
-from shoal._transport import handshake, lane_calls, listener
+from shoal._transport import handshake, lane_transport, listener
 from shoal._transport import lane as _lane
 from shoal._transport import shared_memory as _shared_memory
 from shoal._transport.frames import Frame
@@ -32,7 +32,7 @@ from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
-from shoal_server.serving import lanes
+from shoal_server.serving import lane_endpoint
 from support.clusters.shard_servers import RawLane, ShardServers
 from support.waiting import wait_until
 
@@ -91,7 +91,7 @@ def step(servers):
 def impatient(monkeypatch):
     """Servers that wait only so long: for HELLO, and for whoever stalls."""
     monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(lanes, "STALL_S", 0.2)
+    monkeypatch.setattr(lane_endpoint, "STALL_S", 0.2)
     monkeypatch.setattr(listener, "Lane", functools.partial(Lane, stall_s=0.2))
 
 
@@ -328,7 +328,7 @@ class TestGreeting:
         assert "refused" in why
 
     def test_a_server_that_says_nothing_is_gone_round(self, servers, monkeypatch):
-        monkeypatch.setattr(lane_calls, "_WELCOME_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(lane_transport, "_WELCOME_TIMEOUT_S", 0.1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             servers.lanes[0].offer.address = f"127.0.0.1:{silent.getsockname()[1]}"
             with capture_logs() as logs, servers.worker("a") as worker:
@@ -639,7 +639,7 @@ class TestSharing:
             modes.append(stat.S_IMODE((SHM / name).stat().st_mode))
             return opened(name, *rest)
 
-        monkeypatch.setattr(lanes.Segment, "open", spy)
+        monkeypatch.setattr(lane_endpoint.Segment, "open", spy)
         with servers.worker("a") as worker:
             worker.pull()
         assert modes == [0o600]
@@ -735,7 +735,7 @@ class TestSharing:
     def test_a_segment_that_shrinks_when_a_server_is_about_to_look(self, servers, monkeypatch, call):
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot, shrunk = worker._servers.connections[0], lanes.LaneCalls._slot, []
+            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneCalls._slot, []
 
             def shrinks(calls, number):
                 if not shrunk:
@@ -745,9 +745,9 @@ class TestSharing:
 
             if call is Frame.PULL:
                 assert worker.push(ONES).outcome == "accepted"
-                monkeypatch.setattr(lanes.LaneCalls, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneCalls, "_slot", shrinks)
             else:
-                monkeypatch.setattr(lanes.LaneCalls, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneCalls, "_slot", shrinks)
                 assert worker.push(ONES).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
@@ -829,7 +829,7 @@ class TestAnswersThatLie:
 
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:
-                lying.setattr(lanes, "replies", lies)
+                lying.setattr(lane_endpoint, "replies", lies)
                 with pytest.raises(errors.BadChunk, match=said):
                     worker.pull()
             np.testing.assert_array_equal(worker.pull()["w"], VARIABLES["w"])
@@ -841,7 +841,8 @@ class TestAnswersThatLie:
     def test_an_answer_to_a_push_that_is_none(self, servers, monkeypatch, kind, payload):
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:
-                lying.setattr(lanes.LaneCalls, "_send_reply", lambda calls, reply: calls._lane.send(kind, [payload]))
+                reply_kind = lambda calls, reply: calls._lane.send(kind, [payload])  # noqa: E731
+                lying.setattr(lane_endpoint.LaneCalls, "_send_reply", reply_kind)
                 with pytest.raises(errors.BadFrame):
                     worker.push(ONES)
             assert worker.push(ONES).outcome == "accepted"  # it counts, and counts once
@@ -963,7 +964,7 @@ class TestLanesThatBreak:
         with two_in_step() as (servers, a, b):
             a.push(ONES)
             about_to_answer, go_on = threading.Event(), threading.Event()
-            answered = lanes.PendingPull.answered
+            answered = lane_endpoint.PendingPull.answered
 
             def late(pull, answer):
                 about_to_answer.set()
@@ -974,7 +975,7 @@ class TestLanesThatBreak:
                 with servers.lane() as lane:
                     lane.send(Frame.PULL, pull_request().SerializeToString())
                     wait_until(lambda: servers.waiting() == 1)
-                    monkeypatch.setattr(lanes.PendingPull, "answered", late)
+                    monkeypatch.setattr(lane_endpoint.PendingPull, "answered", late)
                     pushed = pool.submit(b.push, ONES)
                     assert about_to_answer.wait(20)
                     open_lanes = servers.open_lanes

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import Manifest
 from shoal._display import records
 from shoal.checkpoints import Checkpoint, Checkpoints

@@ -17,7 +17,7 @@ from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
-from shoal_worker.training import Training, TrainingConfig
+from shoal_worker.training_loop import Training, TrainingConfig
 from support.clusters import history_server
 from support.clusters.cluster_probe import leads_of
 from support.clusters.shard_servers import ShardServers

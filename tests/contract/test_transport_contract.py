@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from shoal import consistency, errors
-from shoal._transport import lane_calls, rpc_calls
+from shoal._transport import grpc_calls, lane_transport
 from shoal._transport import shared_memory as _shared_memory
-from shoal._transport.lane_calls import LaneCalls
-from shoal._transport.rpc_transport import GrpcTransport
+from shoal._transport.grpc_transport import GrpcTransport
+from shoal._transport.lane_transport import LaneCalls
 from shoal._transport.shared_memory import SharedMemoryCalls
 from shoal._wire.layout import Aggregation
 from shoal._wire.packing import Complete
@@ -44,9 +44,9 @@ class Way:
 
 
 WAYS = {
-    "shared_memory": Way(SharedMemoryCalls, "auto", (lane_calls, "_ANSWER_TIMEOUT_S")),
-    "lane": Way(LaneCalls, "tcp", (lane_calls, "_ANSWER_TIMEOUT_S")),
-    "grpc": Way(GrpcTransport, "grpc", (rpc_calls, "_COMMIT_TIMEOUT_S")),
+    "shared_memory": Way(SharedMemoryCalls, "auto", (lane_transport, "_ANSWER_TIMEOUT_S")),
+    "lane": Way(LaneCalls, "tcp", (lane_transport, "_ANSWER_TIMEOUT_S")),
+    "grpc": Way(GrpcTransport, "grpc", (grpc_calls, "_COMMIT_TIMEOUT_S")),
     "memory": Way(MemoryTransport, "memory", (memory_transport, "ANSWER_TIMEOUT_S")),
 }
 

@@ -1,4 +1,4 @@
-"""Decoder of whole `PullReply` messages: production reads them piece by piece (`shoal._transport.inflow`)."""
+"""Decoder of whole `PullReply` messages: production reads them piece by piece (`shoal._transport.chunk_reader`)."""
 
 from shoal._wire.chunks import Buffer, Chunk, decode
 from shoal.v1 import header_pb2

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data._changed import Changed
+from shoal.data._dataset_wrapper import Changed
 from shoal.program import Dataset, RandomDataset
 
 

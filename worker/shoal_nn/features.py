@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shoal._numerics.draws import GOLDEN, splitmix64
+from shoal._numerics.random_streams import GOLDEN, splitmix64
 from shoal.program import Array
 from shoal_nn.layer import Arrays, Fed, Layer, Pullback, Shape, Train, Unweighted, shape_of
 from shoal_worker.arrays import namespace_of

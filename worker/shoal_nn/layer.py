@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 
 from shoal import errors, initializers
-from shoal._numerics import draws
+from shoal._numerics import random_streams
 from shoal.initializers import Initializer
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn._misfit import misfit
 from shoal_nn._ops import is_float
+from shoal_nn._shape_errors import misfit
 from shoal_worker.arrays import Namespace
 
 # Of one example or an array: lengths of the axes. A model's shapes leave the batch out.
@@ -82,7 +82,7 @@ class Training:
 
         NumPy and CuPy draw different numbers from the same seed.
         """
-        key = draws.key_of(self.seed, self.path)
+        key = random_streams.key_of(self.seed, self.path)
         if xp is np:
             return np.random.default_rng(key)
         # CuPy's default, XORWOW, takes long to begin, and each layer begins one at each step. Philox counts.

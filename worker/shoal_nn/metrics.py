@@ -6,8 +6,8 @@ import numpy as np
 
 from shoal import errors
 from shoal.program import Array
-from shoal_nn._misfit import misfit
 from shoal_nn._ops import widened
+from shoal_nn._shape_errors import misfit
 from shoal_worker.arrays import namespace_of, on_host
 
 

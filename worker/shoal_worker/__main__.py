@@ -1,10 +1,10 @@
 """`python -m shoal_worker`: a trainer, as its daemon starts it."""
 
-from shoal._memory import allocator, garbage
+from shoal._memory import allocator, gc_control
 
 if __name__ == "__main__":
     allocator.tune()
-    with garbage.spared():
+    with gc_control.spared():
         from shoal_worker.trainer import main  # it loads gRPC, which must find the allocator as it will be
 
     main()

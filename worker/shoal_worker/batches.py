@@ -13,9 +13,9 @@ from shoal import errors
 from shoal._wire import Cursor, Lease, NoRange
 from shoal.data._reading import Order, ShuffledBlocks, ShuffledExamples, cut
 from shoal.data._reading.batches import read
-from shoal.data._reading.read_ahead import ReadAhead
+from shoal.data._reading.prefetcher import ReadAhead
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
-from shoal_worker.draws import epoch_seed
+from shoal_worker.batch_seeds import epoch_seed
 
 
 @dataclass(frozen=True, slots=True)

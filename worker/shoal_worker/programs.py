@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import Any
 
 from shoal import errors, evaluation
-from shoal.data._reading import batches, read_ahead
+from shoal.data._reading import batches, prefetcher
 from shoal.program import Dataset, Program
 from shoal_worker.devices import Device, lacks_memory
 
 # Frames between the loop and the program.
-_OURS = (str(Path(__file__).parent), read_ahead.__file__, batches.__file__, evaluation.__file__)
+_OURS = (str(Path(__file__).parent), prefetcher.__file__, batches.__file__, evaluation.__file__)
 
 
 def load_program(reference: str, settings: Mapping[str, Any]) -> Program:

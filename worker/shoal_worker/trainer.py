@@ -22,12 +22,12 @@ from shoal._training.participant import Participant
 from shoal.program import Program
 from shoal.variables import Variable
 from shoal_worker.arrays import Device, choose_device
+from shoal_worker.batch_seeds import Draws
 from shoal_worker.batches import Batches, LeasedBatches, NoBatches
-from shoal_worker.draws import Draws
 from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import ENOUGH, LEAVE, Figures, Instructions, Outcome, encode
 from shoal_worker.programs import blamed, load_program
-from shoal_worker.training import Training, TrainingConfig
+from shoal_worker.training_loop import Training, TrainingConfig
 
 _log = structlog.get_logger(__name__)
 

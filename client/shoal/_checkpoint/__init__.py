@@ -5,13 +5,13 @@ made is in `shoal_server.checkpoints` and `shoal_coordinator.effects`.
 """
 
 from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
-from shoal._checkpoint.files import Named, write_tensors
-from shoal._checkpoint.folders import open_folder, open_shared
-from shoal._checkpoint.foreign import ForeignFile, rows
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal._checkpoint.safetensors_files import ForeignFile, rows
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, mismatches, tensor_name
 from shoal._checkpoint.storage import Folder, no_folder, probe
+from shoal._checkpoint.storage_urls import open_folder, open_shared
+from shoal._checkpoint.tensor_files import Named, write_tensors
 from shoal._checkpoint.tensors import encode_header
 
 __all__ = [

@@ -7,9 +7,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 
 from shoal import errors
-from shoal._checkpoint.files import open_tensors
 from shoal._checkpoint.manifest import FILE, MAX_BYTES, Manifest
 from shoal._checkpoint.storage import Folder
+from shoal._checkpoint.tensor_files import open_tensors
 
 _NUMBER = re.compile(r"[0-9]{8,18}")
 

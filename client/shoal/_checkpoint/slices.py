@@ -14,9 +14,9 @@ import numpy as np
 
 from shoal import errors
 from shoal._checkpoint.catalogue import path_of
-from shoal._checkpoint.files import Piece, TensorReader, open_tensors
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.storage import Folder
+from shoal._checkpoint.tensor_files import Piece, TensorReader, open_tensors
 
 VALUE = "value"
 # Rows of a variable: its kind (VALUE, or a slot's name), the variable (KeyError if it has none of that kind), the first

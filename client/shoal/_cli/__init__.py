@@ -5,7 +5,7 @@ import signal
 import sys
 
 from shoal import errors
-from shoal._memory import allocator, garbage
+from shoal._memory import allocator, gc_control
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     except errors.BadRequest as error:
         sys.stderr.write(f"error: {error.message}\n")
         raise SystemExit(2) from None
-    with garbage.spared():
+    with gc_control.spared():
         import structlog  # noqa: PLC0415 - it takes a while, too
 
         from shoal._cli.app import app  # noqa: PLC0415 - it loads gRPC, which must find the allocator as it will be

@@ -13,7 +13,7 @@ import typer
 
 from shoal import errors
 from shoal._cli import options
-from shoal._cli.follow import evaluations, summary
+from shoal._cli.job_watch import evaluations, summary
 from shoal._cli.output import Output, Row
 from shoal._display import duration, first_line, records
 from shoal._system import written_whole

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from shoal._cli import options
-from shoal._cli.follow import follow as follow_job
-from shoal._cli.follow import summary
 from shoal._cli.job_options import with_job_options
+from shoal._cli.job_watch import follow as follow_job
+from shoal._cli.job_watch import summary
 from shoal._cli.output import INTERRUPTED, Output
 from shoal._display import records
 from shoal.callbacks import Callback

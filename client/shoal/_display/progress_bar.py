@@ -8,7 +8,7 @@ from rich.table import Column
 from rich.text import Text
 
 from shoal import status
-from shoal._display.telling import checkpoint, duration, evaluation, first_line
+from shoal._display.formatting import checkpoint, duration, evaluation, first_line
 from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shoal._memory.leases import lend
+from shoal._memory.borrowed_arrays import lend
 
 # Smaller ones come from the allocator, which uses them again by itself.
 SMALLEST_BYTES = 64 << 10

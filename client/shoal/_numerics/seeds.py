@@ -1,4 +1,4 @@
-"""Seeds for functions that take one, and none for others. How a worker makes them: `shoal_worker.draws`."""
+"""Seeds for functions that take one, and none for others. How a worker makes them: `shoal_worker.batch_seeds`."""
 
 import inspect
 from collections.abc import Callable

@@ -18,10 +18,10 @@ import prometheus_client
 import structlog
 
 from shoal import _tracing, errors
-from shoal._memory import garbage
+from shoal._memory import gc_control
 from shoal._role import identity as _identity
+from shoal._role.http_endpoints import RolePages
 from shoal._role.identity import Identity
-from shoal._role.pages import RolePages
 
 
 class Running(Protocol):
@@ -138,7 +138,7 @@ def run_role(
     if supervised:
         ends.follow_parent()
     try:
-        with ends.interrupting(), garbage.spared():
+        with ends.interrupting(), gc_control.spared():
             _tracing.start(role, member)
             running, pages, stop = _start(start, metrics_listen, advertise)
     except errors.ShoalError as error:

@@ -4,6 +4,7 @@ The one package of `shoal` that imports grpc; its types do not leave it. Which c
 carry them, is in `shoal._transport`. Roles, clients and everything above the wire may import it.
 """
 
+from shoal._rpc.backoff import Pauses
 from shoal._rpc.channels import (
     NonBlocking,
     Pooled,
@@ -25,7 +26,6 @@ from shoal._rpc.channels import (
     translated,
 )
 from shoal._rpc.coordinator import CoordinatorClient, Membership
-from shoal._rpc.pauses import Pauses
 from shoal._rpc.retries import CALLED, Called, Retries
 
 __all__ = [

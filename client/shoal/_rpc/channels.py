@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shoal import _tracing, errors
-from shoal._rpc.pauses import Pauses
+from shoal._rpc.backoff import Pauses
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 

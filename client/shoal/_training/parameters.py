@@ -1,6 +1,6 @@
 """Pull and push: one participant's way to all shards of a job, wherever they are.
 
-A pull and a push are one call a server, in parallel over the servers: `shoal._training.pulling`, `pushing`, and
+A pull and a push are one call a server, in parallel over the servers: `shoal._training.puller`, `pushing`, and
 `placed_servers` for where they go. How a call gets to a server is in `shoal._transport`; how calls overlap with
 computing, in `shoal._training.overlap`.
 """
@@ -11,8 +11,8 @@ import numpy as np
 
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
-from shoal._training.pulling import Pulled, Puller
-from shoal._training.pushing import Push, Pusher, PushResult
+from shoal._training.puller import Pulled, Puller
+from shoal._training.pusher import Push, Pusher, PushResult
 from shoal._transport import chosen_setting
 from shoal._wire import Cursor, Memory, Placement
 

@@ -7,15 +7,15 @@ best that works. Shoal's own are shared memory, lanes and gRPC. What calls mean,
 writes a transport, may import from here.
 """
 
+from shoal._transport.chunk_reader import take_frame, take_message
 from shoal._transport.connection import ByteStream, Connection, Frames
 from shoal._transport.frames import PARAMETER_SERVER, Frame
+from shoal._transport.grpc_calls import RpcCalls
 from shoal._transport.handshake import Security, TokenSecurity, admit, decoded, greet, send_error, sent_error
-from shoal._transport.inflow import take_frame, take_message
 from shoal._transport.lane import STALL_S, Lane
-from shoal._transport.lane_calls import LaneCalls, LaneFactory
+from shoal._transport.lane_transport import LaneCalls, LaneFactory
 from shoal._transport.listener import Listener, Session
 from shoal._transport.registry import chosen_setting, register, registered, unregister
-from shoal._transport.rpc_calls import RpcCalls
 from shoal._transport.segment import Segment, SegmentLost, SegmentUnavailable, Slots, sweep
 from shoal._transport.selector import Selector
 from shoal._transport.server_connection import ServerConnection

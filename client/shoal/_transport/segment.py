@@ -22,7 +22,7 @@ from typing import Self
 
 import numpy as np
 
-from shoal._memory.leases import lend
+from shoal._memory.borrowed_arrays import lend
 
 # Names the folder of segments, a tmpfs, where that is not Linux's usual one.
 FOLDER_VARIABLE = "SHOAL_SHARED_MEMORY"

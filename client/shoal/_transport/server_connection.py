@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from shoal import errors
-from shoal._transport.rpc_calls import RpcCalls
+from shoal._transport.grpc_calls import RpcCalls
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport
 from shoal._wire import Arrival, Load, Memory, ShardLayout, slot_offsets

@@ -11,7 +11,7 @@ from shoal import errors
 from shoal._system import host_id
 from shoal._transport.connection import Connection
 from shoal._transport.frames import Frame
-from shoal._transport.lane_calls import LaneCalls, LaneFactory
+from shoal._transport.lane_transport import LaneCalls, LaneFactory
 from shoal._transport.segment import Segment, SegmentLost, SegmentUnavailable, Slots
 from shoal._transport.transport import Target, Unavailable
 from shoal._wire import Arrival, Load, encode_push, slot_arrays, slot_offsets

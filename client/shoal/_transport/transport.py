@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal._transport.rpc_calls import RpcCalls
+from shoal._transport.grpc_calls import RpcCalls
 from shoal._wire import Arrival, Load, ShardLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb

@@ -7,11 +7,9 @@ what the coordinator answers to reports and evaluations (`answers`). Nothing her
 imports gRPC. Every package may import from here.
 """
 
-from shoal._wire.answers import Heard, Turn, Verdict
-from shoal._wire.arrival import Arrival
+from shoal._wire.acknowledgements import Heard, Turn, Verdict
 from shoal._wire.chunks import Buffer, Carrier, Chunk, decode, decode_push, encode_push, encode_values, read_start
 from shoal._wire.cursor import Cursor
-from shoal._wire.figures import NAMES, is_name, number
 from shoal._wire.framing import (
     ArenaKey,
     Assembler,
@@ -33,8 +31,10 @@ from shoal._wire.layout import (
     wire_dtype,
 )
 from shoal._wire.leases import DataRange, Lease, NoRange
-from shoal._wire.outgoing import Outgoing
+from shoal._wire.metric_values import NAMES, is_name, number
 from shoal._wire.packing import Arrays, Complete, Memory, Packer
+from shoal._wire.pull_decoder import Arrival
+from shoal._wire.push_stream import Outgoing
 from shoal._wire.transfer import Delivery, Load
 
 __all__ = [

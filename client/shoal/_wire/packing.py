@@ -1,4 +1,4 @@
-"""Arrays by name as arenas: what a client does with a placement. The way back is in `shoal._wire.arrival`.
+"""Arrays by name as arenas: what a client does with a placement. The way back is in `shoal._wire.pull_decoder`.
 
 How arenas travel is in `shoal._wire.framing`.
 """

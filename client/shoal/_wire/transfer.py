@@ -7,11 +7,11 @@ from typing import Protocol
 import numpy as np
 
 from shoal import errors
-from shoal._wire.arrival import Arrival
 from shoal._wire.chunks import Buffer, Chunk, encode_push
 from shoal._wire.framing import Assembler, arenas_of, chunks_of, messages, slot_arrays, slot_offsets
 from shoal._wire.layout import Aggregation, ShardLayout
 from shoal._wire.packing import Arrays, Memory, Packer
+from shoal._wire.pull_decoder import Arrival
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 

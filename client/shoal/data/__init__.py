@@ -14,11 +14,11 @@ reads what it leases, a block ahead. The order of an epoch does not depend on th
 from shoal.data import augment
 from shoal.data._arrays import Arrays
 from shoal.data._augmented import Augmented
+from shoal.data._block_reader import InBlocks
 from shoal.data._cifar import Cifar10
 from shoal.data._csv import Csv
 from shoal.data._idx import Idx
 from shoal.data._image_folder import ImageFolder
-from shoal.data._in_blocks import InBlocks
 from shoal.data._parquet import Parquet
 from shoal.data._seekable import Seekable
 from shoal.data._subset import Subset, split

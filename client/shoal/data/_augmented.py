@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal.data._changed import Changed
+from shoal.data._dataset_wrapper import Changed
 from shoal.data.augment import Augmentation
 from shoal.program import Dataset, RandomDataset
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from shoal import errors
+from shoal.data._block_reader import check_number
 from shoal.data._files import blamed
-from shoal.data._in_blocks import check_number
 from shoal.program import DEFAULT_PREFETCH
 
 _SHAPE = (3, 32, 32)  # of an image within a file: channels, rows, columns

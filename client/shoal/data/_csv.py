@@ -9,11 +9,11 @@ import numpy as np
 
 from shoal import errors
 from shoal._system import load
-from shoal.data import _in_blocks
+from shoal.data import _block_reader
+from shoal.data._block_reader import InBlocks, check_number
 from shoal.data._columns import Columns, chosen
 from shoal.data._csv_index import Index, index
 from shoal.data._files import File, Where, blamed, find
-from shoal.data._in_blocks import InBlocks, check_number
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 _SUFFIXES = (".csv", ".tsv")
@@ -94,11 +94,11 @@ class Csv(InBlocks):
         self._columns = Columns(first.schema, wanted, fill, self._files[0].name)
         self._types = {name: self._columns.schema.field(name).type for name in wanted}
 
-    def read_blocks(self, first: int, stop: int) -> Iterator[_in_blocks.Columns]:
+    def read_blocks(self, first: int, stop: int) -> Iterator[_block_reader.Columns]:
         for block in range(first, stop):
             yield self._columns.arrays(self._table(block, self._columns.names), self._where(block))
 
-    def join(self, columns: _in_blocks.Columns) -> dict[str, np.ndarray]:
+    def join(self, columns: _block_reader.Columns) -> dict[str, np.ndarray]:
         return dict(zip(self._columns.names, columns, strict=True))
 
     def _table(self, block: int, wanted: Sequence[str]) -> Any:

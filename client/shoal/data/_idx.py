@@ -11,8 +11,8 @@ from typing import IO
 import numpy as np
 
 from shoal import errors
+from shoal.data._block_reader import check_number
 from shoal.data._files import blamed
-from shoal.data._in_blocks import check_number
 from shoal.program import DEFAULT_PREFETCH
 
 # By the third byte of the file, as http://yann.lecun.com/exdb/mnist has them; numbers are big-endian.

@@ -10,8 +10,8 @@ import numpy as np
 
 from shoal import errors
 from shoal._system import load
+from shoal.data._block_reader import check_number
 from shoal.data._files import blamed
-from shoal.data._in_blocks import check_number
 from shoal.program import DEFAULT_PREFETCH
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")

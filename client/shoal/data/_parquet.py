@@ -11,10 +11,10 @@ import numpy as np
 
 from shoal import errors
 from shoal._system import load
-from shoal.data import _in_blocks
+from shoal.data import _block_reader
+from shoal.data._block_reader import InBlocks
 from shoal.data._columns import Columns
 from shoal.data._files import File, Where, blamed, find
-from shoal.data._in_blocks import InBlocks
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 _SUFFIXES = (".parquet", ".pq")
@@ -87,7 +87,7 @@ class Parquet(InBlocks):
         super().__init__(self._cut_blocks(footers, window), prefetch=prefetch)
         self._open: OrderedDict[int, Any] = OrderedDict()  # by file, the one used last at the end
 
-    def read_blocks(self, first: int, stop: int) -> Iterator[_in_blocks.Columns]:
+    def read_blocks(self, first: int, stop: int) -> Iterator[_block_reader.Columns]:
         run = int(np.searchsorted(self.blocks.runs, first, side="right")) - 1
         start, end = (int(block) for block in self.blocks.runs[run : run + 2])
         number, group = self._groups[run]
@@ -102,7 +102,7 @@ class Parquet(InBlocks):
                 if first <= block < stop:
                     yield self._columns.arrays(table, where)
 
-    def join(self, columns: _in_blocks.Columns) -> dict[str, np.ndarray]:
+    def join(self, columns: _block_reader.Columns) -> dict[str, np.ndarray]:
         return dict(zip(self._columns.names, columns, strict=True))
 
     def _parts(self, file: Any, group: int, lengths: Sequence[int]) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal.data._in_blocks import Columns, InBlocks, check_number
+from shoal.data._block_reader import Columns, InBlocks, check_number
 from shoal.data._structure import Rebuild, take_apart
 from shoal.program import DEFAULT_PREFETCH, Blocks
 

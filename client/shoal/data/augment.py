@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from shoal import errors
-from shoal._numerics.draws import GOLDEN, splitmix64
+from shoal._numerics.random_streams import GOLDEN, splitmix64
 
 
 def flip(images: np.ndarray, which: np.ndarray) -> np.ndarray:

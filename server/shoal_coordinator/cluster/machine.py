@@ -15,15 +15,15 @@ from shoal import errors
 from shoal._wire import Cursor, Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobStatus, Role
+from shoal_coordinator.cluster.dirty_records import Touched
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
-from shoal_coordinator.cluster.outcomes import Outcomes
-from shoal_coordinator.cluster.outstanding import Outstanding
+from shoal_coordinator.cluster.outcome_handler import Outcomes
+from shoal_coordinator.cluster.pending_effects import Outstanding
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
-from shoal_coordinator.cluster.touched import Touched
-from shoal_coordinator.cluster.work import Work
+from shoal_coordinator.cluster.worker_requests import Work
 from shoal_coordinator.job import NO_FOLDER, JobLife, Submission, Tallies
 from shoal_coordinator.messages import (
     Assignment,

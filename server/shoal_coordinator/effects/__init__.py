@@ -5,7 +5,7 @@ machine decides which effects to perform, and what follows from an outcome. The 
 it; it imports `job`, for the ledger that a checkpoint keeps, and `messages`.
 """
 
-from shoal_coordinator.effects.performer import Performer, Report
+from shoal_coordinator.effects.effect_runner import Performer, Report
 
 __all__ = [
     "Performer",

@@ -6,11 +6,11 @@ decides. Each owner maps its own state to a message of `state.proto`; `persisten
 above it may import this package; of the coordinator it imports `messages` alone.
 """
 
-from shoal_coordinator.job.checkpointing import NO_FOLDER
+from shoal_coordinator.job.checkpoint_schedule import NO_FOLDER
+from shoal_coordinator.job.counters import Loss, Tallies
 from shoal_coordinator.job.ledger import Ledger, default_range_size
-from shoal_coordinator.job.life import JobLife
+from shoal_coordinator.job.machine import JobLife
 from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.job.snapshot import JobSnapshot
-from shoal_coordinator.job.tallies import Loss, Tallies
 
 __all__ = ["NO_FOLDER", "JobLife", "JobSnapshot", "Ledger", "Loss", "Submission", "Tallies", "default_range_size"]

@@ -13,8 +13,8 @@ from shoal._wire import Turn, Verdict
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, Evaluated
 from shoal.status import Evaluation, SavedCheckpoint
-from shoal_coordinator.job.checkpointing import NO_FOLDER, Checkpointing
-from shoal_coordinator.job.evaluating import Evaluating
+from shoal_coordinator.job.checkpoint_schedule import NO_FOLDER, Checkpointing
+from shoal_coordinator.job.evaluation_schedule import Evaluating
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.messages import (

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from shoal.events import StateChanged
 from shoal.status import JobState
 from shoal.v1 import state_pb2
+from shoal_coordinator.job.counters import Tallies
 from shoal_coordinator.job.event_log import EventLog
-from shoal_coordinator.job.tallies import Tallies
 from shoal_coordinator.messages import state_code
 
 

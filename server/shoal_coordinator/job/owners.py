@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from shoal_coordinator.job.accounting import Accounting
-from shoal_coordinator.job.crew import Crew
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.plan import Plan
+from shoal_coordinator.job.worker_group import Crew
 
 
 @dataclass(frozen=True, slots=True)

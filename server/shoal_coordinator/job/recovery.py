@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.checkpointing import Checkpointing
+from shoal_coordinator.job.checkpoint_schedule import Checkpointing
 from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.parts import Description
 from shoal_coordinator.messages import Restored

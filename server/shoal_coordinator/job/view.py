@@ -16,8 +16,7 @@ from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckp
 from shoal.variables import Variable
 from shoal_coordinator.job.accounting import Accounting
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
-from shoal_coordinator.job.crew import Crew
-from shoal_coordinator.job.entry import Entry
+from shoal_coordinator.job.counters import Tallies
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.owners import Owners
@@ -25,7 +24,8 @@ from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.job.plan import Plan
 from shoal_coordinator.job.records import JobRecords
 from shoal_coordinator.job.recovery import Recovery
-from shoal_coordinator.job.tallies import Tallies
+from shoal_coordinator.job.startup import Entry
+from shoal_coordinator.job.worker_group import Crew
 from shoal_coordinator.messages import Held, Joined, Part, ServerRef
 
 

@@ -6,7 +6,6 @@ several of them name are here too: `refs`, `registration`. Values that workers u
 made here, and nothing here changes. Every package of the coordinator may import it; it imports none of them.
 """
 
-from shoal_coordinator.messages.answers import Assignment, Attempt, Described, Held, Joined, Membered, Restored
 from shoal_coordinator.messages.effects import (
     AdmitWorker,
     CountCheckpoints,
@@ -29,6 +28,7 @@ from shoal_coordinator.messages.events import (
 from shoal_coordinator.messages.record_keys import Part
 from shoal_coordinator.messages.refs import JobRef, ServerRef, servers_of
 from shoal_coordinator.messages.registration import Registration
+from shoal_coordinator.messages.replies import Assignment, Attempt, Described, Held, Joined, Membered, Restored
 
 __all__ = [
     "AdmitWorker",

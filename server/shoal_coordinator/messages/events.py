@@ -9,9 +9,9 @@ from shoal.job import Job
 from shoal.status import Evaluation, JobStatus, Role, SavedCheckpoint, ServerLoad, StepTiming
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.messages.answers import Assignment, Attempt, Described, Held, Joined, Membered, Restored
 from shoal_coordinator.messages.refs import JobRef
 from shoal_coordinator.messages.registration import Registration
+from shoal_coordinator.messages.replies import Assignment, Attempt, Described, Held, Joined, Membered, Restored
 
 R = TypeVar("R")
 

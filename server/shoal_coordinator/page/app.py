@@ -16,9 +16,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from shoal import errors
-from shoal_coordinator.page.answers import answer, failure
 from shoal_coordinator.page.guard import Guard, Rules
 from shoal_coordinator.page.reader import Mark, Reader
+from shoal_coordinator.page.responses import answer, failure
 from shoal_coordinator.page.streams import Stream, Streams
 from shoal_coordinator.page.threads import Threads
 

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal import errors
-from shoal_coordinator.page.answers import failure
+from shoal_coordinator.page.responses import failure
 
 # No request of another site's page has it: browsers ask first whether they may send it, and are not told that they may.
 ACTION_HEADER = "x-shoal-page"

@@ -13,9 +13,9 @@ from shoal.checkpoints import described
 from shoal.status import JobStatus, MemberStatus
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import events
-from shoal_coordinator.page.answers import encode
 from shoal_coordinator.page.history import thinned
 from shoal_coordinator.page.rates import Rates
+from shoal_coordinator.page.responses import encode
 
 # Members and jobs of which a page is told all the time, and checkpoints of a job: the newest.
 MAX_MEMBERS, MAX_JOBS, MAX_CHECKPOINTS = 1_000, 200, 100

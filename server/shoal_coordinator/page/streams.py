@@ -10,9 +10,9 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from shoal import errors
-from shoal_coordinator.page import answers
-from shoal_coordinator.page.answers import encode
+from shoal_coordinator.page import responses
 from shoal_coordinator.page.reader import Mark, News, Overview, Reader
+from shoal_coordinator.page.responses import encode
 
 _log = structlog.get_logger(__name__)
 
@@ -170,11 +170,11 @@ class Streams:
             async for event in stream:
                 yield event
         except errors.ShoalError as error:
-            yield _event("failure", encode(answers.told(error)))
+            yield _event("failure", encode(responses.told(error)))
         except Exception:
             _log.exception("a stream of the page has failed")
             defect = errors.InternalError("this is a defect of the page: the coordinator's log has the traceback")
-            yield _event("failure", encode(answers.told(defect)))
+            yield _event("failure", encode(responses.told(defect)))
 
     async def _stops_within(self, seconds: float) -> bool:
         try:

@@ -3,7 +3,7 @@
 Files and manifests are in `shoal._checkpoint`. `shoal_server.serving` and the process import it.
 """
 
-from shoal_server.checkpoints.saver import Saver
+from shoal_server.checkpoints.writer import Saver
 
 __all__ = [
     "Saver",

@@ -16,7 +16,7 @@ from numba import types
 from numba.np.numpy_support import as_dtype
 
 from shoal._numerics.kernels import prepare
-from shoal_server.optimizers.idle_cores import crew
+from shoal_server.optimizers.kernel_threads import crew
 
 F = TypeVar("F", bound=Callable[..., object])
 

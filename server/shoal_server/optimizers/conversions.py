@@ -16,7 +16,7 @@ import numpy.typing as npt
 from numba import types
 
 from shoal_server.optimizers.compilation import kernel, readable, writable
-from shoal_server.optimizers.idle_cores import crew
+from shoal_server.optimizers.kernel_threads import crew
 
 # Flat arrays: a target, and its source.
 Pair: TypeAlias = tuple[np.ndarray, np.ndarray]

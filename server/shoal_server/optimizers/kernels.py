@@ -33,7 +33,7 @@ from shoal_server.optimizers.compilation import (
     writable,
 )
 from shoal_server.optimizers.conversions import infinity_of
-from shoal_server.optimizers.idle_cores import crew
+from shoal_server.optimizers.kernel_threads import crew
 
 __all__ = [
     "accumulate",

@@ -5,13 +5,13 @@ transport, and `register` adds its factory to every server. What a call does to 
 server's process imports from here, and whoever writes a transport.
 """
 
-from shoal_server.serving.lanes import LaneCalls
+from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
+from shoal_server.serving.lane_endpoint import LaneCalls
 from shoal_server.serving.pulls import Answer, PendingPull, replies
 from shoal_server.serving.pushes import Source, from_slot, from_wire, stamp_of
 from shoal_server.serving.registry import Endpoints, register, unregister
 from shoal_server.serving.service import DataService, required
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
-from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
 
 __all__ = [
     "SERVICE",

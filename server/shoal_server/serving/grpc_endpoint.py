@@ -15,11 +15,11 @@ from shoal._transport import take_message
 from shoal._wire import Assembler, decode_push
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving import pushes
+from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.pulls import PendingPull, replies
 from shoal_server.serving.service import DataService, required
-from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.shards import Shard, Stamp
-from shoal_server.stalls import Stalls
+from shoal_server.stall_detector import Stalls
 
 _log = structlog.get_logger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 from shoal import errors
 from shoal._system import Registry
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.service import DataService
-from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
 
 _registry: Registry[EndpointFactory] = Registry("shoal.endpoints")
 

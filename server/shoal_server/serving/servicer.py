@@ -8,8 +8,8 @@ from shoal import _rpc, consistency, optim, variables
 from shoal._wire import ShardLayout
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
-from shoal_server.checkpoints import Saver, saving
-from shoal_server.serving.transports import Endpoint
+from shoal_server.checkpoints import Saver, cut_session
+from shoal_server.serving.endpoint import Endpoint
 from shoal_server.shards import JobTerms, ShardStore
 
 SERVICE = "shoal.v1.ParameterServer"
@@ -78,24 +78,24 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def Hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldReply:
-        return saving.hold(self._store, self._saver, request)
+        return cut_session.hold(self._store, self._saver, request)
 
     @_rpc.servicer
     def GiveUpHold(self, request: pb.GiveUpHoldRequest, context: grpc.ServicerContext) -> pb.GiveUpHoldReply:
-        saving.give_up(self._store, request)
+        cut_session.give_up(self._store, request)
         return pb.GiveUpHoldReply()
 
     @_rpc.servicer
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
-        return saving.save(self._store, self._saver, request)
+        return cut_session.save(self._store, self._saver, request)
 
     @_rpc.servicer
     def CollectFiles(self, request: pb.CollectFilesRequest, context: grpc.ServicerContext) -> pb.CollectFilesReply:
-        return saving.collect(self._store, self._saver, request)
+        return cut_session.collect(self._store, self._saver, request)
 
     @_rpc.servicer
     def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
-        saving.restore(self._store, self._saver.folder, request)
+        cut_session.restore(self._store, self._saver.folder, request)
         return pb.RestoreReply()
 
 

@@ -5,8 +5,8 @@
 """
 
 from shoal_server.shards.arena import Arena
+from shoal_server.shards.commit_gate import MAX_PAUSE_S
 from shoal_server.shards.events import AnswerPush, Progress
-from shoal_server.shards.gate import MAX_PAUSE_S
 from shoal_server.shards.shard import Cut, JobTerms, Payload, Shard, Stamp
 from shoal_server.shards.snapshot import Snapshot
 from shoal_server.shards.store import ShardStore

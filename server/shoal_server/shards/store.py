@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
-from shoal_server.shards.gate import Gate
+from shoal_server.shards.commit_gate import Gate
 from shoal_server.shards.shard import JobTerms, Shard
 
 # Of memory that was used for gradients and is free: the most that is kept, and for how long. What is kept saves the

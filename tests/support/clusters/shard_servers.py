@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, consistency, optim
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal._checkpoint.storage_urls import open_folder
 from shoal._training.parameters import ParameterClient
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.lane import Lane
@@ -20,14 +20,14 @@ from shoal.v1 import header_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
-from shoal_server.checkpoints.saver import Saver
+from shoal_server.checkpoints.writer import Saver
 from shoal_server.metrics import ServerMetrics
 from shoal_server.pools import CallPool
-from shoal_server.serving.lanes import LaneServer
+from shoal_server.serving.endpoint import EndpointConfig
+from shoal_server.serving.lane_endpoint import LaneServer
 from shoal_server.serving.registry import Endpoints
 from shoal_server.serving.service import DataService
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
-from shoal_server.serving.transports import EndpointConfig
 from shoal_server.shards.events import Progress
 from shoal_server.shards.store import ShardStore
 

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from shoal._checkpoint import direct
+from shoal._checkpoint import direct_io
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.slices import tensor_name
+from shoal._checkpoint.tensor_files import write_tensors
 
 JOB = "digits"
 SHARDS, ROWS, COLUMNS = 3, 40, 100
@@ -110,7 +110,7 @@ def die() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> None:
     root, number, point, seed = arguments
-    direct.BLOCK_BYTES = 4096  # a shard's file is some
+    direct_io.BLOCK_BYTES = 4096  # a shard's file is some
     if point != "none":
         chance = random.Random(f"{point} {seed}")
         step, manifest = POINTS[point]

@@ -29,7 +29,7 @@ from shoal import _rpc, consistency, errors, optim
 from shoal._role.lifecycle import configure_logging
 from shoal._training.parameters import ParameterClient
 from shoal._transport import lane as _lane
-from shoal._transport import lane_calls, server_connection, shared_memory
+from shoal._transport import lane_transport, server_connection, shared_memory
 from shoal._transport import segment as _segment
 from shoal._transport.frames import PARAMETER_SERVER
 from shoal._transport.lane import Lane
@@ -41,19 +41,19 @@ from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.optimizers import compilation
-from shoal_server.optimizers.idle_cores import THREADS_VARIABLE
+from shoal_server.optimizers.kernel_threads import THREADS_VARIABLE
 from shoal_server.process import Server, ServerConfig
-from shoal_server.serving import lanes
+from shoal_server.serving import lane_endpoint
 
 VARIABLES = {"w": Variable((100_000,))}  # 400 kB, enough for memory to be shared
 RETRY_FOR_S = 0.2
 _TIMEOUT_S = 20.0
 _MOST_BYTES = 1 << 16
-_SERVER_CODE = {lanes.__file__, _lane.__file__, _segment.__file__}
+_SERVER_CODE = {lane_endpoint.__file__, _lane.__file__, _segment.__file__}
 _WORKER_CODE = {
     server_connection.__file__,
     shared_memory.__file__,
-    lane_calls.__file__,
+    lane_transport.__file__,
     _lane.__file__,
     _segment.__file__,
 }

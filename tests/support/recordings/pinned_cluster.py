@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
-from shoal._checkpoint.folders import open_folder
+from shoal._checkpoint.storage_urls import open_folder
 from shoal._rpc import RpcServer
 from shoal._system.host import host_id
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import VERSION, FileEntry, Manifest
 from shoal._checkpoint.slices import SavedVariables, tensor_name
+from shoal._checkpoint.tensor_files import write_tensors
 from shoal._cli.app import app
 from shoal.checkpoints import Checkpoints
 from shoal.status import Evaluation
@@ -251,7 +251,7 @@ class TestTheFolder:
 
 class TestOtherFrameworks:
     def test_an_export_is_read_by_the_library(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal._checkpoint.foreign._PIECE_BYTES", 70)
+        monkeypatch.setattr("shoal._checkpoint.safetensors_files._PIECE_BYTES", 70)
         save(tmp_path)
         Checkpoints(str(tmp_path)).export("digits", tmp_path / "model.safetensors")
         exported = load_file(tmp_path / "model.safetensors")
@@ -265,7 +265,7 @@ class TestOtherFrameworks:
             Checkpoints(str(tmp_path)).export("digits", tmp_path / "none" / "model.safetensors")
 
     def test_what_is_imported_is_exported_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal._checkpoint.foreign._PIECE_BYTES", 50)
+        monkeypatch.setattr("shoal._checkpoint.safetensors_files._PIECE_BYTES", 50)
         tensors = {
             "a": np.arange(40, dtype=np.float64).reshape(8, 5),
             "b.c": KERNEL,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shoal._display.telling import figures
+from shoal._display.formatting import figures
 from shoal.status import Progress
 
 

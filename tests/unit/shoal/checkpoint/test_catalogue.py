@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from shoal import errors
 from shoal._checkpoint import manifest as manifests
 from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
-from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
+from shoal._checkpoint.tensor_files import write_tensors
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

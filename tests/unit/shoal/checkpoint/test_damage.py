@@ -15,10 +15,10 @@ import pytest
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import FILE, Manifest
 from shoal._checkpoint.slices import SavedVariables, tensor_name
+from shoal._checkpoint.tensor_files import write_tensors
 from support import forms
 
 pytestmark = pytest.mark.timeout(forms.size(120, 1200))

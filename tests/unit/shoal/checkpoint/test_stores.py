@@ -13,15 +13,15 @@ from fsspec.registry import _registry
 from typer.testing import CliRunner
 
 from shoal import errors
-from shoal._checkpoint import files, object_store
 from shoal._checkpoint import manifest as manifests
+from shoal._checkpoint import object_store, tensor_files
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.files import open_tensors, write_tensors
-from shoal._checkpoint.folders import open_folder
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.object_store import ObjectStore
 from shoal._checkpoint.slices import SavedVariables, tensor_name
 from shoal._checkpoint.storage import Folder, probe
+from shoal._checkpoint.storage_urls import open_folder
+from shoal._checkpoint.tensor_files import open_tensors, write_tensors
 from shoal._cli.app import app
 from shoal.checkpoints import Checkpoints
 
@@ -267,7 +267,7 @@ def test_one_listing_a_job(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_blocks_of_an_object_are_read_side_by_side(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (files, manifests):
+    for module in (tensor_files, manifests):
         monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 10)
     x = np.arange(5000, dtype=np.float32)
     entry = write_tensors(bucket, ["f.safetensors"], *of({"x": x}))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import shoal
 from shoal._cli import options, output
 from shoal._cli.app import app
-from shoal._cli.follow import follow, summary
+from shoal._cli.job_watch import follow, summary
 from shoal._cli.output import Output
 from shoal.status import Evaluation, JobResult, StepTiming, Timings
 from shoal.v1 import coordinator_pb2, job_pb2

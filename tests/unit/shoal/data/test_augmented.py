@@ -15,8 +15,8 @@ from shoal.data import Arrays, Augmented, Seekable, Subset, split
 from shoal.data.augment import Augmentation, Crop, Flip, Normalise, ToFloat
 from shoal.program import BlockDataset, RandomDataset
 from shoal_nn._mapped import Mapped
+from shoal_worker.batch_seeds import epoch_seed
 from shoal_worker.batches import LeasedBatches, prefetch_of
-from shoal_worker.draws import epoch_seed
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), np.uint8)
 NUMBERS = np.arange(40)

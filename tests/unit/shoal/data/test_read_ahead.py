@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from shoal.data._reading.read_ahead import ReadAhead
+from shoal.data._reading.prefetcher import ReadAhead
 from support import waiting
 
 

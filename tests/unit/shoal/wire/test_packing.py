@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal._transport.segment import Slots
-from shoal._wire import arrival as _arrival
 from shoal._wire import framing, packing, plans
-from shoal._wire.arrival import Arrival
+from shoal._wire import pull_decoder as _arrival
 from shoal._wire.chunks import Chunk
 from shoal._wire.framing import Assembler, arenas_of, slot_arrays, slot_offsets
 from shoal._wire.layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
 from shoal._wire.limits import CHUNK_BYTES
 from shoal._wire.packing import Complete, Packer
+from shoal._wire.pull_decoder import Arrival
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_coordinator.cluster import plan_shards

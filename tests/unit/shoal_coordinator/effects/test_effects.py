@@ -8,9 +8,9 @@ import pytest
 
 from shoal import errors, optim
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.files import write_tensors
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import FILE, Manifest
+from shoal._checkpoint.tensor_files import write_tensors
 from shoal._wire.cursor import Cursor
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
@@ -21,8 +21,8 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
-from shoal_coordinator.effects import cutting, publishing, restoring
-from shoal_coordinator.effects.performer import Performer
+from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, checkpoint_restore
+from shoal_coordinator.effects.effect_runner import Performer
 from shoal_coordinator.job import Ledger
 from shoal_coordinator.messages import (
     CountCheckpoints,
@@ -124,12 +124,12 @@ def cut(number, **fields):
 def write(servers, catalogue, number, policy=None, *, best=None, keep=(), **fields):
     made = cut(number, **fields)
     effect = WriteCheckpoint(REF, placement(), spec(checkpoints=policy), made, best, keep, number=number)
-    return publishing.write(effect, servers, catalogue)
+    return checkpoint_commit.write(effect, servers, catalogue)
 
 
 def restore(servers, catalogue, *sources, created=None, **options):
     effect = CreateShards(REF, placement(), spec(**options), sources, number=9)
-    return restoring.restore(effect, lambda: created is None or created.append(1), servers, catalogue)
+    return checkpoint_restore.restore(effect, lambda: created is None or created.append(1), servers, catalogue)
 
 
 class TestTheCut:
@@ -158,7 +158,7 @@ class TestTheCut:
             assert [method for method, _ in servers.calls] == ["Hold", "Hold"], "some server lets commits pass"
             return Held(ledger.to_proto(), {"w0": 0}, state_pb2.TallyRecord(loss=0.5))
 
-        made = cutting.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
+        made = checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
         assert (made.number, made.step, made.version, made.tally.loss) == (4, 4, 5, 0.5)
         assert {(request.cut, request.number, request.generation) for request in seen} == {(17, 4, 5)}
         [worker] = seen[0].workers
@@ -170,7 +170,7 @@ class TestTheCut:
     def test_of_a_job_without_data_has_none(self, servers):
         self.answers(servers)
         held = Held(None, {}, state_pb2.TallyRecord())
-        assert cutting.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, lambda: held).data is None
+        assert checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, lambda: held).data is None
 
     @pytest.mark.parametrize(("last", "pause_s"), [(False, 0.0), (True, 20.0)])
     def test_is_the_last_one_only_where_the_job_goes_back_to_it(self, servers, last, pause_s):
@@ -182,7 +182,7 @@ class TestTheCut:
 
         servers.answers |= {"Hold": pb.HoldReply(), "Save": save}
         effect = TakeCut(REF, 1, SERVERS, 7, last, number=5)
-        made = cutting.take_cut(effect, servers, lambda: Held(None, {}, state_pb2.TallyRecord()))
+        made = checkpoint_cut.take_cut(effect, servers, lambda: Held(None, {}, state_pb2.TallyRecord()))
         assert (pauses, made.held_by) == ([pause_s, pause_s], 5 if last else 0)
 
     @pytest.mark.parametrize("fails", ["Hold", "Save", "held"])
@@ -199,7 +199,7 @@ class TestTheCut:
             return Held(None, {}, state_pb2.TallyRecord())
 
         with pytest.raises((errors.Unreachable, errors.Cancelled)):
-            cutting.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
+            checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
         assert servers.calls[-2:] == [("GiveUpHold", "s0"), ("GiveUpHold", "s1")]
         assert servers.told == pb.GiveUpHoldRequest(job="a", cut=17)
 
@@ -208,13 +208,13 @@ def test_of_a_later_life_the_progress_counts_however_small():
     old = pb.WorkerProgress(worker="w0", incarnation=3, committed=9, finished=9)
     new = pb.WorkerProgress(worker="w0", incarnation=4, committed=1, finished=0)
     for order in ([old, new], [new, old]):
-        assert cutting.furthest(order) == [new]
+        assert checkpoint_cut.furthest(order) == [new]
 
 
 def test_numbers_are_counted_torn_ones_included(catalogue):
-    assert publishing.count(CountCheckpoints(REF, number=3), catalogue).largest == 0
+    assert checkpoint_commit.count(CountCheckpoints(REF, number=3), catalogue).largest == 0
     catalogue.folder.write((*path_of("a", 8), "torn"), [b"x"])
-    counted = publishing.count(CountCheckpoints(REF, number=3), catalogue)
+    counted = checkpoint_commit.count(CountCheckpoints(REF, number=3), catalogue)
     assert (counted.job, counted.largest, counted.effect) == (REF, 8, 3)
 
 

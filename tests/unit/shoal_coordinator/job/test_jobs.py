@@ -11,7 +11,7 @@ from shoal.status import Evaluation, JobState, StepTiming, Timings
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job.event_log import EventLog
-from shoal_coordinator.job.life import JobLife
+from shoal_coordinator.job.machine import JobLife
 from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.messages import JobDescribed, JobRef, WorkerReported
 

@@ -10,7 +10,7 @@ from shoal.job import Job
 from shoal.status import SavedCheckpoint
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.job.checkpointing import Checkpointing
+from shoal_coordinator.job.checkpoint_schedule import Checkpointing
 from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.parts import Description
 from shoal_coordinator.job.recovery import MAX_FRUITLESS, Recovery

@@ -17,10 +17,10 @@ from shoal._cli.cluster import _free_page
 from shoal._role import flags
 from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, MemberStatus, Progress, Role, ServerLoad
-from shoal_coordinator.page.answers import encode, status_of
 from shoal_coordinator.page.history import thinned
 from shoal_coordinator.page.rates import Rates, ServerRates
 from shoal_coordinator.page.reader import Mark
+from shoal_coordinator.page.responses import encode, status_of
 from shoal_coordinator.page.server import rules_for
 from shoal_coordinator.page.threads import Threads
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_server.optimizers import conversions, kernels
-from shoal_server.optimizers.idle_cores import Crew
+from shoal_server.optimizers.kernel_threads import Crew
 
 HALVES = (np.float16, ml_dtypes.bfloat16)
 KEPT = (np.float32, np.float64, np.int64)

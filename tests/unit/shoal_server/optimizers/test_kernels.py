@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal_server.optimizers import arrays, compilation, conversions, kernels
-from shoal_server.optimizers.idle_cores import Crew
+from shoal_server.optimizers.kernel_threads import Crew
 
 FLOATS = (np.float32, np.float64)
 CHECKED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal import optim
 from shoal._wire.layout import Aggregation
 from shoal_server.optimizers import kernels, update_rules
-from shoal_server.optimizers.idle_cores import Crew
+from shoal_server.optimizers.kernel_threads import Crew
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "optimizers.json").read_text())
 CASES = {case["name"]: case for case in GOLDEN["cases"]}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._wire.outgoing import Outgoing
+from shoal._wire.push_stream import Outgoing
 
 PATIENCE_S = 30
 

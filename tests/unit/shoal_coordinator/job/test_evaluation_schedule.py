@@ -11,7 +11,7 @@ from shoal._wire import Heard
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import Evaluated
 from shoal.status import Evaluation, JobState
-from shoal_coordinator.job.evaluating import Evaluating
+from shoal_coordinator.job.evaluation_schedule import Evaluating
 from shoal_coordinator.messages import CountCheckpoints, TakeCut, WriteCheckpoint
 from shoal_coordinator.messages.events import CheckpointFailed, CheckpointRequested
 from support.clusters.cluster_rig import KEEPING, Rig, job

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shoal import errors
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.storage import Folder
 
 

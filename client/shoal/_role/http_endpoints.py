@@ -1,7 +1,7 @@
 """The pages that every role serves over HTTP: /metrics for Prometheus, /healthz for probes.
 
-The port is open from the start. What answers there, `shoal._role.app`, is imported with the first connection, so that
-no role starts later for it. Connections are few and short, so that a slow caller holds up nobody.
+The port is open from the start. What answers there, `shoal._role.http_app`, is imported with the first connection, so
+that no role starts later for it. Connections are few and short, so that a slow caller holds up nobody.
 """
 
 import select
@@ -77,7 +77,7 @@ class RolePages:
                 _log.exception("the pages have failed", address=self.address)
 
     def _run(self, listening: socket.socket) -> None:
-        from shoal._role.app import make_server  # noqa: PLC0415 - not before somebody asks
+        from shoal._role.http_app import make_server  # noqa: PLC0415 - not before somebody asks
 
         server = make_server(
             listening,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from shoal.status import JobState, SavedCheckpoint
 from shoal_coordinator.cluster.membership import Membership
-from shoal_coordinator.cluster.outstanding import Outstanding
+from shoal_coordinator.cluster.pending_effects import Outstanding
 from shoal_coordinator.job import JobLife
 from shoal_coordinator.messages import Effect
 

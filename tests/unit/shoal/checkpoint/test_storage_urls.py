@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal import errors
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 
 
 def read(folder: LocalFolder, *path: str) -> bytes:

@@ -8,10 +8,10 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from shoal import _rpc, errors
+from shoal._transport.chunk_reader import take_frame
 from shoal._transport.connection import Connection
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.handshake import Security, TokenSecurity, decoded, greet, sent_error
-from shoal._transport.inflow import take_frame
 from shoal._transport.lane import Lane
 from shoal._transport.transport import Target, Transport, TransportFactory, Unavailable
 from shoal._wire import Arrival, Delivery, Load

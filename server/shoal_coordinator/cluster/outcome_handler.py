@@ -5,10 +5,10 @@ from typing import Any
 
 from shoal import errors
 from shoal.status import SavedCheckpoint
-from shoal_coordinator.cluster.departures import Departures
+from shoal_coordinator.cluster.draining import Departures
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Membership
-from shoal_coordinator.cluster.outstanding import Outstanding
+from shoal_coordinator.cluster.pending_effects import Outstanding
 from shoal_coordinator.job import JobLife
 from shoal_coordinator.messages import Effect, Held, events
 

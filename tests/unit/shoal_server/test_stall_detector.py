@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal_server.stalls import Stalls
+from shoal_server.stall_detector import Stalls
 
 
 class Clock:

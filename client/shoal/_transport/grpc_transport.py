@@ -1,6 +1,6 @@
 """The transport by gRPC: every server has it, so it comes last."""
 
-from shoal._transport.inflow import take_message
+from shoal._transport.chunk_reader import take_message
 from shoal._transport.transport import Target, Transport, TransportFactory
 from shoal._wire import Arrival, Delivery, Load
 from shoal.v1 import header_pb2

@@ -16,7 +16,7 @@ import structlog
 from shoal import _tracing, errors
 from shoal._checkpoint import Catalogue, Folder, no_folder
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_coordinator.effects import cutting, publishing, restoring
+from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, checkpoint_restore
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import (
     AdmitWorker,
@@ -189,12 +189,12 @@ class Performer:
             case DropShards():
                 self._drop_shards(effect, calls)
             case CountCheckpoints():
-                return publishing.count(effect, self._checkpoints)
+                return checkpoint_commit.count(effect, self._checkpoints)
             case TakeCut():
                 held = CutHeld(effect.job)
-                return cutting.take_cut(effect, calls, lambda: self._machine.held(held))
+                return checkpoint_cut.take_cut(effect, calls, lambda: self._machine.held(held))
             case WriteCheckpoint():
-                return publishing.write(effect, calls, self._checkpoints)
+                return checkpoint_commit.write(effect, calls, self._checkpoints)
         return events.EffectDone(effect=effect.number)
 
     @property
@@ -211,7 +211,7 @@ class Performer:
         if not effect.sources:
             create()
             return events.ShardsCreated(effect.job, effect=effect.number)
-        restored = restoring.restore(effect, create, calls, self._checkpoints)
+        restored = checkpoint_restore.restore(effect, create, calls, self._checkpoints)
         return events.ShardsCreated(effect.job, restored, effect=effect.number)
 
     def _admit_worker(self, effect: AdmitWorker, calls: ServerCalls) -> events.Outcome:

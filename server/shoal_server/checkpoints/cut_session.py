@@ -6,7 +6,7 @@ from shoal import errors
 from shoal._checkpoint import Catalogue, Folder, SavedVariables, mismatches
 from shoal._wire import Cursor, storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server.checkpoints.saver import Saver, load
+from shoal_server.checkpoints.writer import Saver, load
 from shoal_server.shards import MAX_PAUSE_S, Cut, JobTerms, Progress, ShardStore
 
 _MAX_WITHIN_S = 10.0

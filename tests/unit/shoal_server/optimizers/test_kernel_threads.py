@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shoal import errors
-from shoal_server.optimizers import idle_cores
-from shoal_server.optimizers.idle_cores import Crew
+from shoal_server.optimizers import kernel_threads
+from shoal_server.optimizers.kernel_threads import Crew
 from support.waiting import wait_until
 
 
@@ -169,23 +169,23 @@ def test_helpers_rest_twenty_times_what_a_caller_had_to_wait(waited: float, rest
 
 
 def test_as_many_threads_as_this_process_may_use_cores_up_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(idle_cores.THREADS_VARIABLE, raising=False)
+    monkeypatch.delenv(kernel_threads.THREADS_VARIABLE, raising=False)
     for cores, expected in [({3}, 1), ({0, 5}, 2), (set(range(64)), 8)]:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, cores=cores: cores, raising=False)
-        assert idle_cores.threads() == expected
+        assert kernel_threads.threads() == expected
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert idle_cores.threads() == 4
+    assert kernel_threads.threads() == 4
 
 
 def test_the_environment_has_the_last_word_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(idle_cores.THREADS_VARIABLE, "12")
-    assert idle_cores.threads() == 12
+    monkeypatch.setenv(kernel_threads.THREADS_VARIABLE, "12")
+    assert kernel_threads.threads() == 12
     for wrong in ("0", "-1", "two", "1.5", " "):
-        monkeypatch.setenv(idle_cores.THREADS_VARIABLE, wrong)
+        monkeypatch.setenv(kernel_threads.THREADS_VARIABLE, wrong)
         with pytest.raises(errors.BadRequest, match=r"SHOAL_KERNEL_THREADS is .*1 or more"):
-            idle_cores.threads()
+            kernel_threads.threads()
 
 
 def test_a_process_has_one_crew() -> None:
-    assert idle_cores.crew() is idle_cores.crew()
+    assert kernel_threads.crew() is kernel_threads.crew()

@@ -18,10 +18,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from shoal import errors
-from shoal._checkpoint import files, local_folder, manifest
-from shoal._checkpoint.files import TensorReader, open_tensors, write_tensors
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint import local_storage, manifest, tensor_files
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, sum_of
+from shoal._checkpoint.tensor_files import TensorReader, open_tensors, write_tensors
 from shoal._checkpoint.tensors import decode_header, encode_header
 
 DTYPES = [np.float32, np.float64, np.int64, np.float16, np.uint8, np.bool_]
@@ -68,7 +68,7 @@ def same(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> bool:
 def test_what_is_written_is_read(tmp_path_factory: Any, drawn: Any, block: int, piece: int) -> None:
     root, tensors = tmp_path_factory.mktemp("files"), filled(drawn)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK_BYTES", block)
+        patch.setattr(tensor_files, "BLOCK_BYTES", block)
         patch.setattr(manifest, "BLOCK_BYTES", block)
         entry = write(root, tensors, piece=piece)
         assert len(entry.sums) == math.ceil(entry.nbytes / block)
@@ -98,9 +98,9 @@ def test_any_pieces_are_filled_with_what_is_there(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], wanted: random.Random, order: random.Random
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK_BYTES", 512)
+        patch.setattr(tensor_files, "BLOCK_BYTES", 512)
         patch.setattr(manifest, "BLOCK_BYTES", 512)
-        patch.setattr(local_folder, "_MAX_TARGETS", 3)
+        patch.setattr(local_storage, "_MAX_TARGETS", 3)
         root = tmp_path_factory.mktemp("pieces")
         entry = write(root, {"x": np.random.default_rng(1).integers(0, 256, 4_000).astype(np.int64)})
         data = (root / "f.safetensors").read_bytes()
@@ -118,7 +118,7 @@ def test_any_pieces_are_filled_with_what_is_there(
 
 
 def test_a_part_of_a_tensor_reads_no_more_than_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(tensor_files, "BLOCK_BYTES", 1 << 10)
     monkeypatch.setattr(manifest, "BLOCK_BYTES", 1 << 10)
     x = np.arange(10_000, dtype=np.float32)
     entry = write(tmp_path, {"x": x})

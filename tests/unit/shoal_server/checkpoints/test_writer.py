@@ -10,11 +10,11 @@ import pytest
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
-from shoal_server.checkpoints.saver import Saver
+from shoal_server.checkpoints.writer import Saver
 from shoal_server.shards.snapshot import Snapshot
 from support.waiting import wait_until
 
@@ -158,7 +158,7 @@ def test_a_defect_is_told_and_keeps_nothing(saver: Saver, monkeypatch: pytest.Mo
     def broken(*_: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("shoal_server.checkpoints.saver.write_tensors", broken)
+    monkeypatch.setattr("shoal_server.checkpoints.writer.write_tensors", broken)
     [kept] = begin(saver, "a", 1, 1, snapshot())
     with pytest.raises(RuntimeError, match="boom"):
         saver.collect("a", 1, within_s=30)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from shoal import errors
-from shoal._checkpoint.local_folder import LocalFolder
+from shoal._checkpoint.local_storage import LocalFolder
 from shoal._wire.layout import Placement
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.effects import publishing
-from shoal_coordinator.effects.performer import Performer, Report
+from shoal_coordinator.effects import checkpoint_commit
+from shoal_coordinator.effects.effect_runner import Performer, Report
 from shoal_coordinator.messages import (
     AdmitWorker,
     CheckpointsCounted,
@@ -110,7 +110,7 @@ def test_a_count_waits_for_what_is_left_of_an_earlier_job_of_the_name(
         folder.write(("a", "00000005", "shard"), [b"x"])
         return events.EffectDone(effect=1)
 
-    monkeypatch.setattr(publishing, "write", write)
+    monkeypatch.setattr(checkpoint_commit, "write", write)
     folder.answers.set()
     performer.submit([writes(1), CountCheckpoints(JobRef("a", 2), number=2)])
     assert [machine.next(), machine.next()] == [
@@ -145,6 +145,6 @@ def test_after_which_failures_of_a_checkpoint_the_shards_are_lost(
     def fail(*_: object) -> Callable[[], None]:
         raise error
 
-    monkeypatch.setattr(publishing, "write", fail)
+    monkeypatch.setattr(checkpoint_commit, "write", fail)
     performer.submit([writes(4)])
     assert machine.next() == CheckpointFailed(A, error.message, lost, effect=4)

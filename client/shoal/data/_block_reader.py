@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal.data._reading.read_ahead import ReadAhead
+from shoal.data._reading.prefetcher import ReadAhead
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 # Of one block or chapter: arrays of equal length, always as many and in the same order.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal._checkpoint import direct
+from shoal._checkpoint import direct_io
 
 BLOCK = 2 * 4096
 SIZES = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK - 4096, 5 * BLOCK + 17]
@@ -17,7 +17,7 @@ SIZES = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK - 4096, 5 * BLO
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(direct_io, "BLOCK_BYTES", BLOCK)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def is_direct(descriptor: int) -> bool:
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_read_is_what_was_written(descriptor: int, tmp_path: Path, size: int, piece: int) -> None:
     data = content(size)
-    direct.write_file(descriptor, [b"", *cut(data, piece), b""])
+    direct_io.write_file(descriptor, [b"", *cut(data, piece), b""])
     assert (tmp_path / "file").read_bytes() == data
 
 
@@ -55,12 +55,12 @@ def test_pieces_may_be_reused_once_the_next_is_asked_for(descriptor: int, tmp_pa
             scratch[:] = bytes([number]) * BLOCK
             yield scratch
 
-    direct.write_file(descriptor, pieces())
+    direct_io.write_file(descriptor, pieces())
     assert (tmp_path / "file").read_bytes() == b"".join(bytes([number]) * BLOCK for number in range(5))
 
 
 def test_small_files_take_the_usual_way(descriptor: int) -> None:
-    direct.write_file(descriptor, [content(BLOCK - 1)])
+    direct_io.write_file(descriptor, [content(BLOCK - 1)])
     assert not is_direct(descriptor)
 
 
@@ -83,7 +83,7 @@ def test_a_file_system_without_direct_writes(
     monkeypatch.setattr(fcntl, "fcntl", no_flag)
     monkeypatch.setattr(os, "pwrite", no_write)
     data = content(SIZES[-1])
-    direct.write_file(descriptor, cut(data, 1000))
+    direct_io.write_file(descriptor, cut(data, 1000))
     assert (tmp_path / "file").read_bytes() == data
     assert not is_direct(descriptor)
 
@@ -94,7 +94,7 @@ def test_writes_that_the_kernel_takes_in_part_go_on(
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda opened, data, start: write(opened, data[: max(1, len(data) // 3)], start))
     data = content(SIZES[-1])
-    direct.write_file(descriptor, [data])
+    direct_io.write_file(descriptor, [data])
     assert (tmp_path / "file").read_bytes() == data
 
 
@@ -114,4 +114,4 @@ def test_a_write_that_fails_is_an_error(
 
     monkeypatch.setattr(os, "pwrite", failing)
     with pytest.raises(OSError, match=os.strerror(number)):
-        direct.write_file(descriptor, cut(content(SIZES[-1]), 1000))
+        direct_io.write_file(descriptor, cut(content(SIZES[-1]), 1000))

@@ -12,7 +12,7 @@ from shoal._checkpoint import Catalogue, FileEntry, Manifest, path_of, superfluo
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import SavedCheckpoint
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_coordinator.effects import cutting
+from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import (
     CheckpointsCounted,
@@ -56,7 +56,7 @@ def write(effect: WriteCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> 
             _published(effect, catalogue)  # it took a while: nothing is ever written over
             catalogue.publish(manifest)
         except errors.ShoalError:
-            cutting.let_pass(servers_of(effect.placement), cut, calls)
+            checkpoint_cut.let_pass(servers_of(effect.placement), cut, calls)
             _tidy(lambda: _withdraw(effect, catalogue))
             raise
     saved = SavedCheckpoint(cut.number, cut.step, manifest.nbytes, cut.time)

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from shoal import errors
-from shoal._role import pages as _role_pages
-from shoal._role.pages import RolePages
+from shoal._role import http_endpoints as _role_pages
+from shoal._role.http_endpoints import RolePages
 from support.waiting import wait_until
 
 
@@ -146,7 +146,7 @@ def test_a_collector_that_hangs_holds_up_neither_health_nor_the_end(registry):
 def test_the_web_server_is_loaded_with_the_first_connection():
     code = """
 import sys, urllib.request, prometheus_client, shoal._role.pages
-pages = shoal._role.pages.RolePages("127.0.0.1:0", prometheus_client.CollectorRegistry())
+pages = shoal._role.http_endpoints.RolePages("127.0.0.1:0", prometheus_client.CollectorRegistry())
 print(sorted({"uvicorn", "starlette"} & sys.modules.keys()))
 pages.not_ready = ""
 print(urllib.request.urlopen(f"http://{pages.address}/healthz").read())

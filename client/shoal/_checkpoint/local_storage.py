@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from shoal import errors
-from shoal._checkpoint import direct
+from shoal._checkpoint import direct_io
 from shoal._checkpoint.storage import TEMPORARY, Buffer, File, checked, is_name, missing
 from shoal._system import volumes
 
@@ -42,7 +42,7 @@ class LocalFolder:
             descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
             try:
                 try:
-                    direct.write_file(descriptor, pieces)
+                    direct_io.write_file(descriptor, pieces)
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)

@@ -13,13 +13,13 @@ from shoal import _tracing, errors
 from shoal._training import Gradients, PushResult
 from shoal._wire import Cursor, NoRange, number
 from shoal.program import Array, Program, Step
+from shoal_worker.batch_seeds import Draws
 from shoal_worker.batches import Batch, Batches
 from shoal_worker.devices import Device
-from shoal_worker.draws import Draws
 from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import Figures
 from shoal_worker.programs import computing_on, memory_told, told
-from shoal_worker.tally import Tally
+from shoal_worker.step_counters import Tally
 
 _REPORT_EVERY_S = 0.5
 # A round without data lasts at least this long: enough to ask for data soon, too little to hold up anyone for long.

@@ -4,8 +4,8 @@ import pytest
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.crew import Crew
 from shoal_coordinator.job.parts import Participant
+from shoal_coordinator.job.worker_group import Crew
 from shoal_coordinator.messages import WorkerReported
 
 SPEC = Job("m:f", name="a", workers=2, min_workers=1, max_workers=3)

@@ -37,9 +37,9 @@ from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions
 from shoal_server.serving import pushes
+from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.pulls import Answer, PendingPull, read, replies
 from shoal_server.serving.service import DataService, required
-from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
 
 M = TypeVar("M", bound=Message)
 _log = structlog.get_logger(__name__)

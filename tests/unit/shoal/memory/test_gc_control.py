@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal._memory import garbage
+from shoal._memory import gc_control
 
 
 class Ring:
@@ -22,7 +22,7 @@ def thawed() -> Iterator[None]:
 
 
 def test_nothing_is_collected_meanwhile_and_what_was_made_is_never_looked_at() -> None:
-    with garbage.spared():
+    with gc_control.spared():
         assert not gc.isenabled()
         loaded = Ring()
     assert gc.isenabled()
@@ -34,7 +34,7 @@ def test_nothing_is_collected_meanwhile_and_what_was_made_is_never_looked_at() -
 
 
 def test_what_comes_afterwards_is_collected() -> None:
-    with garbage.spared():
+    with gc_control.spared():
         pass
     ring = Ring()
     gone = weakref.ref(ring)
@@ -44,6 +44,6 @@ def test_what_comes_afterwards_is_collected() -> None:
 
 
 def test_a_start_that_fails_leaves_the_collector_on() -> None:
-    with pytest.raises(OSError, match="in use"), garbage.spared():
+    with pytest.raises(OSError, match="in use"), gc_control.spared():
         raise OSError("in use")
     assert gc.isenabled()

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from shoal._wire import Cursor, Lease, NoRange, Placement, Turn, Verdict
 from shoal.events import LogLine, MetricsReported
 from shoal.status import Evaluation, JobState, SavedCheckpoint
+from shoal_coordinator.job.counters import Loss, Tallies
 from shoal_coordinator.job.parts import Participant, Stage, Submission
 from shoal_coordinator.job.snapshot import JobSnapshot
-from shoal_coordinator.job.tallies import Loss, Tallies
 from shoal_coordinator.job.view import JobView
 from shoal_coordinator.messages import (
     Attempt,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from shoal._memory.leases import lend
+from shoal._memory.borrowed_arrays import lend
 from shoal._transport.segment import Slots
 
 VIEWS = {

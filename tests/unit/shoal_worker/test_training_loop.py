@@ -17,10 +17,10 @@ from shoal._wire.cursor import Cursor
 from shoal.program import Step
 from shoal.status import StepTiming
 from shoal_worker.arrays import Cpu
+from shoal_worker.batch_seeds import Draws
 from shoal_worker.batches import LeasedBatches, NoBatches
-from shoal_worker.draws import Draws
 from shoal_worker.messages import Figures, decode, encode
-from shoal_worker.training import Training, TrainingConfig
+from shoal_worker.training_loop import Training, TrainingConfig
 from support.devices.fake_cupy import FakeOutOfMemoryError, FakeRuntimeError
 
 EXAMPLES = 20

@@ -8,7 +8,7 @@ from shoal._wire import Heard, Lease, NoRange, Turn, Verdict
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
-from shoal_coordinator.cluster.outcomes import Outcomes
+from shoal_coordinator.cluster.outcome_handler import Outcomes
 from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.job import JobLife
 from shoal_coordinator.messages import Described, Effect, Joined, events

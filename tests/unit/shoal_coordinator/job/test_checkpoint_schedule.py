@@ -9,7 +9,7 @@ from shoal.checkpoint_policy import NEVER, CheckpointChoice, CheckpointPolicy
 from shoal.job import Job
 from shoal.status import SavedCheckpoint
 from shoal.v1 import job_pb2
-from shoal_coordinator.job.checkpointing import Checkpointing
+from shoal_coordinator.job.checkpoint_schedule import Checkpointing
 
 START = 1_000.0
 
