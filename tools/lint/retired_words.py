@@ -1,0 +1,273 @@
+"""Lint for words that the project no longer uses, listed in `retired_words.toml`.
+
+    python tools/lint/retired_words.py              # fails if there are hits; one line for each
+    python tools/lint/retired_words.py --count      # prints the number of hits of each word instead
+    python tools/lint/retired_words.py docs server  # looks at these paths alone
+
+Each entry of the file has either an `identifier` or a `phrase`, and `use`, what to write instead:
+
+- An identifier is one or several words, such as `crew` or `take_up`. It is found in any case and style of identifiers:
+  `crew`, `_crew`, `old_crew`, `CrewList` and `SHOAL_CREW` are hits, `screw` is not.
+- An identifier with `whole = true` is found only as an identifier of its own, in exactly this case.
+- An identifier with `code = true` is found in code alone, not in comments, strings and prose: for words that are good
+  English and a bad name, such as `gate`. In Markdown, code is what stands between backticks.
+- A phrase is found in any case, with any white space between its words, line breaks included.
+
+`in` and `out` are lists of globs over paths: `**` stands for any folders. Without `in`, an entry holds everywhere; one
+with `code = true` holds in `sources`, a list at the top of the file. `exempt` lists the paths where no entry holds.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WORDS = Path(__file__).with_name("retired_words.toml")
+_FIELDS = {"identifier", "phrase", "use", "whole", "code", "in", "out"}
+# What is no code, by the ending of the file.
+_NOT_CODE = {
+    ".py": r"""\"\"\".*?\"\"\"|'''.*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""",
+    ".js": r"//[^\n]*|/\*.*?\*/",
+    ".proto": r"//[^\n]*",
+    ".css": r"/\*.*?\*/",
+}
+_HASH_COMMENT = r"#[^\n]*"
+_TOKEN = re.compile(r"\w+(?:-\w+)*")
+_MARKDOWN_CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One retired word.
+
+    Attributes:
+        text: the identifier or the phrase.
+        use: what to write instead.
+        pattern: finds it.
+        first: its first word in small letters, which a text without the word need not have.
+        is_phrase: it is found over several words and lines; an identifier is found in one token.
+        code: look for it in code alone.
+        inside: the globs of the paths where it is retired; empty: everywhere.
+        outside: the globs of the paths where it is not.
+    """
+
+    text: str
+    use: str
+    pattern: re.Pattern[str]
+    first: str
+    is_phrase: bool = False
+    code: bool = False
+    inside: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+
+    def applies_to(self, path: str) -> bool:
+        """Returns whether the word is retired in a file."""
+        return (not self.inside or matches(path, self.inside)) and not matches(path, self.outside)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A retired word in a file."""
+
+    path: str
+    line: int
+    word: Word
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.word.text} -> {self.word.use}"
+
+
+def matches(path: str, globs: Iterable[str]) -> bool:
+    """Returns whether a path, relative to the root and with slashes, matches one of some globs."""
+    return any(_glob(glob).fullmatch(path) for glob in globs)
+
+
+def identifier_pattern(text: str, whole: bool = False) -> re.Pattern[str]:
+    """Returns the pattern that finds an identifier.
+
+    Args:
+        text: words in snake_case or CamelCase.
+        whole: find it only as an identifier of its own, in this case. False: also as a part of a longer one.
+    """
+    if whole:
+        return re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
+    words = _words(text)
+    snake, upper = "_".join(words), "_".join(words).upper()
+    first, *rest = words
+    camel = first + "".join(word.capitalize() for word in rest)
+    pascal = "".join(word.capitalize() for word in words)
+    kebab = rf"|(?<![A-Za-z0-9]){re.escape('-'.join(words))}(?![A-Za-z0-9])" if rest else ""
+    return re.compile(
+        rf"(?<![A-Za-z0-9]){snake}(?![a-z0-9])|(?<![A-Za-z0-9]){upper}(?![A-Za-z0-9])"
+        rf"|(?<![A-Za-z0-9]){camel}(?![a-z0-9])|(?<![A-Z]){pascal}(?![a-z0-9]){kebab}"
+    )
+
+
+def phrase_pattern(text: str) -> re.Pattern[str]:
+    """Returns the pattern that finds a phrase, in any case, also where a line break or a comment's mark is in it."""
+    gap = r"(?:[ \t]+|[ \t]*\n[ \t]*(?:#|//|\*|>)?[ \t]*)"
+    return re.compile(rf"(?<!\w){gap.join(re.escape(word) for word in text.split())}(?!\w)", re.IGNORECASE)
+
+
+def load(text: str) -> tuple[list[Word], tuple[str, ...]]:
+    """Reads a list of retired words.
+
+    Args:
+        text: the list, as TOML.
+
+    Returns:
+        The words, and the globs of the paths that are exempt from all of them.
+
+    Raises:
+        ValueError: an entry has an unknown field, no `use`, or not exactly one of `identifier` and `phrase`.
+    """
+    record = tomllib.loads(text)
+    words = []
+    for entry in record.get("words", []):
+        if entry.keys() - _FIELDS or "use" not in entry or ("identifier" in entry) == ("phrase" in entry):
+            raise ValueError(f"no entry of retired words: {entry}")
+        if "identifier" in entry:
+            found = entry["identifier"]
+            pattern, first = identifier_pattern(found, entry.get("whole", False)), _words(found)[0]
+        else:
+            found = entry["phrase"]
+            pattern, first = phrase_pattern(found), found.split()[0].lower()
+        code = entry.get("code", False)
+        everywhere = record.get("sources", ()) if code else ()
+        scope = tuple(entry.get("in", everywhere)), tuple(entry.get("out", ()))
+        words.append(Word(found, entry["use"], pattern, first, "phrase" in entry, code, *scope))
+    return words, tuple(record.get("exempt", ()))
+
+
+class Finder:
+    """Finds retired words in files.
+
+    Args:
+        words: the list.
+    """
+
+    def __init__(self, words: Sequence[Word]) -> None:
+        self._phrases = [word for word in words if word.is_phrase]
+        self._identifiers = [word for word in words if not word.is_phrase]
+        self._by_token: dict[str, list[Word]] = {}  # what was found in each token so far: most occur again and again
+
+    def hits(self, path: str, text: str) -> Iterator[Hit]:
+        """Yields the retired words of a file.
+
+        Args:
+            path: of the file, relative to the root and with slashes.
+            text: what is in it.
+        """
+        small = text.lower()
+        for word in self._phrases:
+            if word.first in small and word.applies_to(path):
+                for match in word.pattern.finditer(text):
+                    yield Hit(path, text.count("\n", 0, match.start()) + 1, word)
+        for in_code, searched in ((False, text), (True, code_of(path, text))):
+            for number, line in enumerate(searched.splitlines(), 1):
+                for token in _TOKEN.findall(line):
+                    for word in self._words_of(token):
+                        if word.code is in_code and word.applies_to(path):
+                            yield Hit(path, number, word)
+
+    def _words_of(self, token: str) -> list[Word]:
+        """Returns the retired identifiers in a token, once for each time that they are in it."""
+        found = self._by_token.get(token)
+        if found is None:
+            small = token.lower()
+            near = [word for word in self._identifiers if word.first in small]
+            found = self._by_token[token] = [word for word in near for _ in word.pattern.findall(token)]
+        return found
+
+
+def code_of(path: str, text: str) -> str:
+    """Returns the code in a file, on the lines where it stands: what remains without comments, strings and prose.
+
+    Args:
+        path: of the file; its ending says what is code.
+        text: what is in it.
+    """
+    ending = Path(path).suffix
+    if ending == ".md":
+        kept = iter(_MARKDOWN_CODE.findall(text))
+        return "".join(_blank(prose) + next(kept, "") for prose in _MARKDOWN_CODE.split(text))
+    pattern = _NOT_CODE.get(ending, _HASH_COMMENT)
+    return re.sub(pattern, lambda found: _blank(found[0]), text, flags=re.DOTALL)
+
+
+def files(root: Path, paths: Sequence[str] = ()) -> list[str]:
+    """Returns the tracked files below some paths, or all, relative to the root."""
+    command = ["git", "ls-files", "-z", "--", *paths]
+    found = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    return [name for name in found.split("\0") if name]
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT, words_file: Path = WORDS) -> int:
+    """Runs the lint and returns its exit status.
+
+    Args:
+        arguments: the command line without the program's name. Default: this process's.
+        root: the repository to look at.
+        words_file: the list of retired words.
+    """
+    parser = argparse.ArgumentParser(description="Reports words that are no longer used.")
+    parser.add_argument("paths", nargs="*", help="look at these files and folders (default: all tracked files)")
+    parser.add_argument("--count", action="store_true", help="print the number of hits of each word, and succeed")
+    options = parser.parse_args(arguments)
+    words, exempt = load(words_file.read_text())
+    found: list[Hit] = []
+    finder = Finder(words)
+    for name in files(root, options.paths):
+        path = root / name
+        if matches(name, exempt) or not path.is_file() or path.is_symlink():
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += finder.hits(name, text)
+    if options.count:
+        for (word, use), count in Counter((hit.word.text, hit.word.use) for hit in found).most_common():
+            print(f"{count:5} {word} -> {use}")
+        return 0
+    for hit in sorted(found, key=lambda hit: (hit.path, hit.line)):
+        print(hit)
+    return 1 if found else 0
+
+
+def _blank(text: str) -> str:
+    """Returns the line breaks of a text, a space in place of all between them."""
+    return re.sub(r"[^\n]+", " ", text)
+
+
+def _words(identifier: str) -> list[str]:
+    """Returns the words of an identifier in snake_case or CamelCase, in small letters."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", identifier)]
+
+
+@cache
+def _glob(glob: str) -> re.Pattern[str]:
+    """Returns the pattern of a glob: `**` stands for any folders, `*` for what has no slash."""
+    parts = []
+    for part in re.split(r"(\*\*/?|\*)", glob):
+        match part:
+            case "**/":
+                parts.append("(?:.*/)?")
+            case "**":
+                parts.append(".*")
+            case "*":
+                parts.append("[^/]*")
+            case _:
+                parts.append(re.escape(part))
+    return re.compile("".join(parts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
