@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports check-spelling bench bench-peers check-protos protos proto-baseline clean help
+.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports check-spelling bench bench-peers check-protos protos proto-baseline version release clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -29,6 +29,8 @@ help:
 	@echo "make bench-peers  build those systems' environments, in .peers"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
 	@echo "make proto-baseline  accept a break of the contract in protos/ (CONTRIBUTING.md)"
+	@echo "make version VERSION=0.2.0  set the version everywhere"
+	@echo "make release  build wheel and sdist in dist/, and try each in a clean environment (docs/how-to/release.md)"
 	@echo "make clean   remove what the other targets made"
 
 $(SETUP): pyproject.toml
@@ -137,6 +139,15 @@ check-protos: $(SETUP)
 	  { echo "client/shoal/v1 is not what protos/ gives: run 'make protos' and commit the result"; exit 1; }
 	rm -rf build/protos
 	$(BIN)/python tools/protos/baseline.py check
+
+# `make version VERSION=0.2.0` sets it everywhere; without VERSION: checks that all mentions agree.
+version: $(SETUP)
+	$(BIN)/python tools/release/version.py $(VERSION)
+
+# Wheel and sdist in dist/, each tried in an environment of its own. The editable install is renewed: its version may be older.
+release: $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,release]'
+	$(BIN)/python tools/release/release.py
 
 clean:
 	rm -rf $(VENV) .peers build dist runs .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*
