@@ -27,7 +27,8 @@ DIST = ROOT / "dist"
 PACKAGES = ("client/shoal", "server/shoal_server", "server/shoal_coordinator", "worker/shoal_worker", "worker/shoal_nn")
 COMMIT_FILE = "shoal/_system/commit.txt"
 
-_STEPS_LIMIT_S = 300.0
+_PLACEHOLDER = "example.invalid"
+_SMOKE_LIMIT_S = 300.0
 
 
 def wheel_faults(members: set[str], tracked: set[str]) -> list[str]:
@@ -63,16 +64,19 @@ def _differences(what: str, found: set[str], wanted: set[str]) -> list[str]:
     return lacking + [f"{what} has {path}, which no commit has" for path in sorted(found - wanted)]
 
 
-def unready(changelog: str, number: str, state: str, tags: set[str]) -> list[str]:
+def unready(project: str, changelog: str, number: str, state: str, tags: set[str]) -> list[str]:
     """Returns what is missing before a build may be published.
 
     Args:
+        project: the text of pyproject.toml.
         changelog: the text of CHANGELOG.md.
         number: the version.
         state: what `git status --porcelain` prints.
         tags: those of the commit that was built.
     """
     found = []
+    if _PLACEHOLDER in project:
+        found.append(f"[project.urls] in pyproject.toml points to {_PLACEHOLDER}: name the project's address")
     if state:
         found.append("files differ from the last commit: commit them, and build again")
     if not re.search(rf"^## \[{re.escape(number)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE):
@@ -97,7 +101,8 @@ def main() -> None:
     (DIST / "SHA256SUMS").write_text("".join(sums))
     print("".join(sums), end="")
     tags = set(_git("tag", "--points-at", "HEAD").split())
-    left = unready((ROOT / "CHANGELOG.md").read_text(), number, _git("status", "--porcelain"), tags)
+    texts = [(ROOT / name).read_text() for name in ("pyproject.toml", "CHANGELOG.md")]
+    left = unready(*texts, number, _git("status", "--porcelain"), tags)
     print("\n  ".join(["Before this is published:", *left]) if left else "Ready to publish: dist/")
 
 
@@ -125,7 +130,7 @@ def _smoke(built: Path) -> None:
         # Nothing of this repository or of this environment.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SHOAL_"))}
         environment = {**kept, "PATH": f"{folder}/venv/bin:{os.environ['PATH']}"}
-        _run(python, "smoke.py", version.version(ROOT), cwd=folder, env=environment, timeout=_STEPS_LIMIT_S)
+        _run(python, "smoke.py", version.version(ROOT), cwd=folder, env=environment, timeout=_SMOKE_LIMIT_S)
     print(f"{built.name}: installs and trains in a clean environment ({time.monotonic() - started:.0f} s)")
 
 

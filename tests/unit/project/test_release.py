@@ -37,8 +37,11 @@ def test_an_sdist_has_what_the_repository_has() -> None:
 
 def test_what_is_missing_before_it_is_published() -> None:
     headed = "## [Unreleased]\n\n## [0.2.0] - 2027-01-02\n"
-    assert release.unready(headed, "0.2.0", "", {"v0.2.0"}) == []
-    changes, heading, tag = release.unready("## [0.2.0]\n## [0x2.0] - 2027-01-02\n", "0.2.0", " M file\n", {"v0.1.0"})
+    assert release.unready("", headed, "0.2.0", "", {"v0.2.0"}) == []
+    unheaded = "## [0.2.0]\n## [0x2.0] - 2027-01-02\n"
+    project = 'Homepage = "https://example.invalid/shoal"'
+    address, changes, heading, tag = release.unready(project, unheaded, "0.2.0", " M file\n", {"v0.1.0"})
+    assert "name the project's address" in address
     assert "commit them" in changes
     assert "no '## [0.2.0] - DATE'" in heading
     assert "no tag v0.2.0" in tag
