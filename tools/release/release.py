@@ -101,8 +101,8 @@ def main() -> None:
     (DIST / "SHA256SUMS").write_text("".join(sums))
     print("".join(sums), end="")
     tags = set(_git("tag", "--points-at", "HEAD").split())
-    texts = [(ROOT / name).read_text() for name in ("pyproject.toml", "CHANGELOG.md")]
-    left = unready(*texts, number, _git("status", "--porcelain"), tags)
+    project, changelog = ((ROOT / name).read_text() for name in ("pyproject.toml", "CHANGELOG.md"))
+    left = unready(project, changelog, number, _git("status", "--porcelain"), tags)
     print("\n  ".join(["Before this is published:", *left]) if left else "Ready to publish: dist/")
 
 

@@ -288,7 +288,7 @@ def shown(entry: Entry) -> str:
 # gRPC, as bytes.
 
 
-class RawServer:
+class RawServer(grpc.GenericRpcHandler):
     """A gRPC server that answers any method with bytes; `with` ends it.
 
     Args:
@@ -303,7 +303,7 @@ class RawServer:
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
         def handler(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             call = self._answer(details.method, tuple(requests))
             yield from call.replies
@@ -322,7 +322,8 @@ class RawServer:
 def make_call(channel: grpc.Channel, to: str, method: str, requests: Sequence[bytes]) -> Call:
     """Makes a call and takes down how it ends."""
     replies = []
-    call: Any = channel.stream_stream(method)(iter(requests), timeout=TIMEOUT_S)
+    stub: Any = channel.stream_stream(method)  # bytes, as there is no serializer
+    call = stub(iter(requests), timeout=TIMEOUT_S)
     status, details, error = "OK", "", b""
     try:
         replies += call
@@ -416,7 +417,11 @@ class Recorder:
             since = range(len(self.entries) - 1, self._marked - 1, -1)
             last = next((it for it in since if isinstance(entry, Turn) and self.entries[it].to == entry.to), -1)
             before = self.entries[last] if last >= 0 else None
-            if isinstance(before, Turn) and (before.lane, before.side) == (entry.lane, entry.side):
+            if (
+                isinstance(entry, Turn)
+                and isinstance(before, Turn)
+                and (before.lane, before.side) == (entry.lane, entry.side)
+            ):
                 memory = (entry.slot, entry.memory) if entry.slot else (before.slot, before.memory)
                 self.entries[last] = Turn(entry.lane, entry.side, before.data + entry.data, *memory)
             else:

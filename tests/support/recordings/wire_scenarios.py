@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import ml_dtypes
@@ -165,7 +166,7 @@ class PinnedCoordinator:
         members = CoordinatorService(self.coordinator, lease_s=1000.0, heartbeat_s=100.0)
         jobs = JobsService(self.coordinator, folder)
         self._stack.callback(jobs.close)
-        services = [
+        services: list[tuple[str, Callable[[Any, Any], None], Any]] = [
             ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
             ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, jobs),
         ]
@@ -266,7 +267,7 @@ class JobOnServers:
             )
         self.wire.mark()
 
-    def each(self, method: str, request: object) -> list:
+    def each(self, method: str, request: object) -> list[Any]:
         replies = [getattr(stub, method)(request) for stub in self.stubs]
         self.wire.mark()
         return replies
@@ -525,9 +526,9 @@ def beat_of_server(coordinator: CoordinatorClient, name: str, incarnation: int) 
     coordinator.call(coordinator.members.Heartbeat, request)
 
 
-def job_of(name: str, **options: object) -> Job:
+def job_of(name: str, **options: Any) -> Job:
     """A job of one worker, whose numbers are exact."""
-    fixed = {
+    fixed: dict[str, Any] = {
         "consistency": Asynchronous(),
         "optimizer": MOMENTUM,
         "settings": {"hidden": 64},
@@ -595,6 +596,7 @@ def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worke
     with part.enter() as training:
         for step in range(3):
             leased = part.lease(done=step)
+            assert isinstance(leased, DataRange)
             values = training.pull()
             assert (step, values["kernel"].shape) == (step, (6, 4))
             cursor = Cursor(leased.lease, 8)
@@ -612,8 +614,10 @@ def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worke
         job.status(), client.jobs(), job.data(), job.timings(last=2), client.status()
         with refused(errors.JobRunning):
             job.drop()
-        while isinstance(leased := part.lease(done=leased.lease), DataRange):
-            pass
+        assert isinstance(leased, DataRange)
+        last = leased.lease
+        while isinstance(another := part.lease(done=last), DataRange):
+            last = another.lease
     part.finish()
     wire.advance(1.0)
     job.result()
