@@ -23,7 +23,7 @@ help:
 	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
 	@echo "make long    the tests on real processes, in their long forms (half an hour)"
 	@echo "make e2e     the image and the compose file on a Docker engine of its own; as root (docs/deploy.md); SHOAL_PICTURES=1 renews docs/images"
-	@echo "make coverage  which lines and branches the unit and contract tests reach"
+	@echo "make coverage  which lines and branches the unit and contract tests reach; fails under the floor"
 	@echo "make lint    style, types and imports alone"
 	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/performance.md)"
 	@echo "make bench-peers  build those systems' environments, in .peers"
@@ -62,7 +62,7 @@ else
 	$(TESTS) tests/cluster tests/chaos
 endif
 
-# Branches are counted where the code runs in the tests' own process, which takes those half as long again.
+# Fails under the floor in pyproject.toml. Branches are counted where the code runs in the tests' own process, which takes those half as long again.
 coverage: $(SETUP)
 	$(TESTS) --cov --cov-report=term tests/unit tests/contract
 
