@@ -26,7 +26,10 @@ COPY README.md LICENSE THIRD_PARTY.md ./
 COPY client client
 COPY server server
 COPY worker worker
-RUN deploy/image/install.sh shoal
+COPY tools/release/commit_hook.py tools/release/
+ARG REVISION=
+# The build of the wheel reads it: .git is not in the context.
+RUN SHOAL_REVISION="${REVISION}" deploy/image/install.sh shoal
 # For each level of processor, so that a start compiles nothing wherever it is (docs/decisions/0035).
 RUN /opt/shoal/bin/shoal compile /opt/shoal/kernels
 COPY deploy/image/health.py /opt/shoal/health.py

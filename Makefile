@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports bench bench-peers check-protos protos clean help
+.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports check-spelling bench bench-peers check-protos protos proto-baseline version release clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -23,11 +23,14 @@ help:
 	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
 	@echo "make long    the tests on real processes, in their long forms (half an hour)"
 	@echo "make e2e     the image and the compose file on a Docker engine of its own; as root (docs/deploy.md); SHOAL_PICTURES=1 renews docs/images"
-	@echo "make coverage  which lines and branches the unit and contract tests reach"
+	@echo "make coverage  which lines and branches the unit and contract tests reach; fails under the floor"
 	@echo "make lint    style, types and imports alone"
 	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/performance.md)"
 	@echo "make bench-peers  build those systems' environments, in .peers"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
+	@echo "make proto-baseline  accept a break of the contract in protos/ (CONTRIBUTING.md)"
+	@echo "make version VERSION=0.2.0  set the version everywhere"
+	@echo "make release  build wheel and sdist in dist/, and try each in a clean environment (docs/how-to/release.md)"
 	@echo "make clean   remove what the other targets made"
 
 $(SETUP): pyproject.toml
@@ -59,7 +62,7 @@ else
 	$(TESTS) tests/cluster tests/chaos
 endif
 
-# Branches are counted where the code runs in the tests' own process, which takes those half as long again.
+# Fails under the floor in pyproject.toml. Branches are counted where the code runs in the tests' own process, which takes those half as long again.
 coverage: $(SETUP)
 	$(TESTS) --cov --cov-report=term tests/unit tests/contract
 
@@ -96,7 +99,7 @@ bench: $(SETUP)
 bench-peers: $(SETUP)
 	$(BIN)/python benchmarks/bench_peers.py
 
-lint: check-style check-types check-imports
+lint: check-style check-types check-imports check-spelling
 
 check-style: $(SETUP)
 	$(BIN)/ruff check .
@@ -108,6 +111,10 @@ check-types: $(SETUP)
 check-imports: $(SETUP)
 	$(BIN)/lint-imports --no-cache --no-logo
 
+# Common misspellings; `.venv/bin/codespell --write-changes` mends them. Words that are right: [tool.codespell].
+check-spelling: $(SETUP)
+	$(BIN)/codespell
+
 define GENERATE
 $(BIN)/python -m grpc_tools.protoc -Iprotos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
   --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
@@ -118,14 +125,29 @@ endef
 protos: $(SETUP)
 	rm -rf client/shoal/v1 && mkdir -p client/shoal/v1
 	$(call GENERATE,client)
+	$(BIN)/python tools/protos/baseline.py renew --additive
 
-# The generated code that is checked in is what protos/ gives.
+# After a break that is intended, with its line under "Breaking" in CHANGELOG.md.
+proto-baseline: $(SETUP)
+	$(BIN)/python tools/protos/baseline.py renew
+
+# The generated code that is checked in is what protos/ gives, and protos/ keeps what the baseline promises.
 check-protos: $(SETUP)
 	rm -rf build/protos && mkdir -p build/protos
 	$(call GENERATE,build/protos)
 	diff -r --exclude=__pycache__ client/shoal/v1 build/protos/shoal/v1 || \
 	  { echo "client/shoal/v1 is not what protos/ gives: run 'make protos' and commit the result"; exit 1; }
 	rm -rf build/protos
+	$(BIN)/python tools/protos/baseline.py check
+
+# `make version VERSION=0.2.0` sets it everywhere; without VERSION: checks that all mentions agree.
+version: $(SETUP)
+	$(BIN)/python tools/release/version.py $(VERSION)
+
+# Wheel and sdist in dist/, each tried in an environment of its own. The editable install is renewed: its version may be older.
+release: $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,release]'
+	$(BIN)/python tools/release/release.py
 
 clean:
 	rm -rf $(VENV) .peers build dist runs .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*

@@ -85,7 +85,7 @@ def alone(device: Device, program: Images, batch: int, steps: int) -> list[Note]
     for number in range(steps):
         begun = time.monotonic()
         step = program.loss_and_gradients(held, device.put(program.batch(np.arange(batch))), seed=number)
-        for name, gradient in step.gradients.items():
+        for name, gradient in dict(step.gradients).items():
             held[name] = held[name] - LEARNING_RATE * gradient
         held |= step.updates
         notes.append((begun, time.monotonic()))
@@ -96,7 +96,7 @@ def through_cluster(device: str, depth: int, size: int, batch: int, steps: int) 
     """The same steps as a job."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
-        settings = {"depth": depth, "size": size, "examples": batch * steps, "notes": str(notes)}
+        settings: dict[str, Any] = {"depth": depth, "size": size, "examples": batch * steps, "notes": str(notes)}
         with (
             shoal.LocalCluster(
                 servers=1, workers=1, path=[HERE], flags={"worker": ["--device", device.partition(" ")[0]]}

@@ -26,7 +26,8 @@ def runs(short: int, full: int) -> int:
 
 def in_full(test: T) -> T:
     """Marks a test that is of the long form alone: what it shows, quicker tests show in parts."""
-    return pytest.mark.skipif(not long(), reason="of the long form: SHOAL_LONG=1, or `make long`")(test)
+    marked: T = pytest.mark.skipif(not long(), reason="of the long form: SHOAL_LONG=1, or `make long`")(test)  # type: ignore[assignment]  # a decorator, whatever T is
+    return marked
 
 
 def size(short: T, full: T) -> T:

@@ -40,7 +40,8 @@ class Scraped:
 
     @classmethod
     def of(cls, text: str) -> "Scraped":
-        types, labels = {}, {}
+        types: dict[str, str] = {}
+        labels: dict[str, dict[str, set[str]]] = {}
         for family in text_string_to_metric_families(text):
             types[f"{family.name}_total" if family.type == "counter" else family.name] = family.type
             for sample in family.samples:
@@ -55,7 +56,7 @@ def roles() -> Iterator[dict[str, Scraped]]:
     """A coordinator, a server and a worker, each scraped."""
     registries = {role: CollectorRegistry() for role in ("coordinator", "server", "worker")}
     with ExitStack() as running:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client types it not
         running.callback(enable_created_metrics)
         for registry in registries.values():
             ProcessCollector(registry=registry)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -27,7 +28,7 @@ class Seen:
     name: str
     start: int
     end: int
-    attributes: dict = field(compare=False)
+    attributes: dict[str, Any] = field(compare=False)
     failed: str = ""
 
 
@@ -94,7 +95,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self._lock = threading.Lock()  # guards _taken
         self._taken: list[tuple[dict[str, str], Seen]] = []
 
-    def Export(self, request, context):
+    def Export(self, request: Any, context: Any) -> Any:
         with self._lock:
             for resource in request.resource_spans:
                 source = {it.key: it.value.string_value for it in resource.resource.attributes}
@@ -119,7 +120,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             return {(source["service.name"], source.get("service.instance.id", "")) for source, _ in self._taken}
 
 
-def _received(span) -> Seen:
+def _received(span: Any) -> Seen:
     attributes = {it.key: getattr(it.value, it.value.WhichOneof("value")) for it in span.attributes}
     number = int.from_bytes
     return Seen(
@@ -140,7 +141,7 @@ def collector() -> Iterator[tuple[Collector, dict[str, str]]]:
     service = Collector()
     pool = ThreadPoolExecutor(2)
     server = grpc.server(pool)
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(service, server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -42,4 +42,4 @@ def segments() -> int:
 
 def ports() -> list[int]:
     """The ports that this process is connected to."""
-    return sorted({found.raddr.port for found in psutil.Process().net_connections("tcp") if found.raddr})
+    return sorted({found.raddr.port for found in psutil.Process().net_connections("tcp") if len(found.raddr)})

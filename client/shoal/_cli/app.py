@@ -1,14 +1,12 @@
 """The command tree: our own commands, and those of the roles that are installed."""
 
-import os
-import sys
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import checkpoints, cluster, images, jobs, roles, submit
+from shoal._cli import checkpoints, cluster, images, jobs, roles, submit, version
 from shoal._cli.output import EXIT_CODES_HELP
 
 
@@ -39,6 +37,7 @@ app = typer.Typer(
 app.command(rich_help_panel="Cluster")(cluster.up)
 app.command(rich_help_panel="Cluster")(cluster.status)
 app.command(name="compile", rich_help_panel="Cluster")(images.compile_)
+app.command(rich_help_panel="Cluster")(version.version)
 app.command(rich_help_panel="Jobs")(submit.submit)
 for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.data, jobs.timings, jobs.cancel, jobs.drop, jobs.pull):
     app.command(rich_help_panel="Jobs")(_command)
@@ -53,14 +52,15 @@ app.command(rich_help_panel="One role", context_settings={"allow_extra_args": Tr
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"shoal {version('shoal')}{os.linesep}")
+        version.version()
         raise typer.Exit
 
 
 @app.callback()
 def shoal(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and build, and exit."),
     ] = False,
 ) -> None:
     """A parameter-server cluster for training."""

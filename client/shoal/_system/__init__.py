@@ -1,16 +1,19 @@
-"""What Shoal asks of its surroundings: optional packages, plugins, whole files, volumes, and the identity of the host.
+"""What Shoal needs of its surroundings: optional packages, plugins, atomic files, volumes, host identity, its build.
 
-Knows nothing of Shoal but its errors. Every package may import it.
+`volumes` and `build` are imported as modules. Knows nothing of Shoal but its errors; every package may import it.
 """
 
 from shoal._system.atomic_file import written_whole
+from shoal._system.deprecation import deprecated, warn_deprecated
 from shoal._system.host import host_id
 from shoal._system.optional import load
 from shoal._system.registry import Registry
 
 __all__ = [
     "Registry",
+    "deprecated",
     "host_id",
     "load",
+    "warn_deprecated",
     "written_whole",
 ]

@@ -30,7 +30,7 @@ def warm_up() -> float:
     types than the documented ones is a TypeError, where it would have compiled again.
 
     Raises:
-        BadRequest: the environment asks for no sensible number of threads (`idle_cores.threads`).
+        BadRequest: the environment asks for no sensible number of threads (`kernel_threads.threads`).
     """
     started = time.perf_counter()
     crew()

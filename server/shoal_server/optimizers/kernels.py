@@ -10,7 +10,7 @@ is none left. A claim is one atomic addition in compiled code, so a thread takes
 not once a block. Each element is computed by itself: whoever does it, the bits are the same.
 
 How kernels are compiled is in `compilation`; what converts a message's elements, in `conversions`; who helps, in
-`idle_cores`. What is compiled into a kernel is in the kernel's own file, or Numba would not see that it changed.
+`kernel_threads`. What is compiled into a kernel is in the kernel's own file, or Numba would not see that it changed.
 """
 
 from collections.abc import Callable, Iterator

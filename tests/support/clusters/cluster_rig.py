@@ -1,6 +1,9 @@
 """The cluster machine with a fake clock, a disk that can be looked at, and drawn voyages through its life."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -13,7 +16,7 @@ from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import StateChanged
 from shoal.initializers import Given
 from shoal.job import Job
-from shoal.status import Evaluation, JobState, Role, SavedCheckpoint
+from shoal.status import Evaluation, JobState, JobStatus, Role, SavedCheckpoint
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Cluster, ClusterPolicy
 from shoal_coordinator.job import Ledger
@@ -23,6 +26,7 @@ from shoal_coordinator.messages import (
     CreateShards,
     DropShards,
     Effect,
+    JobRef,
     Registration,
     RemoveWorker,
     Restored,
@@ -40,15 +44,15 @@ VARIABLES = {"w": Variable((8, 4)), "b": Variable(4)}
 GIVEN = {"w": Variable((8, 4), initializer=Given())}
 
 
-def job(name="a", workers=2, **options):
+def job(name: str = "a", workers: int = 2, **options: Any) -> Job:
     return Job("m:f", name=name, workers=workers, consistency=Asynchronous(), **options)
 
 
-def session(name="s", workers=1, **options):
+def session(name: str = "s", workers: int = 1, **options: Any) -> Job:
     return Job(name=name, workers=workers, consistency=Asynchronous(), **options)
 
 
-def promised(records):
+def promised(records: Mapping[str, Any]) -> dict[str, Any]:
     """Records without those that may be behind: how far a job has come is written down when one of its workers goes."""
     return {key: record for key, record in records.items() if not key.endswith("/tally")}
 
@@ -58,7 +62,7 @@ class Rig:
     """A cluster, its clock, its disk, and whoever performs its effects."""
 
     policy: ClusterPolicy = POLICY
-    machine: Cluster = None
+    machine: Cluster = field(init=False)
     disk: MemoryStore = field(default_factory=MemoryStore)
     now: float = START
     pending: list[Effect] = field(default_factory=list)
@@ -68,10 +72,10 @@ class Rig:
     saved: dict[tuple[str, int], events.CutMade] = field(default_factory=dict)  # whole checkpoints
     away: str = ""  # why they cannot be read
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.machine = Cluster("reef", self.policy, START)
 
-    def handle(self, event):
+    def handle(self, event: Any) -> Any:
         try:
             answer, effects = self.machine.handle(event, self.now)
             self.pending += effects
@@ -82,13 +86,13 @@ class Rig:
         assert silent or not isinstance(event, events.HeartbeatReceived), "a heartbeat is not worth a write"
         return answer
 
-    def write(self):
+    def write(self) -> None:
         """Writes down what has changed, as is done after each event, and looks whether anything was overlooked."""
         records = ClusterRecords(self.machine)
         self.disk.apply(records.changes())
         assert promised(self.disk.load()) == promised(records.all())
 
-    def crash(self):
+    def crash(self) -> "Rig":
         """Kills the coordinator, and starts another one, which does again what is not known to be done."""
         found = restored(self.disk.load(), self.policy, self.now)
         assert found
@@ -97,7 +101,7 @@ class Rig:
         self.write()
         return self
 
-    def join(self, role, *names):
+    def join(self, role: Role, *names: str) -> "Rig":
         for name in names:
             self.processes += 1
             address = f"{name}:1" if role is Role.SERVER else ""
@@ -105,16 +109,16 @@ class Rig:
             self.lives[name] = self.handle(events.RegistrationReceived(registration)).incarnation
         return self
 
-    def servers(self, *names):
+    def servers(self, *names: str) -> "Rig":
         return self.join(Role.SERVER, *names)
 
-    def workers(self, *names):
+    def workers(self, *names: str) -> "Rig":
         return self.join(Role.WORKER, *names)
 
-    def beat(self, *names):
+    def beat(self, *names: str) -> list[Any]:
         return [self.handle(events.HeartbeatReceived(name, self.lives[name])) for name in names]
 
-    def pass_time(self, seconds, *silent):
+    def pass_time(self, seconds: float, *silent: str) -> "Rig":
         """Lets time pass in which all but the silent beat."""
         end = self.now + seconds
         while self.now < end:
@@ -124,55 +128,57 @@ class Rig:
             self.handle(events.TimePassed())
         return self
 
-    def kill(self, *names):
+    def kill(self, *names: str) -> "Rig":
         return self.pass_time(LEASE_S + 1.5, *names)
 
-    def drain(self, name):
+    def drain(self, name: str) -> Any:
         """A server is told to go; the jobs that it has to wait for."""
         return self.handle(events.ServerDrained(name, self.lives[name]))
 
-    def leave(self, name):
+    def leave(self, name: str) -> None:
         self.handle(events.MemberLeft(name, self.lives[name]))
 
-    def submit(self, spec):
+    def submit(self, spec: Job) -> Any:
         return self.handle(events.JobSubmitted(spec))
 
-    def part(self, name, worker):
+    def part(self, name: str, worker: str) -> int:
         """Which part in a job a worker has, as its heartbeat tells it."""
         job = self.machine._jobs.get(name)
         return job.assignment_of(worker) if job else 0
 
-    def describe(self, name, worker, variables=VARIABLES, examples=100):
+    def describe(
+        self, name: str, worker: str, variables: Mapping[str, Variable] = VARIABLES, examples: int = 100
+    ) -> Any:
         part = self.part(name, worker)
         return self.handle(events.JobDescribed(name, worker, self.lives[worker], variables, examples, part))
 
-    def enter(self, name, worker, assigned=False):
+    def enter(self, name: str, worker: str, assigned: bool = False) -> Any:
         part = self.part(name, worker)
         return self.handle(events.JoinRequested(name, worker, self.lives[worker], assigned, part))
 
-    def lease(self, name, worker, done=0):
+    def lease(self, name: str, worker: str, done: int = 0) -> Any:
         part = self.part(name, worker)
         return self.handle(events.LeaseRequested(name, worker, self.lives[worker], done, part))
 
-    def report(self, name, worker, **figures):
+    def report(self, name: str, worker: str, **figures: Any) -> Any:
         part = self.part(name, worker)
         return self.handle(events.WorkerReported(name, worker, self.lives[worker], assignment=part, **figures))
 
-    def ask(self, name, worker, step, *, through=False):
+    def ask(self, name: str, worker: str, step: int, *, through: bool = False) -> Any:
         part = self.part(name, worker)
         return self.handle(events.EvaluationAsked(name, worker, self.lives[worker], step, through, part))
 
-    def evaluate(self, name, worker, number, **values):
+    def evaluate(self, name: str, worker: str, number: int, **values: Any) -> Any:
         """Reports an evaluation; what follows for the worker."""
         result = Evaluation(number, 7, values, examples=10, seconds=0.5)
         part = self.part(name, worker)
         return self.handle(events.EvaluationReported(name, worker, self.lives[worker], result, part))
 
-    def finish(self, name, worker, error="", *, lost=False):
+    def finish(self, name: str, worker: str, error: str = "", *, lost: bool = False) -> None:
         part = self.part(name, worker)
         self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, part, lost=lost))
 
-    def perform(self, *, step=0, until=()):
+    def perform(self, *, step: int = 0, until: type | tuple[type, ...] = ()) -> list[Effect]:
         """Performs what is decided, and what follows from it, up to the first of a kind; what was performed."""
         done = []
         while self.pending and not isinstance(self.pending[0], until):
@@ -195,7 +201,7 @@ class Rig:
         self.performed += done
         return done
 
-    def create(self, effect):
+    def create(self, effect: Any) -> None:
         restored = None
         if effect.sources and self.away:
             self.handle(events.RestorePutOff(effect.job, self.away, effect=effect.number))
@@ -209,10 +215,10 @@ class Rig:
             restored = Restored(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
         self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
 
-    def largest(self, name):
+    def largest(self, name: str) -> int:
         return max((number for job, number in self.saved if job == name), default=0)
 
-    def cut(self, effect, step):
+    def cut(self, effect: Any, step: int) -> None:
         assert (effect.job.name, effect.checkpoint) not in self.saved, "a number is used twice"
         try:
             held = self.handle(events.CutHeld(effect.job))
@@ -233,7 +239,7 @@ class Rig:
         )
         self.handle(cut)
 
-    def write_checkpoint(self, effect):
+    def write_checkpoint(self, effect: Any) -> None:
         cut = effect.cut
         self.saved[effect.job.name, cut.number] = cut
         saved = SavedCheckpoint(cut.number, cut.step, 100, cut.time)
@@ -241,7 +247,9 @@ class Rig:
         last = bool(cut.held_by)
         self.handle(events.CheckpointWritten(effect.job, saved, best=best, last=last, effect=effect.number))
 
-    def start(self, name, *workers, variables=VARIABLES, examples=100):
+    def start(
+        self, name: str, *workers: str, variables: Mapping[str, Variable] = VARIABLES, examples: int = 100
+    ) -> "Rig":
         """Brings a job to RUNNING."""
         for worker in workers:
             self.describe(name, worker, variables, examples)
@@ -251,13 +259,13 @@ class Rig:
         self.perform()
         return self
 
-    def status(self, name):
+    def status(self, name: str) -> JobStatus:
         return self.machine.job(name).status(self.now)
 
-    def state(self, name):
+    def state(self, name: str) -> JobState:
         return self.status(name).state
 
-    def history(self, name):
+    def history(self, name: str) -> list[tuple[str, str]]:
         log = self.machine.job(name).log.after(0)
         return [(event.state.value, event.reason) for event in log if isinstance(event, StateChanged)]
 
@@ -271,26 +279,26 @@ class Voyage(RuleBasedStateMachine):
     members = st.sampled_from(["s0", "s1", "w0", "w1", "w2", "x", "y"])
 
     @initialize()
-    def begin(self):
+    def begin(self) -> None:
         self.rig = self.new_rig(self.policy).servers("s0", "s1").workers("w0", "w1").join(Role.SESSION, "x")
 
     @rule(member=members)
-    def come(self, member):
+    def come(self, member: str) -> None:
         role = {"s": Role.SERVER, "w": Role.WORKER}.get(member[0], Role.SESSION)
         self.attempt(lambda: self.rig.join(role, member))
 
     @rule(member=members)
-    def go(self, member):
+    def go(self, member: str) -> None:
         if member in self.rig.lives:
             self.rig.leave(member)
 
     @rule(member=members)
-    def drain(self, member):
+    def drain(self, member: str) -> None:
         if self.rig.machine._members.is_alive(member):
             self.attempt(lambda: self.rig.drain(member))
 
     @rule(silent=st.sets(members, max_size=2))
-    def die(self, silent):
+    def die(self, silent: set[str]) -> None:
         self.rig.kill(*silent)
 
     @rule(
@@ -302,8 +310,10 @@ class Voyage(RuleBasedStateMachine):
         evaluates=st.booleans(),
         run=st.booleans(),
     )
-    def submit(self, name, workers, least, more, is_session, evaluates, run):
-        options = {"min_workers": least, "max_workers": workers + more}
+    def submit(
+        self, name: str, workers: int, least: int, more: int, is_session: bool, evaluates: bool, run: int
+    ) -> None:
+        options: dict[str, Any] = {"min_workers": least, "max_workers": workers + more}
         if evaluates:
             keeps = self.policy.checkpoints
             options["evaluation"] = EvaluationPolicy(every_steps=2, patience=2, checkpoint_best=keeps)
@@ -313,20 +323,20 @@ class Voyage(RuleBasedStateMachine):
             self.run_jobs()
 
     @rule(name=names, kind=st.sampled_from([events.JobCancelled, events.JobDropped]))
-    def end(self, name, kind):
+    def end(self, name: str, kind: type[events.JobCancelled] | type[events.JobDropped]) -> None:
         self.attempt(lambda: self.rig.handle(kind(name)))
 
     @rule(name=names, member=members, given=st.booleans())
-    def describe(self, name, member, given):
+    def describe(self, name: str, member: str, given: bool) -> None:
         self.attempt(lambda: self.rig.describe(name, member, GIVEN if given else VARIABLES))
 
     @rule(name=names, member=members, assigned=st.booleans())
-    def enter(self, name, member, assigned):
+    def enter(self, name: str, member: str, assigned: bool) -> None:
         self.attempt(lambda: self.rig.enter(name, member, assigned))
 
     @rule(name=names, member=members)
-    def train(self, name, member):
-        def once():
+    def train(self, name: str, member: str) -> None:
+        def once() -> None:
             lease = self.rig.lease(name, member)
             if isinstance(lease, Lease):
                 self.rig.lease(name, member, lease.number)
@@ -340,8 +350,8 @@ class Voyage(RuleBasedStateMachine):
         through=st.booleans(),
         loss=st.sampled_from([0.5, 0.25, float("nan"), None]),
     )
-    def evaluate(self, name, member, step, through, loss):
-        def once():
+    def evaluate(self, name: str, member: str, step: int, through: bool, loss: float) -> None:
+        def once() -> None:
             asked = self.rig.ask(name, member, step, through=through)
             assert self.rig.ask(name, member, step, through=through) == asked, "a call that is repeated"
             if asked.number and loss is not None:
@@ -350,15 +360,15 @@ class Voyage(RuleBasedStateMachine):
         self.attempt(once)
 
     @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]), lost=st.booleans())
-    def finish(self, name, member, error, lost):
+    def finish(self, name: str, member: str, error: str, lost: bool) -> None:
         self.attempt(lambda: self.rig.finish(name, member, error, lost=lost and bool(error)))
 
     @rule(name=names)
-    def checkpoint(self, name):
+    def checkpoint(self, name: str) -> None:
         self.attempt(lambda: self.rig.handle(events.CheckpointRequested(name)))
 
     @rule(fails=st.booleans(), lost=st.booleans())
-    def perform_one(self, fails, lost):
+    def perform_one(self, fails: bool, lost: bool) -> None:
         if self.rig.pending:
             effect = self.rig.pending[0]
             if fails and isinstance(effect, CountCheckpoints | TakeCut | WriteCheckpoint):
@@ -376,7 +386,7 @@ class Voyage(RuleBasedStateMachine):
                 self.rig.pending += later
 
     @rule()
-    def crash(self):
+    def crash(self) -> None:
         given_up = {effect.number for effect in self.rig.pending} - {
             effect.number for effect in self.rig.machine.outstanding
         }
@@ -385,20 +395,20 @@ class Voyage(RuleBasedStateMachine):
         assert [effect.number for effect in self.rig.pending] == before
 
     @rule(name=names, member=members, count=st.integers(0, 9))
-    def report(self, name, member, count):
+    def report(self, name: str, member: str, count: int) -> None:
         self.attempt(lambda: self.rig.report(name, member, step=count, accepted=count, log=("a line",)))
 
     @rule()
-    def run_jobs(self):
+    def run_jobs(self) -> None:
         """The happy path, which drawn calls would seldom take."""
         self.rig.perform()
         for status in self.rig.machine.jobs(self.rig.now):
             crew = ("x", "y", "w0") if status.job.is_session else status.workers
             for worker in crew if not status.state.finished else ():
-                self.attempt(lambda name=status.name, worker=worker: self.rig.start(name, worker))
+                self.attempt(partial(self.rig.start, status.name, worker))
         event(f"running: {sum(s.state is JobState.RUNNING for s in self.rig.machine.jobs(self.rig.now))}")
 
-    def attempt(self, call):
+    def attempt(self, call: Callable[[], object]) -> None:
         before = self.rig.machine.jobs(self.rig.now)
         try:
             call()
@@ -410,10 +420,10 @@ class Voyage(RuleBasedStateMachine):
             assert all(known.get(name, JobState.FAILED).finished for name in ended), "a refusal woke the ended"
 
     @invariant()
-    def holds(self):
+    def holds(self) -> None:
         if hasattr(self, "rig"):
             self.rig.machine.validate()
-            lives = set()
+            lives: set[tuple[JobRef, str, int]] = set()
             for effect in self.rig.performed:
                 if isinstance(effect, CreateShards):  # which know of nobody yet
                     lives = {life for life in lives if life[0] != effect.job}

@@ -1,6 +1,7 @@
 """A coordinator behind real gRPC, with parameter servers that only take notes."""
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,31 +40,31 @@ class Notes(parameter_server_pb2_grpc.ParameterServerServicer):
         if kind in self.fails:
             raise self.fails[kind]
 
-    def of(self, kind: type) -> list:
+    def of(self, kind: type) -> list[Any]:
         return [call for call in self.calls if isinstance(call, kind)]
 
     @_rpc.servicer
-    def CreateShards(self, request, context):
+    def CreateShards(self, request: Any, context: Any) -> Any:
         self.note("CreateShards", request)
         return pb.CreateShardsReply()
 
     @_rpc.servicer
-    def DropShards(self, request, context):
+    def DropShards(self, request: Any, context: Any) -> Any:
         self.note("DropShards", request)
         return pb.DropShardsReply()
 
     @_rpc.servicer
-    def AdmitWorker(self, request, context):
+    def AdmitWorker(self, request: Any, context: Any) -> Any:
         self.note("AdmitWorker", request)
         return pb.AdmitWorkerReply(step=self.step)
 
     @_rpc.servicer
-    def FenceWorker(self, request, context):
+    def FenceWorker(self, request: Any, context: Any) -> Any:
         self.note("FenceWorker", request)
         return pb.FenceWorkerReply(committed_steps=self.step)
 
     @_rpc.servicer
-    def ReleaseWorker(self, request, context):
+    def ReleaseWorker(self, request: Any, context: Any) -> Any:
         self.note("ReleaseWorker", request)
         return pb.ReleaseWorkerReply()
 
@@ -84,7 +85,8 @@ class Rig:
         self.client = CoordinatorClient(self.process.address, retry_for_s=5.0)
         self.lives: dict[str, int] = {}
         self.updates = 0  # that servers say they have applied
-        self.notes = {name: Notes(step) for step, name in ((3, "s0"), (5, "s1"))}
+        # The stubs take RPCs that a fake leaves to gRPC's "unimplemented" for abstract methods.
+        self.notes = {name: Notes(step) for step, name in ((3, "s0"), (5, "s1"))}  # type: ignore[abstract]
         self.servers = []
         for name, notes in self.notes.items():
             add = parameter_server_pb2_grpc.add_ParameterServerServicer_to_server
@@ -133,12 +135,12 @@ class Rig:
                     if not self.stopped.is_set():  # else a restart that was to fail has left no coordinator
                         raise
 
-    def register(self, role, name, **fields) -> int:
+    def register(self, role: Any, name: str, **fields: Any) -> int:
         request = members.RegisterRequest(role=role, member=name, process=fields.pop("process", f"p-{name}"), **fields)
         self.lives[name] = self.client.call(self.client.members.Register, request).incarnation
         return self.lives[name]
 
-    def beat(self, name):
+    def beat(self, name: str) -> Any:
         load = members.ServerLoad(updates=self.updates)
         request = members.HeartbeatRequest(member=name, incarnation=self.lives[name], shards=1, bytes=64, load=load)
         return self.client.call(self.client.members.Heartbeat, request)
@@ -147,7 +149,7 @@ class Rig:
         reply = self.client.call(self.client.members.GetStatus, members.GetStatusRequest())
         return {member.member: member for member in reply.members}
 
-    def job(self, method: str, **fields):
+    def job(self, method: str, **fields: Any) -> Any:
         """Calls one of Jobs by name; fields of a worker's call are filled in."""
         if "worker" in fields:
             fields.setdefault("incarnation", self.lives[fields["worker"]])
@@ -157,17 +159,20 @@ class Rig:
         return self.client.call(getattr(self.client.jobs, method), request)
 
     def submit(self, spec: Job) -> jobs.JobStatus:
-        return self.job("Submit", spec=spec.to_proto()).status
+        reply: jobs.SubmitReply = self.job("Submit", spec=spec.to_proto())
+        return reply.status
 
-    def describe(self, name, worker, variables=None, examples=64):
+    def describe(
+        self, name: str, worker: str, variables: Mapping[str, Variable] | None = None, examples: int = 64
+    ) -> Any:
         variables = variables or {"w": Variable((8, 4)), "v": Variable((8, 4))}  # a shard for each server
         messages = [variable.to_proto(key) for key, variable in variables.items()]
         return self.job("Describe", job=name, worker=worker, variables=messages, examples=examples)
 
-    def state(self, name) -> JobState:
+    def state(self, name: str) -> JobState:
         return JobState.from_proto(self.job("Get", job=name).status.state)
 
-    def join(self, name, worker) -> jobs.JoinReply:
+    def join(self, name: str, worker: str) -> jobs.JoinReply:
         """Joins until it is ready."""
         replies: list[jobs.JoinReply] = []
 
@@ -187,5 +192,5 @@ class Rig:
             list(pool.map(lambda worker: self.join(spec.name, worker), workers))
 
 
-def job(name="a", workers=2, **options) -> Job:
+def job(name: str = "a", workers: int = 2, **options: Any) -> Job:
     return Job("m:f", name=name, workers=workers, consistency=Asynchronous(), **options)

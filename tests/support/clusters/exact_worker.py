@@ -5,6 +5,7 @@ A linear classifier of random points by the mean softmax cross-entropy, on batch
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Problem:
 
     dtype: str
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         rng = np.random.default_rng(5)
         self.job = f"exact-{self.dtype}"
         self.x = rng.normal(size=(STEPS, PARTS[-1], FEATURES)).astype(self.dtype)
@@ -33,7 +34,7 @@ class Problem:
             "b": np.zeros(CLASSES, self.dtype),
         }
 
-    def gradients(self, params, step, rows):
+    def gradients(self, params: Any, step: int, rows: Any) -> dict[str, Any]:
         x, y = self.x[step, rows], self.y[step, rows]
         logits = x @ params["w"] + params["b"]
         probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -42,7 +43,7 @@ class Problem:
         probabilities /= len(y)
         return {"w": x.T @ probabilities, "b": probabilities.sum(axis=0)}
 
-    def alone(self):
+    def alone(self) -> dict[str, Any]:
         """What one process computes on the joined batches."""
         params = {name: value.copy() for name, value in self.start.items()}
         velocity = {name: np.zeros_like(value) for name, value in self.start.items()}
@@ -58,7 +59,7 @@ def main(address: str) -> None:
     with shoal.Client(address) as client:
         for dtype in DTYPES:
             problem = Problem(dtype)
-            options = {"optimizer": shoal.optim.Momentum(RATE, KEEP), "workers": WORKERS, "shards": 4}
+            options: dict[str, Any] = {"optimizer": shoal.optim.Momentum(RATE, KEEP), "workers": WORKERS, "shards": 4}
             with client.session(problem.job, variables=problem.start, **options) as session:
                 rows = slice(*PARTS[session.rank : session.rank + 2])
                 for step in range(STEPS):

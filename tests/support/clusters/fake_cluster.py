@@ -53,19 +53,19 @@ class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
         self.assignments: dict[int, tuple[str, int]] = {}
 
     @_rpc.servicer
-    def Register(self, request, context):
+    def Register(self, request: Any, context: Any) -> Any:
         self.incarnation += 1
         self.record.add(request)
         return coordinator_pb2.RegisterReply(incarnation=self.incarnation, lease_s=5.0, heartbeat_s=0.05)
 
     @_rpc.servicer
-    def Heartbeat(self, request, context):
+    def Heartbeat(self, request: Any, context: Any) -> Any:
         self.record.add(request)
         job, assignment = self.assignments.get(request.incarnation, ("", 0))
         return coordinator_pb2.HeartbeatReply(job=job, assignment=assignment)
 
     @_rpc.servicer
-    def Leave(self, request, context):
+    def Leave(self, request: Any, context: Any) -> Any:
         self.record.add(request)
         return coordinator_pb2.LeaveReply()
 
@@ -87,35 +87,35 @@ class FakeJobs(job_pb2_grpc.JobsServicer):
             raise self.error
 
     @_rpc.servicer
-    def Get(self, request, context):
+    def Get(self, request: Any, context: Any) -> Any:
         self._note(request)
         status = job_pb2.JobStatus(spec=self.job.to_proto(), state=job_pb2.FAILED, reason="no luck")
         return job_pb2.GetReply(status=status)
 
     @_rpc.servicer
-    def Describe(self, request, context):
+    def Describe(self, request: Any, context: Any) -> Any:
         self._note(request)
         return job_pb2.DescribeReply()
 
     @_rpc.servicer
-    def Join(self, request, context):
+    def Join(self, request: Any, context: Any) -> Any:
         self._note(request)
         reply = self.joins.pop(0) if len(self.joins) > 1 else self.joins[0]
         reply.assigns = self.assigns and not request.assigned
         return reply
 
     @_rpc.servicer
-    def Lease(self, request, context):
+    def Lease(self, request: Any, context: Any) -> Any:
         self._note(request)
         return self.leases.pop(0) if len(self.leases) > 1 else self.leases[0]
 
     @_rpc.servicer
-    def Report(self, request, context):
+    def Report(self, request: Any, context: Any) -> Any:
         self._note(request)
         return job_pb2.ReportReply(stop=self.stop)
 
     @_rpc.servicer
-    def Finish(self, request, context):
+    def Finish(self, request: Any, context: Any) -> Any:
         self._note(request)
         return job_pb2.FinishReply()
 
@@ -129,10 +129,10 @@ class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
         self.error: errors.ShoalError | None = None  # what pushes are answered
 
     @_rpc.servicer
-    def Attach(self, request, context):
+    def Attach(self, request: Any, context: Any) -> Any:
         return pb.AttachReply()  # no lanes: all is called as below
 
-    def Pull(self, request, context):
+    def Pull(self, request: Any, context: Any) -> Any:
         self.record.add(request)
         step = request.stamp.step + request.ahead
         yield pb.PullReply(headers=[header_pb2.ShardHeader(shard=0, generation=1, step=step)])
@@ -140,7 +140,7 @@ class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
             yield pb.PullReply(chunks=[pb.Chunk(shard=0, arena=0, offset=0, data=self.values.tobytes())])
 
     @_rpc.servicer
-    def Push(self, requests, context):
+    def Push(self, requests: Any, context: Any) -> Any:
         messages = list(requests)
         for message in messages:
             self.record.add(message)
@@ -157,7 +157,7 @@ class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
         )
 
     @_rpc.servicer
-    def Assign(self, requests, context):
+    def Assign(self, requests: Any, context: Any) -> Any:
         messages = list(requests)
         for message in messages:
             self.record.add(message)
@@ -174,8 +174,10 @@ class FakeCluster:
 
     def __init__(self, job: Job) -> None:
         self.record = Record()
-        self.members, self.jobs = FakeMembers(self.record), FakeJobs(self.record, job)
-        self.server = FakeServer(self.record)
+        # The stubs take RPCs that a fake leaves to gRPC's "unimplemented" for abstract methods.
+        self.members = FakeMembers(self.record)  # type: ignore[abstract]
+        self.jobs = FakeJobs(self.record, job)  # type: ignore[abstract]
+        self.server = FakeServer(self.record)  # type: ignore[abstract]
         services: list[tuple[str, Callable[[Any, Any], None], Any]] = [
             ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, self.members),
             ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self.jobs),

@@ -1,7 +1,7 @@
 """A coordinator that does as the test says: jobs, events and members are plain attributes, on real gRPC."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -48,7 +48,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         self.reports: list[job_pb2.ReportRequest] = []
         self.over = False
         self.data = job_pb2.GetDataReply()
-        self.timings, self.timings_asked = job_pb2.GetTimingsReply(), []
+        self.timings = job_pb2.GetTimingsReply()
+        self.timings_asked: list[job_pb2.GetTimingsRequest] = []
         self.disk = ""
         self.disk_hangs = False
         self._events: dict[str, list[job_pb2.Event]] = {}
@@ -58,7 +59,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         self.address = "127.0.0.1:0"
 
     def start(self) -> None:
-        services = [
+        services: list[tuple[str, Callable[[Any, Any], None], Any]] = [
             ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, self),
             ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self),
         ]
@@ -110,12 +111,12 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
     # Coordinator.
 
     @_rpc.servicer
-    def Register(self, request, context):
+    def Register(self, request: Any, context: Any) -> Any:
         self.members[request.member] = self.members.get(request.member, 0) + 1
         return coordinator_pb2.RegisterReply(incarnation=self.members[request.member], lease_s=1.0, heartbeat_s=0.02)
 
     @_rpc.servicer
-    def Heartbeat(self, request, context):
+    def Heartbeat(self, request: Any, context: Any) -> Any:
         self.beats += 1
         if request.member in self.fenced:
             self.fenced.discard(request.member)
@@ -123,12 +124,12 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         return coordinator_pb2.HeartbeatReply()
 
     @_rpc.servicer
-    def Leave(self, request, context):
+    def Leave(self, request: Any, context: Any) -> Any:
         self.members.pop(request.member, None)
         return coordinator_pb2.LeaveReply()
 
     @_rpc.servicer
-    def Drain(self, request, context):
+    def Drain(self, request: Any, context: Any) -> Any:
         self.drained.append((request.member, request.incarnation))
         answer = self.drains.pop(0) if self.drains else []
         if isinstance(answer, errors.ShoalError):
@@ -136,13 +137,13 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         return coordinator_pb2.DrainReply(jobs=answer)
 
     @_rpc.servicer
-    def GetStatus(self, request, context):
+    def GetStatus(self, request: Any, context: Any) -> Any:
         return self.status
 
     # Jobs, for users.
 
     @_rpc.servicer
-    def Submit(self, request, context):
+    def Submit(self, request: Any, context: Any) -> Any:
         name = request.spec.name
         if name in self.jobs and self.jobs[name].state < job_pb2.SUCCEEDED:
             raise errors.JobExists(f"job {name} is running", job=name)
@@ -150,15 +151,15 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         return job_pb2.SubmitReply(status=self.jobs[name])
 
     @_rpc.servicer
-    def List(self, request, context):
+    def List(self, request: Any, context: Any) -> Any:
         return job_pb2.ListReply(jobs=self.jobs.values())
 
     @_rpc.servicer
-    def Get(self, request, context):
+    def Get(self, request: Any, context: Any) -> Any:
         return job_pb2.GetReply(status=self._job(request.job))
 
     @_rpc.servicer
-    def TakeCheckpoint(self, request, context):
+    def TakeCheckpoint(self, request: Any, context: Any) -> Any:
         """The first attempt fails with what the test says, else it is whole at once."""
         self._job(request.job)
         after = len(self._events.get(request.job, []))
@@ -170,37 +171,37 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         return job_pb2.TakeCheckpointReply(attempt=1, after=after)
 
     @_rpc.servicer
-    def Cancel(self, request, context):
+    def Cancel(self, request: Any, context: Any) -> Any:
         if self._job(request.job).state < job_pb2.SUCCEEDED:
             self.enter(request.job, "CANCELLED")
         return job_pb2.CancelReply(status=self.jobs[request.job])
 
     @_rpc.servicer
-    def Drop(self, request, context):
+    def Drop(self, request: Any, context: Any) -> Any:
         if self._job(request.job).state < job_pb2.SUCCEEDED:
             raise errors.JobRunning(f"job {request.job} runs; cancel it first", job=request.job)
         del self.jobs[request.job]
         return job_pb2.DropReply()
 
     @_rpc.servicer
-    def GetPlacement(self, request, context):
+    def GetPlacement(self, request: Any, context: Any) -> Any:
         self._job(request.job)
         if self.placement is None:
             raise errors.NotPlaced(f"job {request.job} has no variables on servers yet", job=request.job)
         return self.placement
 
     @_rpc.servicer
-    def GetData(self, request, context):
+    def GetData(self, request: Any, context: Any) -> Any:
         self._job(request.job)
         return self.data
 
     @_rpc.servicer
-    def GetTimings(self, request, context):
+    def GetTimings(self, request: Any, context: Any) -> Any:
         self._job(request.job)
         self.timings_asked.append(request.last)
         return self.timings
 
-    def Watch(self, request, context: grpc.ServicerContext) -> Iterator[job_pb2.Event]:
+    def Watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[job_pb2.Event]:
         self.watched.append(request)
         left = self.breaks.pop(0) if self.breaks else None
         try:
@@ -225,22 +226,22 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
     # Jobs, for members.
 
     @_rpc.servicer
-    def Describe(self, request, context):
+    def Describe(self, request: Any, context: Any) -> Any:
         self.described.append(request)
         return job_pb2.DescribeReply()
 
     @_rpc.servicer
-    def Join(self, request, context):
+    def Join(self, request: Any, context: Any) -> Any:
         job = self._job(request.job)
         return job_pb2.JoinReply(ready=True, placement=self.placement, spec=job.spec, state=job.state)
 
     @_rpc.servicer
-    def Report(self, request, context):
+    def Report(self, request: Any, context: Any) -> Any:
         self.reports.append(request)
         return job_pb2.ReportReply(stop=self.over)
 
     @_rpc.servicer
-    def Finish(self, request, context):
+    def Finish(self, request: Any, context: Any) -> Any:
         self.finished.append(request)
         return job_pb2.FinishReply()
 

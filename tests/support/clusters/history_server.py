@@ -6,6 +6,7 @@ It is the server role, with one more service that only tests call (`ask`). It en
 import json
 import sys
 from dataclasses import asdict
+from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -22,7 +23,8 @@ SERVICE = "shoal.tests.History"
 def ask(address: str, job: str, shard: int) -> list[Admission]:
     """Returns the pulls and pushes that a shard of such a server let through, oldest first; at most the last 16,384."""
     with _rpc.channel(address) as channel:
-        reply = channel.unary_unary(f"/{SERVICE}/Get")(json.dumps([job, shard]).encode(), timeout=20)
+        get: Any = channel.unary_unary(f"/{SERVICE}/Get")  # bytes, as there is no serializer
+        reply = get(json.dumps([job, shard]).encode(), timeout=20)
     return [Admission(**told) for told in json.loads(reply)]
 
 

@@ -296,7 +296,7 @@ class RawLane:
 
     def pull(self, request: pb.PullRequest) -> list[pb.PullReply]:
         self.send(Frame.PULL, request.SerializeToString())
-        replies = []
+        replies: list[pb.PullReply] = []
         while True:
             kind, payload = self.receive()
             if kind is Frame.END:
@@ -322,7 +322,7 @@ class RawLane:
         kind, payload = self._lane.receive(within_s=20.0)
         if kind is Frame.ERROR:
             raise _rpc.error_of(header_pb2.ErrorDetail.FromString(bytes(payload)))
-        return kind, bytes(payload)
+        return Frame(kind), bytes(payload)
 
     def answer(self, kind: Frame) -> bytes:
         answered, payload = self.receive()

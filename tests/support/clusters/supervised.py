@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 def until_ready(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs a role until it is ready, and then to its end; CalledProcessError if that is not a good one."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*command, "--supervised"], text=True, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, "--supervised"], text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdout
         ready = process.stdout.readline()
         rest, logs = process.communicate(timeout=60)

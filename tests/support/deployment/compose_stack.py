@@ -26,7 +26,8 @@ _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 def compose_file(**environment: str) -> dict[str, Any]:
     """The compose file as Compose reads it in this environment, with its defaults for what is not there."""
     filled = _VARIABLE.sub(lambda found: environment.get(found.group(1)) or found.group(2), COMPOSE_FILE.read_text())
-    return yaml.safe_load(filled)
+    loaded: dict[str, Any] = yaml.safe_load(filled)
+    return loaded
 
 
 def default_of_variables() -> dict[str, str]:
@@ -82,7 +83,8 @@ class Stack:
 
     def inspect(self, container: str) -> dict[str, Any]:
         """What the engine knows of a container."""
-        return json.loads(self._engine.docker("inspect", container))[0]
+        found: list[dict[str, Any]] = json.loads(self._engine.docker("inspect", container))
+        return found[0]
 
     def inside(self, container: str, *command: str) -> str:
         """What a command prints in a container."""
@@ -101,14 +103,18 @@ class Stack:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series that Prometheus answers with now; RuntimeError if it takes the expression for none."""
-        return self._prometheus(f"query?{urllib.parse.urlencode({'query': expression})}")["result"]
+        found: list[dict[str, Any]] = self._prometheus(f"query?{urllib.parse.urlencode({'query': expression})}")[
+            "result"
+        ]
+        return found
 
     def targets(self) -> list[dict[str, Any]]:
         """What Prometheus scrapes; none before it is there."""
         try:
-            return self._prometheus("targets")["activeTargets"]
+            found: list[dict[str, Any]] = self._prometheus("targets")["activeTargets"]
         except OSError:
             return []
+        return found
 
     def rules(self) -> list[dict[str, Any]]:
         """Rules, as Prometheus has loaded them."""

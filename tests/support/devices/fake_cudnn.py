@@ -7,12 +7,13 @@ import ctypes
 import enum
 import itertools
 import types
+from typing import Any
 
 import numpy as np
 
-DataType = enum.Enum("data_type", ["HALF", "BFLOAT16", "FLOAT", "DOUBLE"])
-Note = enum.Enum("numerical_note", ["NONDETERMINISTIC", "TENSOR_CORE", "DOWN_CONVERT_INPUTS"])
-Heuristic = enum.Enum("heur_mode", ["A", "FALLBACK"])
+DataType = enum.Enum("DataType", ["HALF", "BFLOAT16", "FLOAT", "DOUBLE"])
+Note = enum.Enum("Note", ["NONDETERMINISTIC", "TENSOR_CORE", "DOWN_CONVERT_INPUTS"])
+Heuristic = enum.Enum("Heuristic", ["A", "FALLBACK"])
 NUMPY = {DataType.HALF: np.float16, DataType.FLOAT: np.float32}
 
 
@@ -21,22 +22,22 @@ class GraphNotSupportedError(Exception):
 
 
 class Tensor:
-    def __init__(self, dim=None, stride=None, data_type=None) -> None:
+    def __init__(self, dim: Any = None, stride: Any = None, data_type: Any = None) -> None:
         self.dim, self.stride, self.data_type = dim, stride, data_type
 
-    def set_output(self, is_output):
+    def set_output(self, is_output: bool) -> "Tensor":
         assert is_output
         return self
 
-    def set_data_type(self, data_type):
+    def set_data_type(self, data_type: Any) -> "Tensor":
         self.data_type = data_type
         return self
 
-    def set_dim(self, dim):
+    def set_dim(self, dim: Any) -> "Tensor":
         self.dim = dim
         return self
 
-    def set_stride(self, stride):
+    def set_stride(self, stride: Any) -> "Tensor":
         self.stride = stride
         return self
 
@@ -53,55 +54,58 @@ def fake_cudnn(*, refuses: Exception | None = None) -> types.ModuleType:
     cudnn = types.ModuleType("cudnn")
 
     class Graph:
-        def __init__(self, *, name, io_data_type, intermediate_data_type, compute_data_type, handle) -> None:
+        def __init__(
+            self, *, name: str, io_data_type: Any, intermediate_data_type: Any, compute_data_type: Any, handle: Any
+        ) -> None:
             assert compute_data_type is DataType.FLOAT
-            self.name, self.handle, self.unwanted, self.built = name, handle, [], False
+            self.name, self.handle, self.built = name, handle, False
+            self.unwanted: list[Any] = []
 
-        def tensor(self, *, name, dim, stride, data_type):
+        def tensor(self, *, name: str, dim: Any, stride: Any, data_type: Any) -> "Tensor":
             return Tensor(dim, stride, data_type)
 
-        def conv_fprop(self, *, image, weight, **how):
+        def conv_fprop(self, *, image: Any, weight: Any, **how: Any) -> Any:
             return self._add("fprop", image, weight, how)
 
-        def conv_dgrad(self, *, loss, filter, **how):
+        def conv_dgrad(self, *, loss: Any, filter: Any, **how: Any) -> Any:
             return self._add("dgrad", loss, filter, how)
 
-        def conv_wgrad(self, *, image, loss, **how):
+        def conv_wgrad(self, *, image: Any, loss: Any, **how: Any) -> Any:
             return self._add("wgrad", image, loss, how)
 
-        def _add(self, kind, first, second, how):
+        def _add(self, kind: str, first: Any, second: Any, how: Any) -> Any:
             assert how["dilation"] == [1, 1]
             assert how["pre_padding"] == how["post_padding"]
             self.kind, self.operands, self.how, self.result = kind, (first, second), how, Tensor()
             return self.result
 
-        def validate(self):
+        def validate(self) -> None:
             assert self.result.dim
 
-        def build_operation_graph(self):
+        def build_operation_graph(self) -> None:
             pass
 
-        def create_execution_plans(self, heuristics):
+        def create_execution_plans(self, heuristics: Any) -> None:
             assert heuristics == [Heuristic.A, Heuristic.FALLBACK]
 
-        def deselect_numeric_notes(self, notes):
+        def deselect_numeric_notes(self, notes: Any) -> None:
             self.unwanted += notes
 
-        def deselect_workspace_greater_than(self, nbytes):
+        def deselect_workspace_greater_than(self, nbytes: int) -> None:
             pass
 
-        def check_support(self):
+        def check_support(self) -> None:
             if refuses:
                 raise refuses
 
-        def build_plans(self):
+        def build_plans(self) -> None:
             self.built = True
             cudnn.graphs.append(self)
 
-        def get_workspace_size(self):
+        def get_workspace_size(self) -> int:
             return 0
 
-        def execute(self, pointers, workspace, handle):
+        def execute(self, pointers: Any, workspace: Any, handle: Any) -> None:
             assert self.built
             assert handle == self.handle
             assert all(pointer % 16 == 0 for pointer in pointers.values())
@@ -130,7 +134,7 @@ def fake_cudnn(*, refuses: Exception | None = None) -> types.ModuleType:
     return cudnn
 
 
-def _convolve(kind, image, weight, output, strides, padding) -> None:
+def _convolve(kind: str, image: Any, weight: Any, output: Any, strides: Any, padding: Any) -> None:
     """Computes the one that `kind` wants of the three, in the order of axes that cuDNN has."""
     (down, across), (top, left) = strides, padding
     filters, channels, height, width = weight.shape

@@ -6,6 +6,7 @@ as a device may do it: so a buffer that is used again too early, or an event tha
 
 import types
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +17,11 @@ class FakeArray(np.ndarray):
     """A device's array."""
 
     @property
-    def data(self):
+    def data(self) -> Any:
         return types.SimpleNamespace(ptr=self.ctypes.data)
 
     @property
-    def device(self):
+    def device(self) -> Any:
         return types.SimpleNamespace(id=0)
 
     def set(self, source: np.ndarray, stream: "FakeStream") -> None:
@@ -76,10 +77,10 @@ class FakeStream:
             self.ran += 1
             self._queued[self.ran - 1]()
 
-    def __enter__(self):
+    def __enter__(self) -> "FakeStream":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> Any:
         return None
 
 
@@ -95,15 +96,15 @@ class FakeGenerator:
         assert isinstance(bits, FakePhilox), "another takes long to begin"
         self._host = np.random.Generator(bits)
 
-    def random(self, size, dtype) -> FakeArray:
+    def random(self, size: int, dtype: Any) -> FakeArray:
         return self._host.random(size, dtype).view(FakeArray)
 
 
 class FakePool:
     def __init__(self) -> None:
-        self.limits: list[dict] = []
+        self.limits: list[dict[str, int]] = []
 
-    def set_limit(self, **limit) -> None:
+    def set_limit(self, **limit: int) -> None:
         self.limits.append(limit)
 
     def used_bytes(self) -> int:
@@ -130,7 +131,7 @@ def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:
     It keeps `used` (devices), `pinned` (bytes of each allocation) and `kernels` (names of what was fused), and refuses
     arrays larger than `room` bytes.
     """
-    cupy = types.ModuleType("cupy")
+    cupy: Any = types.ModuleType("cupy")
     cupy.__version__ = "14.2.0"
     pool, null = FakePool(), FakeStream(null=True)
 
@@ -146,7 +147,7 @@ def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:
         def use(self) -> None:
             cupy.used.append(self.index)
 
-    def empty(shape, dtype=np.float64):
+    def empty(shape: Any, dtype: Any = np.float64) -> Any:
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if nbytes > cupy.room:
             raise FakeOutOfMemoryError(f"Out of memory allocating {nbytes:,} bytes (allocated so far: 0 bytes).")
@@ -156,7 +157,7 @@ def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:
         cupy.pinned.append(nbytes)
         return bytearray([GARBAGE]) * nbytes
 
-    def fuse(kernel_name: str):
+    def fuse(kernel_name: str) -> Callable[[Any], Any]:
         cupy.kernels.append(kernel_name)
         return lambda function: function
 
@@ -187,4 +188,5 @@ def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:
         ),
     )
     cupy.__getattr__ = lambda name: getattr(np, name)
-    return cupy
+    made: types.ModuleType = cupy
+    return made

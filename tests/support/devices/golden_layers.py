@@ -46,7 +46,8 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """From -1 to 1, by the name: whole numbers that no version of NumPy draws otherwise."""
     size = int(np.prod(shape))
     key = np.full(size, zlib.crc32(name.encode()))
-    return (shoal_nn.crossed(np.arange(size), key, 1 << 24) / (1 << 23) - 1).reshape(shape)
+    crossed: np.ndarray = shoal_nn.crossed(np.arange(size), key, 1 << 24)
+    return (crossed / (1 << 23) - 1).reshape(shape)
 
 
 def fed(name: str) -> np.ndarray:
@@ -58,7 +59,8 @@ def fed(name: str) -> np.ndarray:
 
 def values(layer: Layer, shape: tuple[int, ...]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Parameters and state, in float64: kernels by He's rule, scales and variances about 1, all else about 0."""
-    params, state = {}, {}
+    params: dict[str, np.ndarray] = {}
+    state: dict[str, np.ndarray] = {}
     for name, variable in layer.variables(shape).items():
         array = drawn(name, variable.shape)
         if array.ndim > 1:

@@ -5,6 +5,8 @@ It says "half" once the second server has counted the first chunk of its part, n
 
 import sys
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -30,19 +32,19 @@ def main(address: str, job: str, *pairs: str) -> None:
     first, second = parameters._servers.connections
     names = {shard.address: shard.server for shard in placement.shards}
 
-    def stub(link):
+    def stub(link: Any) -> Any:
         return parameter_server_pb2_grpc.ParameterServerStub(_rpc.channel(link.address))
 
-    def requests(link):
+    def requests(link: Any) -> Iterator[pb.PushRequest]:
         load = Load(parameters._servers.packer, link.layouts, aggregations, Complete(gradients))
         push = Push(parameters.step, 1.0, parameters._versions, lambda _: load, aggregations)
         for message in load.requests(parameters._pusher.header(link, push, commit=False)):
             yield pb.PushRequest.FromString(b"".join(message))
 
-    def received():
+    def received() -> float:
         return sample(pages[names[second.address]], "shoal_server_received_bytes_total")
 
-    def half():
+    def half() -> Iterator[pb.PushRequest]:
         message = next(requests(second))
         yield pb.PushRequest(header=message.header, chunks=message.chunks[:1])
         threading.Event().wait()

@@ -39,7 +39,7 @@ class Mortal:
     def __init__(self, cluster: shoal.LocalCluster, doom: Path) -> None:
         self._doom = doom
         role = cluster.process("coordinator")
-        flags = list(role._process.args)
+        flags: list[str] = list(role._process.args)  # type: ignore[arg-type]  # it was started from a list
         flags = flags[flags.index("coordinator") :]
         flags[flags.index("--listen") + 1] = role.address
         role.kill()

@@ -299,8 +299,9 @@ KINDS: dict[str, Callable[..., None]] = {"serve": serve, "train": train, "say_no
 
 def main(descriptor: str, folder: str) -> None:
     # What all these processes take for /dev/shm.
-    for function in (Segment.create, Segment.open):
-        function.__func__.__kwdefaults__["directory"] = Path(folder)  # type: ignore[attr-defined]
+    functions: tuple[Any, ...] = (Segment.create, Segment.open)
+    for function in functions:
+        function.__func__.__kwdefaults__["directory"] = Path(folder)
     sweep.__defaults__ = (Path(folder),)
     configure_logging("console", "error")
     compilation.warm_up()

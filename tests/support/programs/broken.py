@@ -5,6 +5,7 @@ import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,48 +13,48 @@ import shoal
 
 
 class Numbers:
-    def __init__(self, size=64):
+    def __init__(self, size: int = 64) -> None:
         self.size = size
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.size
 
-    def batch(self, indices):
+    def batch(self, indices: Any) -> Any:
         return indices
 
 
 class Program:
     """Trains one vector on nothing much; subclasses spoil one thing."""
 
-    def __init__(self, size=64):
+    def __init__(self, size: int = 64) -> None:
         self.dataset = Numbers(size)
 
-    def variables(self):
+    def variables(self) -> Any:
         return {"w": np.zeros(4, np.float32)}
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         return 0.0, {"w": np.ones(4, np.float32)}
 
 
-def fine(size=64):
+def fine(size: int = 64) -> "Program":
     return Program(size)
 
 
-def factory_raises():
+def factory_raises() -> None:
     raise RuntimeError("the factory is out of order")
 
 
 class Raises(Program):
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         raise ValueError("the loss is out of order")
 
 
 class Gradients(Program):
-    def __init__(self, kind):
+    def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         right = np.ones(4, np.float32)
         wrong = {"name": {"v": right}, "shape": {"w": np.ones(5, np.float32)}, "dtype": {"w": np.ones(4)}}
         return 0.0, wrong[self.kind]
@@ -62,11 +63,11 @@ class Gradients(Program):
 class NotFinite(Program):
     """Gives NaN once in `every` batches, or always with every=1."""
 
-    def __init__(self, every, size=64):
+    def __init__(self, every: int, size: int = 64) -> None:
         super().__init__(size)
         self.every, self.calls = every, 0
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         self.calls += 1
         value = np.nan if self.calls % self.every == 0 else 1.0
         return 0.0, {"w": np.full(4, value, np.float32)}
@@ -75,11 +76,11 @@ class NotFinite(Program):
 class Exits(Program):
     """Ends its process by a signal, once: the file says that it has been done."""
 
-    def __init__(self, once, size=64):
+    def __init__(self, once: str, size: int = 64) -> None:
         super().__init__(size)
         self.once = Path(once)
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         if not self.once.exists():
             self.once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -89,17 +90,17 @@ class Exits(Program):
 class Gated(Program):
     """Goes on only while the file is there, and counts its examples in a variable."""
 
-    def __init__(self, gate, size=64):
+    def __init__(self, gate: str, size: int = 64) -> None:
         super().__init__(size)
         self.gate = Path(gate)
 
-    def variables(self):
+    def variables(self) -> Any:
         return {
             "w": np.zeros(4, np.float32),
             "seen": shoal.Variable((self.dataset.size,), trainable=False, aggregation="sum", dtype="int64"),
         }
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         pause = threading.Event()
         while not self.gate.exists():
             pause.wait(0.01)
@@ -111,16 +112,16 @@ class Gated(Program):
 class Accelerated(Program):
     """Computes each step for so many seconds, on what leaves the cores of this machine free, as an accelerator does."""
 
-    dataset = None
+    dataset: Any = None
 
-    def __init__(self, elements, seconds):
+    def __init__(self, elements: int, seconds: float) -> None:
         self.gradient = np.zeros(elements, np.float32)
         self.seconds, self.computed = seconds, threading.Event()
 
-    def variables(self):
+    def variables(self) -> Any:
         return {"w": shoal.Variable(self.gradient.shape)}
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         self.computed.wait(self.seconds)
         return 0.0, {"w": self.gradient}
 
@@ -128,11 +129,11 @@ class Accelerated(Program):
 class Paced(Gated):
     """Counts its examples in a variable, and takes `seconds` for each step until the file is there."""
 
-    def __init__(self, gate, seconds, size=64):
+    def __init__(self, gate: str, seconds: float, size: int = 64) -> None:
         super().__init__(gate, size)
         self.seconds, self.computed = seconds, threading.Event()
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         if not self.gate.exists():
             self.computed.wait(self.seconds)
         seen = np.zeros(self.dataset.size, np.int64)
@@ -143,11 +144,11 @@ class Paced(Gated):
 class Marked(Paced):
     """Touches a file of its process's own, in the folder `marks`, when its first push has been answered."""
 
-    def __init__(self, marks, **options):
+    def __init__(self, marks: str, **options: Any) -> None:
         super().__init__(**options)
         self.mark, self.steps = Path(marks, str(os.getpid())), 0
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         self.steps += 1
         if self.steps == 2:  # in turn: this step was begun after the first one's push
             self.mark.touch()
@@ -157,14 +158,15 @@ class Marked(Paced):
 class OneSlow(Program):
     """Takes a moment for each step; in the first process to make the file ten times that, and says so."""
 
-    def __init__(self, mark, seconds):
+    def __init__(self, mark: str, seconds: float) -> None:
         super().__init__()
-        self.dataset, self.seconds, self.computed = None, seconds, threading.Event()
+        self.dataset: Any = None
+        self.seconds, self.computed = seconds, threading.Event()
         with suppress(FileExistsError):
             Path(mark).touch(exist_ok=False)
             self.seconds *= 10
             print("slow")
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         self.computed.wait(self.seconds)
         return super().loss_and_gradients(params, batch)

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,19 +21,19 @@ class Counted:
         kill: a file; the first worker that evaluates another batch makes it, and dies.
     """
 
-    def __init__(self, size=64, seconds=0.0, slow=0.0, kill=""):
+    def __init__(self, size: int = 64, seconds: float = 0.0, slow: float = 0.0, kill: str = "") -> None:
         self.dataset, self.held_out = Numbers(size), Numbers(10)
         self.seconds, self.slow, self.kill = seconds, slow, kill
         self.tried = False
 
-    def variables(self):
+    def variables(self) -> Any:
         return {"w": np.zeros(1_000)}
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         time.sleep(self.seconds)  # what a step takes
         return 1.0, {"w": -np.ones(1_000)}
 
-    def evaluate(self, params, batch):
+    def evaluate(self, params: Any, batch: Any) -> Any:
         first, self.tried = not self.tried, True
         if first:
             return self.figures(params)
@@ -42,5 +43,5 @@ class Counted:
         time.sleep(self.slow)  # what an evaluation takes
         return self.figures(params)
 
-    def figures(self, params):
+    def figures(self, params: Any) -> dict[str, float]:
         return {"updates": float(params["w"][0]), "constant": 1.0}

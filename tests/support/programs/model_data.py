@@ -1,11 +1,14 @@
 """Small data that models can learn, as files."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-def bright(path, count=300, channels=1):
+def bright(path: Path, count: int = 300, channels: int = 1) -> str:
     """An .npz of images of 8 x 8, by class brighter in their upper or in their lower half."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, count)
@@ -16,7 +19,7 @@ def bright(path, count=300, channels=1):
     return str(path)
 
 
-def pairs(path, rows, seed):
+def pairs(path: Path, rows: Any, seed: int) -> str:
     """A table whose label is a matter of pairs of a and b; a or b alone says nothing of it, nor does anything else."""
     rng = np.random.default_rng(seed)
     a, b = rng.integers(0, 12, rows), rng.integers(0, 12, rows)

@@ -1,11 +1,13 @@
 """Steps of `shoal_nn`'s programs as a worker takes them, without one."""
 
+from typing import Any
+
 import numpy as np
 
 import shoal
 
 
-def begun(program):
+def begun(program: Any) -> dict[str, Any]:
     """First values of all variables, by name."""
     params, state = program.net.init(np.random.default_rng(1), program.shape)
     values = {**params, **state}
@@ -13,9 +15,10 @@ def begun(program):
     return values
 
 
-def stepped(program, values, batch=None, *, seed=3):
+def stepped(program: Any, values: Any, batch: Any = None, *, seed: int = 3) -> Any:
     """One step as a worker takes it; what is given has the names, shapes and dtypes that servers take."""
-    assert isinstance(program, shoal.program.RandomProgram)
+    taken: object = program
+    assert isinstance(taken, shoal.program.RandomProgram)
     batch = program.dataset.batch(np.arange(8), seed=7) if batch is None else batch
     step = program.loss_and_gradients(values, batch, seed=seed)
     variables = program.variables()
@@ -28,7 +31,7 @@ def stepped(program, values, batch=None, *, seed=3):
     return step
 
 
-def trained(program, steps, rate, *, batch=64):
+def trained(program: Any, steps: int, rate: float, *, batch: Any = 64) -> dict[str, Any]:
     """All variables after steps of SGD, from examples drawn at random."""
     values = begun(program)
     rng = np.random.default_rng(0)

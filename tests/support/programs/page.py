@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Watched:
         slow: a file; the first worker makes it, and takes three times as long.
     """
 
-    def __init__(self, size=512, seconds=0.02, hostile=False, slow=""):
+    def __init__(self, size: int = 512, seconds: float = 0.02, hostile: bool = False, slow: str = "") -> None:
         self.dataset, self.held_out = Numbers(size), Numbers(10)
         self.seconds, self.hostile = seconds, hostile
         self.draw = np.random.default_rng()
@@ -32,10 +33,10 @@ class Watched:
                 return
             self.seconds *= 3
 
-    def variables(self):
+    def variables(self) -> Any:
         return {"w": np.zeros(100_000), "b": np.zeros(50_000)}
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         time.sleep(self.seconds)  # what a step takes
         self.steps += 1
         away = {name: value - 1 for name, value in params.items()}
@@ -44,5 +45,5 @@ class Watched:
             print(HOSTILE if self.hostile else f"step {self.steps}: loss {loss:.4f}", flush=True)
         return loss, away
 
-    def evaluate(self, params, batch):
+    def evaluate(self, params: Any, batch: Any) -> Any:
         return {"accuracy": float(1 - np.abs(params["w"] - 1).mean())}

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,15 +14,15 @@ FEATURES = 16
 class Rows:
     """Points of a plane, by number, with noise."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         rng = np.random.default_rng(3)
         self.x = rng.normal(size=(size, FEATURES)).astype(np.float32)
         self.y = (self.x @ rng.normal(size=FEATURES) + rng.normal(size=size)).astype(np.float32)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.x)
 
-    def batch(self, indices):
+    def batch(self, indices: Any) -> Any:
         return indices, self.x[indices], self.y[indices]
 
 
@@ -31,18 +32,18 @@ class Plane:
     The variable `ballast` makes checkpoints as large as a test wants them.
     """
 
-    def __init__(self, size=512, seconds=0.0, hurry="", ballast=0):
+    def __init__(self, size: int = 512, seconds: float = 0.0, hurry: str = "", ballast: int = 0) -> None:
         self.dataset, self.seconds, self.ballast = Rows(size), seconds, ballast
         self.hurry, self.pause = Path(hurry) if hurry else None, threading.Event()
 
-    def variables(self):
+    def variables(self) -> Any:
         known = {
             "w": np.zeros(FEATURES, np.float32),
             "seen": shoal.Variable((len(self.dataset),), trainable=False, aggregation="sum", dtype="int64"),
         }
         return known | ({"ballast": shoal.Variable(self.ballast)} if self.ballast else {})
 
-    def loss_and_gradients(self, params, batch, *, seed):
+    def loss_and_gradients(self, params: Any, batch: Any, *, seed: int) -> Any:
         if self.seconds and not (self.hurry and self.hurry.exists()):
             self.pause.wait(self.seconds)
         numbers, x, y = batch
@@ -59,8 +60,8 @@ class Plane:
 class Tuned(Plane):
     """The same line with a new head in place of what was counted."""
 
-    def variables(self):
+    def variables(self) -> Any:
         return {"w": np.zeros(FEATURES, np.float32), "head": np.array([3.0, 4.0], np.float32)}
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Any, batch: Any, *, seed: int = 0) -> Any:
         return 0.0, {"w": np.zeros(FEATURES, np.float32), "head": np.zeros(2, np.float32)}

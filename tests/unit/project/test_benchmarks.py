@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +49,7 @@ MACHINE = {
 }
 
 
-def ran(*benches: str, **otherwise: str) -> dict:
+def ran(*benches: str, **otherwise: str) -> dict[str, Any]:
     about = {"date": "today", "rounds": 3, "limits": {"memcpy": 20.0}, "left_out": {}, "machine": MACHINE | otherwise}
     return dict.fromkeys(benches, about)
 
@@ -193,7 +195,7 @@ def test_the_last_object_that_was_printed_is_the_figure() -> None:
     assert last_object("nothing") is None
 
 
-def contestant(name: str, code: str, **more: object) -> Contestant:
+def contestant(name: str, code: str, **more: Any) -> Contestant:
     return Contestant(name, (sys.executable, "-c", code), **more)
 
 
@@ -293,7 +295,7 @@ class Fake(Run):
         super().__init__(3, short=True, interpreters={"torch": torch} if torch else {}, say=self.told.append)
         self.times = times
 
-    def contest(self, bench: str, contestants, *, rounds: int | None = None):
+    def contest(self, bench: str, contestants: Any, *, rounds: int | None = None) -> Any:
         ends = {each.name: each.name.rpartition(", ")[2] for each in contestants}
         return {
             name: [{"ms_per_step": ms} for ms in self.times[end]] for name, end in ends.items() if end in self.times
@@ -338,7 +340,7 @@ def test_a_step_is_timed_by_the_median_after_two_that_do_not_count(monkeypatch: 
         now[0] += durations.pop(0)
         return float(len(durations))
 
-    monkeypatch.setattr(nn_workload.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     assert nn_workload.measure(step, short=False) == (2, 0)
 
 

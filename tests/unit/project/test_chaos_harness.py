@@ -3,8 +3,10 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +18,12 @@ ISSUE = [
 ]
 
 
-def recorded(name: str, runs: int, passed: int, worst: float = 0.0, unit: str = "s") -> dict:
+def recorded(name: str, runs: int, passed: int, worst: float = 0.0, unit: str = "s") -> dict[str, Any]:
     return {"name": name, "runs": runs, "passed": passed, "worst": worst, "unit": unit}
 
 
 @pytest.fixture(autouse=True)
-def full_length(monkeypatch):
+def full_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHAOS_RUNS", raising=False)
 
 
@@ -31,7 +33,7 @@ def latest(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scenarios(tmp_path, monkeypatch):
+def scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Gives a scenario this code, in place of pytest and its tests, and no guard, which would see what others do."""
     given: dict[str, list[str]] = {}
     monkeypatch.setattr(chaos, "SCENARIOS", given)
@@ -50,12 +52,12 @@ def scenarios(tmp_path, monkeypatch):
 # What there is.
 
 
-def test_the_names_are_those_that_are_asked_for():
+def test_the_names_are_those_that_are_asked_for() -> None:
     assert list(chaos.SCENARIOS) == ISSUE
 
 
 @pytest.mark.parametrize("node", [node for nodes in chaos.SCENARIOS.values() for node in nodes])
-def test_each_of_a_scenarios_tests_is_there(node):
+def test_each_of_a_scenarios_tests_is_there(node: str) -> None:
     file, _, test = node.partition("::")
     assert f"def {test or 'test_'}" in (chaos.ROOT / file).read_text()
 
@@ -69,7 +71,14 @@ def test_each_of_a_scenarios_tests_is_there(node):
         ([], "0", "CHAOS_RUNS is '0'"),
     ],
 )
-def test_what_it_does_not_know_is_refused_and_nothing_is_run(arguments, runs, message, latest, monkeypatch, capsys):
+def test_what_it_does_not_know_is_refused_and_nothing_is_run(
+    arguments: list[str],
+    runs: str,
+    message: str,
+    latest: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setenv("CHAOS_RUNS", runs)
     with pytest.raises(SystemExit) as refused:
         chaos.main(arguments, latest)
@@ -81,27 +90,27 @@ def test_what_it_does_not_know_is_refused_and_nothing_is_run(arguments, runs, me
 # Rows.
 
 
-def test_rows_of_one_name_are_summed():
+def test_rows_of_one_name_are_summed() -> None:
     found = [recorded("a", 10, 10, 0.5), recorded("b", 1, 0, 9.0), recorded("a", 20, 19, 2.5), recorded("a", 1, 1, 1.5)]
     row = chaos.summed("a", found, 1)
     assert asdict(row) == recorded("a", 31, 30, 2.5)
     assert not row.holds
 
 
-def test_a_failure_that_was_not_counted_is_a_run_that_did_not_pass():
+def test_a_failure_that_was_not_counted_is_a_run_that_did_not_pass() -> None:
     assert asdict(chaos.summed("a", [recorded("a", 5, 5)], 1)) == recorded("a", 6, 5)
     assert asdict(chaos.summed("a", [], 1)) == recorded("a", 1, 0, unit="")
 
 
-def test_a_scenario_that_recorded_nothing_did_not_pass():
+def test_a_scenario_that_recorded_nothing_did_not_pass() -> None:
     assert not chaos.summed("a", [], 0).holds
 
 
-def test_a_tally_is_recorded_however_the_test_ends(tmp_path, monkeypatch):
+def test_a_tally_is_recorded_however_the_test_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tmp_path / "rows"
     monkeypatch.setenv("CHAOS_ROWS", str(rows))
 
-    def two_of_three():
+    def two_of_three() -> None:
         with forms.tally("a", 3, "s") as tally:
             tally.passes(2.0)
             tally.passes(1.0)
@@ -115,7 +124,9 @@ def test_a_tally_is_recorded_however_the_test_ends(tmp_path, monkeypatch):
 # Runs.
 
 
-def test_a_scenario_that_fails_is_a_row_and_the_exit_status(scenarios, latest, capfd):
+def test_a_scenario_that_fails_is_a_row_and_the_exit_status(
+    scenarios: Callable[[str, str], None], latest: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     scenarios("good", "assert forms.long(); forms.record('good', forms.runs(1, 7), 7, 0.25, 's')")
     scenarios("bad", "forms.record('bad', 3, 2, 1.0, 's'); raise AssertionError('the third')")
     scenarios("silent", "raise AssertionError('at once')")
@@ -128,7 +139,9 @@ def test_a_scenario_that_fails_is_a_row_and_the_exit_status(scenarios, latest, c
     assert shown.out.endswith(chaos.table(chaos.Row(**row) for row in expected) + "\n")
 
 
-def test_some_are_picked_and_shortened_and_the_status_says_that_they_held(scenarios, latest, monkeypatch):
+def test_some_are_picked_and_shortened_and_the_status_says_that_they_held(
+    scenarios: Callable[[str, str], None], latest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CHAOS_RUNS", "2")
     scenarios("one", "raise AssertionError('nobody asked')")
     scenarios("two", "forms.record('two', forms.runs(1, 7), 2, 0.0, 's')")
@@ -137,7 +150,9 @@ def test_some_are_picked_and_shortened_and_the_status_says_that_they_held(scenar
 
 
 @pytest.mark.parametrize("broken", ["", "no JSON", "3", '[{"name": "kept"}]', '["kept"]'])
-def test_rows_are_saved_one_by_one_beside_those_that_were_not_run(scenarios, latest, capsys, broken):
+def test_rows_are_saved_one_by_one_beside_those_that_were_not_run(
+    scenarios: Callable[[str, str], None], latest: Path, capsys: pytest.CaptureFixture[str], broken: str
+) -> None:
     """Whatever ends it, and whatever is there."""
     seen = f"import pathlib, shutil; shutil.copy({str(latest)!r}, {str(latest.with_name('seen'))!r})"
     for name in ("again", "kept"):
@@ -156,7 +171,9 @@ def test_rows_are_saved_one_by_one_beside_those_that_were_not_run(scenarios, lat
     assert json.loads(latest.read_text()) == expected[:1]
 
 
-def test_what_is_left_behind_fails_a_scenario(scenarios, latest, monkeypatch):
+def test_what_is_left_behind_fails_a_scenario(
+    scenarios: Callable[[str, str], None], latest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guard = "import subprocess, sys; subprocess.run(sys.argv[1:], check=True); sys.exit(1)"
     monkeypatch.setattr(chaos, "GUARD", (sys.executable, "-c", guard))
     scenarios("leaks", "forms.record('leaks', 1, 1, 0.0, 's')")

@@ -13,22 +13,22 @@ import gpu
 from shoal_worker.arrays import Cpu
 
 
-def test_the_median_step_counts_and_the_first_ones_do_not():
+def test_the_median_step_counts_and_the_first_ones_do_not() -> None:
     notes = [(0.0, 9.0), (9.0, 10.0), (10.5, 11.0), (11.5, 12.0), (13.0, 16.0)]
     assert gpu.images_per_s(notes, 64, skipped=1) == 64 / 1.0
 
 
-def test_too_few_steps_are_an_error():
+def test_too_few_steps_are_an_error() -> None:
     with pytest.raises(ValueError, match="3 steps are too few, of which 2 do not count"):
         gpu.images_per_s([(0.0, 1.0)] * 3, 64, skipped=2)
 
 
-def test_waiting_is_what_is_not_computing():
+def test_waiting_is_what_is_not_computing() -> None:
     notes = [(0.0, 100.0), (100.0, 101.0), (102.0, 103.0), (104.0, 105.0)]
     assert gpu.share_waiting(notes, skipped=1) == pytest.approx(0.5)
 
 
-def test_steps_alone_train(tmp_path):
+def test_steps_alone_train(tmp_path: Path) -> None:
     program = gpu.Images(18, 32, 4, str(tmp_path / "notes"))
     notes = gpu.alone(Cpu(), program, 2, 2)
     assert [len(note) for note in notes] == [2, 2]
@@ -38,7 +38,9 @@ def test_steps_alone_train(tmp_path):
     assert (x.shape, y.shape) == ((3, 32, 32, 3), (3,))
 
 
-def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path, monkeypatch, capsys):
+def test_without_a_gpu_it_says_so_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     gpu.main(["--out", str(tmp_path / "gpu.json")])
     assert "the GPU is not measured: device cuda:0 is not here" in capsys.readouterr().err

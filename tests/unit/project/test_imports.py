@@ -60,16 +60,16 @@ def where(packages: set[str], *, strings: bool = False) -> set[str]:
     }
 
 
-def test_one_module_imports_cupy():
+def test_one_module_imports_cupy() -> None:
     assert where({"cupy", "cupyx", "cupy_backends"}, strings=True) == {"worker/shoal_worker/arrays.py"}
 
 
-def test_one_package_imports_opentelemetry():
+def test_one_package_imports_opentelemetry() -> None:
     found = where({"opentelemetry"}, strings=True)
     assert found == {"client/shoal/_tracing/process.py", "client/shoal/_tracing/spans.py"}
 
 
-def test_layers_compute_through_the_namespace_of_their_arrays():
+def test_layers_compute_through_the_namespace_of_their_arrays() -> None:
     used = {
         node.attr
         for room, path in MODULES
@@ -81,7 +81,7 @@ def test_layers_compute_through_the_namespace_of_their_arrays():
     assert used <= {"dtype", "float16", "float32", "float64", "ndarray", "random", "empty", "errstate"}
 
 
-def test_nothing_imports_cupy_cudnn_or_opentelemetry_before_it_is_asked_for():
+def test_nothing_imports_cupy_cudnn_or_opentelemetry_before_it_is_asked_for() -> None:
     """Whatever is installed: every module of ours, in a process of its own."""
     names = [path.relative_to(ROOMS[room]).with_suffix("").as_posix().replace("/", ".") for room, path in MODULES]
     ours = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
@@ -92,11 +92,11 @@ def test_nothing_imports_cupy_cudnn_or_opentelemetry_before_it_is_asked_for():
     assert not loaded & {"cupy", "cupyx", "cupy_backends", "cudnn", "opentelemetry"}
 
 
-def test_no_pickle():
+def test_no_pickle() -> None:
     assert not where({"pickle", "cloudpickle", "dill", "marshal", "shelve"}, strings=True)
 
 
-def test_the_scan_sees_all_rooms():
+def test_the_scan_sees_all_rooms() -> None:
     seen = {room for room, _ in MODULES}
     assert seen >= {"shoal", "shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn"}
     assert seen == {room for room, folder in ROOMS.items() if (folder / room).is_dir()}

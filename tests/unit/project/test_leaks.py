@@ -36,7 +36,7 @@ DIE = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
 @pytest.fixture(autouse=True)
-def outside_any_checkout(tmp_path, monkeypatch):
+def outside_any_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What others do meanwhile in this test's checkout is not the commands' doing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
@@ -54,27 +54,27 @@ def killed(pattern: str, text: str) -> re.Match[str]:
     return found
 
 
-def test_a_clean_command_passes(capfd):
+def test_a_clean_command_passes(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("import tempfile; tempfile.TemporaryDirectory().cleanup()") == 0
     assert "nothing left behind" in capfd.readouterr().out
 
 
-def test_a_failing_command_fails_as_it_did(capfd):
+def test_a_failing_command_fails_as_it_did(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("import sys; sys.exit(7)") == 7
 
 
-def test_an_orphaned_grandchild_is_found(capfd):
+def test_an_orphaned_grandchild_is_found(capfd: pytest.CaptureFixture[str]) -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     assert run(child, ORPHAN) == 1
     killed(r"left behind: process (\d+): sleep 60", capfd.readouterr().err)
 
 
-def test_a_daemon_is_found(capfd):
+def test_a_daemon_is_found(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(DAEMON.format(what="", until="")) == 1
     killed(r"left behind: process (\d+): ", capfd.readouterr().err)
 
 
-def test_the_port_of_a_daemon_is_named(capfd, tmp_path):
+def test_the_port_of_a_daemon_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     listen = (
         f"import socket; held = socket.create_server(('127.0.0.1', 0)); open({str(tmp_path / 'on')!r}, 'w').close()"
     )
@@ -84,7 +84,7 @@ def test_the_port_of_a_daemon_is_named(capfd, tmp_path):
     assert port > 0
 
 
-def test_a_process_of_a_run_within_the_run_is_found(capfd):
+def test_a_process_of_a_run_within_the_run_is_found(capfd: pytest.CaptureFixture[str]) -> None:
     within = "import leaks, subprocess, sys; sys.exit(leaks.main([sys.executable, '-c', sys.argv[1]], grace_s=0) - 1)"
     command = f"import sys; sys.path.insert(0, {str(Path(leaks.__file__).parent)!r}); {within}"
     assert run(command, ORPHAN) == 1
@@ -93,18 +93,18 @@ def test_a_process_of_a_run_within_the_run_is_found(capfd):
     assert told.count("left behind: process") == 2, "told by both"
 
 
-def test_a_process_that_is_about_to_end_is_waited_for(capfd):
+def test_a_process_that_is_about_to_end_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
     """It ends when the pipe that the command held is closed, so at the very end of the command or a moment later."""
     child = "import subprocess; subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)"
     assert leaks.main([sys.executable, "-c", child]) == 0
 
 
-def test_a_temporary_file_is_found(capfd):
+def test_a_temporary_file_is_found(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("import tempfile; tempfile.NamedTemporaryFile(delete=False, prefix='forgotten-')") == 1
     assert "left behind: file forgotten-" in capfd.readouterr().err
 
 
-def test_a_segment_is_found_after_its_creator_was_killed(capfd):
+def test_a_segment_is_found_after_its_creator_was_killed(capfd: pytest.CaptureFixture[str]) -> None:
     before = set(SHM.iterdir())
     assert run(CREATE + DIE) != 0
     found = re.findall(r"left behind: shared memory (shoal-[0-9a-f]{32})", capfd.readouterr().err)
@@ -112,7 +112,7 @@ def test_a_segment_is_found_after_its_creator_was_killed(capfd):
     assert not any(path.name.startswith("shoal-test-run-") for path in set(SHM.iterdir()) - before), "and removed"
 
 
-def test_a_daemon_and_its_segment_are_found(capfd, tmp_path):
+def test_a_daemon_and_its_segment_are_found(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     create = f"{CREATE} open({str(tmp_path / 'made')!r}, 'w').close()"
     until = f"while not os.path.exists({str(tmp_path / 'made')!r}): time.sleep(0.01)"
     assert run(DAEMON.format(what=create, until=until)) == 1
@@ -121,7 +121,7 @@ def test_a_daemon_and_its_segment_are_found(capfd, tmp_path):
     assert "left behind: shared memory shoal-" in told
 
 
-def test_what_others_make_meanwhile_is_not_the_run_s(capfd):
+def test_what_others_make_meanwhile_is_not_the_run_s(capfd: pytest.CaptureFixture[str]) -> None:
     """A segment of another Shoal, any file in shared memory, a temporary file, and a process that holds a port."""
     # Made within the run's time, but by this process: the command asks for it, and waits until it is there.
     asked, done = Path("asked"), Path("done")
@@ -134,19 +134,23 @@ def test_what_others_make_meanwhile_is_not_the_run_s(capfd):
     )
     guard = subprocess.Popen([sys.executable, "-c", code, str(Path(leaks.__file__).parent), waiter])
     listen = "import socket, sys; held = socket.create_server(('127.0.0.1', 0)); print(flush=True); sys.stdin.read()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipe = subprocess.PIPE
     try:
         wait_until(asked.exists, what="the command's start")
         with (
             Segment.create(5000),
             tempfile.NamedTemporaryFile(dir=SHM, prefix="foreign-"),
             tempfile.NamedTemporaryFile(prefix="foreign-"),
-            subprocess.Popen([sys.executable, "-c", listen], **pipes, start_new_session=True) as foreign,
+            subprocess.Popen(
+                [sys.executable, "-c", listen], stdin=pipe, stdout=pipe, start_new_session=True
+            ) as foreign,
         ):
+            assert foreign.stdout
             assert foreign.stdout.readline()
             assert psutil.Process(foreign.pid).net_connections("inet")
             done.touch()
             assert guard.wait(30) == 0
+            assert foreign.stdin
             foreign.stdin.close()
     finally:
         guard.kill()
@@ -155,7 +159,7 @@ def test_what_others_make_meanwhile_is_not_the_run_s(capfd):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
-def test_an_untracked_file_in_the_checkout_is_found_unless_it_is_ignored(capfd):
+def test_an_untracked_file_in_the_checkout_is_found_unless_it_is_ignored(capfd: pytest.CaptureFixture[str]) -> None:
     subprocess.run(["git", "init", "--quiet"], check=True)
     Path(".gitignore").write_text("ignored\n")
     assert run("open('ignored', 'w').close()") == 0

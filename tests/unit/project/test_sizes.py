@@ -16,18 +16,18 @@ PATHS = [
 SOURCES = [path for path in PATHS if path.relative_to(ROOT).parts[0] in ("client", "server", "worker")]
 
 
-def test_no_folder_has_more_modules_than_a_reader_takes_in():
+def test_no_folder_has_more_modules_than_a_reader_takes_in() -> None:
     counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in PATHS if path.name != "__init__.py")
     assert len(counts) > len(FOLDERS), "the tests would pass on an empty tree"
     assert not {folder: count for folder, count in counts.items() if count > MODULES}
 
 
-def test_no_file_is_too_long():
+def test_no_file_is_too_long() -> None:
     lines = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in SOURCES}
     assert not {name: count for name, count in lines.items() if count > FILE_LINES}
 
 
-def test_no_function_is_too_long():
+def test_no_function_is_too_long() -> None:
     lengths = {
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
         for path in SOURCES

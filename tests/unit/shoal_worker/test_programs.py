@@ -111,7 +111,7 @@ def test_a_factory_that_is_no_function(module):
 @pytest.mark.parametrize(
     ("factory", "settings", "said"),
     [
-        ("classifier", {"hiden": 3}, r"unexpected keyword argument 'hiden'; it is classifier\(hidden: int = 4\)"),
+        ("classifier", {"hiddn": 3}, r"unexpected keyword argument 'hiddn'; it is classifier\(hidden: int = 4\)"),
         ("regressor", {}, r"missing a required argument: 'depth'.*the settings are none"),
     ],
 )

@@ -580,7 +580,7 @@ class TestTheCommand:
             "checkpoint",
             "checkpoints",
         ]
-        for command in ["up", "status", *jobs, "coordinator", "server", "worker"]:
+        for command in ["up", "status", "version", *jobs, "coordinator", "server", "worker"]:
             assert f" {command} " in shown
 
     @pytest.mark.parametrize("role", ["coordinator", "server", "worker"])
@@ -590,7 +590,14 @@ class TestTheCommand:
         assert "--metrics-listen" in result.stdout
 
     def test_says_its_version(self, run):
-        assert run("--version").stdout == f"shoal {shoal.__version__}\n"
+        shown = run("--version").stdout
+        assert shown.startswith(f"shoal {shoal.__version__}")
+        assert run("version").stdout == shown
+
+    def test_says_its_build_for_machines(self, run):
+        told = json.loads(run("version", "--json").stdout)
+        assert list(told) == ["version", "commit", "python", "platform", "libraries"]
+        assert (told["version"], told["libraries"]["numpy"]) == (shoal.__version__, np.__version__)
 
     def test_answers_on_standard_output_and_logs_beside_it(self):
         script = """
@@ -607,7 +614,7 @@ main()
         done = subprocess.run(
             [sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True, timeout=60, check=True
         )
-        assert done.stdout == f"shoal {shoal.__version__}\n"
+        assert done.stdout.startswith(f"shoal {shoal.__version__}")
 
 
 # As the first process of a container, which the kernel gives no default for a signal.

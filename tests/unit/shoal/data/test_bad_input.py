@@ -105,8 +105,8 @@ def test_a_parquet_file_that_changes_or_goes_meanwhile(folder):
 
 def test_columns_that_are_not_there(folder):
     parquet(folder / "a.parquet", {"height": X, "label": X})
-    with refused(r"a\.parquet has no column 'hight'; did you mean height\?"):
-        Parquet(folder, columns=["hight"])
+    with refused(r"a\.parquet has no column 'heights_'; did you mean height\?"):
+        Parquet(folder, columns=["heights_"])
     with refused(r"has no column 'z'; it has height, label"):
         Parquet(folder, columns=["z"])
     with refused("column 'label' is there twice"):

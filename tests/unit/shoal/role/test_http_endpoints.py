@@ -145,7 +145,7 @@ def test_a_collector_that_hangs_holds_up_neither_health_nor_the_end(registry):
 
 def test_the_web_server_is_loaded_with_the_first_connection():
     code = """
-import sys, urllib.request, prometheus_client, shoal._role.pages
+import sys, urllib.request, prometheus_client, shoal._role.http_endpoints
 pages = shoal._role.http_endpoints.RolePages("127.0.0.1:0", prometheus_client.CollectorRegistry())
 print(sorted({"uvicorn", "starlette"} & sys.modules.keys()))
 pages.not_ready = ""

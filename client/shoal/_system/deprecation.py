@@ -1,0 +1,82 @@
+"""Deprecation of public names: a decorator and a warning, with one wording (docs/explanation/stability.md).
+
+`warnings.deprecated` (PEP 702) exists from Python 3.13 on; typing_extensions, which has a copy, would be one more
+dependency. Both take free text. Here the versions and the replacement are arguments, so that none is forgotten.
+"""
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Target = TypeVar("_Target", bound=Callable[..., Any])
+
+
+def deprecated(*, since: str, removed_in: str, instead: str) -> Callable[[_Target], _Target]:
+    """Marks a public function, method or class as deprecated: a call warns, and works as before.
+
+    The object gets the message in `__deprecated__`, as PEP 702 has it, for tools that generate documentation. A class
+    warns when it is instantiated, its subclasses included.
+
+        @deprecated(since="0.4", removed_in="0.6", instead="Session.push")
+        def send(gradients): ...
+
+    Args:
+        since: the first version that warns.
+        removed_in: the first version without it.
+        instead: what to use, as users write it.
+    """
+
+    def decorate(target: _Target) -> _Target:
+        name = getattr(target, "__qualname__", repr(target))
+        message = _message(name, since, removed_in, instead)
+        if isinstance(target, type):
+            _warn_at_init(target, message)
+            return target
+        if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+            raise TypeError(f"{name} is a coroutine function; `deprecated` wraps plain functions and classes alone")
+
+        @functools.wraps(target)
+        def warning(*args: Any, **kwargs: Any) -> Any:
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            return target(*args, **kwargs)
+
+        warning.__deprecated__ = message  # type: ignore[attr-defined]  # PEP 702's name
+        return warning  # type: ignore[return-value]  # it takes and returns what the target does
+
+    return decorate
+
+
+def warn_deprecated(what: str, *, since: str, removed_in: str, instead: str, stacklevel: int = 2) -> None:
+    """Warns of what is no function or class: an argument, a value of one, an attribute of a module.
+
+    Args:
+        what: the deprecated thing, as users write it: "Job(goal=...)".
+        since: the first version that warns.
+        removed_in: the first version without it.
+        instead: what to use, as users write it.
+        stacklevel: of `warnings.warn`, seen from the caller; 2 is the line that called the caller.
+    """
+    warnings.warn(_message(what, since, removed_in, instead), DeprecationWarning, stacklevel=stacklevel + 1)
+
+
+def _message(what: str, since: str, removed_in: str, instead: str) -> str:
+    return f"{what} is deprecated since Shoal {since} and will be removed in {removed_in}; use {instead}"
+
+
+def _warn_at_init(target: Any, message: str) -> None:
+    original = target.__init__
+
+    @functools.wraps(original)
+    def warning(self: Any, *args: Any, **kwargs: Any) -> None:
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        if original is object.__init__:  # the class has a __new__ alone, which has read the arguments
+            return
+        original(self, *args, **kwargs)
+
+    target.__init__ = warning
+    target.__deprecated__ = message
+
+
+__all__ = ["deprecated", "warn_deprecated"]

@@ -1,0 +1,47 @@
+"""What a release may contain, and what is missing before it is published; `make release` does the rest for real."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[3] / "tools" / "release"))
+
+import release
+
+TRACKED = {"README.md", "client/shoal/a.py", "client/other.py", "server/shoal_server/py.typed", "tests/test_a.py"}
+WHEEL = {"shoal/a.py", "shoal_server/py.typed", "shoal/_system/commit.txt", "shoal-0.1.0.dist-info/METADATA"}
+SDIST = TRACKED | {"PKG-INFO", "client/shoal/_system/commit.txt"}
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        (WHEEL, []),
+        (WHEEL - {"shoal_server/py.typed"}, ["the wheel lacks shoal_server/py.typed"]),
+        (WHEEL | {"tests/test_a.py"}, ["the wheel has tests/test_a.py, which no commit has"]),
+        (WHEEL - {"shoal/_system/commit.txt"}, ["the wheel lacks shoal/_system/commit.txt"]),
+    ],
+)
+def test_a_wheel_has_what_the_packages_have(members: set[str], said: list[str]) -> None:
+    assert release.wheel_faults(members, TRACKED) == said
+
+
+def test_an_sdist_has_what_the_repository_has() -> None:
+    assert release.sdist_faults(SDIST, TRACKED) == []
+    assert release.sdist_faults(SDIST - {"README.md"} | {"notes.txt"}, TRACKED) == [
+        "the sdist lacks README.md",
+        "the sdist has notes.txt, which no commit has",
+    ]
+
+
+def test_what_is_missing_before_it_is_published() -> None:
+    headed = "## [Unreleased]\n\n## [0.2.0] - 2027-01-02\n"
+    assert release.unready("", headed, "0.2.0", "", {"v0.2.0"}) == []
+    unheaded = "## [0.2.0]\n## [0x2.0] - 2027-01-02\n"
+    project = 'Homepage = "https://example.invalid/shoal"'
+    address, changes, heading, tag = release.unready(project, unheaded, "0.2.0", " M file\n", {"v0.1.0"})
+    assert "name the project's address" in address
+    assert "commit them" in changes
+    assert "no '## [0.2.0] - DATE'" in heading
+    assert "no tag v0.2.0" in tag

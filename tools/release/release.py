@@ -1,0 +1,149 @@
+"""Builds a release into dist/ and proves that it works: `make release`; docs/how-to/release.md has the procedure.
+
+1. Builds a wheel and an sdist from the tracked files.
+2. Checks what they contain, file by file, and their metadata.
+3. Installs each in a clean environment outside of the repository, and trains there (`smoke.py`).
+4. Writes SHA256SUMS.
+
+At the end it lists what is still missing before the files may be published.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+import version
+
+ROOT = Path(__file__).parents[2]
+DIST = ROOT / "dist"
+PACKAGES = ("client/shoal", "server/shoal_server", "server/shoal_coordinator", "worker/shoal_worker", "worker/shoal_nn")
+COMMIT_FILE = "shoal/_system/commit.txt"
+
+_PLACEHOLDER = "example.invalid"
+_SMOKE_LIMIT_S = 300.0
+
+
+def wheel_faults(members: set[str], tracked: set[str]) -> list[str]:
+    """Returns what a wheel lacks of the packages, and what it has besides.
+
+    Args:
+        members: the wheel's files.
+        tracked: the repository's files.
+    """
+    owners = {package: package.partition("/")[0] + "/" for package in PACKAGES}
+    wanted = {
+        path.removeprefix(owner)
+        for package, owner in owners.items()
+        for path in tracked
+        if path.startswith(package + "/")
+    }
+    found = {path for path in members if ".dist-info/" not in path}
+    return _differences("the wheel", found, wanted | {COMMIT_FILE})
+
+
+def sdist_faults(members: set[str], tracked: set[str]) -> list[str]:
+    """Returns what an sdist lacks of the tracked files, and what it has besides.
+
+    Args:
+        members: the sdist's files, without the folder that holds them.
+        tracked: the repository's files.
+    """
+    return _differences("the sdist", members, tracked | {"PKG-INFO", f"client/{COMMIT_FILE}"})
+
+
+def _differences(what: str, found: set[str], wanted: set[str]) -> list[str]:
+    lacking = [f"{what} lacks {path}" for path in sorted(wanted - found)]
+    return lacking + [f"{what} has {path}, which no commit has" for path in sorted(found - wanted)]
+
+
+def unready(project: str, changelog: str, number: str, state: str, tags: set[str]) -> list[str]:
+    """Returns what is missing before a build may be published.
+
+    Args:
+        project: the text of pyproject.toml.
+        changelog: the text of CHANGELOG.md.
+        number: the version.
+        state: what `git status --porcelain` prints.
+        tags: those of the commit that was built.
+    """
+    found = []
+    if _PLACEHOLDER in project:
+        found.append(f"[project.urls] in pyproject.toml points to {_PLACEHOLDER}: name the project's address")
+    if state:
+        found.append("files differ from the last commit: commit them, and build again")
+    if not re.search(rf"^## \[{re.escape(number)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE):
+        found.append(f"CHANGELOG.md has no '## [{number}] - DATE': `make version VERSION={number}` writes one")
+    if f"v{number}" not in tags:
+        found.append(f"the commit has no tag v{number}: `git tag --sign v{number}`")
+    return found
+
+
+def main() -> None:
+    """Makes a release."""
+    version.main()
+    number = version.version(ROOT)
+    shutil.rmtree(DIST, ignore_errors=True)
+    _run(sys.executable, "-m", "build", "--outdir", DIST, ROOT)
+    wheel, sdist = DIST / f"shoal-{number}-py3-none-any.whl", DIST / f"shoal-{number}.tar.gz"
+    _check_contents(wheel, sdist)
+    _run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
+    for built in (wheel, sdist):
+        _smoke(built)
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in (wheel, sdist)]
+    (DIST / "SHA256SUMS").write_text("".join(sums))
+    print("".join(sums), end="")
+    tags = set(_git("tag", "--points-at", "HEAD").split())
+    project, changelog = ((ROOT / name).read_text() for name in ("pyproject.toml", "CHANGELOG.md"))
+    left = unready(project, changelog, number, _git("status", "--porcelain"), tags)
+    print("\n  ".join(["Before this is published:", *left]) if left else "Ready to publish: dist/")
+
+
+def _check_contents(wheel: Path, sdist: Path) -> None:
+    tracked = set(_git("ls-files").splitlines())
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = set(archive.namelist())
+        commit = archive.read(COMMIT_FILE).decode().strip()
+    with tarfile.open(sdist) as tar:
+        in_sdist = {member.name.partition("/")[2] for member in tar.getmembers() if not member.isdir()}
+    if faults := wheel_faults(in_wheel, tracked) + sdist_faults(in_sdist, tracked):
+        raise SystemExit("\n".join(faults))
+    for path, files in ((wheel, in_wheel), (sdist, in_sdist)):
+        print(f"{path.name}: {len(files)} files, {path.stat().st_size / 1e6:.1f} MB, commit {commit}")
+
+
+def _smoke(built: Path) -> None:
+    """Installs a distribution in an environment of its own, and trains there."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="shoal-release-") as folder:
+        _run(sys.executable, "-m", "venv", f"{folder}/venv")
+        python = f"{folder}/venv/bin/python"
+        _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", built)
+        shutil.copy(Path(__file__).with_name("smoke.py"), folder)
+        # Nothing of this repository or of this environment.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SHOAL_"))}
+        environment = {**kept, "PATH": f"{folder}/venv/bin:{os.environ['PATH']}"}
+        _run(python, "smoke.py", version.version(ROOT), cwd=folder, env=environment, timeout=_SMOKE_LIMIT_S)
+    print(f"{built.name}: installs and trains in a clean environment ({time.monotonic() - started:.0f} s)")
+
+
+def _run(*command: str | Path, **options: object) -> None:
+    print("+", *(str(word).replace(f"{ROOT}/", "") for word in command), flush=True)
+    done = subprocess.run(command, check=False, **options)  # type: ignore[call-overload]
+    if done.returncode:
+        raise SystemExit(f"{command[0]} ended with {done.returncode}")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    main()
