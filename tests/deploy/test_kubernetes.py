@@ -128,9 +128,9 @@ class TestComponents:
 
 
 class TestDocs:
-    """What `docs/deploy.md` and its neighbours show, as far as it can be read by a machine."""
+    """What `docs/how-to/deploy.md` and its neighbours show, as far as it can be read by a machine."""
 
-    TEXT = (DOCS / "deploy.md").read_text()
+    TEXT = (DOCS / "how-to" / "deploy.md").read_text()
 
     def test_the_adapters_rule_gives_the_metric_that_the_autoscaler_reads(self):
         [rule] = [yaml.safe_load(block)["externalRules"][0] for block in self.blocks("externalRules")]
@@ -156,7 +156,7 @@ class TestDocs:
             assert {found[name].rpartition(":")[0] for name in found if name.endswith("_LISTEN")} == {"[::]"}
 
     def test_with_its_lines_for_traces_all_reach_the_collector_and_nobody_else(self, tmp_path):
-        text = (DOCS / "tracing.md").read_text()
+        text = (DOCS / "how-to" / "tracing.md").read_text()
         [lines] = self.blocks("configMapGenerator", text)
         [policy] = self.blocks("apiVersion", text)
         (tmp_path / "traces.yaml").write_text(policy)
@@ -191,7 +191,7 @@ class TestDocs:
         assert [each["image"].partition(":")[0] for each in job.containers] == ["YOUR-REGISTRY/shoal"]
 
     def test_its_backup_is_of_the_claims_that_there_are(self):
-        text = (DOCS / "operations.md").read_text()
+        text = (DOCS / "how-to" / "operations.md").read_text()
         snapshots, claim = (read(block) for block in self.blocks("apiVersion", text))
         coordinator = named(rendered("base"), "StatefulSet", "coordinator")
         [template] = coordinator["spec"]["volumeClaimTemplates"]

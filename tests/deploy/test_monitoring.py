@@ -18,7 +18,7 @@ from support.role_metrics import TARGET_LABELS, Scraped, roles
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+OPERATIONS = (ROOT / "docs" / "how-to" / "operations.md").read_text()
 # The labels of targets with their values; None: any.
 TARGETS = dict.fromkeys(TARGET_LABELS) | {"component": {"coordinator", "server", "worker"}}
 UNITS = ("_seconds", "_bytes", "_versions", "_ratio", "_info")
@@ -208,7 +208,7 @@ class TestRules:
         assert rule["labels"].keys() == {"severity"}
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{alert.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/how-to/operations.md#{alert.lower()}"
         _, _, section = OPERATIONS.partition(f"\n### {alert}\n")
         section = section.partition("\n### ")[0]
         assert re.search(r"^- \w", section, re.MULTILINE), "its runbook says nothing to do"
