@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports bench bench-peers check-protos protos clean help
+.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports docs docs-serve bench bench-peers check-protos protos clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -22,9 +22,11 @@ help:
 	@echo "make reference  layers beside PyTorch's, which it installs"
 	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
 	@echo "make long    the tests on real processes, in their long forms (half an hour)"
-	@echo "make e2e     the image and the compose file on a Docker engine of its own; as root (docs/how-to/deploy.md); SHOAL_PICTURES=1 renews docs/images"
+	@echo "make e2e     the image and the compose file on a Docker engine of its own; as root (docs/how-to/compose.md); SHOAL_PICTURES=1 renews docs/images"
 	@echo "make coverage  which lines and branches the unit and contract tests reach"
-	@echo "make lint    style, types and imports alone"
+	@echo "make lint    style, types, imports and docs alone"
+	@echo "make docs    build the documentation site, in site/; a broken link is an error"
+	@echo "make docs-serve  show it at http://127.0.0.1:8000, and follow changes of docs/"
 	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/explanation/performance.md)"
 	@echo "make bench-peers  build those systems' environments, in .peers"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
@@ -96,7 +98,7 @@ bench: $(SETUP)
 bench-peers: $(SETUP)
 	$(BIN)/python benchmarks/bench_peers.py
 
-lint: check-style check-types check-imports
+lint: check-style check-types check-imports docs
 
 check-style: $(SETUP)
 	$(BIN)/ruff check .
@@ -107,6 +109,19 @@ check-types: $(SETUP)
 
 check-imports: $(SETUP)
 	$(BIN)/lint-imports --no-cache --no-logo
+
+# Material's notice of its successor is no warning of ours (docs/decisions/0040-documentation-site.md).
+GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors metrics protocol python)
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+# The generated pages, which git ignores, then the site. Neither reads the network.
+docs: $(SETUP)
+	$(BIN)/python tools/docs/generate.py
+	$(MKDOCS) build --strict
+
+docs-serve: $(SETUP)
+	$(BIN)/python tools/docs/generate.py
+	$(MKDOCS) serve --dev-addr 127.0.0.1:8000
 
 define GENERATE
 $(BIN)/python -m grpc_tools.protoc -Iprotos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
@@ -128,4 +143,4 @@ check-protos: $(SETUP)
 	rm -rf build/protos
 
 clean:
-	rm -rf $(VENV) .peers build dist runs .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*
+	rm -rf $(VENV) .peers build dist runs site $(GENERATED_DOCS) .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*

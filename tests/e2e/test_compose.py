@@ -305,7 +305,7 @@ def test_a_worker_that_was_killed_takes_part_again(stack, client):
 
 
 def test_the_docs_line_pulls_a_model_out_of_a_container(stack, job, tmp_path):
-    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "compose.md").read_text()
     [line] = re.findall(r"^docker-compose .*shoal pull .*$", page, re.MULTILINE)
     file = tmp_path / "weights.npz"
     said = stack.terminal(line.replace("JOB", job.name).replace("weights.npz", str(file)), COMPOSE_FILE.parent)
@@ -469,7 +469,7 @@ def test_a_job_goes_on_where_all_was_stopped(stack, client, long_job):
 
 def test_the_docs_lines_take_a_backup_and_bring_it_back(stack, client, long_job, tmp_path):
     def type_in(number):
-        lines = block("docs/how-to/operations.md", "### With Compose", number)
+        lines = block("docs/how-to/backup.md", "## With Compose", number)
         return stack.terminal(re.sub(r"(?<=[<>] )(\w+\.tar)", rf"{tmp_path}/\1", lines), COMPOSE_FILE.parent)
 
     def went_on():
