@@ -1,6 +1,6 @@
 """The unmodified Dockerfile and compose file on a real Docker engine: what the docs say, deaths, Prometheus.
 
-The tests are one story, told in order: on a cluster that the README's commands build and bring up, and on a second one.
+The tests are one story, told in order: on a cluster that the docs' commands build and bring up, and on a second one.
 """
 
 import dataclasses
@@ -97,7 +97,7 @@ def block(document, heading, number=0):
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What somebody sees who types the README's three commands.
+    """What somebody sees who types the docs' three commands.
 
     Attributes:
         commands: as they were typed.
@@ -115,9 +115,9 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown(engine):
-    """What the README's three commands show, typed as they stand but for the page's port; no cluster is left."""
+    """What the docs' three commands show, typed as they stand but for the page's port; no cluster is left."""
     stack = Stack(engine)
-    commands = block("README.md", "## Three commands")
+    commands = block("docs/how-to/compose.md", "## From nothing to a trained model")
     with tempfile.TemporaryDirectory(prefix="e2e-") as folder:
         browser, opened = Path(folder, "browser"), Path(folder, "opened")
         browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
@@ -125,7 +125,7 @@ def shown(engine):
         began = time.monotonic()
         try:
             said = stack.terminal(commands.replace(PAGE, stack.page), ROOT, BROWSER=f"{browser} %s")
-            print(f"\nthe README's three commands took {time.monotonic() - began:.0f} s, the image's build included")
+            print(f"\nthe docs' three commands took {time.monotonic() - began:.0f} s, the image's build included")
             wait_until(lambda: opened.exists() and opened.read_text() != "", what="the page that the third one opens")
             page = opened.read_text()
             with stack.client() as client:

@@ -139,6 +139,15 @@ def test_a_top_level_page_links_to_what_there_is(name):
 
 
 class TestTopLevelPages:
+    def test_figures_of_the_readme_are_those_of_the_last_benchmarks(self):
+        rows = re.findall(
+            r"^\| .* \| ([\d.,]+ \S+) \| ([\d.,]+ \S+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+        )
+        measured = (ROOT / "docs" / "explanation" / "performance.md").read_text()
+        assert len(rows) == 3
+        for ours, theirs in rows:
+            assert re.search(rf"\| {re.escape(ours)} \| [^|]* \| {re.escape(theirs)} \|", measured), (ours, theirs)
+
     def test_links_become_links_of_the_site(self):
         text = "[a](docs/how-to/page.md#x) [b](ARCHITECTURE.md) [c](docs/decisions) [d](https://e.f) [g](a.py)"
         assert project_pages.relocated(text, "project/contributing.md") == (
