@@ -56,7 +56,7 @@ def write(folder: Path, size: int, file_rows: int) -> int:
 
 def read(folder: str, rank: int, window: int) -> Callable[[], dict[str, int]]:
     """One of the workers: opens the files, and gives what reads its half."""
-    from shoal._training.participant import FINISHED, DataRange, NoRange  # noqa: PLC0415
+    from shoal._wire import DataRange, Lease, NoRange  # noqa: PLC0415
     from shoal.data import Parquet  # noqa: PLC0415
     from shoal_coordinator.job import default_range_size  # noqa: PLC0415
     from shoal_worker.batches import LeasedBatches  # noqa: PLC0415
@@ -66,14 +66,16 @@ def read(folder: str, rank: int, window: int) -> Callable[[], dict[str, int]]:
     size = default_range_size(examples, WORKERS, BATCH)
     starts = iter(range(rank * size, examples, WORKERS * size))
 
-    def lease(done: int) -> DataRange | NoRange:
+    def lease(done: int) -> Lease | NoRange:
         start = next(starts, None)
-        return FINISHED if start is None else DataRange(done + 1, 0, start, min(start + size, examples))
+        if start is None:
+            return NoRange.FINISHED
+        return Lease(done + 1, DataRange(0, start, min(start + size, examples)))
 
     def run() -> dict[str, int]:
         batches = LeasedBatches(dataset, BATCH, SEED, lease)
         rows = labels = 0
-        while batches.lease() is not FINISHED:
+        while batches.lease() is not NoRange.FINISHED:
             while batches.in_hand:
                 batch = batches.take().data
                 rows += len(batch["label"])

@@ -198,7 +198,7 @@ class Overloaded(ShoalError, code="OVERLOADED", status="RESOURCE_EXHAUSTED"):
 
 
 class StartFailed(ShoalError, code="START_FAILED", status="FAILED_PRECONDITION"):
-    """A role of a local cluster ended before it was ready; the message has the end of its log."""
+    """A role of a local cluster, or an installed plugin, could not start; the message says why."""
 
 
 class PortInUse(ShoalError, code="PORT_IN_USE", status="UNAVAILABLE"):

@@ -190,7 +190,14 @@ class Job:
             Number(1, UINT32), Option("Examples in a step of one worker."), Scalar(zero_is_default=True)
         ),
     )
-    range_size: int = field(default=0, metadata=described(Number(0, UINT32), None, told=None))
+    range_size: int = field(
+        default=0,
+        metadata=described(
+            Number(0, UINT32),
+            Option("Samples that a worker leases at a time, a multiple of --batch-size; 0: chosen by size."),
+            told=Told(label=None),
+        ),
+    )
     max_steps: int = field(
         default=0,
         metadata=described(

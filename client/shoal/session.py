@@ -16,7 +16,8 @@ from shoal import _tracing, errors
 from shoal._rpc import CoordinatorClient, Membership
 from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, start_or_find
 from shoal._training.given import as_arrays, as_pair, number, plain, report_of
-from shoal._training.participant import Heard, Participant, Report
+from shoal._training.participant import Participant, Report
+from shoal._wire import Heard
 from shoal.v1 import coordinator_pb2
 from shoal.variables import Variable
 

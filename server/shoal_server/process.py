@@ -1,6 +1,7 @@
 """The parameter server as a process: starts its parts in order, and stops them in the opposite one."""
 
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import structlog
@@ -60,14 +61,18 @@ class Server:
             _log.info("removed shared memory of processes that are gone", segments=len(abandoned))
         self._endpoints = Endpoints(DataService(self.store, metrics), self._endpoint_config(config))
         metrics.watch(self.store, self._pools)
-        self._saver = Saver(folder, config.name)
-        servicer = ParameterServerServicer(self.store, self._endpoints, saver=self._saver)
-        self._rpc = _rpc.RpcServer(
-            config.listen,
-            [(SERVICE, add_to_server, servicer)],
-            threads=config.rpc_threads,
-            advertise=config.advertise,
-        )
+        with ExitStack() as undo:
+            undo.callback(self._endpoints.stop)
+            self._saver = Saver(folder, config.name)
+            undo.callback(self._saver.close)
+            servicer = ParameterServerServicer(self.store, self._endpoints, saver=self._saver)
+            self._rpc = _rpc.RpcServer(
+                config.listen,
+                [(SERVICE, add_to_server, servicer)],
+                threads=config.rpc_threads,
+                advertise=config.advertise,
+            )
+            undo.pop_all()
         self.address = self._rpc.address
         self._endpoints.start(self.address)
         self._rpc.start()

@@ -14,7 +14,7 @@ import pytest
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.folders import open_folder
 from shoal._rpc.coordinator import CoordinatorClient
-from shoal._training.participant import DataRange
+from shoal._wire import Lease
 from shoal._wire.cursor import Cursor
 from shoal.checkpoints import Checkpoints
 from shoal.client import Client
@@ -22,22 +22,11 @@ from shoal.events import StateChanged
 from shoal.status import JobState
 from shoal_coordinator.persistence import ClusterRecords, open_store
 from support.clusters.shard_servers import ShardServers
-from support.recordings.wire_recording import load, make_calls, shown
-from support.recordings.wire_scenarios import (
-    GIVEN,
-    MIXED,
-    MOMENTUM,
-    TRAINED,
-    Clock,
-    PinnedCoordinator,
-    bare_servers,
-    part_of,
-    register_server,
-    register_worker,
-    report_of,
-    updates,
-    whole_numbers,
-)
+from support.recordings.cluster_members import part_of, register_server, register_worker, report_of
+from support.recordings.conversation import load, shown
+from support.recordings.mixed_variables import GIVEN, MIXED, MOMENTUM, TRAINED, updates, whole_numbers
+from support.recordings.pinned_cluster import Clock, PinnedCoordinator, bare_servers
+from support.recordings.raw_calls import make_calls
 
 FILES = Path(__file__).parents[1] / "golden" / "earlier_files"
 KNOWN = json.loads((FILES / "values.json").read_text())
@@ -178,12 +167,12 @@ def test_a_job_goes_on_from_the_store_and_its_checkpoint(started, checkpoints, m
             counts = client.job("running").data().total
             assert (counts.done, counts.leased, counts.loose, counts.untouched) == (20, 0, 12, 96)
             leased = part.lease()
-            cursor = Cursor(leased.lease, leased.stop - leased.start)
+            cursor = Cursor(leased.number, leased.range.examples)
             training.push(whole_numbers(TRAINED, 2), updates=updates(5), cursor=cursor)
             assert_values(client.pull("running"), "one step after running/3")
             part.report(report_of(4))
-            while isinstance(leased, DataRange):
-                leased = part.lease(done=leased.lease)
+            while isinstance(leased, Lease):
+                leased = part.lease(done=leased.number)
         part.finish()
         coordinator.settle()
         status = client.job("running").status()

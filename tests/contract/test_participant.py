@@ -9,7 +9,8 @@ import pytest
 
 from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
-from shoal._training.participant import FINISHED, WAIT, DataRange, Heard, Participant, Report
+from shoal._training.participant import Participant, Report
+from shoal._wire import DataRange, Heard, Lease, NoRange
 from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
 from shoal.job import Job
 from shoal.status import StepTiming
@@ -99,7 +100,7 @@ def test_calls_that_are_made_again_are_counted_by_what_was_called(rig):
         answer = pool.submit(rig.participant.lease)
         rig.record.wait_for(job_pb2.LeaseRequest, 2)
         rig.jobs.error = None
-        assert answer.result(20) is FINISHED
+        assert answer.result(20) is NoRange.FINISHED
     assert rig.client.retries.take() == {"coordinator": len(rig.record.of(job_pb2.LeaseRequest)) - 1}
 
 
@@ -163,9 +164,9 @@ def test_leases(rig):
         job_pb2.LeaseReply(wait=True),
         job_pb2.LeaseReply(finished=True),
     ]
-    assert rig.participant.lease() == DataRange(lease=5, epoch=1, start=32, stop=64)
-    assert rig.participant.lease(done=5) is WAIT
-    assert rig.participant.lease() is FINISHED
+    assert rig.participant.lease() == Lease(5, DataRange(epoch=1, start=32, stop=64))
+    assert rig.participant.lease(done=5) is NoRange.WAIT
+    assert rig.participant.lease() is NoRange.FINISHED
     assert [request.done for request in rig.record.requests] == [0, 5, 0]
 
 

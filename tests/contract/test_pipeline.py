@@ -10,9 +10,9 @@ import pytest
 
 from shoal import consistency, errors, optim
 from shoal._training.overlap import Pipeline
-from shoal._training.participant import FINISHED, WAIT, DataRange
 from shoal._transport.frames import Frame
 from shoal._transport.lane import Lane
+from shoal._wire import DataRange, Lease, NoRange
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_worker.arrays import Cpu
@@ -171,10 +171,10 @@ def train(servers, pipeline, name, lease, *, examples=40, max_steps=0):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_worker_without_data_holds_up_nobody(mode):
     through = threading.Event()
-    ranges = [DataRange(1, 0, 0, 20), DataRange(2, 0, 20, 40), FINISHED]
+    ranges = [Lease(1, DataRange(0, 0, 20)), Lease(2, DataRange(0, 20, 40)), NoRange.FINISHED]
 
     def busy_lease(done):
-        if ranges[0] is FINISHED:
+        if ranges[0] is NoRange.FINISHED:
             through.set()
         return ranges.pop(0)
 
@@ -182,7 +182,7 @@ def test_a_worker_without_data_holds_up_nobody(mode):
         busy, idle = overlapping(servers, "busy"), overlapping(servers, "idle")
         accepted = together(
             lambda: train(servers, busy, "busy", busy_lease),
-            lambda: train(servers, idle, "idle", lambda done: FINISHED if through.is_set() else WAIT),
+            lambda: train(servers, idle, "idle", lambda done: NoRange.FINISHED if through.is_set() else NoRange.WAIT),
         )
         assert accepted == [20, 0]
         np.testing.assert_array_equal(servers.values()["w"], gradient(-20)["w"])
@@ -193,7 +193,7 @@ def test_a_worker_without_data_holds_up_nobody(mode):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_worker_that_leaves_is_waited_for_no_longer(mode):
     def lease(done):
-        return FINISHED if done else DataRange(1, 0, 0, 40)
+        return NoRange.FINISHED if done else Lease(1, DataRange(0, 0, 40))
 
     with servers_with(mode) as servers:
         stays, leaves = overlapping(servers, "stays"), overlapping(servers, "leaves")

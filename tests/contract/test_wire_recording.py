@@ -1,22 +1,20 @@
 """The recorded wire, replayed to each side: real servers answer with the recorded bytes, real clients send them.
 
-`tests/golden/make_wire.py` has made the recordings. `wire_recording` says what is compared, and what cannot be.
+`tests/golden/make_wire.py` has made the recordings. `support.recordings.conversation` says what
+is compared, and what cannot be.
 """
 
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from support.recordings.wire_recording import CHECKPOINT, FOLDER, Entry, Players, Playing, Recorder, load, shown
-from support.recordings.wire_scenarios import (
-    ON_SERVERS,
-    Wire,
-    a_cluster,
-    bare_servers,
-    checkpoint_files,
-    fixed_names,
-    pinned_cluster,
-)
+from support.recordings.cluster_scenario import a_cluster
+from support.recordings.conversation import CHECKPOINT, FOLDER, Entry, load, shown
+from support.recordings.pinned_cluster import bare_servers, checkpoint_files, fixed_names, pinned_cluster
+from support.recordings.playback import Players, Playing
+from support.recordings.recorder import Recorder
+from support.recordings.server_scenarios import ON_SERVERS
+from support.recordings.wire import Wire
 
 
 def assert_same(answers: Sequence[Entry], recorded: Sequence[Entry]) -> None:

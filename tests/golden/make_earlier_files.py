@@ -39,23 +39,18 @@ from shoal.evaluation_policy import EvaluationPolicy
 from shoal.optim import Adam
 from shoal.status import Evaluation
 from shoal.v1 import coordinator_pb2, job_pb2
-from support.recordings.wire_recording import make_calls, write
-from support.recordings.wire_scenarios import (
-    GIVEN,
-    MIXED,
-    TRAINED,
-    Clock,
-    PinnedCoordinator,
+from support.recordings.cluster_members import (
     job_of,
     part_of,
-    pinned_cluster,
     register_server,
     register_worker,
     report_of,
     take_checkpoint,
-    updates,
-    whole_numbers,
 )
+from support.recordings.conversation import write
+from support.recordings.mixed_variables import GIVEN, MIXED, TRAINED, updates, whole_numbers
+from support.recordings.pinned_cluster import Clock, PinnedCoordinator, pinned_cluster
+from support.recordings.raw_calls import make_calls
 
 FOLDER = Path(__file__).parent / "earlier_files"
 JOBS = ("done", "failed", "cancelled", "waiting", "running")

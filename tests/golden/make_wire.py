@@ -3,10 +3,10 @@
     .venv/bin/python tests/golden/make_wire.py [NAME ...]
 
 Each recording wire/NAME.jsonl is a conversation, one JSON object a line: a gRPC call with its messages and status, a
-turn on a lane with its frames, or a step of the coordinator's clock. Bytes are in base64. `wire_scenarios.py` of
-`tests/support` has what clients do in each, and `wire_recording.py` the format and the fields that a recording cannot
-hold. wire/checkpoint/ has the files of the checkpoint that "cluster" takes. `tests/contract/test_wire_recording.py`
-replays all of it.
+turn on a lane with its frames, or a step of the coordinator's clock. Bytes are in base64. `server_scenarios.py` and
+`cluster_scenario.py` of `tests/support/recordings` have what clients do in each, and `conversation.py` the format and
+the fields that a recording cannot hold. wire/checkpoint/ has the files of the checkpoint that "cluster" takes.
+`tests/contract/test_wire_recording.py` replays all of it.
 
 Fixed: the coordinator's clock and id, the tokens and process names that clients draw, all names, values and gradients.
 Replaced by stand-ins: addresses, the token of lanes, the machine's boot id, name and nonce of shared memory, and the
@@ -21,16 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.recordings.wire_recording import CHECKPOINT, FOLDER, Entry, Recorder, write
-from support.recordings.wire_scenarios import (
-    ON_SERVERS,
-    Wire,
-    a_cluster,
-    bare_servers,
-    checkpoint_files,
-    fixed_names,
-    pinned_cluster,
-)
+from support.recordings.cluster_scenario import a_cluster
+from support.recordings.conversation import CHECKPOINT, FOLDER, Entry, write
+from support.recordings.pinned_cluster import bare_servers, checkpoint_files, fixed_names, pinned_cluster
+from support.recordings.recorder import Recorder
+from support.recordings.server_scenarios import ON_SERVERS
+from support.recordings.wire import Wire
 
 
 def on_servers(name: str) -> list[Entry]:

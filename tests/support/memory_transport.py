@@ -135,6 +135,7 @@ class _Refused(Exception):
 class MemoryFactory(TransportFactory):
     name = title = carrier = NAME
     settings = frozenset({NAME})
+    rank = 40
     attaches = False
 
     def open(self, target: Target, loads: int) -> MemoryTransport:

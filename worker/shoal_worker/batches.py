@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal._training.participant import DataRange, NoRange
-from shoal._wire import Cursor
+from shoal._wire import Cursor, Lease, NoRange
 from shoal.data._reading import Order, ShuffledBlocks, ShuffledExamples, cut
 from shoal.data._reading.batches import read
 from shoal.data._reading.read_ahead import ReadAhead
@@ -91,7 +90,7 @@ class LeasedBatches(Batches):
         dataset: Dataset | RandomDataset,
         batch_size: int,
         seed: int,
-        lease: Callable[[int], DataRange | NoRange],
+        lease: Callable[[int], Lease | NoRange],
         *,
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
@@ -120,11 +119,12 @@ class LeasedBatches(Batches):
         self._held = 0
         if isinstance(answer, NoRange):
             return answer
-        self._held, self._start, self._taken = answer.lease, (answer.epoch, answer.start), 0
-        size, examples = self.batch_size, answer.stop - answer.start
+        leased = answer.range
+        self._held, self._start, self._taken = answer.number, (leased.epoch, leased.start), 0
+        size, examples = self.batch_size, leased.examples
         self._samples.extend(min(size, examples - start) for start in range(0, examples, size))
         if examples:
-            self._read(answer.epoch, cut(self._order.numbers(answer.epoch, answer.start, answer.stop), size))
+            self._read(leased.epoch, cut(self._order.numbers(leased.epoch, leased.start, leased.stop), size))
         return None
 
     def take(self) -> Batch:

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from shoal import errors
 from shoal._rpc import CoordinatorClient, Membership, RpcServer
 from shoal._training import Outbox
-from shoal._training.participant import Heard, Participant
-from shoal._wire import Cursor
+from shoal._training.participant import Participant
+from shoal._wire import Cursor, Heard
 from shoal.v1 import coordinator_pb2
 from shoal_worker.arrays import choose_device
 from shoal_worker.assignment import (
@@ -204,7 +204,7 @@ class Daemon:
         else:
             self._handle(event)
         self._tell_coordinator()
-        self._metrics.lines_waiting = self._part.outbox.lines_waiting if self._part else 0
+        self._metrics.set_lines_waiting(self._part.outbox.lines_waiting if self._part else 0)
 
     def _handle(self, event: Event) -> None:
         for effect in self._machine.handle(event):

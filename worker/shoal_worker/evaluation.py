@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, closing
 from typing import Any, Protocol
 
 from shoal import errors
-from shoal._training.participant import Turn, Verdict
+from shoal._wire import Turn, Verdict
 from shoal.evaluation import Total, batches_of
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.program import Array, EvaluatedProgram, Program

@@ -44,13 +44,10 @@ class WorkerMetrics(Collector):
         registry: where to register.
         device: its name.
         retries: of the daemon's own calls.
-
-    Attributes:
-        lines_waiting: lines of the program's output that the coordinator does not have yet.
     """
 
     def __init__(self, registry: CollectorRegistry, device: str, retries: Retries | None = None) -> None:
-        self.lines_waiting = 0
+        self._lines_waiting = 0
         self._own_retries = retries or Retries()
         self._lock = threading.Lock()  # guards the five below
         self._trainers = 0
@@ -84,6 +81,10 @@ class WorkerMetrics(Collector):
         with self._lock:
             self._trainers -= 1
             self._memory = {}
+
+    def set_lines_waiting(self, lines: int) -> None:
+        """Says how many lines of the program's output the coordinator does not have yet."""
+        self._lines_waiting = lines
 
     def count(self, what: str, amount: int = 1) -> None:
         """Adds to the counter `shoal_worker_{what}_total`."""
@@ -119,7 +120,7 @@ class WorkerMetrics(Collector):
         yield GaugeMetricFamily(
             "shoal_worker_log_lines_waiting",
             "Lines of programs' output that the coordinator does not have yet.",
-            self.lines_waiting,
+            self._lines_waiting,
         )
         for what, text in _COUNTERS.items():
             yield CounterMetricFamily(f"shoal_worker_{what}", text, counts.get(what, 0))

@@ -11,8 +11,7 @@ import numpy as np
 
 from shoal import _tracing, errors
 from shoal._training import Gradients, PushResult
-from shoal._training.participant import NoRange
-from shoal._wire import Cursor, number
+from shoal._wire import Cursor, NoRange, number
 from shoal.program import Array, Program, Step
 from shoal_worker.batches import Batch, Batches
 from shoal_worker.devices import Device

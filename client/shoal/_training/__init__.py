@@ -1,7 +1,6 @@
 """A participant of a job: what a pull and a push mean over all servers, what overlaps with computing, what it reports.
 
-Sessions and workers import it, and the coordinator for the replies that workers get. How bytes reach a server is in
-`shoal._transport`.
+Sessions and workers import it. How bytes reach a server is in `shoal._transport`.
 """
 
 from shoal._training.outbox import Outbox

@@ -126,7 +126,7 @@ class Pipeline:
             )
         self._memory.trim()
         push = self._parameters.prepare(gradients, updates, weight, cursor, memory=self._memory.take)
-        self._parameters.step = push.step + 1
+        self._parameters.go_on(push.step + 1)
         self._sent = self._thread.submit(self._send, push)
         return PushResult("sent", 0, self.step)
 
@@ -155,7 +155,7 @@ class Pipeline:
             result = self._settled()
             assert result is not None
             return result
-        self._parameters.step = max(self._parameters.step, push.step + 1)
+        self._parameters.go_on(push.step + 1)
         return PushResult("sent", 0, self.step)
 
     def settle(self) -> PushResult | None:

@@ -141,7 +141,8 @@ class ParameterClient:
 
     def take(self, pulled: Pulled) -> dict[str, np.ndarray]:
         """Goes on from what was fetched."""
-        self.step, self._versions = max(self.step, pulled.step), pulled.versions
+        self.go_on(pulled.step)
+        self._versions = pulled.versions
         return pulled.values
 
     def prepare(
@@ -185,10 +186,14 @@ class ParameterClient:
         """
         self._pusher.feed(push, gradients)
 
+    def go_on(self, step: int) -> None:
+        """Takes this step next, or a later one if that was to be next already."""
+        self.step = max(self.step, step)
+
     def send(self, push: Push) -> PushResult:
         """Pushes to all servers, and goes on to the next step."""
         result = self._pusher.send(push)
-        self.step = max(self.step, result.step)
+        self.go_on(result.step)
         return result
 
 

@@ -3,10 +3,9 @@
 The worker daemon and its trainer use it, and so do sessions of users. Values travel through `ParameterClient`.
 """
 
-import enum
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from shoal._rpc import CoordinatorClient
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._training.report import Report
-from shoal._wire import Placement
+from shoal._wire import Heard, Lease, NoRange, Placement, Turn, Verdict
 from shoal.job import Job
 from shoal.status import Evaluation
 from shoal.v1 import job_pb2
@@ -30,60 +29,6 @@ _REPORT_TIMEOUT_S = 2.0
 _MAX_ERROR_CHARACTERS = 32_768
 
 _OVER = {job_pb2.SUCCEEDED, job_pb2.FAILED, job_pb2.CANCELLED}
-
-
-@dataclass(frozen=True, slots=True)
-class DataRange:
-    """Examples [start, stop) of an epoch's seeded permutation, leased to one worker."""
-
-    lease: int
-    epoch: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What a worker that asked about an evaluation is to do.
-
-    Attributes:
-        number: of the evaluation that is its to do; 0: none is.
-        stop: the job ends early; this worker is through.
-    """
-
-    number: int = 0
-    stop: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What follows from an evaluation.
-
-    Attributes:
-        wait: a checkpoint of it is on its way: hold still, and say it again soon.
-        stop: the job ends early; this worker is through.
-    """
-
-    wait: bool = False
-    stop: bool = False
-
-
-class Heard(enum.Enum):
-    """What the coordinator says to a report."""
-
-    GO_ON = "there is more to do"
-    ENOUGH = "the job ends early: the worker is through once the batch in hand is trained on"
-    OVER = "the job is over for this worker"
-
-
-class NoRange(enum.Enum):
-    """Why there is no range to train on."""
-
-    WAIT = "others still hold ranges, which may come back"
-    FINISHED = "all data is done, or the job is over"
-
-
-WAIT, FINISHED = NoRange.WAIT, NoRange.FINISHED
 
 
 class Participant:
@@ -191,7 +136,7 @@ class Participant:
         traces = _tracing.Traces("step", job=self.job, worker=self.worker, rank=self.rank)
         return Pipeline(parameters, overlap=overlap, bring=bring, traces=traces)
 
-    def lease(self, done: int = 0) -> DataRange | NoRange:
+    def lease(self, done: int = 0) -> Lease | NoRange:
         """Takes the next range of examples.
 
         Args:
@@ -201,12 +146,11 @@ class Participant:
         reply = self._coordinator.call(self._jobs.Lease, request)
         match reply.WhichOneof("answer"):
             case "range":
-                leased = reply.range
-                return DataRange(leased.lease, leased.epoch, leased.start, leased.stop)
+                return Lease.from_proto(reply.range)
             case "finished":
-                return FINISHED
+                return NoRange.FINISHED
             case _:
-                return WAIT
+                return NoRange.WAIT
 
     def ask_evaluation(self, step: int, *, through: bool = False) -> Turn:
         """Asks whether an evaluation is due.
@@ -321,4 +265,4 @@ def _variable(value: Variable | np.ndarray) -> Variable:
     return variable_from_array(value) if isinstance(value, np.ndarray) else value
 
 
-__all__ = ["FINISHED", "WAIT", "DataRange", "Heard", "NoRange", "Participant", "Report", "Turn", "Verdict"]
+__all__ = ["Participant", "Report"]

@@ -1,6 +1,6 @@
 """Connections: the interface of what carries frames between two processes, and the kinds of frame on a port.
 
-Nothing here knows what the frames mean. `shoal._transport.lane` implements the interface on a TCP socket,
+Nothing here knows what the frames mean. `shoal._transport.lane` implements the interface on a stream socket,
 `shoal._transport.handshake` opens a connection, `shoal._transport.listener` accepts connections.
 """
 
@@ -61,7 +61,7 @@ class Connection(Protocol):
     A connection that fails is closed: nobody knows how much of a frame has arrived.
 
     Attributes:
-        peer: host:port at the other end, for messages.
+        peer: the other end, host:port if the socket is TCP; for messages.
         frames: the kinds of frame on this port.
         identity: the name that the other end proved in the hello; empty: it has none.
         left: bytes of the begun frame's payload that have not been taken.

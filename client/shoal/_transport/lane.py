@@ -44,7 +44,7 @@ class Lane(Connection):
 
     Args:
         connection: connected; owned from now on.
-        peer: host:port at the other end, for messages.
+        peer: the other end, host:port if the socket is TCP; for messages.
         frames: the kinds of frame on this port.
         stall_s: seconds without any progress after which a transfer is given up.
     """

@@ -124,24 +124,33 @@ class LaneFactory(TransportFactory):
     title = "lanes"
     carrier = "lane"
     settings = frozenset({"auto", "tcp"})
+    rank = 20
 
     def __init__(self, security: Callable[[bytes], Security] = TokenSecurity) -> None:
         self._security = security
 
     def open(self, target: Target, loads: int) -> LaneCalls:  # noqa: ARG002 - it lends no memory
         if not target.offer.address:
-            raise Unavailable(for_good=True)
+            raise Unavailable("the server has no lanes", for_good=True)
         return LaneCalls(self.connect(target, pb.LaneHello())[0], target)
 
     def connect(self, target: Target, hello: pb.LaneHello) -> tuple[Lane, pb.LaneWelcome]:
         """Opens a lane, and says this on it first."""
         with ExitStack() as undo:
-            where = _rpc.parse_address(target.offer.address)
-            lane = Lane.connect(*where, PARAMETER_SERVER, timeout_s=_CONNECT_TIMEOUT_S)
+            lane, token = self.dial(target)
             undo.callback(lane.close)
-            welcome = greet(lane, self._security(target.offer.token), hello, within_s=_WELCOME_TIMEOUT_S)
+            welcome = greet(lane, self._security(token), hello, within_s=_WELCOME_TIMEOUT_S)
             undo.pop_all()
         return lane, welcome
+
+    def dial(self, target: Target) -> tuple[Lane, bytes]:
+        """Connects a socket; returns it as a lane, with the token of the hello. A lane on another socket overrides it.
+
+        Raises:
+            Unreachable, DeadlineExceeded: nobody accepts the connection.
+        """
+        where = _rpc.parse_address(target.offer.address)
+        return Lane.connect(*where, PARAMETER_SERVER, timeout_s=_CONNECT_TIMEOUT_S), target.offer.token
 
 
 __all__ = ["LaneCalls", "LaneFactory"]

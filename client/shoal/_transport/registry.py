@@ -1,55 +1,45 @@
-"""The registry of transports, in the order of preference."""
+"""The registry of transports, and the values of SHOAL_TRANSPORT that they answer to."""
 
 import os
 
 from shoal import errors
-from shoal._transport.lane_calls import LaneFactory
-from shoal._transport.rpc_transport import GrpcFactory
-from shoal._transport.shared_memory import SharedMemoryFactory
+from shoal._system import Registry
 from shoal._transport.transport import TransportFactory
 
 _SETTINGS = ("auto", "tcp", "grpc")
 
-# The best first. Changed only by `register`, which exchanges it, so that nobody reads it half-changed.
-_factories: tuple[TransportFactory, ...] = (SharedMemoryFactory(), LaneFactory(), GrpcFactory())
+_registry: Registry[TransportFactory] = Registry("shoal.transports")
 
 
-def register(factory: TransportFactory, *, before: str = "") -> None:
-    """Adds a transport, in place of one of the same name.
+def register(factory: TransportFactory) -> None:
+    """Adds a transport to this process; one of the same name is replaced.
+
+    An installed package adds a transport to every process by an entry point in the group `shoal.transports`.
 
     Args:
-        factory: opens it.
-        before: name of the transport that it is preferred to; empty: it comes last.
-
-    Raises:
-        BadRequest: no transport is registered by the name in `before`.
+        factory: opens it; used by connections that are made from now on.
     """
-    global _factories  # noqa: PLW0603 - one registry a process
-    others = [other for other in _factories if other.name != factory.name]
-    names = [other.name for other in others]
-    if before and before not in names:
-        raise errors.BadRequest(f"no transport {before!r} is registered; choose one of {', '.join(names)}")
-    place = names.index(before) if before else len(others)
-    _factories = (*others[:place], factory, *others[place:])
+    _registry.register(factory)
 
 
 def unregister(name: str) -> None:
-    """Removes a transport; harmless if there is none of that name."""
-    global _factories  # noqa: PLW0603 - as above
-    _factories = tuple(factory for factory in _factories if factory.name != name)
+    """Removes the transport of this name, if there is one."""
+    _registry.unregister(name)
 
 
 def registered(setting: str) -> list[TransportFactory]:
-    """Returns the transports that a setting allows, the best first.
+    """Returns the transports that a setting allows, in order of rank.
 
     Raises:
         BadRequest: it allows none.
+        StartFailed: a transport of an installed package cannot be loaded.
     """
-    found = [factory for factory in _factories if setting in factory.settings]
+    factories = _registry.items()
+    found = [factory for factory in factories if setting in factory.settings]
     if not found:
-        known = sorted({name for factory in _factories for name in factory.settings})
+        known = sorted({name for factory in factories for name in factory.settings})
         raise errors.BadRequest(f"no transport is registered for {setting!r}; choose one of {', '.join(known)}")
-    return found
+    return sorted(found, key=lambda factory: (factory.rank, factory.name))
 
 
 def chosen_setting() -> str:
@@ -59,9 +49,12 @@ def chosen_setting() -> str:
 
     Raises:
         BadRequest: it is something else.
+        StartFailed: as `registered`.
     """
     setting = os.environ.get("SHOAL_TRANSPORT") or "auto"
-    others = {name for factory in _factories for name in factory.settings} - {*_SETTINGS}
+    if setting in _SETTINGS:
+        return setting
+    others = {name for factory in _registry.items() for name in factory.settings} - {*_SETTINGS}
     *names, last = (*_SETTINGS, *sorted(others))
     if setting not in (*names, last):
         raise errors.BadRequest(

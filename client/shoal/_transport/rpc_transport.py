@@ -45,6 +45,7 @@ class GrpcFactory(TransportFactory):
     title = "gRPC"
     carrier = "grpc"
     settings = frozenset({"auto", "tcp", "grpc"})
+    rank = 30
     attaches = False
 
     def open(self, target: Target, loads: int) -> GrpcTransport:  # noqa: ARG002 - it lends no memory

@@ -15,8 +15,9 @@ _log = structlog.get_logger(__name__)
 class Selector:
     """Opens transports to one server. One thread uses it at a time.
 
-    A transport that breaks is opened anew, the best first. A carrier that a server refuses, or does not offer, is not
-    tried again: the server answers by gRPC, so a firewall or its limit of lanes is in the way, and that will stay so.
+    When a transport breaks, the selector opens another one, the best first. It does not try a carrier again that the
+    server refused or does not offer: the server answers by gRPC, so a firewall or its limit of lanes is in the way, and
+    that will stay so. If no transport is left, the next `open` tries all of them.
 
     Args:
         setting: allows some transports, as SHOAL_TRANSPORT does.
@@ -43,6 +44,7 @@ class Selector:
         """
         offer: pb.AttachReply | None = None
         refused = why = ""
+        missing: list[str] = []
         for factory in self._factories:
             if factory.carrier in self._refused:
                 continue
@@ -56,6 +58,7 @@ class Selector:
             try:
                 return factory.open(target, loads)
             except Unavailable as unavailable:
+                missing.append(f"{factory.title}: {unavailable}")
                 if unavailable.for_good:
                     self._refused.add(factory.carrier)
             except errors.ShoalError as error:
@@ -66,7 +69,8 @@ class Selector:
                 # Not the error: by its traceback it would keep this call, and memory with it.
                 refused, why = factory.carrier, error.message
         self._refused.clear()
-        raise errors.Unreachable(f"{target.address} has no transport for this client", address=target.address)
+        why = f" ({'; '.join(missing)})" if missing else ""
+        raise errors.Unreachable(f"{target.address} has no transport for this client{why}", address=target.address)
 
 
 __all__ = ["Selector"]

@@ -128,20 +128,21 @@ class SharedMemoryFactory(LaneFactory):
     name = "shared_memory"
     title = "shared memory"
     settings = frozenset({"auto"})
+    rank = 10
 
     def open(self, target: Target, loads: int) -> LaneCalls:
         if not target.offer.address or not target.offer.host or target.offer.host != host_id():
-            raise Unavailable
+            raise Unavailable("the server is not on this host")
         _, nbytes = slot_offsets(target.layouts)
         if nbytes < _SHARED_FROM_BYTES:
-            raise Unavailable
+            raise Unavailable(f"{nbytes} bytes are too few")
         size = -(-nbytes // _PAGE) * _PAGE
         # Before the lane: a server waits only so long for what is said first on it, and much memory takes a while.
         try:
             segment = Segment.create(loads * size)
         except SegmentUnavailable as error:
             _not_shared(target.offer.address, str(error))
-            raise Unavailable from None
+            raise Unavailable(str(error)) from None
         hello = pb.LaneHello()
         hello.segment.name, hello.segment.nonce = segment.name, segment.nonce
         hello.segment.slots, hello.segment.slot_bytes = loads, size

@@ -87,14 +87,15 @@ class Target:
 
 
 class Unavailable(Exception):
-    """A server has no such transport for this client, which is no fault of anybody.
+    """A server does not offer a transport to this client. This is not an error: the next transport is tried.
 
     Args:
-        for_good: it never will have.
+        reason: for the error that is raised if no other transport works either.
+        for_good: whether the transport need not be tried again as long as the connection lasts.
     """
 
-    def __init__(self, *, for_good: bool = False) -> None:
-        super().__init__()
+    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+        super().__init__(reason)
         self.for_good = for_good
 
 
@@ -102,11 +103,13 @@ class TransportFactory(ABC):
     """Opens one kind of transport.
 
     Attributes:
-        name: in the registry.
-        title: in messages.
-        carrier: name of the transport whose connection it uses, which may be its own. If a server refuses a carrier,
-            everything on it is refused.
+        name: unique among transports.
+        title: what messages call it.
+        carrier: name of the transport that makes the connection. Shared memory has `lane` here; a transport that
+            connects by itself has its own name. If a server refuses a carrier, it refuses every transport on it.
         settings: values of SHOAL_TRANSPORT under which it may be used.
+        rank: of the transports that a setting allows, the one with the lowest rank is tried first. Shared memory has
+            10, lanes have 20, gRPC has 30.
         attaches: whether `open` needs the server's offer.
     """
 
@@ -114,6 +117,7 @@ class TransportFactory(ABC):
     title: ClassVar[str]
     carrier: ClassVar[str]
     settings: ClassVar[frozenset[str]]
+    rank: ClassVar[int]
     attaches: ClassVar[bool] = True
 
     @abstractmethod
@@ -122,11 +126,11 @@ class TransportFactory(ABC):
 
         Args:
             target: the server.
-            loads: how many loads are held in `memory`, or pulled values, at once.
+            loads: pushes, or pulls, whose memory is in use at the same time; `Transport.memory` may lend that many.
 
         Raises:
-            Unavailable: the server has none for this client.
-            ShoalError: it should have, and does not answer or refuses.
+            Unavailable: the server does not offer this transport to this client.
+            ShoalError: the server offers it, and does not answer or refuses.
         """
 
 

@@ -1,10 +1,13 @@
-"""What travels between clients and servers: layouts, chunks, and the messages around them.
+"""What travels between processes: layouts, chunks and the messages around them, and the words of workers' data.
 
 Here is what both ends have to agree on: where a variable's elements lie in arenas (`layout`), how arenas are cut and
 put together again (`framing`, `packing`, `arrival`, `outgoing`), the bytes of messages (`chunks`), and limits
-(`limits`). Nothing here opens a socket, calls a server or imports gRPC. Every package may import from here.
+(`limits`). Also the values that workers and the coordinator exchange: which data a worker has (`leases`, `cursor`), and
+what the coordinator answers to reports and evaluations (`answers`). Nothing here opens a socket, calls a server or
+imports gRPC. Every package may import from here.
 """
 
+from shoal._wire.answers import Heard, Turn, Verdict
 from shoal._wire.arrival import Arrival
 from shoal._wire.chunks import Buffer, Carrier, Chunk, decode, decode_push, encode_push, encode_values, read_start
 from shoal._wire.cursor import Cursor
@@ -29,6 +32,7 @@ from shoal._wire.layout import (
     storage_dtype,
     wire_dtype,
 )
+from shoal._wire.leases import DataRange, Lease, NoRange
 from shoal._wire.outgoing import Outgoing
 from shoal._wire.packing import Arrays, Complete, Memory, Packer
 from shoal._wire.transfer import Delivery, Load
@@ -46,9 +50,13 @@ __all__ = [
     "Chunk",
     "Complete",
     "Cursor",
+    "DataRange",
     "Delivery",
+    "Heard",
+    "Lease",
     "Load",
     "Memory",
+    "NoRange",
     "Outgoing",
     "Packer",
     "Placement",
@@ -56,6 +64,8 @@ __all__ = [
     "ShardLayout",
     "ShardPlacement",
     "Slice",
+    "Turn",
+    "Verdict",
     "arenas_of",
     "decode",
     "decode_push",

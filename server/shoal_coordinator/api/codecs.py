@@ -1,5 +1,6 @@
 """The coordinator's answers as messages. What comes in is decoded by the types' own `from_proto`, or in a servicer."""
 
+from shoal._wire import Lease, NoRange
 from shoal.status import (
     ClusterStatus,
     DataAccount,
@@ -10,7 +11,7 @@ from shoal.status import (
     Timings,
 )
 from shoal.v1 import coordinator_pb2, job_pb2
-from shoal_coordinator.messages import Joined, Lease, NoRange, progress_message, state_code
+from shoal_coordinator.messages import Joined, progress_message, state_code
 
 _UINT64 = 2**64 - 1
 

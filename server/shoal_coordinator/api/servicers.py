@@ -12,8 +12,7 @@ import structlog
 
 from shoal import _rpc, errors, variables
 from shoal._checkpoint import Catalogue, Folder
-from shoal._training.participant import Heard
-from shoal._wire import NAMES, Cursor, is_name, limits
+from shoal._wire import NAMES, Cursor, Heard, is_name, limits
 from shoal.job import Job
 from shoal.status import Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb

@@ -24,7 +24,7 @@ from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
 from shoal_coordinator.cluster.touched import Touched
 from shoal_coordinator.cluster.work import Work
-from shoal_coordinator.job import NO_FOLDER, JobLife, Tallies
+from shoal_coordinator.job import NO_FOLDER, JobLife, Submission, Tallies
 from shoal_coordinator.messages import (
     Assignment,
     Attempt,
@@ -114,7 +114,7 @@ class Cluster:
         counts = snapshot.counts
         cluster = cls(counts.cluster, policy, now)
         cluster._submissions = counts.submissions
-        cluster._scheduler.epoch, cluster._scheduler.assignments = counts.epoch, counts.assignments
+        cluster._scheduler.restore(counts.epoch, counts.assignments)
         cluster._members.restore(snapshot.members, counts.incarnation, now)
         for submission, job in snapshot.jobs.items():
             changed = partial(cluster._touched.job, submission)
@@ -325,7 +325,7 @@ class Cluster:
             self._forget(earlier)
         self._submissions += 1
         self._touched.counts()
-        job = self._new_job(JobRef(name, self._submissions), event.spec, now, event.token)
+        job = self._new_job(Submission(JobRef(name, self._submissions), event.spec, event.token), now)
         self._schedule(now)
         return job.status(now)
 
@@ -363,9 +363,9 @@ class Cluster:
         for job in ended[self._policy.keep_finished :]:
             self._forget(job)
 
-    def _new_job(self, ref: JobRef, spec: Job, now: float, token: str) -> JobLife:
-        changed, saves = partial(self._touched.job, ref.submission), self._policy.checkpoints
-        job = JobLife.begun(ref, spec, now, token, changed, checkpoints=saves, tallies=self.tallies)
+    def _new_job(self, submission: Submission, now: float) -> JobLife:
+        changed, saves = partial(self._touched.job, submission.ref.submission), self._policy.checkpoints
+        job = JobLife.begun(submission, now, changed, checkpoints=saves, tallies=self.tallies)
         self._jobs.add(job)
         return job
 

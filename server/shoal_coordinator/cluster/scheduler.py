@@ -45,6 +45,10 @@ class Scheduler:
         # The latest numbers of a placement and of a part in a job. They count for ever: none is given out twice.
         self.epoch = self.assignments = 0
 
+    def restore(self, epoch: int, assignments: int) -> None:
+        """Takes up the latest numbers that an earlier coordinator has given out."""
+        self.epoch, self.assignments = epoch, assignments
+
     def schedule(self, now: float) -> None:
         """Brings what is nearer to what is wanted. Repeating it changes nothing."""
         workers = self._members.alive(Role.WORKER)

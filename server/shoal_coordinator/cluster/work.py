@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal import errors
-from shoal._training.participant import Heard, Verdict
+from shoal._wire import Heard, Lease, NoRange, Turn, Verdict
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.outcomes import Outcomes
 from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.job import JobLife
-from shoal_coordinator.messages import Asked, Described, Effect, Joined, Lease, NoRange, events
+from shoal_coordinator.messages import Described, Effect, Joined, events
 
 
 class Work:
@@ -76,11 +76,11 @@ class Work:
         has_part = job.has_part(event.worker, event.assignment)
         return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
 
-    def _evaluation_asked(self, event: events.EvaluationAsked, _: float) -> Asked:
+    def _evaluation_asked(self, event: events.EvaluationAsked, _: float) -> Turn:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
-            return Asked(stop=True)
+            return Turn(stop=True)
         return job.ask_evaluation(event.worker, event.step, through=event.through)
 
     def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> Verdict:

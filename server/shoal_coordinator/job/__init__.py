@@ -9,7 +9,8 @@ above it may import this package; of the coordinator it imports `messages` alone
 from shoal_coordinator.job.checkpointing import NO_FOLDER
 from shoal_coordinator.job.ledger import Ledger, default_range_size
 from shoal_coordinator.job.life import JobLife
+from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.tallies import Loss, Tallies
 
-__all__ = ["NO_FOLDER", "JobLife", "JobSnapshot", "Ledger", "Loss", "Tallies", "default_range_size"]
+__all__ = ["NO_FOLDER", "JobLife", "JobSnapshot", "Ledger", "Loss", "Submission", "Tallies", "default_range_size"]

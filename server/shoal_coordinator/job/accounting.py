@@ -7,7 +7,6 @@ from shoal.job import Job
 from shoal.status import DataAccount, Progress, Timings
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.ledger import Ledger
-from shoal_coordinator.job.parts import Participant
 from shoal_coordinator.job.progress import Tally
 from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.step_timings import StepTimings
@@ -82,13 +81,10 @@ class Accounting:
             self.tally.begin()
         self._changed(Part.TALLY)
 
-    def count(self, participant: Participant, report: WorkerReported, now: float) -> WorkerReported:
-        """Counts in what a worker did since its last report; that is returned."""
-        fresh = report.since(participant.told)
-        participant.told = report
+    def count(self, fresh: WorkerReported, now: float) -> None:
+        """Counts in what a worker did since its last report."""
         self.tally.add(fresh)
-        self.steps.add(report.worker, report.timings, now)
-        return fresh
+        self.steps.add(fresh.worker, fresh.timings, now)
 
     def release(self, worker: str, cursor: Cursor | None) -> None:
         """A worker is gone; what it holds goes to others but for what it has done, as far as that is known."""

@@ -9,25 +9,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shoal import errors
-from shoal._training.participant import Verdict
+from shoal._wire import Turn, Verdict
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, Evaluated
-from shoal.job import Job
 from shoal.status import Evaluation, SavedCheckpoint
 from shoal_coordinator.job.checkpointing import NO_FOLDER, Checkpointing
-from shoal_coordinator.job.crew import Crew
 from shoal_coordinator.job.evaluating import Evaluating
-from shoal_coordinator.job.event_log import EventLog
-from shoal_coordinator.job.lifecycle import Lifecycle
-from shoal_coordinator.job.plan import Plan
+from shoal_coordinator.job.owners import Owners
+from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.messages import (
-    Asked,
     Attempt,
     CheckpointWritten,
     CountCheckpoints,
     CutMade,
     Effect,
-    JobRef,
     Part,
     TakeCut,
     WriteCheckpoint,
@@ -38,11 +33,10 @@ class CheckpointCoordinator:
     """Decides about the checkpoints and evaluations of one job.
 
     Args:
-        ref: the job.
-        spec: the job, as its user asked for it.
+        submission: the job.
+        owners: of the job, to be read; the log is told of each checkpoint and evaluation, and the lifecycle why the job
+            stops early.
         now: seconds of Unix time, as in every method.
-        log: of the job; told of each checkpoint and evaluation.
-        lifecycle, plan, crew: of the job, to be read; `lifecycle` is also told why the job stops early.
         changed: told the name of a record that has changed.
         possible: whether the cluster has a folder of checkpoints.
 
@@ -52,19 +46,17 @@ class CheckpointCoordinator:
 
     def __init__(
         self,
-        ref: JobRef,
-        spec: Job,
+        submission: Submission,
+        owners: Owners,
         now: float,
-        log: EventLog,
-        lifecycle: Lifecycle,
-        plan: Plan,
-        crew: Crew,
         changed: Callable[[str], None],
         *,
         possible: bool,
     ) -> None:
-        self._ref, self._spec, self._log = ref, spec, log
-        self._lifecycle, self._plan, self._crew = lifecycle, plan, crew
+        self._ref, spec = submission.ref, submission.spec
+        self._spec = spec
+        self._log, self._lifecycle = owners.log, owners.lifecycle
+        self._plan, self._crew = owners.plan, owners.crew
         policy = spec.checkpoints or CheckpointPolicy()
         self.checkpoints = Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS), possible=possible)
         self.evaluating = Evaluating(spec.evaluation, lambda: changed(Part.EVALUATION)) if spec.evaluation else None
@@ -98,13 +90,13 @@ class CheckpointCoordinator:
 
     # Evaluations.
 
-    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Asked:
+    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Turn:
         """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
         if self.evaluating is None or not self._lifecycle.running:
-            return Asked()
+            return Turn()
         own = self._crew.active[worker].assignment
         others = self._crew.assignments - {own}
-        return Asked(self.evaluating.ask(own, step, others, through=through), stop=bool(self.stopping))
+        return Turn(self.evaluating.ask(own, step, others, through=through), stop=bool(self.stopping))
 
     def lacks(self, result: Evaluation) -> str:
         """Returns why a worker's result is of no use; empty: it is of use, or of no interest."""

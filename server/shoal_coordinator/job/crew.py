@@ -1,6 +1,6 @@
 """The roster of one job: the live workers' parts in it, who is at which rank, and who is through. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
@@ -15,8 +15,7 @@ class Crew:
         spec: the job, as its user asked for it.
 
     Attributes:
-        active: the live workers' parts, by worker; empty once the job has ended. Only methods of this class, and
-            `Accounting.count` for the last report of each part, change it.
+        active: the live workers' parts, by worker; empty once the job has ended. Only methods of this class change it.
     """
 
     def __init__(self, spec: Job) -> None:
@@ -115,6 +114,17 @@ class Crew:
         for participant in self.active.values():
             if participant.assignment == assignment:
                 participant.stage, participant.step = Stage.ADMITTED, step
+
+    def hear(self, report: WorkerReported) -> WorkerReported | None:
+        """Keeps a worker's report as its last one; returns the one before it, if there was one."""
+        participant = self.active[report.worker]
+        earlier, participant.told = participant.told, report
+        return earlier
+
+    def recall(self, told: Mapping[int, WorkerReported]) -> None:
+        """Takes up the last reports of live workers, by assignment, which are kept with the job's tally."""
+        for participant in self.active.values():
+            participant.told = told.get(participant.assignment)
 
     def elect_assigner(self) -> None:
         """Sees to it that the given values are to be sent by one of those that know them, if anybody does."""

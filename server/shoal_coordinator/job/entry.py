@@ -7,25 +7,20 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal._wire import Placement
-from shoal.job import Job
 from shoal.status import JobState
-from shoal_coordinator.job.accounting import Accounting
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
-from shoal_coordinator.job.crew import Crew
-from shoal_coordinator.job.lifecycle import Lifecycle
-from shoal_coordinator.job.parts import Description, Participant, Stage
-from shoal_coordinator.job.plan import Plan
+from shoal_coordinator.job.owners import Owners
+from shoal_coordinator.job.parts import Description, Participant, Stage, Submission
 from shoal_coordinator.job.recovery import Recovery
-from shoal_coordinator.messages import AdmitWorker, CreateShards, Effect, JobDescribed, JobRef, Joined, Part, Restored
+from shoal_coordinator.messages import AdmitWorker, CreateShards, Effect, JobDescribed, Joined, Part, Restored
 
 
 class Entry:
     """Brings one job from its submission, or from the loss of its shards, to where it runs.
 
     Args:
-        ref: the job.
-        spec: the job, as its user asked for it.
-        lifecycle, plan, crew, accounting: of the job; changed by what happens here.
+        submission: the job.
+        owners: of the job; changed by what happens here.
         saving: of the job; told what the job goes on from.
         recovery: of the job; says how it goes on from a checkpoint.
         changed: told the name of a record that has changed.
@@ -33,25 +28,22 @@ class Entry:
 
     def __init__(
         self,
-        ref: JobRef,
-        spec: Job,
-        lifecycle: Lifecycle,
-        plan: Plan,
-        crew: Crew,
-        accounting: Accounting,
+        submission: Submission,
+        owners: Owners,
         saving: CheckpointCoordinator,
         recovery: Recovery,
         changed: Callable[[str], None],
     ) -> None:
-        self._ref, self._spec = ref, spec
-        self._lifecycle, self._plan, self._crew, self._accounting = lifecycle, plan, crew, accounting
+        self._ref, self._spec = submission.ref, submission.spec
+        self._lifecycle, self._plan = owners.lifecycle, owners.plan
+        self._crew, self._accounting = owners.crew, owners.accounting
         self._saving, self._recovery = saving, recovery
         self._changed = changed
 
     def enrol(self, participant: Participant, now: float) -> None:
         """Gives a worker a part, at a rank that is free."""
         self._crew.enrol(participant)
-        self._lifecycle.closing = False
+        self._lifecycle.reopen()
         state = JobState.STARTING if self._lifecycle.state is JobState.PENDING else self._lifecycle.state
         self._lifecycle.enter(state, f"worker {participant.worker} enters as rank {participant.rank}", now)
 

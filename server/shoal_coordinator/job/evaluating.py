@@ -81,7 +81,7 @@ class Evaluating:
         Returns:
             The number of the evaluation that it is to do; 0: none.
         """
-        if assignment == self._holder and (assignment in self._through) == through:
+        if assignment == self._holder and (assignment in self._through or not through):
             return self._number  # it asks again, for the answer was lost
         if step > self._furthest:
             self._furthest = step

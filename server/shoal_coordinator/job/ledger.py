@@ -15,11 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
-from shoal._wire import Cursor
+from shoal._wire import Cursor, DataRange, Lease, NoRange
 from shoal.job import Job
 from shoal.status import DataAccount, DataCount, HeldRange
 from shoal.v1 import state_pb2
-from shoal_coordinator.messages import DataRange, Lease, NoRange
 
 # With this many ranges a worker and epoch, the fastest worker waits for the slowest for about an eighth of an epoch.
 _RANGES_A_WORKER = 8

@@ -16,17 +16,14 @@ for the others, and for the job as a whole, is decided here.
 
 from collections.abc import Callable
 
-from shoal._training.participant import Verdict
-from shoal._wire import Cursor, Placement
+from shoal._wire import Cursor, Lease, NoRange, Placement, Turn, Verdict
 from shoal.events import LogLine, MetricsReported
-from shoal.job import Job
 from shoal.status import Evaluation, JobState, SavedCheckpoint
-from shoal_coordinator.job.parts import Participant, Stage
+from shoal_coordinator.job.parts import Participant, Stage, Submission
 from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.tallies import Loss, Tallies
 from shoal_coordinator.job.view import JobView
 from shoal_coordinator.messages import (
-    Asked,
     Attempt,
     CheckpointWritten,
     CutMade,
@@ -34,9 +31,6 @@ from shoal_coordinator.messages import (
     DropShards,
     Effect,
     JobDescribed,
-    JobRef,
-    Lease,
-    NoRange,
     Part,
     RemoveWorker,
     Restored,
@@ -50,17 +44,15 @@ class JobLife(JobView):
     @classmethod
     def begun(
         cls,
-        ref: JobRef,
-        spec: Job,
+        submission: Submission,
         now: float,
-        token: str = "",
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
         tallies: Tallies | None = None,
     ) -> "JobLife":
         """Returns a job that was submitted now; the arguments are those of `JobView`."""
-        job = cls(ref, spec, now, token, changed, checkpoints=checkpoints, tallies=tallies)
+        job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
         for part in (Part.SPEC, Part.CHECKPOINTS, Part.EVALUATION):
             changed(part)
         job._lifecycle.enter(JobState.PENDING, "", now)
@@ -69,7 +61,7 @@ class JobLife(JobView):
     @classmethod
     def restored(
         cls,
-        submission: int,
+        number: int,
         saved: JobSnapshot,
         now: float,
         changed: Callable[[str], None] = lambda _: None,
@@ -80,16 +72,15 @@ class JobLife(JobView):
         """Returns a job as an earlier coordinator knew it.
 
         Args:
-            submission: which it was.
+            number: of the submission.
             saved: what is kept of it.
             now, changed, checkpoints, tallies: as for a new job.
 
         Raises:
             ShoalError, ValueError: what is kept makes no sense.
         """
-        spec, token = Job.from_proto(saved.spec.spec), saved.spec.token
-        ref = JobRef(spec.name, submission)
-        job = cls(ref, spec, now, token, changed, checkpoints=checkpoints, tallies=tallies)
+        submission = Submission.from_proto(number, saved.spec)
+        job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
         if not job._records.restore(saved):
             changed(Part.CHECKPOINTS)
         return job
@@ -143,7 +134,8 @@ class JobLife(JobView):
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts in what a worker did, and shows it to those who watch."""
-        fresh = self._accounting.count(self._crew.active[report.worker], report, now)
+        fresh = report.since(self._crew.hear(report))
+        self._accounting.count(fresh, now)
         for line in report.log:
             self.log.append(LogLine(self.log.next, now, report.worker, line))
         if fresh.accepted or fresh.rejected or fresh.dropped:
@@ -152,7 +144,7 @@ class JobLife(JobView):
 
     # They evaluate.
 
-    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Asked:
+    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Turn:
         """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
         return self._saving.ask_evaluation(worker, step, through=through)
 
@@ -233,11 +225,11 @@ class JobLife(JobView):
         goes_back, follows = self._recovery.lose(reason, len(self.servers), now + patience_s, announced=announced)
         if not goes_back:
             return self.fail(follows, now) + self.drop()
-        self._tallies.restarts[Loss.LEAVING if announced else Loss.LOST] += 1
+        self._tallies.count_restart(Loss.LEAVING if announced else Loss.LOST)
         for worker in list(self._crew.active):
             self._release(worker)  # what servers know of it goes with the shards
         self._crew.clear()
-        self._lifecycle.closing = False
+        self._lifecycle.reopen()
         servers = self._plan.drop()
         self._plan.restart()
         self._accounting.restart()

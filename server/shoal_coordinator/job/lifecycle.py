@@ -91,11 +91,15 @@ class Lifecycle:
         self.closing = True
         self.note("all workers are through; the last checkpoint is taken", now)
 
+    def reopen(self) -> None:
+        """Work is left, or will come; no last checkpoint is taken now. The state that is entered next is recorded."""
+        self.closing = False
+
     def end(self, state: JobState, reason: str, now: float) -> None:
         """Enters its last state."""
         self.finished_at, self._reason, self._lack = now, reason, ""
         self.enter(state, reason, now)
-        self._tallies.ended[state] += 1
+        self._tallies.count_end(state)
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes it down, as part of the job's record."""

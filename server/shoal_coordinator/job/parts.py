@@ -1,13 +1,43 @@
-"""What a job is made of: its workers' parts in it, and what its program trains. Values; `JobLife` changes them."""
+"""What a job is made of: its submission, its workers' parts in it, and what its program trains. Values."""
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.initializers import Given
+from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.messages import WorkerReported
+from shoal_coordinator.messages import JobRef, WorkerReported
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job, as its user submitted it.
+
+    Attributes:
+        ref: its name, and which submission of that name it is.
+        spec: what the user asked for.
+        token: by which a repeat of the submission is known.
+    """
+
+    ref: JobRef
+    spec: Job
+    token: str = ""
+
+    def to_proto(self) -> state_pb2.SubmissionRecord:
+        """The record of this submission, without its number."""
+        return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
+
+    @classmethod
+    def from_proto(cls, number: int, record: state_pb2.SubmissionRecord) -> "Submission":
+        """The submission of this number that a record is of.
+
+        Raises:
+            ShoalError, ValueError: the record makes no sense.
+        """
+        spec = Job.from_proto(record.spec)
+        return cls(JobRef(spec.name, number), spec, record.token)
 
 
 class Stage(enum.Enum):
@@ -20,7 +50,7 @@ class Stage(enum.Enum):
 
 @dataclass(slots=True)
 class Participant:
-    """A live worker's part in a job. Only `JobLife`, its `Crew` and its `Accounting` change it."""
+    """A live worker's part in a job. Only its job's `Crew` changes it."""
 
     worker: str
     incarnation: int

@@ -5,14 +5,11 @@ from collections.abc import Iterator
 from google.protobuf.message import Message
 
 from shoal.events import from_proto as event_from_proto
-from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.accounting import Accounting
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
-from shoal_coordinator.job.crew import Crew
-from shoal_coordinator.job.event_log import EventLog, Kept
-from shoal_coordinator.job.lifecycle import Lifecycle
-from shoal_coordinator.job.plan import Plan
+from shoal_coordinator.job.event_log import Kept
+from shoal_coordinator.job.owners import Owners
+from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.job.progress import told_from_proto
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.snapshot import JobSnapshot
@@ -23,25 +20,16 @@ class JobRecords:
     """What is kept of one job.
 
     Args:
-        spec: the job, as its user asked for it.
-        token: of its submission.
-        log, lifecycle, plan, crew, accounting, saving, recovery: of the job.
+        submission: the job.
+        owners, saving, recovery: of the job.
     """
 
     def __init__(
-        self,
-        spec: Job,
-        token: str,
-        log: EventLog,
-        lifecycle: Lifecycle,
-        plan: Plan,
-        crew: Crew,
-        accounting: Accounting,
-        saving: CheckpointCoordinator,
-        recovery: Recovery,
+        self, submission: Submission, owners: Owners, saving: CheckpointCoordinator, recovery: Recovery
     ) -> None:
-        self._spec, self._token, self._log = spec, token, log
-        self._lifecycle, self._plan, self._crew, self._accounting = lifecycle, plan, crew, accounting
+        self._submission, self._log = submission, owners.log
+        self._lifecycle, self._plan = owners.lifecycle, owners.plan
+        self._crew, self._accounting = owners.crew, owners.accounting
         self._saving, self._recovery = saving, recovery
 
     @property
@@ -56,7 +44,7 @@ class JobRecords:
         evaluating = self._saving.evaluating
         match kind:
             case Part.SPEC:
-                return state_pb2.SubmissionRecord(spec=self._spec.to_proto(), token=self._token)
+                return self._submission.to_proto()
             case Part.PLAN:
                 return self._plan.to_proto()
             case Part.STATE:
@@ -87,9 +75,7 @@ class JobRecords:
         if evaluating and saved.evaluation:
             evaluating.take_up(saved.evaluation)
         self._accounting.take_up(saved)
-        for participant in self._crew.active.values():
-            if participant.assignment in saved.tally.told:
-                participant.told = told_from_proto(saved.tally.told[participant.assignment])
+        self._crew.recall({part: told_from_proto(report) for part, report in saved.tally.told.items()})
         events = [event_from_proto(event) for event in saved.events]
         self._log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
         return saved.checkpoints is not None

@@ -24,3 +24,11 @@ class Tallies:
     def __init__(self) -> None:
         self.restarts = Counter(dict.fromkeys(Loss, 0))
         self.ended = Counter({state: 0 for state in JobState if state.finished})
+
+    def count_restart(self, loss: Loss) -> None:
+        """Counts a job that goes back because of this loss."""
+        self.restarts[loss] += 1
+
+    def count_end(self, state: JobState) -> None:
+        """Counts a job that ended in this state."""
+        self.ended[state] += 1

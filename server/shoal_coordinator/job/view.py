@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 
 from shoal import errors
 from shoal._wire import Placement
-from shoal.job import Job
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint, Timings
 from shoal.variables import Variable
 from shoal_coordinator.job.accounting import Accounting
@@ -21,21 +20,21 @@ from shoal_coordinator.job.crew import Crew
 from shoal_coordinator.job.entry import Entry
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle
+from shoal_coordinator.job.owners import Owners
+from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.job.plan import Plan
 from shoal_coordinator.job.records import JobRecords
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.tallies import Tallies
-from shoal_coordinator.messages import Held, JobRef, Joined, Part, ServerRef
+from shoal_coordinator.messages import Held, Joined, Part, ServerRef
 
 
 class JobView:
     """The owners of one job's state, and what others may learn of them.
 
     Args:
-        ref: its name and which submission of that name it is.
-        spec: what the user asked for.
+        submission: the job, as its user submitted it.
         now: seconds of Unix time, as in every method.
-        token: of the submission, by which a repeat of it is known.
         changed: told the name of a record (`messages.record_keys.Part`) that is another one now, or gone.
         checkpoints: whether the cluster has a folder of them.
         tallies: of the cluster, which it adds to.
@@ -46,28 +45,25 @@ class JobView:
 
     def __init__(
         self,
-        ref: JobRef,
-        spec: Job,
+        submission: Submission,
         now: float,
-        token: str = "",
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
         tallies: Tallies | None = None,
     ) -> None:
-        self.ref, self.spec, self.token = ref, spec, token
+        self.ref, self.spec, self.token = submission.ref, submission.spec, submission.token
         self._changed, self._tallies = changed, tallies or Tallies()
         self.log = EventLog(lambda number: changed(f"{Part.EVENT}/{number}"), self._state_changed)
-        self._lifecycle = life = Lifecycle(now, self.log, self._state_changed, self._tallies)
-        self._plan = plan = Plan(changed)
-        self._crew = crew = Crew(spec)  # nobody works there once the job has ended
-        self._accounting = books = Accounting(spec, changed)
-        self._saving = saving = CheckpointCoordinator(
-            ref, spec, now, self.log, life, plan, crew, changed, possible=checkpoints
-        )
-        self._recovery = recovery = Recovery(spec, saving.checkpoints)
-        self._entry = Entry(ref, spec, life, plan, crew, books, saving, recovery, changed)
-        self._records = JobRecords(spec, token, self.log, life, plan, crew, books, saving, recovery)
+        self._lifecycle = Lifecycle(now, self.log, self._state_changed, self._tallies)
+        self._plan = Plan(changed)
+        self._crew = Crew(self.spec)  # nobody works there once the job has ended
+        self._accounting = Accounting(self.spec, changed)
+        owners = Owners(self.log, self._lifecycle, self._plan, self._crew, self._accounting)
+        self._saving = CheckpointCoordinator(submission, owners, now, changed, possible=checkpoints)
+        self._recovery = Recovery(self.spec, self._saving.checkpoints)
+        self._entry = Entry(submission, owners, self._saving, self._recovery, changed)
+        self._records = JobRecords(submission, owners, self._saving, self._recovery)
 
     def _state_changed(self) -> None:
         self._changed(Part.STATE)

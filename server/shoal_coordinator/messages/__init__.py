@@ -1,12 +1,12 @@
 """The words of the cluster machine: events, their answers, effects, what these name, and the keys of records.
 
 What happens is in `events`, what the machine answers in `answers`, what it wants done in `effects`. Values that
-several of them name are here too: `refs`, `leases`, `registration`. `record_keys` names what is kept, and
-`event_codec` puts a job's events into messages. No decision is made here, and nothing here changes. Every package of
-the coordinator may import it; it imports none of them.
+several of them name are here too: `refs`, `registration`. Values that workers use too, such as leases, are in
+`shoal._wire`. `record_keys` names what is kept, and `event_codec` puts a job's events into messages. No decision is
+made here, and nothing here changes. Every package of the coordinator may import it; it imports none of them.
 """
 
-from shoal_coordinator.messages.answers import Asked, Assignment, Attempt, Described, Held, Joined, Membered, Restored
+from shoal_coordinator.messages.answers import Assignment, Attempt, Described, Held, Joined, Membered, Restored
 from shoal_coordinator.messages.effects import (
     AdmitWorker,
     CountCheckpoints,
@@ -26,14 +26,12 @@ from shoal_coordinator.messages.events import (
     JobDescribed,
     WorkerReported,
 )
-from shoal_coordinator.messages.leases import DataRange, Lease, NoRange
 from shoal_coordinator.messages.record_keys import Part
 from shoal_coordinator.messages.refs import JobRef, ServerRef, servers_of
 from shoal_coordinator.messages.registration import Registration
 
 __all__ = [
     "AdmitWorker",
-    "Asked",
     "Assignment",
     "Attempt",
     "CheckpointWritten",
@@ -42,7 +40,6 @@ __all__ = [
     "CreateShards",
     "CutHeld",
     "CutMade",
-    "DataRange",
     "Described",
     "DropShards",
     "Effect",
@@ -50,9 +47,7 @@ __all__ = [
     "JobDescribed",
     "JobRef",
     "Joined",
-    "Lease",
     "Membered",
-    "NoRange",
     "Part",
     "Registration",
     "RemoveWorker",

@@ -1,4 +1,4 @@
-"""What the cluster machine answers to events: see `events`."""
+"""What the cluster machine answers to events: see `events`. Answers that workers know too are in `shoal._wire`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,19 +61,6 @@ class Attempt:
 
     number: int
     after: int
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Whether an evaluation is the caller's to do.
-
-    Attributes:
-        number: of that evaluation; 0: it has none to do.
-        stop: the job ends early, so the caller is through.
-    """
-
-    number: int = 0
-    stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)

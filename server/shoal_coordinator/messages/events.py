@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from shoal._training.participant import Heard, Verdict
-from shoal._wire import Cursor
+from shoal._wire import Cursor, Heard, Lease, NoRange, Turn, Verdict
 from shoal.job import Job
 from shoal.status import Evaluation, JobStatus, Role, SavedCheckpoint, ServerLoad, StepTiming
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.messages.answers import Asked, Assignment, Attempt, Described, Held, Joined, Membered, Restored
-from shoal_coordinator.messages.leases import Lease, NoRange
+from shoal_coordinator.messages.answers import Assignment, Attempt, Described, Held, Joined, Membered, Restored
 from shoal_coordinator.messages.refs import JobRef
 from shoal_coordinator.messages.registration import Registration
 
@@ -135,7 +133,7 @@ class LeaseRequested(Event[Lease | NoRange]):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationAsked(Event[Asked]):
+class EvaluationAsked(Event[Turn]):
     """A worker has come to a step where an evaluation may be due, or is `through` but for the one at the end."""
 
     job: str

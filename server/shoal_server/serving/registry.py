@@ -5,23 +5,28 @@ from contextlib import ExitStack
 from typing import Any
 
 from shoal import errors
+from shoal._system import Registry
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server.serving.grpc_endpoint import GrpcEndpoints
-from shoal_server.serving.lanes import LaneEndpoints
 from shoal_server.serving.service import DataService
 from shoal_server.serving.transports import Endpoint, EndpointConfig, EndpointFactory
 
-_factories: dict[str, EndpointFactory] = {it.name: it for it in (LaneEndpoints(), GrpcEndpoints())}
+_registry: Registry[EndpointFactory] = Registry("shoal.endpoints")
 
 
 def register(factory: EndpointFactory) -> None:
-    """Adds a transport's server half to every server that is made from now on, in place of one of the same name."""
-    _factories[factory.name] = factory
+    """Adds a transport's server half to this process; one of the same name is replaced.
+
+    An installed package adds one to every server by an entry point in the group `shoal.endpoints`.
+
+    Args:
+        factory: makes it, for servers that are made from now on.
+    """
+    _registry.register(factory)
 
 
 def unregister(name: str) -> None:
-    """Removes one; harmless if there is none of that name."""
-    _factories.pop(name, None)
+    """Removes the server half of this name, if there is one."""
+    _registry.unregister(name)
 
 
 class Endpoints(Endpoint):
@@ -30,13 +35,17 @@ class Endpoints(Endpoint):
     Args:
         service: that they call.
         config: of the server.
+
+    Raises:
+        StartFailed: a transport of an installed package cannot be loaded.
+        PortInUse: a transport's port is taken.
     """
 
     def __init__(self, service: DataService, config: EndpointConfig) -> None:
         self._all: dict[str, Endpoint] = {}
         with ExitStack() as undo:
-            for name, factory in [*_factories.items()]:
-                self._all[name] = endpoint = factory.make(service, config)
+            for factory in _registry.items():
+                self._all[factory.name] = endpoint = factory.make(service, config)
                 undo.callback(endpoint.stop)
             undo.pop_all()
 

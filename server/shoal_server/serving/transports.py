@@ -19,7 +19,7 @@ class EndpointConfig:
         host: to listen on.
         advertise: host that clients reach it by; empty: the one bound.
         lane_port: for lanes; 0: any free one.
-        lanes: how many lanes there may be; more are refused. 0: there are none.
+        lanes: how many connections each framed transport accepts; more are refused. 0: no framed transport is offered.
         senders: threads that send what is pulled; a pull that waits holds none of them.
         receivers: threads that receive what is pushed; a push that stalls holds one, and no other kind of call.
         committers: threads that commit what was pushed; a cut holds commits back, and must be reached meanwhile.
@@ -39,7 +39,8 @@ class EndpointConfig:
 class Endpoint:
     """A transport's server half: takes calls from its clients and makes them on the service.
 
-    Each method may be left as it is here.
+    Each method may be left as it is here. An endpoint that cannot work on this host (a path is too long, a device is
+    missing) logs why and offers nothing, so that the server starts without it.
     """
 
     def contribute(self, offer: pb.AttachReply) -> None:
@@ -50,7 +51,7 @@ class Endpoint:
         return {}
 
     def start(self, address: str) -> None:
-        """Begins to take calls.
+        """Begins to take calls. The server calls it once, when its own port is bound.
 
         Args:
             address: of the server, by which clients know it.
@@ -60,21 +61,26 @@ class Endpoint:
         """Ends calls whose callers stall; called once in a while."""
 
     def stop(self) -> None:
-        """Ends all calls, and frees what is held."""
+        """Ends all calls, and frees what is held. It may be called without `start`, if the server fails to start.
+
+        A server that is killed calls nothing. What an endpoint leaves outside its process, such as a file, the next
+        server on the host must be able to find and remove.
+        """
 
 
 class EndpointFactory(ABC):
     """Makes the server half of one transport.
 
     Attributes:
-        name: in the registry; where a transport of a client needs it, the same as there.
+        name: unique among endpoints. `AttachReply.transports` has what it offers under this name, and metrics count
+            its bytes by it.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def make(self, service: DataService, config: EndpointConfig) -> Endpoint:
-        """Makes it for one server; it takes calls from `Endpoint.start` on.
+        """Returns the endpoint for one server; binds ports, but takes no call before `Endpoint.start`.
 
         Raises:
             PortInUse: its port is taken.

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shoal import errors
+from shoal._wire import Lease
 from shoal.consistency import Asynchronous
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import StateChanged
@@ -29,7 +30,6 @@ from shoal_coordinator.messages import (
     WriteCheckpoint,
     events,
 )
-from shoal_coordinator.messages.leases import Lease
 from shoal_coordinator.persistence import ClusterRecords, restored
 from shoal_coordinator.persistence.store import MemoryStore
 

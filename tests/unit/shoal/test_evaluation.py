@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._training.participant import Turn, Verdict
+from shoal._wire import Turn, Verdict
 from shoal.evaluation import Total
 from shoal.status import Evaluation
 from shoal_worker.arrays import Cpu

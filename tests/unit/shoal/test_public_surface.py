@@ -25,7 +25,7 @@ HEAVY = {
     "PIL",
     "tensorboardX",
 }
-ROLES = {"shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn", "shoal_distribute"}
+ROLES = {"shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn"}
 
 
 def modules_after(statement: str) -> set[str]:

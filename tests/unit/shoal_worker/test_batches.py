@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._training.participant import FINISHED, DataRange
+from shoal._wire import DataRange, Lease, NoRange
 from shoal.data import Seekable
 from shoal.program import Blocks
 from shoal_worker.batches import LeasedBatches, order_of, prefetch_of
@@ -55,14 +55,14 @@ class Lines:
 
 
 def leased(dataset, ranges, batch_size=4, seed=3):
-    answers = [*ranges, FINISHED]
+    answers = [*ranges, NoRange.FINISHED]
     return LeasedBatches(dataset, batch_size, seed, lambda done: answers.pop(0))
 
 
 def drain(batches):
     """All batches, of all ranges."""
     found = []
-    while batches.lease() is not FINISHED:
+    while batches.lease() is not NoRange.FINISHED:
         while batches.in_hand:
             batch = batches.take()
             assert batch.samples == len(batch.data)
@@ -80,7 +80,7 @@ def readers():
 def test_batches_do_not_depend_on_what_is_read_ahead_nor_on_who_reads(data, size, batch_size, prefetch, window):
     """Of every data set: in turn and ahead, by one worker or by many."""
     cuts = sorted(data.draw(st.sets(st.integers(0, size))) | {0, size})
-    ranges = [DataRange(1, 5, *cut) for cut in itertools.pairwise(cuts)]
+    ranges = [Lease(1, DataRange(5, *cut)) for cut in itertools.pairwise(cuts)]
     owners = data.draw(st.lists(st.integers(0, 2), min_size=len(ranges), max_size=len(ranges)))
     block = data.draw(st.integers(1, 20))
     makers = [
@@ -90,17 +90,17 @@ def test_batches_do_not_depend_on_what_is_read_ahead_nor_on_who_reads(data, size
     for make in makers:
         alone = drain(leased(make(0), ranges, batch_size))
         assert sorted(np.concatenate(alone).tolist()) == [number**2 for number in range(size)]
-        by_range = {part.start: drain(leased(make(0), [part], batch_size)) for part in ranges}
+        by_range = {part.range.start: drain(leased(make(0), [part], batch_size)) for part in ranges}
         for owner in range(3):
             mine = [part for part, its in zip(ranges, owners, strict=True) if its == owner]
             found = drain(leased(make(prefetch), mine, batch_size))
-            expected = [batch for part in mine for batch in by_range[part.start]]
+            expected = [batch for part in mine for batch in by_range[part.range.start]]
             assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
 
 
 def test_the_next_batches_are_read_while_the_program_computes_and_no_more_than_asked_for():
     dataset = Squares(prefetch=2)
-    batches = leased(dataset, [DataRange(1, 0, 0, 40)])
+    batches = leased(dataset, [Lease(1, DataRange(0, 0, 40))])
     batches.lease()
     for taken in range(1, 8):
         batches.take()
@@ -112,7 +112,7 @@ def test_the_next_batches_are_read_while_the_program_computes_and_no_more_than_a
 
 def test_nothing_is_read_in_turn_before_its_step():
     dataset = Squares(prefetch=0)
-    batches = leased(dataset, [DataRange(1, 0, 0, 8)])
+    batches = leased(dataset, [Lease(1, DataRange(0, 0, 8))])
     batches.lease()
     assert not dataset.read
     batches.take()
@@ -124,7 +124,7 @@ def test_only_blocks_of_what_is_leased_are_read():
     lines = Lines(1000)
     dataset = Seekable(lines, block=10, prefetch=5)
     order = order_of(dataset, 3)
-    found = drain(leased(dataset, [DataRange(1, 0, 205, 333)]))
+    found = drain(leased(dataset, [Lease(1, DataRange(0, 205, 333))]))
     [*pieces] = order.numbers(0, 205, 333)
     numbers = np.concatenate(pieces)
     np.testing.assert_array_equal(np.concatenate(found), numbers**2)
@@ -148,7 +148,7 @@ def test_a_block_is_read_while_another_is_trained_on():
                 return self.changed.wait_for(lambda: len(self.ranges) >= count, 20)
 
     lines = Slow()
-    batches = leased(Seekable(lines, block=20, prefetch=1), [DataRange(1, 0, 0, 100)], batch_size=2)
+    batches = leased(Seekable(lines, block=20, prefetch=1), [Lease(1, DataRange(0, 0, 100))], batch_size=2)
     batches.lease()
     batches.take()
     assert lines.reads(2), "the second block is not read while batches of the first are taken"
@@ -159,7 +159,7 @@ def test_a_block_is_read_while_another_is_trained_on():
 
 def test_a_block_is_read_once_though_leases_end_within_it():
     lines = Lines(100)
-    ranges = [DataRange(lease, 0, start, start + 10) for lease, start in enumerate(range(0, 100, 10), 1)]
+    ranges = [Lease(lease, DataRange(0, start, start + 10)) for lease, start in enumerate(range(0, 100, 10), 1)]
     drain(leased(Seekable(lines, block=30), ranges))
     assert len(lines.ranges) == len(set(lines.ranges)) == 4
 
@@ -172,7 +172,7 @@ def test_an_error_is_raised_at_the_step_that_it_belongs_to(prefetch):
                 raise OSError("the third batch is spoilt")
             return super().batch(indices)
 
-    batches = leased(Spoilt(prefetch=prefetch), [DataRange(1, 0, 0, 40)])
+    batches = leased(Spoilt(prefetch=prefetch), [Lease(1, DataRange(0, 0, 40))])
     batches.lease()
     batches.take()
     batches.take()
@@ -184,7 +184,7 @@ def test_an_error_is_raised_at_the_step_that_it_belongs_to(prefetch):
 
 def test_a_reader_that_waits_for_room_ends_with_the_training():
     dataset = Squares(prefetch=1)
-    batches = leased(dataset, [DataRange(1, 0, 0, 100)])
+    batches = leased(dataset, [Lease(1, DataRange(0, 0, 100))])
     batches.lease()
     assert dataset.reads(1)
     batches.close()
@@ -201,7 +201,7 @@ class TooFew(Squares):
 
 
 def test_a_data_set_that_gives_too_few_batches_is_told():
-    batches = leased(TooFew(), [DataRange(1, 0, 0, 12)])
+    batches = leased(TooFew(), [Lease(1, DataRange(0, 0, 12))])
     batches.lease()
     batches.take()
     with pytest.raises(errors.ProgramError, match=r"ended with 2 still to come"):
@@ -236,4 +236,4 @@ def test_blocks_that_do_not_fit_the_data_set_are_refused():
 def test_a_data_set_with_something_else_named_blocks_is_read_as_ever():
     dataset = Squares(10)
     dataset.blocks = dataset.batches = [1, 2]
-    assert len(np.concatenate(drain(leased(dataset, [DataRange(1, 0, 0, 10)])))) == 10
+    assert len(np.concatenate(drain(leased(dataset, [Lease(1, DataRange(0, 0, 10))])))) == 10

@@ -12,7 +12,7 @@ import pytest
 from shoal import errors
 from shoal._numerics.seeds import takes_seed
 from shoal._training.parameters import PushResult
-from shoal._training.participant import FINISHED, WAIT, DataRange
+from shoal._wire import DataRange, Lease, NoRange
 from shoal._wire.cursor import Cursor
 from shoal.program import Step
 from shoal.status import StepTiming
@@ -196,7 +196,7 @@ def nothing_is_read_any_more():
 
 
 def test_a_range_is_cut_into_batches_of_the_epochs_permutation_and_given_back():
-    rig = Rig([DataRange(1, 0, 0, 8), DataRange(2, 0, 8, 18), FINISHED]).run()
+    rig = Rig([Lease(1, DataRange(0, 0, 8)), Lease(2, DataRange(0, 8, 18)), NoRange.FINISHED]).run()
     permutation = np.random.Generator(np.random.Philox(key=np.array([7, 0], np.uint64))).permutation(EXAMPLES)
     np.testing.assert_array_equal(np.concatenate(rig.program.batches), permutation[:18])
     assert [len(batch) for batch in rig.program.batches] == [4, 4, 4, 4, 2]
@@ -206,14 +206,17 @@ def test_a_range_is_cut_into_batches_of_the_epochs_permutation_and_given_back():
 
 
 def test_epochs_are_shuffled_differently_and_cover_everything():
-    rig = Rig([DataRange(1, 0, 0, EXAMPLES), DataRange(2, 1, 0, EXAMPLES), FINISHED], batch_size=EXAMPLES).run()
+    rig = Rig(
+        [Lease(1, DataRange(0, 0, EXAMPLES)), Lease(2, DataRange(1, 0, EXAMPLES)), NoRange.FINISHED],
+        batch_size=EXAMPLES,
+    ).run()
     first, second = rig.program.batches
     assert not np.array_equal(first, second)
     assert set(first) == set(second) == set(range(EXAMPLES))
 
 
 def test_the_lease_comes_after_the_barrier_and_before_the_pull():
-    rig = Rig([DataRange(1, 0, 0, 4), FINISHED]).run()
+    rig = Rig([Lease(1, DataRange(0, 0, 4)), NoRange.FINISHED]).run()
     assert rig.parameters.calls == ["barrier", "lease", "pull", "push", "barrier", "lease"]
 
 
@@ -248,7 +251,7 @@ class FakeEvaluator:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_was_pulled_for_a_step_is_evaluated_and_in_the_end_what_is_there_then(overlap):
     evaluator = FakeEvaluator(steps=(1, 2))
-    rig = Rig([DataRange(1, 0, 0, 16), FINISHED], evaluator=evaluator, overlap=overlap).run()
+    rig = Rig([Lease(1, DataRange(0, 0, 16)), NoRange.FINISHED], evaluator=evaluator, overlap=overlap).run()
     assert evaluator.tried == [(0, 0.0)], "once, before the first step"
     assert evaluator.seen == [(1, 1.0), (2, 2.0)]
     assert evaluator.at_the_end == [(4, 4.0)]
@@ -258,14 +261,14 @@ def test_what_was_pulled_for_a_step_is_evaluated_and_in_the_end_what_is_there_th
 
 def test_a_job_that_ends_early_takes_no_further_step():
     evaluator = FakeEvaluator(steps=(1, 2), patience=2)
-    rig = Rig([DataRange(1, 0, 0, 16)], evaluator=evaluator).run()
+    rig = Rig([Lease(1, DataRange(0, 0, 16))], evaluator=evaluator).run()
     assert rig.total("accepted") == 2
     assert evaluator.at_the_end == [(2, 2.0)]
 
 
 def test_who_is_to_leave_does_not_evaluate_the_end():
     evaluator = FakeEvaluator(steps=(1,))
-    rig = Rig([DataRange(1, 0, 0, 16)], evaluator=evaluator)
+    rig = Rig([Lease(1, DataRange(0, 0, 16))], evaluator=evaluator)
     rig.stop.set()
     rig.run()
     assert not evaluator.at_the_end
@@ -286,19 +289,22 @@ class Noisy(FakeProgram):
 def seeds(*leases, rank=0, start=0, seed=7, max_steps=0):
     """What a program is given that trains on these leases; without any, that makes its own batches."""
     rig = Rig(
-        [*leases, FINISHED], program=Noisy(Examples() if leases else None), draws=Draws(seed, rank), max_steps=max_steps
+        [*leases, NoRange.FINISHED],
+        program=Noisy(Examples() if leases else None),
+        draws=Draws(seed, rank),
+        max_steps=max_steps,
     )
     rig.parameters.step = start
     return rig.run().program.seeds
 
 
 def test_a_batchs_seed_is_the_same_whoever_trains_on_it_and_when():
-    first, second = DataRange(1, 0, 0, 8), DataRange(2, 0, 8, 16)
+    first, second = Lease(1, DataRange(0, 0, 8)), Lease(2, DataRange(0, 8, 16))
     drawn = seeds(first, second)
     assert len(set(drawn)) == 4
     assert all(0 <= seed < 2**63 for seed in drawn)
-    assert seeds(DataRange(5, 0, 8, 16), rank=3, start=9) == drawn[2:]
-    assert not set(seeds(DataRange(1, 1, 0, 8), DataRange(1, 1, 8, 16))) & set(drawn), "another epoch"
+    assert seeds(Lease(5, DataRange(0, 8, 16)), rank=3, start=9) == drawn[2:]
+    assert not set(seeds(Lease(1, DataRange(1, 0, 8)), Lease(1, DataRange(1, 8, 16)))) & set(drawn), "another epoch"
     assert not set(seeds(first, second, seed=8)) & set(drawn), "another job"
 
 
@@ -325,20 +331,20 @@ def test_a_program_is_asked_whether_it_takes_a_seed():
 
 
 def test_an_empty_range_is_given_back():
-    assert Rig([DataRange(1, 0, 4, 4), FINISHED]).run().done == [0, 1]
+    assert Rig([Lease(1, DataRange(0, 4, 4)), NoRange.FINISHED]).run().done == [0, 1]
 
 
 def test_a_worker_without_data_passes_its_steps_by_and_moves_no_values():
-    rig = Rig([WAIT, WAIT, DataRange(1, 0, 0, 4), FINISHED]).run()
+    rig = Rig([NoRange.WAIT, NoRange.WAIT, Lease(1, DataRange(0, 0, 4)), NoRange.FINISHED]).run()
     idle = ["barrier", "lease", "skip"]
     assert rig.parameters.calls == [*idle, *idle, "barrier", "lease", "pull", "push", "barrier", "lease"]
 
 
 def test_a_worker_without_data_neither_spins_nor_waits_longer_than_it_must():
-    rig = Rig([WAIT] * 50 + [FINISHED]).run()
+    rig = Rig([NoRange.WAIT] * 50 + [NoRange.FINISHED]).run()
     assert rig.clock.now == pytest.approx(50 * 0.02)
 
-    slow = Rig([WAIT] * 50 + [FINISHED])
+    slow = Rig([NoRange.WAIT] * 50 + [NoRange.FINISHED])
 
     def barrier() -> None:  # others take 0.1 s a step
         slow.clock.now += 0.1
@@ -348,7 +354,7 @@ def test_a_worker_without_data_neither_spins_nor_waits_longer_than_it_must():
 
 
 def test_max_steps_counts_the_steps_of_the_job_not_of_the_worker():
-    rig = Rig([DataRange(1, 0, 0, EXAMPLES)], max_steps=5)
+    rig = Rig([Lease(1, DataRange(0, 0, EXAMPLES))], max_steps=5)
     rig.parameters.step = 3
     rig.run()
     assert rig.parameters.calls.count("push") == 2
@@ -362,7 +368,9 @@ def test_a_program_without_data_is_stepped_max_steps_times():
 
 
 def test_a_gradient_with_nan_is_counted_and_its_step_passed_by():
-    rig = Rig([DataRange(1, 0, 0, 12), FINISHED], answers=[errors.NonFiniteGradient("w holds NaN")]).run()
+    rig = Rig(
+        [Lease(1, DataRange(0, 0, 12)), NoRange.FINISHED], answers=[errors.NonFiniteGradient("w holds NaN")]
+    ).run()
     assert rig.parameters.calls[2:6] == ["pull", "push", "skip", "pull"]
     assert (rig.total("rejected"), rig.total("accepted"), rig.total("samples")) == (1, 2, 8)
 
@@ -478,7 +486,7 @@ def one_too_many(params, batch):
     "compute", [too_much, lambda params, batch: (0.0, one_too_many(params, batch))], ids=["at once", "one by one"]
 )
 def test_a_program_that_runs_out_of_memory_says_how_much_it_asked_for_and_with_which_batch(compute):
-    rig = Rig([DataRange(1, 0, 0, 8), FINISHED], compute=compute, batch_size=4)
+    rig = Rig([Lease(1, DataRange(0, 0, 8)), NoRange.FINISHED], compute=compute, batch_size=4)
     rig.parameters.push = lambda gradients, **_: PushResult("accepted", len(dict(gradients)), 1)
     with pytest.raises(errors.ProgramError) as raised:
         rig.run()
@@ -491,7 +499,7 @@ def test_a_program_that_runs_out_of_memory_says_how_much_it_asked_for_and_with_w
 
 
 def test_a_pull_that_does_not_fit_on_the_device_says_so():
-    rig = Rig([DataRange(1, 0, 0, 8), FINISHED])
+    rig = Rig([Lease(1, DataRange(0, 0, 8)), NoRange.FINISHED])
 
     def pull():
         raise FakeOutOfMemoryError("Out of memory allocating 400 bytes")
@@ -524,7 +532,7 @@ def test_a_library_that_finds_no_room_beside_the_pool_is_out_of_memory_too(said)
         raise FakeRuntimeError(said)
 
     with pytest.raises(errors.ProgramError, match=f"ran out of memory on cpu, with a batch of 4 examples: {said}"):
-        Rig([DataRange(1, 0, 0, 8)], compute=compute).run()
+        Rig([Lease(1, DataRange(0, 0, 8))], compute=compute).run()
 
 
 class OnDevice(Cpu):
@@ -535,14 +543,14 @@ class OnDevice(Cpu):
 
 
 def test_figures_say_what_memory_of_the_device_is_used(monkeypatch):
-    rig = Rig([DataRange(1, 0, 0, 4), FINISHED])
+    rig = Rig([Lease(1, DataRange(0, 0, 4)), NoRange.FINISHED])
     rig.training._device = OnDevice()
     rig.run()
     assert [decode(encode(figures)).device_memory for figures in rig.emitted] == [{"used": 1, "pool": 2, "limit": 3}]
 
 
 def test_a_dataset_that_raises_is_blamed():
-    rig = Rig([DataRange(1, 0, 0, 4)])
+    rig = Rig([Lease(1, DataRange(0, 0, 4))])
     rig.program.dataset.batch = lambda indices: indices[99]
     with pytest.raises(errors.ProgramError, match=r"dataset\.batch, step 0, raised IndexError"):
         rig.run()
@@ -574,7 +582,7 @@ def slowly(clock, seconds, call):
 
 
 def test_figures_say_where_the_time_of_each_step_went():
-    rig = Rig([DataRange(1, 0, 0, 8), FINISHED])
+    rig = Rig([Lease(1, DataRange(0, 0, 8)), NoRange.FINISHED])
 
     def compute(params, batch):
         rig.clock.now += 0.25
@@ -594,7 +602,7 @@ def test_a_step_that_overlaps_is_told_what_it_waited_for_the_push_before_it():
 
 
 def test_a_step_that_was_passed_by_is_told_of_too():
-    rig = Rig([WAIT, DataRange(1, 0, 0, 4), FINISHED])
+    rig = Rig([NoRange.WAIT, Lease(1, DataRange(0, 0, 4)), NoRange.FINISHED])
     idle, trained = timings(rig.run())
     assert (idle.step, idle.wait, idle.own) == (0, pytest.approx(0.02), 0.0)
     assert (trained.step, trained.began, trained.pull) == (1, pytest.approx(1_000.02), pytest.approx(0.125))
@@ -663,7 +671,7 @@ def test_the_share_of_its_time_that_a_worker_waits_is_what_the_clock_says(overla
 
 
 def test_a_push_is_settled_before_the_next_one_and_before_the_end():
-    rig = Rig([DataRange(1, 0, 0, 12), FINISHED], overlap=True).run()
+    rig = Rig([Lease(1, DataRange(0, 0, 12)), NoRange.FINISHED], overlap=True).run()
     step = ["pull", "settle", "push"]
     assert rig.parameters.calls == ["barrier", "lease", "pull", "push", *step, *step, "settle", "barrier", "lease"]
     assert (rig.total("accepted"), rig.total("samples")) == (3, 12)
@@ -674,7 +682,7 @@ def test_a_push_is_settled_before_the_next_one_and_before_the_end():
 
 
 def test_a_push_is_settled_before_a_worker_without_data_passes_its_step_by():
-    rig = Rig([DataRange(1, 0, 0, 4), WAIT, FINISHED], overlap=True).run()
+    rig = Rig([Lease(1, DataRange(0, 0, 4)), NoRange.WAIT, NoRange.FINISHED], overlap=True).run()
     assert rig.parameters.calls[2:] == ["pull", "push", "settle", "barrier", "lease", "skip", "barrier", "lease"]
 
 
@@ -682,7 +690,10 @@ def test_an_answer_that_comes_later_counts_with_the_figures_of_its_own_push():
     losses = iter([1.0, 2.0, 3.0])
     late = [PushResult("accepted", 4, 1), PushResult("dropped_late", 0, 2), PushResult("accepted", 2, 3)]
     rig = Rig(
-        [DataRange(1, 0, 0, 10), FINISHED], compute=lambda *_: (next(losses), {}), answers=late, overlap=True
+        [Lease(1, DataRange(0, 0, 10)), NoRange.FINISHED],
+        compute=lambda *_: (next(losses), {}),
+        answers=late,
+        overlap=True,
     ).run()
     assert (rig.total("accepted"), rig.total("dropped"), rig.total("samples")) == (2, 1, 4 + 2)
     assert rig.emitted[-1].report.values["loss"] == 2.0
@@ -691,7 +702,7 @@ def test_an_answer_that_comes_later_counts_with_the_figures_of_its_own_push():
 
 def test_nan_that_shows_when_a_push_is_settled_is_counted_and_the_next_step_goes_on():
     nan = errors.NonFiniteGradient("w holds NaN")
-    rig = Rig([DataRange(1, 0, 0, 12), FINISHED], answers=[nan], overlap=True).run()
+    rig = Rig([Lease(1, DataRange(0, 0, 12)), NoRange.FINISHED], answers=[nan], overlap=True).run()
     assert rig.parameters.calls.count("push") == 3
     assert "skip" not in rig.parameters.calls, "the next pull passes the step by"
     assert (rig.total("rejected"), rig.total("accepted"), rig.total("samples")) == (1, 2, 8)
@@ -723,14 +734,14 @@ def test_stopping_ends_after_the_step_in_progress():
 
 
 def test_pushes_say_how_much_of_the_lease_is_trained_on():
-    rig = Rig([DataRange(7, 0, 0, 6), WAIT, DataRange(9, 0, 6, 10), FINISHED]).run()
+    rig = Rig([Lease(7, DataRange(0, 0, 6)), NoRange.WAIT, Lease(9, DataRange(0, 6, 10)), NoRange.FINISHED]).run()
     assert rig.parameters.cursors == [Cursor(7, 4), Cursor(7, 6), Cursor(9, 4)]
     assert Rig(max_steps=2, data=False).run().parameters.cursors == [None, None]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_one_that_stops_in_the_midst_says_how_far_it_is_and_all_of_that_is_pushed(overlap):
-    rig = Rig([DataRange(7, 0, 0, 12)], overlap=overlap)
+    rig = Rig([Lease(7, DataRange(0, 0, 12))], overlap=overlap)
     rig.program.compute = lambda params, batch: ((len(rig.program.batches) == 2 and rig.stop.set()) or 1.0, {})
     assert not rig.training.run()
     assert rig.batches.cursor == Cursor(7, 8)
@@ -738,21 +749,21 @@ def test_one_that_stops_in_the_midst_says_how_far_it_is_and_all_of_that_is_pushe
 
 
 def test_one_that_stops_without_data_holds_nothing():
-    rig = Rig([WAIT])
+    rig = Rig([NoRange.WAIT])
     rig.parameters.skip = rig.stop.set
     assert not rig.training.run()
     assert rig.batches.cursor is None
 
 
 def test_one_that_is_through_says_so_though_it_was_to_stop():
-    rig = Rig([FINISHED])
+    rig = Rig([NoRange.FINISHED])
     rig.parameters.barrier = rig.stop.set
     assert rig.training.run()
 
 
 def test_a_worker_that_hears_enough_is_through_after_the_batch_in_hand():
     evaluator, enough = FakeEvaluator(), threading.Event()
-    rig = Rig([DataRange(1, 0, 0, 16)], evaluator=evaluator, enough=enough)
+    rig = Rig([Lease(1, DataRange(0, 0, 16))], evaluator=evaluator, enough=enough)
     rig.program.compute = lambda params, batch: enough.set() or (1.5, {"w": params["w"]})
     assert rig.training.run(), "it is through, and does not leave"
     assert rig.total("accepted") == 1

@@ -21,6 +21,7 @@ OPTIONS = [
     ("--set", list[str] | None, "KEY=VALUE", None),
     ("--epochs", int, None, 1),
     ("--batch-size", int, None, 32),
+    ("--range-size", int, None, 0),
     ("--max-steps", int, None, 0),
     ("--shards", int, None, 0),
     ("--seed", int, None, 0),

@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._training.participant import FINISHED, DataRange
+from shoal._wire import DataRange, Lease, NoRange
 from shoal.data import Arrays, Augmented, Seekable, Subset, split
 from shoal.data.augment import Augmentation, Crop, Flip, Normalise, ToFloat
 from shoal.program import BlockDataset, RandomDataset
@@ -46,10 +46,10 @@ def in_blocks(prefetch=0):
 
 def trained_on(dataset, ranges, *, batch_size=4, job_seed=3):
     """What a program gets, by epoch and example."""
-    answers = [*ranges, FINISHED]
+    answers = [*ranges, NoRange.FINISHED]
     batches = LeasedBatches(dataset, batch_size, job_seed, lambda done: answers.pop(0))
     seen = {}
-    while batches.lease() is not FINISHED:
+    while batches.lease() is not NoRange.FINISHED:
         while batches.in_hand:
             batch = batches.take()
             images, numbers = batch.data
@@ -60,7 +60,7 @@ def trained_on(dataset, ranges, *, batch_size=4, job_seed=3):
 
 def epoch(number, *cuts):
     ends = [0, *cuts, 40]
-    return [DataRange(1, number, start, stop) for start, stop in itertools.pairwise(ends)]
+    return [Lease(1, DataRange(number, start, stop)) for start, stop in itertools.pairwise(ends)]
 
 
 @pytest.mark.parametrize("make", [plain, in_blocks])

@@ -12,7 +12,7 @@ from PIL import Image
 
 import shoal
 from shoal import errors
-from shoal._training.participant import DataRange, NoRange
+from shoal._wire import DataRange, Lease, NoRange
 from shoal.data import Cifar10, Idx, ImageFolder
 from shoal_worker.batches import LeasedBatches
 from support import waiting
@@ -355,7 +355,7 @@ def readers():
 
 def test_what_is_read_ahead_is_what_is_read_in_turn(folder):
     def epoch(prefetch):
-        leases = iter([DataRange(lease=1, epoch=0, start=0, stop=4)])
+        leases = iter([Lease(1, DataRange(epoch=0, start=0, stop=4))])
         batches = LeasedBatches(
             ImageFolder(folder, size=(4, 4), prefetch=prefetch), 3, 5, lambda _: next(leases, NoRange.FINISHED)
         )

@@ -82,8 +82,8 @@ def timings() -> Timings:
         (
             records.job(JOB),
             "name state reason program workers_wanted min_workers max_workers consistency optimizer settings epochs "
-            "batch_size max_steps shards seed wire overlap workers submitted_at started_at finished_at progress "
-            "checkpoint checkpoint_failure restarts evaluation best",
+            "batch_size range_size max_steps shards seed wire overlap workers submitted_at started_at finished_at "
+            "progress checkpoint checkpoint_failure restarts evaluation best",
         ),
         (
             records.result(JobResult("a", Progress(), 1.0, EVALUATED, EVALUATED)),

@@ -64,8 +64,11 @@ class FakeClient:
         return Pulled({"w": np.array(self.applied, np.int64)}, {0: len(self.applied)}, step + ahead)
 
     def take(self, pulled: Pulled) -> dict[str, np.ndarray]:
-        self.step = max(self.step, pulled.step)
+        self.go_on(pulled.step)
         return pulled.values
+
+    def go_on(self, step: int) -> None:
+        self.step = max(self.step, step)
 
     def prepare(self, gradients, updates, weight, cursor=None, *, memory=None) -> Push:
         if "v" in gradients:
@@ -76,7 +79,7 @@ class FakeClient:
     def send(self, push: Push) -> PushResult:
         self._do(f"push {push.step}")
         self.applied.append(push.step)
-        self.step = max(self.step, push.step + 1)
+        self.go_on(push.step + 1)
         return PushResult("accepted", len(self.applied), push.step + 1)
 
     def skip(self) -> PushResult:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from shoal import errors
-from shoal._training.participant import Heard
+from shoal._wire import Heard, Lease, NoRange
 from shoal._wire.cursor import Cursor
 from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
@@ -19,8 +19,6 @@ from shoal_coordinator.messages import (
     CountCheckpoints,
     CreateShards,
     DropShards,
-    Lease,
-    NoRange,
     RemoveWorker,
     Restored,
     TakeCut,

@@ -3,18 +3,11 @@
 import pytest
 
 from shoal import errors
+from shoal._wire import Lease
 from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
-from shoal_coordinator.messages import (
-    CountCheckpoints,
-    CreateShards,
-    DropShards,
-    Lease,
-    TakeCut,
-    WriteCheckpoint,
-    events,
-)
+from shoal_coordinator.messages import CountCheckpoints, CreateShards, DropShards, TakeCut, WriteCheckpoint, events
 from support.clusters.cluster_rig import KEEPING, Rig, job, session
 
 

@@ -64,7 +64,7 @@ def test_enough_and_all_of_them_are_admitted(crew):
 def test_the_step_is_that_of_the_worker_that_is_ahead(crew):
     assert crew.step == 0
     for worker, step in (("w0", 7), ("w1", 4)):
-        crew.active[worker].told = WorkerReported("a", worker, 1, step=step)
+        assert crew.hear(WorkerReported("a", worker, 1, step=step)) is None
     assert crew.step == 7
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._training.participant import Heard
+from shoal._wire import Heard
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import Evaluated
 from shoal.status import Evaluation, JobState

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal._wire import Lease, NoRange
 from shoal._wire.layout import Placement
 from shoal.consistency import Asynchronous
 from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
@@ -11,7 +12,8 @@ from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.life import JobLife
-from shoal_coordinator.messages import JobDescribed, JobRef, Lease, NoRange, WorkerReported
+from shoal_coordinator.job.parts import Submission
+from shoal_coordinator.messages import JobDescribed, JobRef, WorkerReported
 
 START = 1_000.0
 VARIABLES = {"w": Variable((8, 4))}
@@ -20,7 +22,7 @@ VARIABLES = {"w": Variable((8, 4))}
 def running(workers=1, examples=100, possible=False, **options):
     """A job that runs since START; `possible`: with a folder of checkpoints, to which it can go back."""
     spec = Job("m:f", name="a", workers=workers, consistency=Asynchronous(), **options)
-    job = JobLife.begun(JobRef("a", 1), spec, START - 5, checkpoints=possible)
+    job = JobLife.begun(Submission(JobRef("a", 1), spec), START - 5, checkpoints=possible)
     names = [f"w{rank}" for rank in range(workers)]
     for number, name in enumerate(names):
         job.enrol(name, number + 1, number + 1, START - 4)
@@ -133,7 +135,7 @@ def test_what_ended_stays_ended():
 
 
 def test_data_is_leased_only_while_it_runs():
-    job = JobLife.begun(JobRef("a", 1), Job("m:f", name="a"), START)
+    job = JobLife.begun(Submission(JobRef("a", 1), Job("m:f", name="a")), START)
     job.enrol("w0", 1, 1, START)
     assert job.lease("w0", 0) is NoRange.WAIT
 

@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from shoal._wire import DataRange, Lease, NoRange
 from shoal._wire.cursor import Cursor
 from shoal.status import DataCount, HeldRange
-from shoal_coordinator.job.ledger import DataRange, Lease, Ledger, NoRange, default_range_size
+from shoal_coordinator.job.ledger import Ledger, default_range_size
 
 
 def ask(ledger, worker, rank=0, workers=1):

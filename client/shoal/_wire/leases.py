@@ -1,4 +1,4 @@
-"""Ranges of a job's examples, and what a worker that asks for one is answered."""
+"""Ranges of a job's examples, and what a worker that asks the coordinator for one is answered."""
 
 import enum
 from dataclasses import dataclass
@@ -44,9 +44,17 @@ class Lease:
         """The message that carries this lease."""
         return self.range.to_proto(self.number)
 
+    @classmethod
+    def from_proto(cls, message: job_pb2.DataRange) -> "Lease":
+        """The lease that a message carries."""
+        return cls(message.lease, DataRange.from_proto(message))
+
 
 class NoRange(enum.Enum):
     """Why a worker gets no range."""
 
     WAIT = "others hold the rest, which may come back, or are about to ask for it"
-    FINISHED = "all is done"
+    FINISHED = "all data is done, or the job is over"
+
+
+__all__ = ["DataRange", "Lease", "NoRange"]

@@ -1,0 +1,41 @@
+"""What the coordinator answers to a worker that asks about an evaluation, has made one, or reports its progress."""
+
+import enum
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whether an evaluation is the caller's to make.
+
+    Attributes:
+        number: of that evaluation; 0: none is.
+        stop: the job ends early; this worker is through.
+    """
+
+    number: int = 0
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from an evaluation.
+
+    Attributes:
+        wait: a checkpoint of it is on its way: hold still, and say it again soon.
+        stop: the job ends early; this worker is through.
+    """
+
+    wait: bool = False
+    stop: bool = False
+
+
+class Heard(enum.Enum):
+    """What the coordinator says to a report."""
+
+    GO_ON = "there is more to do"
+    ENOUGH = "the job ends early: the worker is through once the batch in hand is trained on"
+    OVER = "the job is over for this worker"
+
+
+__all__ = ["Heard", "Turn", "Verdict"]

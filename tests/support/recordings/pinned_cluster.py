@@ -1,0 +1,147 @@
+"""The real servers and coordinator of the recordings, with what would differ from run to run passed in.
+
+That is the coordinator's clock and id. `pinned_draws` fixes what clients draw, `fixed_names` has what stands for this
+machine, and `checkpoint_files` leaves the times out of a checkpoint.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from unittest import mock
+
+from shoal._checkpoint.folders import open_folder
+from shoal._rpc import RpcServer
+from shoal._system.host import host_id
+from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
+from shoal.variables import Variable
+from shoal_coordinator.api import CoordinatorService, JobsService
+from shoal_coordinator.cluster import ClusterPolicy
+from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.persistence import open_store
+from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
+
+# When the coordinator's clock begins: seconds of Unix time.
+BEGINNING = 1_700_000_000.0
+
+
+@contextmanager
+def pinned_draws(byte: str = "5a") -> Iterator[None]:
+    """Has clients draw the same tokens and process names each time: this byte, again and again."""
+    with mock.patch.object(secrets, "token_hex", lambda nbytes=32: byte * nbytes):
+        yield
+
+
+def checkpoint_files(folder: Path) -> dict[str, bytes]:
+    """The files of the checkpoint that `a_cluster` takes, by name, in their comparable form.
+
+    The manifest's is without the time of the cut, the version of Shoal and the checksum, and has the entries of
+    protobuf's maps in order. The text itself has to be laid out as this function lays it out.
+    """
+    files = {path.name: path.read_bytes() for path in sorted((folder / "first" / "00000001").iterdir())}
+    record = json.loads(files["manifest.json"])
+
+    def text() -> bytes:
+        return (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
+
+    assert files["manifest.json"] == text(), "a manifest is laid out in another way"
+    for name in ("created_at", "writer", "sum"):
+        assert record[name]
+        record[name] = 0
+    _sort_maps(record)
+    return {**files, "manifest.json": text()}
+
+
+def _sort_maps(value: object, name: str = "") -> None:
+    if isinstance(value, list):
+        for item in value:
+            _sort_maps(item)
+    elif isinstance(value, dict):
+        if name in ("hyperparameters", "parameters", "values", "staleness", "done", "held", "ranks", "told"):
+            entries = sorted(value.items())
+            value.clear()
+            value.update(entries)
+        for inner, item in value.items():
+            _sort_maps(item, inner)
+
+
+def fixed_names() -> dict[str | bytes, str | bytes]:
+    """What stands in every recording for the version of Shoal and this machine."""
+    return {version("shoal"): "version", host_id(): "host"}
+
+
+@contextmanager
+def bare_servers(count: int, checkpoints: Path | None = None) -> Iterator[ShardServers]:
+    """Parameter servers, without the shards of any scenario."""
+    with ShardServers({"other": Variable((1,))}, servers=count, shards=1, checkpoints=checkpoints) as servers:
+        yield servers
+
+
+@dataclass
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    now: float = BEGINNING
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class PinnedCoordinator:
+    """A coordinator whose id and clock are given; `with` ends it.
+
+    Args:
+        store: path of its store, or "memory".
+        checkpoints: its folder of them.
+        clock: gives the time.
+    """
+
+    def __init__(self, store: str, checkpoints: Path | str, clock: Clock) -> None:
+        policy = ClusterPolicy(lease_s=1000.0, checkpoints=True)
+        folder = open_folder(str(checkpoints))
+        self._stack = ExitStack()
+        kept = open_store(store)
+        self._stack.callback(kept.close)
+        self.coordinator = Coordinator(kept, "reef", policy, clock=clock, folder=folder)
+        members = CoordinatorService(self.coordinator, lease_s=1000.0, heartbeat_s=100.0)
+        jobs = JobsService(self.coordinator, folder)
+        self._stack.callback(jobs.close)
+        services = [
+            ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
+            ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, jobs),
+        ]
+        server = RpcServer("127.0.0.1:0", services, threads=8)
+        self._stack.callback(server.stop, 0.1)
+        self._stack.callback(self.coordinator.stop)
+        self.coordinator.start()
+        server.start()
+        self.address = server.address
+
+    def settle(self) -> None:
+        """Waits until all that was decided is done."""
+        wait_until(lambda: not self._outstanding(), what="the end of what the coordinator decided")
+
+    def _outstanding(self) -> bool:
+        with self.coordinator.reading() as (machine, _):
+            return bool(machine.outstanding)
+
+    def __enter__(self) -> "PinnedCoordinator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+@contextmanager
+def pinned_cluster(folder: Path, store: str = "memory") -> Iterator[tuple[PinnedCoordinator, ShardServers, Clock]]:
+    """A coordinator and two servers, which are no members yet, with one folder of checkpoints."""
+    clock = Clock()
+    with bare_servers(2, folder) as servers, PinnedCoordinator(store, folder, clock) as coordinator:
+        yield coordinator, servers, clock

@@ -1,0 +1,46 @@
+"""What scenarios are given: the addresses that clients call, and the hooks between two calls."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from shoal import errors
+from shoal._rpc import channel
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+
+
+@dataclass
+class Wire:
+    """Where clients call, and what they do between two calls.
+
+    Attributes:
+        addresses: by name: "server-0", "server-1", "coordinator".
+        mark: says that what was begun has ended.
+        advance: has the coordinator's clock go on.
+    """
+
+    addresses: Mapping[str, str]
+    mark: Callable[[], None] = lambda: None
+    advance: Callable[[float], None] = lambda _: None
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def stubs(self, count: int) -> list[ParameterServerStub]:
+        """Of the first servers, as the coordinator has them."""
+        channels = [self.stack.enter_context(channel(self.addresses[f"server-{index}"])) for index in range(count)]
+        return [ParameterServerStub(it) for it in channels]
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+
+@contextmanager
+def refused(kind: type[errors.ShoalError]) -> Iterator[None]:
+    """The block ends with this error."""
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")

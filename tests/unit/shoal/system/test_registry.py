@@ -1,0 +1,67 @@
+"""What installed packages declare is found, and a package that cannot be loaded is named."""
+
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from shoal import errors
+from shoal._system import Registry
+
+
+@dataclass
+class Factory:
+    name: str = "declared"
+    version: int = 1
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Puts a package with these entry points on the path."""
+
+    def installed(entries: str, code: str = "") -> Registry:
+        metadata = tmp_path / "pigeon-2.1.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pigeon\nVersion: 2.1\n")
+        (metadata / "entry_points.txt").write_text(f"[shoal.tests]\n{entries}\n")
+        (tmp_path / "pigeon.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "pigeon", raising=False)
+        return Registry("shoal.tests")
+
+    return installed
+
+
+CODE = """
+class Factory:
+    name = "declared"
+"""
+
+
+def test_an_installed_package_adds_to_every_process(install):
+    registry = install("declared = pigeon:Factory", CODE)
+    assert [it.name for it in registry.items()] == ["declared"]
+
+
+def test_a_program_replaces_what_a_package_declares_and_removes_it(install):
+    registry = install("declared = pigeon:Factory", CODE)
+    registry.register(Factory(version=2))
+    assert [(it.name, it.version) for it in registry.items()] == [("declared", 2)]
+    registry.unregister("declared")
+    registry.unregister("declared")
+    assert registry.items() == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "reason"),
+    [
+        ("x = dove:Factory", "", "ModuleNotFoundError: No module named 'dove'"),
+        ("x = pigeon:Factory", "", "AttributeError"),
+        ("x = pigeon:Factory", "def Factory():\n    raise OSError('no carrier')", "OSError: no carrier"),
+    ],
+)
+def test_a_package_that_cannot_be_loaded_is_named_each_time(install, entry, code, reason):
+    registry = install(entry, code)
+    for _ in range(2):
+        with pytest.raises(errors.StartFailed, match=rf"x of pigeon 2\.1 .* cannot be loaded: {reason}.*; repair or"):
+            registry.items()
