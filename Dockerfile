@@ -1,4 +1,4 @@
-# Shoal's image: one for all roles, which is the command (`docker run shoal server`). docs/deploy.md says how to use it.
+# Shoal's image: one for all roles, which is the command (`docker run shoal server`). docs/how-to/image.md says how to use it.
 #
 #     docker build --target shoal --tag shoal:0.1.0 .
 #     docker build --target gpu --build-arg BASE=nvidia/cuda:12.6.3-runtime-ubuntu24.04 --tag shoal:0.1.0-gpu .

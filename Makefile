@@ -12,20 +12,22 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports check-spelling bench bench-peers check-protos protos proto-baseline version release clean help
+.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports check-spelling docs docs-serve bench bench-peers check-protos protos proto-baseline version release clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
-	@echo "make models  train models of docs/models.md at length, draw their curves; FASHION=folder of Fashion-MNIST (runs/models)"
+	@echo "make models  train models of docs/how-to/models.md at length, draw their curves; FASHION=folder of Fashion-MNIST (runs/models)"
 	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' picks some"
 	@echo "make test-gpu  what needs a GPU, and its benchmark; GPU=gpu13 for CUDA 13"
 	@echo "make reference  layers beside PyTorch's, which it installs"
 	@echo "make chaos   kills, damages and cuts at length; CHAOS=name,... picks some, CHAOS_RUNS=5 shortens (runs/chaos)"
 	@echo "make long    the tests on real processes, in their long forms (half an hour)"
-	@echo "make e2e     the image and the compose file on a Docker engine of its own; as root (docs/deploy.md); SHOAL_PICTURES=1 renews docs/images"
+	@echo "make e2e     the image and the compose file on a Docker engine of its own; as root (docs/how-to/compose.md); SHOAL_PICTURES=1 renews docs/images"
 	@echo "make coverage  which lines and branches the unit and contract tests reach; fails under the floor"
-	@echo "make lint    style, types and imports alone"
-	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/performance.md)"
+	@echo "make lint    style, types, imports, spelling and docs alone"
+	@echo "make docs    build the documentation site, in site/; a broken link is an error"
+	@echo "make docs-serve  show it at http://127.0.0.1:8000, and follow changes of docs/"
+	@echo "make bench   benchmarks, beside other systems; BENCH=dense,small picks some (docs/explanation/performance.md)"
 	@echo "make bench-peers  build those systems' environments, in .peers"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
 	@echo "make proto-baseline  accept a break of the contract in protos/ (CONTRIBUTING.md)"
@@ -99,7 +101,7 @@ bench: $(SETUP)
 bench-peers: $(SETUP)
 	$(BIN)/python benchmarks/bench_peers.py
 
-lint: check-style check-types check-imports check-spelling
+lint: check-style check-types check-imports check-spelling docs
 
 check-style: $(SETUP)
 	$(BIN)/ruff check .
@@ -114,6 +116,19 @@ check-imports: $(SETUP)
 # Common misspellings; `.venv/bin/codespell --write-changes` mends them. Words that are right: [tool.codespell].
 check-spelling: $(SETUP)
 	$(BIN)/codespell
+
+# Material's notice of its successor is no warning of ours (docs/decisions/0040-documentation-site.md).
+GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors metrics protocol python)
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+# The generated pages, which git ignores, then the site. Neither reads the network.
+docs: $(SETUP)
+	$(BIN)/python tools/docs/generate.py
+	$(MKDOCS) build --strict
+
+docs-serve: $(SETUP)
+	$(BIN)/python tools/docs/generate.py
+	$(MKDOCS) serve --dev-addr 127.0.0.1:8000
 
 define GENERATE
 $(BIN)/python -m grpc_tools.protoc -Iprotos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
@@ -150,4 +165,4 @@ release: $(SETUP)
 	$(BIN)/python tools/release/release.py
 
 clean:
-	rm -rf $(VENV) .peers build dist runs .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*
+	rm -rf $(VENV) .peers build dist runs site $(GENERATED_DOCS) .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*

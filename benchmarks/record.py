@@ -17,7 +17,8 @@ from processes import Line
 from rows import Row
 
 FOLDER = HERE / "results"
-DOCS = HERE.parent / "docs" / "performance.md"
+DOCS = HERE.parent / "docs" / "explanation" / "performance.md"
+PICTURE = HERE.parent / "docs" / "images" / "performance.svg"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 
@@ -73,12 +74,12 @@ def load(folder: Path = FOLDER) -> Results:
 
 
 def save(results: Results, folder: Path = FOLDER) -> None:
-    """Writes all files of results; not the docs."""
+    """Writes all files of results. The chart of the results that are checked in is a picture of the docs."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "latest.json", [row.to_json() for row in results.rows])
     _write(folder / "rounds.json", results.rounds)
     _write(folder / "machine.json", results.runs)
-    chart.draw(results.rounds, folder / "latest.svg")
+    chart.draw(results.rounds, PICTURE if folder == FOLDER else folder / "latest.svg")
 
 
 def fill(text: str, block: str) -> str:

@@ -1,6 +1,6 @@
 """Rows: what is measured, under which name, what is asked of it, and how that is told. Pure.
 
-`FIGURES` is the list that `docs/performance.md` explains, in its order.
+`FIGURES` is the list that `docs/explanation/performance.md` explains, in its order.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Shoal: a parameter-server cluster for training, for any framework.
 
 Start with `LocalCluster`, or `connect` to a cluster that runs; `submit` a `Job`, or open a `session` for a loop of your
-own. How it reads in full: the README.
+own. The documentation is in docs/.
 
 Importing it loads next to nothing; each name is loaded when it is first used.
 """

@@ -198,7 +198,7 @@ class Client:
 
     Raises:
         Unreachable: the address is none.
-        BadRequest: the environment asks for traces, and OpenTelemetry is not installed; see docs/tracing.md.
+        BadRequest: the environment asks for traces, and OpenTelemetry is not installed; see docs/how-to/tracing.md.
     """
 
     def __init__(self, address: str | None = None, *, retry_for_s: float = 20.0) -> None:

@@ -206,7 +206,7 @@ ROWS: dict[str, list[Panel]] = {
             "Segments of shared memory",
             {"{{outcome}}": f"sum by (outcome) (increase(shoal_server_segments_total{_RATE}))"},
             "short",
-            "Refused ones cost speed: see docs/deploy.md on shared memory.",
+            "Refused ones cost speed: see docs/how-to/compose.md on shared memory.",
         ),
     ],
     "Memory and queues": [

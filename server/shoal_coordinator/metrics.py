@@ -72,7 +72,7 @@ def _count_effects(registry: CollectorRegistry) -> tuple[Callable[[str, bool], N
     """Counts effects that were performed, and calls that were repeated."""
     performed = Counter(
         "shoal_coordinator_effects_total",
-        "Calls to parameter servers that were decided on, by kind and by what became of them.",
+        "Calls to parameter servers by kind, with the outcome done or failed.",
         ["effect", "outcome"],
         registry=registry,
     )
@@ -101,7 +101,10 @@ def _count_writes(registry: CollectorRegistry) -> Callable[[float, int], None]:
 
 def _count_checkpoints(registry: CollectorRegistry, clock: Callable[[], float]) -> Callable[[events.Event[Any]], None]:
     outcomes = Counter(
-        "shoal_coordinator_checkpoints_total", "Checkpoints by what became of them.", ["outcome"], registry=registry
+        "shoal_coordinator_checkpoints_total",
+        "Checkpoints that were written, and attempts that failed.",
+        ["outcome"],
+        registry=registry,
     )
     seconds = Histogram(
         "shoal_coordinator_checkpoint_seconds",
@@ -159,7 +162,11 @@ class StateCollector(Collector):
         live = [job for job in found if not job.state.finished]
         overdue = _overdue(live, now) if self._checkpoints else 0.0
         for name, text, value in (
-            ("wanted_workers", "Workers that live jobs could use now, at most their max_workers.", wanted),
+            (
+                "wanted_workers",
+                "Workers that live jobs could use now, at most their max_workers; sessions do not count.",
+                wanted,
+            ),
             (
                 "jobs_with_failed_checkpoint",
                 "Live jobs whose latest attempt at a checkpoint failed.",
@@ -219,7 +226,9 @@ def _effects(outstanding: Iterable[Effect]) -> Metric:
 def _members(status: ClusterStatus) -> Metric:
     counts = Count((member.role, member.alive) for member in status.members)
     family = GaugeMetricFamily(
-        "shoal_coordinator_members", "Members by role and by whether their lease runs.", labels=["role", "state"]
+        "shoal_coordinator_members",
+        "Members that are alive, and those that died or left in the last ten minutes (dead).",
+        labels=["role", "state"],
     )
     for role in Role:
         for alive, state in _LIVE.items():

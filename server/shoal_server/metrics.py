@@ -51,7 +51,7 @@ class _Pushes:
     def __init__(self, registry: CollectorRegistry) -> None:
         answers = Counter(
             "shoal_server_pushes_total",
-            "Answers to pushes, a shard each, without those to repeats.",
+            "Answers to pushes: staged, accepted, dropped_late or skipped. Counted for each shard, without repeats.",
             ["outcome"],
             registry=registry,
         )
@@ -117,7 +117,7 @@ class _Ways:
         )
         segments = Counter(
             "shoal_server_segments_total",
-            "Segments of shared memory that clients offered, by what became of them.",
+            "Segments of shared memory that clients offered: shared or refused.",
             ["outcome"],
             registry=registry,
         )

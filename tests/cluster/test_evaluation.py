@@ -143,7 +143,7 @@ def test_a_program_with_nothing_to_evaluate_fails_and_says_so(client):
 
 def test_what_the_page_shows_is_so(tmp_path, capsys):
     """Its program, the job that is submitted from Python, and the commands, as they stand there."""
-    page = (ROOT / "docs" / "evaluation.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "evaluation.md").read_text()
     program, submission, *_ = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     here = re.search(r"`(shoal\.evaluate\(.*?)` does the", page, re.DOTALL)
     commands = [shlex.split(command) for command in re.findall(r"^shoal (.*)$", page, re.MULTILINE)]

@@ -35,7 +35,7 @@ from support.traces import collector, recorded, roots, tree
 from support.waiting import wait_until
 
 TESTS = Path(__file__).parents[1]
-DOCS = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs" / "how-to" / "tracing.md").read_text()
 ELEMENTS = 300_000  # enough for memory to be shared
 VARIABLES = {"w": Variable((ELEMENTS,), partitioner=FixedShards(2))}
 GRADIENT = {"w": np.ones(ELEMENTS, np.float32)}

@@ -18,7 +18,7 @@ from support.deployment.compose_stack import COMPOSE_FILE, ROOT, compose_file, d
 FILE = compose_file()
 SERVICES = FILE["services"]
 ROLES = ["coordinator", "server-0", "server-1", "worker", "worker-gpu"]
-TRACING = (ROOT / "docs" / "tracing.md").read_text()
+TRACING = (ROOT / "docs" / "how-to" / "tracing.md").read_text()
 SERVERS = ["server-0", "server-1"]
 WORKERS = ["worker", "worker-gpu"]
 

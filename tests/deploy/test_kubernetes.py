@@ -128,9 +128,9 @@ class TestComponents:
 
 
 class TestDocs:
-    """What `docs/deploy.md` and its neighbours show, as far as it can be read by a machine."""
+    """What `docs/how-to/kubernetes.md` and its neighbours show, as far as it can be read by a machine."""
 
-    TEXT = (DOCS / "deploy.md").read_text()
+    TEXT = (DOCS / "how-to" / "kubernetes.md").read_text()
 
     def test_the_adapters_rule_gives_the_metric_that_the_autoscaler_reads(self):
         [rule] = [yaml.safe_load(block)["externalRules"][0] for block in self.blocks("externalRules")]
@@ -156,7 +156,7 @@ class TestDocs:
             assert {found[name].rpartition(":")[0] for name in found if name.endswith("_LISTEN")} == {"[::]"}
 
     def test_with_its_lines_for_traces_all_reach_the_collector_and_nobody_else(self, tmp_path):
-        text = (DOCS / "tracing.md").read_text()
+        text = (DOCS / "how-to" / "tracing.md").read_text()
         [lines] = self.blocks("configMapGenerator", text)
         [policy] = self.blocks("apiVersion", text)
         (tmp_path / "traces.yaml").write_text(policy)
@@ -191,7 +191,7 @@ class TestDocs:
         assert [each["image"].partition(":")[0] for each in job.containers] == ["YOUR-REGISTRY/shoal"]
 
     def test_its_backup_is_of_the_claims_that_there_are(self):
-        text = (DOCS / "operations.md").read_text()
+        text = (DOCS / "how-to" / "backup.md").read_text()
         snapshots, claim = (read(block) for block in self.blocks("apiVersion", text))
         coordinator = named(rendered("base"), "StatefulSet", "coordinator")
         [template] = coordinator["spec"]["volumeClaimTemplates"]
@@ -205,7 +205,7 @@ class TestDocs:
         assert again["spec"] == template["spec"]
 
     def test_an_upgrade_ends_and_starts_all_parts_in_their_order(self):
-        [section] = re.findall(r"### A new version\n(.*?)\n### ", self.TEXT, re.DOTALL)
+        [section] = re.findall(r"## A new version\n(.*?)\n## ", self.TEXT, re.DOTALL)
         before, apply, after = re.split(r"^kubectl (apply -k \S+)$", section, maxsplit=1, flags=re.MULTILINE)
         scaled = r"scale (\w+)/(\w+) --replicas=(\d+)"
         ended = re.findall(scaled, before)
@@ -231,7 +231,7 @@ class TestDocs:
         assert [path for path in paths if not (root / path).exists()] == []
 
     def test_its_table_of_overlays_has_all_of_them(self):
-        [section] = re.findall(r"## On Kubernetes\n(.*?)\n###", self.TEXT, re.DOTALL)
+        [section] = re.findall(r"^(# .*?)\n## ", self.TEXT, re.DOTALL)
         assert {
             f"overlays/{name}" for name in re.findall(r"^\| `(\w+)` ", section, re.MULTILINE)
         } == OVERLAYS.keys() - {"base"}

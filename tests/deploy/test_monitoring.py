@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,13 @@ from support.deployment.promql import grouped_by, selectors, strangers
 from support.role_metrics import TARGET_LABELS, Scraped, roles
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tools" / "docs"))
+
+import metric_pages  # noqa: E402 - the generator is no package
+
 PROMETHEUS, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+RUNBOOKS = (ROOT / "docs" / "how-to" / "alerts.md").read_text()
+MONITORING = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
 # The labels of targets with their values; None: any.
 TARGETS = dict.fromkeys(TARGET_LABELS) | {"component": {"coordinator", "server", "worker"}}
 UNITS = ("_seconds", "_bytes", "_versions", "_ratio", "_info")
@@ -111,17 +117,24 @@ class TestMetrics:
         for name, found in labels.items():
             assert not TARGET_LABELS & found.keys(), name
 
-    def test_are_all_in_the_docs_and_no_others(self, scraped):
+    def test_are_all_in_the_reference_and_no_others(self, scraped):
+        page = metric_pages.pages()["reference/metrics/index.md"]
         documented: dict[str, tuple[str, set[str]]] = {}
-        row = r"^\| `(shoal_\w+)` \| (\w+) \|([^|]*)\|"
-        for name, kind, of in re.findall(row, OPERATIONS, re.MULTILINE):
+        row = r"^\| `(shoal_\w+)` \| (\w+) \|([^|]*)\| \S.* \|$"
+        for name, kind, of in re.findall(row, page, re.MULTILINE):
             documented[name] = kind, set(re.findall(r"`(\w+)`", of))
+        # An info is a gauge to the format that is scraped.
         measured = {
-            name: kind for page in scraped.values() for name, kind in page.types.items() if name.startswith("shoal_")
+            name: {"gauge", "info"} if name.endswith("_info") else {kind}
+            for page in scraped.values()
+            for name, kind in page.types.items()
+            if name.startswith("shoal_")
         }
-        assert {name: kind for name, (kind, _) in documented.items()} == measured
-        for page in scraped.values():
-            for name, found in page.labels.items():
+        assert documented.keys() == measured.keys()
+        for name, (kind, _) in documented.items():
+            assert kind in measured[name], name
+        for role in scraped.values():
+            for name, found in role.labels.items():
                 family = re.sub(r"_(bucket|sum|count)$", "", name)
                 assert found.keys() - {"le"} <= documented.get(family, ("", set(found)))[1], name
 
@@ -189,7 +202,7 @@ class TestRules:
         promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
     def test_the_docs_lines_for_an_alertmanager_are_a_configuration(self, tmp_path):
-        [lines] = re.findall(r"```yaml\n(alerting:.*?)```", OPERATIONS, re.DOTALL)
+        [lines] = re.findall(r"```yaml\n(alerting:.*?)```", MONITORING, re.DOTALL)
         config = tmp_path / "prometheus.yml"
         config.write_text((PROMETHEUS / "prometheus.yml").read_text() + lines)
         (tmp_path / "rules").symlink_to(PROMETHEUS / "rules")
@@ -208,13 +221,13 @@ class TestRules:
         assert rule["labels"].keys() == {"severity"}
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{alert.lower()}"
-        _, _, section = OPERATIONS.partition(f"\n### {alert}\n")
-        section = section.partition("\n### ")[0]
+        assert rule["annotations"]["runbook_url"] == f"docs/how-to/alerts.md#{alert.lower()}"
+        _, _, section = RUNBOOKS.partition(f"\n## {alert}\n")
+        section = section.partition("\n## ")[0]
         assert re.search(r"^- \w", section, re.MULTILINE), "its runbook says nothing to do"
 
     def test_there_is_no_runbook_of_an_alert_that_is_gone(self):
-        assert set(re.findall(r"^### (Shoal\w+)$", OPERATIONS, re.MULTILINE)) == ALERTS.keys()
+        assert set(re.findall(r"^## (Shoal\w+)$", RUNBOOKS, re.MULTILINE)) == ALERTS.keys()
 
     @pytest.mark.parametrize("rule", RECORDED)
     def test_a_recorded_value_is_tested_and_used(self, rule):

@@ -1,6 +1,6 @@
 """The unmodified Dockerfile and compose file on a real Docker engine: what the docs say, deaths, Prometheus.
 
-The tests are one story, told in order: on a cluster that the README's commands build and bring up, and on a second one.
+The tests are one story, told in order: on a cluster that the docs' commands build and bring up, and on a second one.
 """
 
 import dataclasses
@@ -97,7 +97,7 @@ def block(document, heading, number=0):
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What somebody sees who types the README's three commands.
+    """What somebody sees who types the docs' three commands.
 
     Attributes:
         commands: as they were typed.
@@ -115,9 +115,9 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown(engine):
-    """What the README's three commands show, typed as they stand but for the page's port; no cluster is left."""
+    """What the docs' three commands show, typed as they stand but for the page's port; no cluster is left."""
     stack = Stack(engine)
-    commands = block("README.md", "## Three commands")
+    commands = block("docs/how-to/compose.md", "## From nothing to a trained model")
     with tempfile.TemporaryDirectory(prefix="e2e-") as folder:
         browser, opened = Path(folder, "browser"), Path(folder, "opened")
         browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
@@ -125,7 +125,7 @@ def shown(engine):
         began = time.monotonic()
         try:
             said = stack.terminal(commands.replace(PAGE, stack.page), ROOT, BROWSER=f"{browser} %s")
-            print(f"\nthe README's three commands took {time.monotonic() - began:.0f} s, the image's build included")
+            print(f"\nthe docs' three commands took {time.monotonic() - began:.0f} s, the image's build included")
             wait_until(lambda: opened.exists() and opened.read_text() != "", what="the page that the third one opens")
             page = opened.read_text()
             with stack.client() as client:
@@ -305,7 +305,8 @@ def test_a_worker_that_was_killed_takes_part_again(stack, client):
 
 
 def test_the_docs_line_pulls_a_model_out_of_a_container(stack, job, tmp_path):
-    [line] = re.findall(r"^docker-compose .*shoal pull .*$", (ROOT / "docs" / "deploy.md").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "how-to" / "compose.md").read_text()
+    [line] = re.findall(r"^docker-compose .*shoal pull .*$", page, re.MULTILINE)
     file = tmp_path / "weights.npz"
     said = stack.terminal(line.replace("JOB", job.name).replace("weights.npz", str(file)), COMPOSE_FILE.parent)
     assert f"{JOB.settings['hidden']}" not in said  # only the sentence, and no part of the file
@@ -468,7 +469,7 @@ def test_a_job_goes_on_where_all_was_stopped(stack, client, long_job):
 
 def test_the_docs_lines_take_a_backup_and_bring_it_back(stack, client, long_job, tmp_path):
     def type_in(number):
-        lines = block("docs/operations.md", "### With Compose", number)
+        lines = block("docs/how-to/backup.md", "## With Compose", number)
         return stack.terminal(re.sub(r"(?<=[<>] )(\w+\.tar)", rf"{tmp_path}/\1", lines), COMPOSE_FILE.parent)
 
     def went_on():

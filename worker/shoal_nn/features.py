@@ -28,7 +28,8 @@ class Crossed(Layer):
     There is no dx.
 
     Args:
-        first, second: the features, arrays of whole numbers and of one shape.
+        first: the name of a feature, an array of whole numbers.
+        second: the name of another, of the same shape.
         rows: what comes out is from [0, rows).
 
     Raises:
@@ -68,7 +69,8 @@ def crossed(a: Array, b: Array, rows: int) -> Array:
     and will not change, for tables are trained by it. Pairs may meet in a row, the more the fewer rows there are.
 
     Args:
-        a, b: of one shape; whose is which matters.
+        a: whole numbers of any shape.
+        b: whole numbers of the same shape; which of the two is which matters.
         rows: > 0.
     """
     unsigned = namespace_of(a).uint64

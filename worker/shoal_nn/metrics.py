@@ -32,7 +32,8 @@ def top_k_accuracy(logits: Array, labels: Array, k: int) -> Array:
     """How many of a batch have their label's logit among the k largest, from 0 to 1.
 
     Args:
-        logits, labels: as of `accuracy`.
+        logits: as of `accuracy`.
+        labels: as of `accuracy`.
         k: > 0.
 
     Returns:

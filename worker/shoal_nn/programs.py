@@ -73,7 +73,8 @@ def image_classifier(
         size: images are resized to this height and width; 0: they stay as they are.
         augment: what is done at random to images to train on, once they are resized, a list or "flip,crop": "flip"
             (left and right), "crop" (with 4 pixels of zeros around).
-        mean, std: pixels from 0 to 1 are shifted and scaled by these; a number, or one for each channel.
+        mean: subtracted from pixels, which are from 0 to 1; a number, or one for each channel.
+        std: pixels are divided by it after that; a number, or one for each channel.
         held_out_share: of the images to train on, the share that is left out and that the model is judged by. None: it
             is judged by the images to test on; where the format has none, by a tenth.
         top: evaluations tell the share of images whose class is among the so many likeliest, too; 1: they do not.
@@ -123,7 +124,9 @@ def wide_and_deep(
         numbers: columns of numbers, a list or "age,hours": best of about unit size, or by column the mean and the
             standard deviation that they are shifted and scaled by: {"age": [38.6, 13.7]}.
         crosses: pairs of categories: [["education", "occupation"]].
-        embedding, hidden, cross_rows: of the model.
+        embedding: the model's, as of `shoal_nn.models.wide_deep`.
+        hidden: the same.
+        cross_rows: the same.
         fill: by column, what stands in the place of a null: {"age": 38}.
         window: blocks that are shuffled together.
 

@@ -110,7 +110,9 @@ class WorkerMetrics(Collector):
             held.add_metric([kind], nbytes)
         yield held
         repeated = CounterMetricFamily(
-            "shoal_worker_retries", "Calls that were repeated, since nobody answered.", labels=["called"]
+            "shoal_worker_retries",
+            "Calls to the coordinator or to a server that were repeated, since nobody answered.",
+            labels=["called"],
         )
         for called in CALLED:
             repeated.add_metric([called], retries.get(called, 0))

@@ -3,7 +3,7 @@
 The one package that imports OpenTelemetry, once it is asked for. What is traced says so in a line, with a span that is
 `NOTHING` where nothing is traced. The context travels as W3C's traceparent (https://www.w3.org/TR/trace-context), in
 the stamps of the data plane and in gRPC's metadata; one that cannot be read is ignored. Who begins a trace decides
-whether it is sampled; others are not exported. Which spans there are is in docs/tracing.md.
+whether it is sampled; others are not exported. Which spans there are is in docs/how-to/tracing.md.
 """
 
 from shoal._tracing.environment import asked_by

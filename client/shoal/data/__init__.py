@@ -8,7 +8,8 @@
 - `Seekable`: whatever can be read from any position on.
 
 Each is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks (`shoal.program.BlockDataset`): a worker
-reads what it leases, a block ahead. The order of an epoch does not depend on the number of workers. See docs/data.md.
+reads what it leases, a block ahead. The order of an epoch does not depend on the number of workers. See
+docs/how-to/data.md.
 """
 
 from shoal.data import augment

@@ -93,7 +93,7 @@ def _check_version(request: members_pb.RegisterRequest) -> None:
     if request.version and request.version != ours:
         raise errors.WrongVersion(
             f"{request.member:.63} is of Shoal {request.version:.63}, this coordinator of {ours}: a cluster has one "
-            "version; install the same everywhere (docs/operations.md, Upgrades)",
+            "version; install the same everywhere (docs/how-to/upgrades.md)",
             member=request.member[:63],
             version=request.version[:63],
             coordinator=ours,

@@ -168,7 +168,7 @@ async def _refuse_route(request: Request, error: HTTPException) -> Response:
     if error.status_code == 404 and not request.url.path.startswith(("/api/", "/static/")):
         return _shell(404)
     code = "NOT_FOUND" if error.status_code == 404 else "BAD_REQUEST"
-    text = f"{request.method} {request.url.path[:200]}: {error.detail}; docs/page.md lists what there is"
+    text = f"{request.method} {request.url.path[:200]}: {error.detail}; docs/how-to/page.md lists what there is"
     body = json.dumps({"code": code, "message": text}).encode()
     return Response(body, error.status_code, error.headers, media_type="application/json")
 

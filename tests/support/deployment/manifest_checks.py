@@ -12,7 +12,7 @@ from support.deployment.custom_resources import SCHEMAS as CUSTOM
 from support.deployment.manifests import KUBERNETES, Object, render
 
 SCHEMAS = "1.36.0"  # strict: no field that this version does not know
-OLDEST = "1.30.0"  # that docs/deploy.md names: preStop's sleep is of 1.30
+OLDEST = "1.30.0"  # that docs/how-to/kubernetes.md names: preStop's sleep is of 1.30
 
 # With who reaches whom.
 OVERLAYS = {

@@ -62,7 +62,7 @@ NEEDED = frozenset(
 SCRAPES = frozenset(("prometheus", member, "TCP/7090") for member in ("coordinator", "server", "worker"))
 # HTTPS anywhere, as a policy cannot name a store's host: to whatever lets it in.
 STORES = frozenset((role, far.name, "TCP/443") for role in ("coordinator", "server") for far in OTHERS)
-# To a collector, as docs/tracing.md shows it.
+# To a collector, as docs/how-to/tracing.md shows it.
 TRACES = frozenset((peer.name, "collector", "TCP/4317") for peer in MEMBERS)
 
 

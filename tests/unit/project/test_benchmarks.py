@@ -172,7 +172,7 @@ def test_the_docs_have_the_figures_of_the_last_run_and_explain_each() -> None:
     page = record.DOCS.read_text()
     results = record.load()
     if results.rows:
-        assert record.fill(page, results.block()) == page, "docs/performance.md is not what make bench wrote"
+        assert record.fill(page, results.block()) == page, f"{record.DOCS.name} is not what make bench wrote"
     explained = set(re.findall(r"`(\w+)`", page.partition(record.END)[2]))
     assert set(rows.expected(rows.DEFAULT_BENCHES)) <= explained
 

@@ -1,4 +1,4 @@
-"""The tables of docs/evaluation.md have all there is; its program and commands run in tests/cluster/test_evaluation."""
+"""The tables of docs/how-to/evaluation.md have all there is; tests/cluster/test_evaluation runs its program."""
 
 import dataclasses
 import inspect
@@ -11,7 +11,7 @@ import shoal
 from shoal import callbacks
 from shoal._cli.submit import submit
 
-DOCS = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
+DOCS = (Path(__file__).parents[3] / "docs" / "how-to" / "evaluation.md").read_text()
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(shoal.EvaluationPolicy)])

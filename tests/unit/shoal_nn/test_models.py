@@ -18,7 +18,7 @@ from shoal_nn.models import frozen, mlp, mobilenet_v2, resnet, small_cnn, wide_d
 from shoal_nn.programs import image_classifier, wide_and_deep
 from shoal_worker.programs import load_program
 
-DOCS = Path(__file__).parents[3] / "docs" / "models.md"
+DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "models.md"
 # Parameters that are trained, as torchvision and the papers give them.
 PUBLISHED = [
     (resnet(18), 224, 11_689_512),

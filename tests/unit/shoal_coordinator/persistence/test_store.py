@@ -337,7 +337,7 @@ def test_a_process_that_is_killed_leaves_its_last_transaction_whole(path):
 
 
 def test_a_copy_that_is_taken_while_its_process_is_stopped_opens_and_has_all_that_it_said(path, tmp_path):
-    """As docs/operations.md has it: stopped at some moment of some transaction, copied, and let go on."""
+    """As docs/how-to/backup.md has it: stopped at some moment of some transaction, copied, and let go on."""
     with writer(path) as process:
         assert process.stdout.readline() == "open\n"
         for copy in range(5):

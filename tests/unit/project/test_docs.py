@@ -1,0 +1,161 @@
+"""The generated reference is complete, the code of tutorials runs, and links of top-level pages lead somewhere.
+
+`make lint` builds the site, which shows broken links within `docs/`.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+
+ROOT = Path(__file__).parents[3]
+TOOLS = ROOT / "tools" / "docs"
+sys.path.append(str(TOOLS))
+
+import api_pages  # noqa: E402 - the generator is no package
+import cli_pages  # noqa: E402
+import error_pages  # noqa: E402
+import generate  # noqa: E402
+import project_pages  # noqa: E402
+import proto_pages  # noqa: E402
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+TOP_LEVEL = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+class TestReference:
+    def test_has_every_public_name(self):
+        page = api_pages.pages()["reference/python/shoal.md"]
+        modules = {name for name in shoal.__all__ if f"shoal.{name}" in api_pages.MODULES}
+        names = {name for name in shoal.__all__ if not name.startswith("__")} - modules
+        assert names == set(re.findall(r"^::: shoal\.(\w+)$", page, re.MULTILINE))
+        assert modules >= {"callbacks", "consistency", "data", "errors", "events", "optim", "status"}
+
+    def test_has_every_command_with_every_option(self):
+        page = cli_pages.pages()["reference/cli/index.md"]
+        found = list(cli_pages.commands())
+        assert {"shoal up", "shoal submit", "shoal server", "shoal checkpoints verify"} <= {name for name, *_ in found}
+        for name, command, _ in found:
+            _, heading, section = page.partition(f"{{ #{name.replace(' ', '-')} }}\n")
+            assert heading, name
+            section = re.split(r"^##", section, maxsplit=1, flags=re.MULTILINE)[0]
+            for option in (
+                option
+                for it in command.params
+                if not getattr(it, "hidden", False)
+                for option in it.opts
+                if option[0] == "-"
+            ):
+                assert re.search(rf"\b{re.escape(option.lstrip('-'))}\b", section, re.IGNORECASE), (name, option)
+
+    def test_has_defaults_and_variables_of_options(self):
+        page = cli_pages.pages()["reference/cli/index.md"]
+        assert (
+            "| `-c, --coordinator <str>` | The coordinator's host:port. | `127.0.0.1:7070` | `SHOAL_COORDINATOR` |"
+            in page
+        )
+        assert re.search(
+            r"^\| `SHOAL_RPC_THREADS` \| `--rpc-threads` \| `16` \(`shoal server`\) \|$", page, re.MULTILINE
+        )
+
+    def test_has_every_error_with_its_codes(self):
+        page = error_pages.pages()["reference/errors/index.md"]
+        for error in shoal.ShoalError.catalogue.values():
+            assert f"`shoal.errors.{error.__name__}` | `{error.code}` | `{error.status}` | " in page
+        assert "`UNKNOWN_JOB` | `NOT_FOUND` | 4 |" in page
+
+    def test_has_every_message_and_rpc_with_its_comment(self):
+        pages = "\n".join(proto_pages.pages().values())
+        for proto in (ROOT / "protos").rglob("*.proto"):
+            for kind, name in re.findall(r"^\s*(message|service|enum|rpc) (\w+)", proto.read_text(), re.MULTILINE):
+                assert re.search(rf"^#+ {kind} `(\w+\.)*{name}`", pages, re.MULTILINE), name
+        assert "A server answers each shard with a ShardHeader" in " ".join(pages.split())
+
+    def test_is_written_where_git_ignores_it(self):
+        ignored = (ROOT / ".gitignore").read_text().splitlines()
+        assert {f"/docs/{folder}/" for folder in generate.FOLDERS} <= set(ignored)
+        assert {f"/docs/{file}" for file in generate.FILES} <= set(ignored)
+
+    def test_loses_pages_that_are_no_more_and_leaves_others(self, tmp_path):
+        mine, old = tmp_path / "index.md", tmp_path / "reference" / "cli" / "old.md"
+        old.parent.mkdir(parents=True)
+        mine.write_text("mine")
+        old.write_text("old")
+        generate.write({"reference/cli/index.md": "new\n"}, tmp_path)
+        assert {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.md")} == {
+            "index.md",
+            "reference/cli/index.md",
+        }
+        with pytest.raises(ValueError, match=r"how-to/mine\.md"):
+            generate.write({"how-to/mine.md": ""}, tmp_path)
+
+
+class TestTutorials:
+    def test_there_are_three_and_the_index_lists_them(self):
+        index = (ROOT / "docs" / "tutorials" / "index.md").read_text()
+        names = {page.name for page in TUTORIALS} - {"index.md"}
+        assert len(names) >= 3
+        assert names == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
+
+    @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+    def test_code_is_python_and_names_what_there_is(self, page):
+        for block in python_blocks(page):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "shoal":
+                    assert hasattr(shoal, node.attr), node.attr
+
+    def test_the_program_has_the_gradients_that_its_check_prints(self, tmp_path, monkeypatch, capsys):
+        page = ROOT / "docs" / "tutorials" / "write-a-program.md"
+        program, check, _ = python_blocks(page)
+        (tmp_path / "rings.py").write_text(program)
+        monkeypatch.syspath_prepend(tmp_path)
+        exec(compile(check, "check_rings.py", "exec"), {})  # the page's own code
+        monkeypatch.delitem(sys.modules, "rings")
+        printed = capsys.readouterr().out
+        found = np.array(re.findall(r"differences (\S+), by the gradient (\S+)", printed), float)
+        assert found.shape == (4, 2)
+        np.testing.assert_allclose(found[:, 0], found[:, 1], atol=2e-4)
+        assert printed in page.read_text()
+
+
+@pytest.mark.parametrize("name", TOP_LEVEL)
+def test_a_top_level_page_links_to_what_there_is(name):
+    for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
+        if not re.match(r"https?:|#", target):
+            path, _, anchor = target.partition("#")
+            assert (ROOT / path).exists(), target
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE)
+                assert anchor in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}, target
+
+
+class TestTopLevelPages:
+    def test_figures_of_the_readme_are_those_of_the_last_benchmarks(self):
+        rows = re.findall(
+            r"^\| .* \| ([\d.,]+ \S+) \| ([\d.,]+ \S+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+        )
+        measured = (ROOT / "docs" / "explanation" / "performance.md").read_text()
+        assert len(rows) == 3
+        for ours, theirs in rows:
+            assert re.search(rf"\| {re.escape(ours)} \| [^|]* \| {re.escape(theirs)} \|", measured), (ours, theirs)
+
+    def test_links_become_links_of_the_site(self):
+        text = "[a](docs/how-to/page.md#x) [b](ARCHITECTURE.md) [c](docs/decisions) [d](https://e.f) [g](a.py)"
+        assert project_pages.relocated(text, "project/contributing.md") == (
+            "[a](../how-to/page.md#x) [b](architecture.md) [c](../decisions/index.md) [d](https://e.f) g (`a.py`)"
+        )
+
+    def test_decisions_have_their_number_and_a_known_status(self):
+        found = project_pages.decisions()
+        assert [int(number) for number, *_ in found] == list(range(1, len(found) + 1))
+        for _, title, status, _, _ in found:
+            assert re.fullmatch(r"accepted|superseded by \d{4}", status), title

@@ -1,0 +1,87 @@
+"""Pages of the Python API: one directive of mkdocstrings for each public name."""
+
+import importlib
+import inspect
+from collections.abc import Iterator
+
+from markdown_text import page, table, text
+
+import shoal
+from shoal import errors
+
+MODULES = (
+    "shoal",
+    "shoal.callbacks",
+    "shoal.consistency",
+    "shoal.data",
+    "shoal.errors",
+    "shoal.evaluation",
+    "shoal.events",
+    "shoal.initializers",
+    "shoal.optim",
+    "shoal.partitioners",
+    "shoal.program",
+    "shoal.status",
+    "shoal.timings",
+    "shoal_nn",
+    "shoal_nn.models",
+    "shoal_nn.programs",
+)
+
+
+def public_names(module: str) -> list[str]:
+    """Returns the full names of what a module exports, modules and dunder names left out."""
+    found = importlib.import_module(module)
+    names = [name for name in found.__all__ if not name.startswith("__") and not inspect.ismodule(getattr(found, name))]
+    return [f"{module}.{name}" for name in names]
+
+
+def _file(module: str) -> str:
+    return f"{module.replace('.', '-').replace('_', '-')}.md"
+
+
+def _summary(module: str) -> str:
+    return text((inspect.getdoc(importlib.import_module(module)) or "").split("\n\n")[0])
+
+
+def _directive(name: str, depth: int) -> Iterator[str]:
+    yield from (f"::: {name}", "    options:", f"      heading_level: {depth}", "")
+
+
+def _module(module: str) -> str:
+    lines = [
+        f"# {module}",
+        "",
+        f"::: {module}",
+        "    options:",
+        "      members: false",
+        "      show_root_heading: false",
+    ]
+    lines += ["      show_root_toc_entry: false", ""]
+    names = public_names(module)
+    if module == "shoal":
+        failures = {name for name in names if name.removeprefix("shoal.") in errors.__all__}
+        lines += ["## Cluster, jobs and sessions", ""]
+        for name in [it for it in names if it not in failures]:
+            lines += _directive(name, 3)
+        lines += ["## Errors", "", "The [catalogue](../errors/index.md) has all errors with their codes.", ""]
+        names, depth = sorted(failures), 3
+    else:
+        depth = 2
+    for name in names:
+        lines += _directive(name, depth)
+    return page(lines)
+
+
+def pages() -> dict[str, str]:
+    """Returns a page for each public module, and their index."""
+    found = {f"reference/python/{_file(module)}": _module(module) for module in MODULES}
+    rows = ([f"[`{module}`]({_file(module)})", _summary(module)] for module in MODULES)
+    lines = [
+        "# Python API",
+        "",
+        f"The public names of Shoal {shoal.__version__}, from their docstrings.",
+        "A name that begins with an underscore, and a module that is not listed here, is internal.",
+        *table(["module", "purpose"], rows),
+    ]
+    return found | {"reference/python/index.md": page(lines)}

@@ -1,0 +1,35 @@
+"""The reference of the errors, from the catalogue in `shoal.errors`."""
+
+import inspect
+
+from markdown_text import code, page, table, text
+
+from shoal import errors
+from shoal._cli.output import EXIT_CODES_HELP, exit_code
+
+
+def pages() -> dict[str, str]:
+    """Returns the page of all errors."""
+    rows = []
+    for name in errors.__all__:
+        error = getattr(errors, name)
+        if error is not errors.ShoalError:
+            status, exit_ = code(error.status), str(exit_code(error("")))
+            anchor = f'<span id="{error.code}"></span>'
+            cells = [anchor + code(f"shoal.errors.{name}"), code(error.code), status, exit_]
+            rows.append([*cells, text(inspect.getdoc(error) or "")])
+    lines = [
+        "# Errors",
+        "",
+        "Every error that Shoal raises is a class of `shoal.errors` and a subclass of",
+        "[`ShoalError`](../python/shoal.md#shoal.ShoalError). The code names it on the wire, in `--json` output and in",
+        "the label `code` of metrics. A code never changes and is never used again. The exit code is that of a command",
+        "which ends because of the error.",
+        *table(["class", "code", "gRPC status", "exit code", "meaning"], rows),
+        "## Exit codes",
+        "",
+        text(EXIT_CODES_HELP),
+        "",
+        "A role that SIGTERM stops while it is loading, as the first process of a container, ends with 143.",
+    ]
+    return {"reference/errors/index.md": page(lines)}
