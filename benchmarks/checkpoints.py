@@ -27,13 +27,13 @@ import numpy as np
 
 import shoal
 from shoal import optim
-from shoal._checkpoint import Catalogue, FileEntry, LocalFolder, Manifest
+from shoal._checkpoint import Catalogue, FileEntry, LocalStorage, Manifest
 from shoal.consistency import Asynchronous
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_coordinator.cluster import plan_shards
-from shoal_server.checkpoints import Saver, cut_session
-from shoal_server.shards import JobTerms, ShardStore
+from shoal_server.checkpoints import CheckpointWriter, cut_session
+from shoal_server.shards import JobShardConfig, ShardStore
 
 ROUNDS = 7
 BYTES = 256 * 10**6
@@ -59,17 +59,17 @@ class Server:
         variables = variables_of(size)
         self.nbytes = 3 * sum(variable.nbytes for variable in variables.values())
         self._store = ShardStore(lambda _seconds: None)
-        terms = JobTerms(JOB, GENERATION, variables, optim.Adam(0.001), Asynchronous(), seed=1)
+        terms = JobShardConfig(JOB, GENERATION, variables, optim.Adam(0.001), Asynchronous(), seed=1)
         self._store.create(terms, plan_shards(variables, SHARDS, None))
-        self._folder = LocalFolder(root)
+        self._folder = LocalStorage(root)
         self._catalogue = Catalogue(self._folder)
-        self._saver = Saver(self._folder)
+        self._saver = CheckpointWriter(self._folder)
         self._number = 0
 
     def save(self) -> None:
         """A whole checkpoint, cut and manifest included."""
         self._number += 1
-        held = pb.HoldRequest(job=JOB, generation=GENERATION, cut=self._number)
+        held = pb.HoldCommitsRequest(job=JOB, generation=GENERATION, cut=self._number)
         cut_session.hold(self._store, self._saver, held)
         request = pb.SaveRequest(job=JOB, generation=GENERATION, cut=self._number, number=self._number)
         cut_session.save(self._store, self._saver, request)

@@ -22,7 +22,7 @@ import numpy as np
 
 import shoal
 from shoal import errors
-from shoal_nn import Training, softmax_cross_entropy
+from shoal_nn import TrainingContext, softmax_cross_entropy
 from shoal_nn.models import resnet
 from shoal_worker.arrays import choose_device
 from shoal_worker.devices import Device
@@ -63,10 +63,10 @@ class Images:
     def variables(self) -> Mapping[str, shoal.Variable]:
         return self.net.variables(self.shape)
 
-    def loss_and_gradients(self, params: Mapping[str, Any], batch: Any, *, seed: int) -> shoal.Step:
+    def loss_and_gradients(self, params: Mapping[str, Any], batch: Any, *, seed: int) -> shoal.StepOutput:
         begun = time.monotonic()
         x, y = batch
-        logits, state, pullback = self.net.apply(params, params, x, Training(seed))
+        logits, state, pullback = self.net.apply(params, params, x, TrainingContext(seed))
         loss, dlogits = softmax_cross_entropy(logits, y)
         gradients, _ = pullback(dlogits)
         loss = float(loss)
@@ -74,7 +74,7 @@ class Images:
         if self._notes:
             with open(self._notes, "a") as notes:
                 notes.write(json.dumps((begun, time.monotonic())) + "\n")
-        return shoal.Step(loss, gradients, updates=state)
+        return shoal.StepOutput(loss, gradients, updates=state)
 
 
 def alone(device: Device, program: Images, batch: int, steps: int) -> list[Note]:

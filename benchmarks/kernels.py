@@ -68,7 +68,7 @@ def speed(seconds: list[float]) -> float:
 def updates(optimizer: optim.Optimizer) -> Callable[[], float]:
     """A function that makes one update of an arena and gives the seconds that it took."""
     rule = update_rules.rule_for(optimizer)
-    segments = update_rules.segments_for([("w", ELEMENTS)], optimizer)
+    segments = update_rules.decay_ranges_for([("w", ELEMENTS)], optimizer)
     chance = np.random.default_rng(0)
     values, gradient = (arrays.empty(ELEMENTS, np.float32) for _ in range(2))
     for array in (values, gradient):

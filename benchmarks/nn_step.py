@@ -14,7 +14,7 @@ if __name__ == "__main__":
 import numpy as np
 from peers import nn_workload as work
 
-from shoal_nn import Training, softmax_cross_entropy
+from shoal_nn import TrainingContext, softmax_cross_entropy
 from shoal_nn.layer import Layer
 from shoal_nn.models import mobilenet_v2, resnet, small_cnn
 
@@ -38,7 +38,7 @@ def main() -> None:
     labels = rng.integers(0, work.CLASSES, load.batch)
 
     def step() -> float:
-        logits, _, pullback = net.apply(params, state, x, Training(0))
+        logits, _, pullback = net.apply(params, state, x, TrainingContext(0))
         loss, dlogits = softmax_cross_entropy(logits, labels)
         pullback(dlogits)
         return float(loss)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import shoal
 from shoal.callbacks import ProgressBar
-from shoal.events import Evaluated, Event, MetricsReported
+from shoal.events import EvaluationEnded, Event, MetricsReported
 
 # Told apart by all eyes and printers.
 STYLES = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":")]
@@ -40,7 +40,7 @@ class Curve:
         match event:
             case MetricsReported(progress=progress):
                 self._seen = progress.samples
-            case Evaluated(result=result):
+            case EvaluationEnded(result=result):
                 self.examples.append(self._seen)
                 self.accuracy.append(result.values["accuracy"])
                 self.loss.append(result.values["loss"])

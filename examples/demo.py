@@ -30,7 +30,7 @@ SERVERS = WORKERS = 2
 HIDDEN = 512
 EPOCHS, BATCH = 20, 64
 # A rate that falls as the versions rise forgives stale gradients, and suits modes that apply them one by one or joined.
-OPTIMIZER = shoal.optim.Adam(shoal.optim.Exponential(3e-3, gamma=0.997))
+OPTIMIZER = shoal.optim.Adam(shoal.optim.ExponentialLR(3e-3, gamma=0.997))
 ENOUGH = 0.97  # of the held-out images; chance is 0.1
 
 Curve = list[tuple[int, float]]  # samples seen, and the loss there

@@ -59,7 +59,7 @@ def optimizer(mode: Consistency) -> shoal.optim.Optimizer:
     """Adam, with a rate that falls as far in every mode, and lets a push of each worker move as far in all of them."""
     joined = WORKERS if isinstance(mode, shoal.Synchronous) else 1  # pushes an update
     updates = EPOCHS * IMAGES / BATCH / joined
-    return shoal.optim.Adam(shoal.optim.Exponential(RATE * joined, gamma=FALL ** (1 / updates)))
+    return shoal.optim.Adam(shoal.optim.ExponentialLR(RATE * joined, gamma=FALL ** (1 / updates)))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def run(fashion: Path, folder: Path, epochs: list[int]) -> list[Curve]:
                 PROGRAM,
                 name=name.replace(" ", "-"),
                 workers=WORKERS,
-                optimizer=shoal.optim.Adam(shoal.optim.Exponential(rate, gamma=FALL)),
+                optimizer=shoal.optim.Adam(shoal.optim.ExponentialLR(rate, gamma=FALL)),
                 settings={**MODEL, **settings},
                 epochs=passes,
                 batch_size=batch,

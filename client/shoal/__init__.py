@@ -56,7 +56,7 @@ if _typing.TYPE_CHECKING:
     from shoal.evaluation_policy import EvaluationPolicy
     from shoal.job import Job
     from shoal.local_cluster import LocalCluster
-    from shoal.program import Dataset, Program, Step
+    from shoal.program import Dataset, Program, StepOutput
     from shoal.session import PushResult, Session
     from shoal.status import JobState
     from shoal.variables import Variable
@@ -106,7 +106,7 @@ __all__ = [
     "ShoalError",
     "StaleGeneration",
     "StartFailed",
-    "Step",
+    "StepOutput",
     "StorageFailed",
     "Synchronous",
     "UnknownCheckpoint",
@@ -147,7 +147,7 @@ _HOMES = {
     "Program": "program",
     "PushResult": "session",
     "Session": "session",
-    "Step": "program",
+    "StepOutput": "program",
     "Synchronous": "consistency",
     "Variable": "variables",
     "connect": "client",

@@ -19,19 +19,19 @@ from shoal import errors
 from shoal._checkpoint import (
     VALUE,
     Catalogue,
-    ForeignFile,
     Manifest,
     Named,
+    SafetensorsFile,
     SavedVariables,
     encode_header,
-    open_folder,
+    open_storage,
     path_of,
     rows,
     tensor_name,
     write_tensors,
 )
 from shoal._numerics import storage_dtype
-from shoal._system import written_whole
+from shoal._system import atomic_write
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice
 from shoal.status import Evaluation
 from shoal.v1 import job_pb2
@@ -83,7 +83,7 @@ class Checkpoints:
     """
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
-        self._catalogue = Catalogue(open_folder(os.fspath(url)))
+        self._catalogue = Catalogue(open_storage(os.fspath(url)))
 
     @property
     def url(self) -> str:
@@ -200,7 +200,7 @@ class Checkpoints:
             JobExists: a job of that name took checkpoints meanwhile, and the one that was made is lost.
         """
         number = self._catalogue.next_number(_job(job))
-        with ForeignFile(Path(file), skip) as foreign:
+        with SafetensorsFile(Path(file), skip) as foreign:
             variables = foreign.variables()
             path = (*path_of(job, number), "shard-00000.safetensors")
             tensors: list[Named] = [
@@ -298,7 +298,7 @@ class Checkpoints:
 
 def _write(file: Path, pieces: Iterator[Any]) -> None:
     try:
-        with written_whole(file) as unfinished, unfinished.open("xb") as out:
+        with atomic_write(file) as unfinished, unfinished.open("xb") as out:
             for piece in pieces:
                 out.write(piece)
             out.flush()

@@ -79,7 +79,7 @@ class JobHandle:
             follow: wait for more until the job has ended, instead of ending with what there is.
 
         Yields:
-            `StateChanged`, `MetricsReported`, `Evaluated`, `CheckpointEnded` and `LogLine`.
+            `StateChanged`, `MetricsReported`, `EvaluationEnded`, `CheckpointEnded` and `LogLine`.
         """
         return events.watch(self._coordinator, self.name, after=after, follow=follow)
 

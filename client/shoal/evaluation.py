@@ -10,7 +10,7 @@ from shoal import errors
 from shoal._wire import NAMES, is_name, number
 from shoal._wire.limits import METRICS
 from shoal.data._reading.batches import read
-from shoal.program import Array, Dataset, EvaluatedProgram, Measure
+from shoal.program import AggregateMetric, Array, Dataset, EvaluatedProgram
 
 
 class Total:
@@ -19,9 +19,9 @@ class Total:
     def __init__(self) -> None:
         self.examples = 0
         self._sums: dict[str, float] = {}
-        self._measures: dict[str, Measure] = {}
+        self._measures: dict[str, AggregateMetric] = {}
 
-    def add(self, figures: Mapping[str, float | Measure], examples: int) -> None:
+    def add(self, figures: Mapping[str, float | AggregateMetric], examples: int) -> None:
         """Adds what `EvaluatedProgram.evaluate` returned for a batch of so many examples.
 
         Raises:
@@ -43,7 +43,7 @@ class Total:
             )
         self.examples += examples
         for name, figure in figures.items():
-            if isinstance(figure, Measure):
+            if isinstance(figure, AggregateMetric):
                 earlier = self._measures.get(name)
                 self._measures[name] = earlier.joined(figure) if earlier else figure
             else:

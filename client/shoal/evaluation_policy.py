@@ -51,7 +51,7 @@ class EvaluationPolicy:
             ndcg, bleu or reward; less where a name has both. Other names need "less" or "more".
         patience: the job ends, as one that succeeded, after so many evaluations in a row that are no better than the
             best. 0: never.
-        least_gain: by so much it has to be better to count as better.
+        min_delta: by so much it has to be better to count as better.
         checkpoint_best: take a checkpoint at each evaluation that is the best so far, and keep the newest of those:
             `JOB/best` names it. It has the very values that were evaluated if the job is synchronous without backup
             workers, unless a checkpoint that was under way took 10 s or longer to finish; else, updates that came
@@ -100,7 +100,7 @@ class EvaluationPolicy:
             Option("End the job after this many evaluations in a row that are no better; 0: never.", ["--patience"]),
         ),
     )
-    least_gain: float = field(
+    min_delta: float = field(
         default=0.0,
         metadata=described(
             _check_gain, Option("How much better an evaluation has to be to count as better.", ["--least-gain"])
@@ -132,7 +132,7 @@ class EvaluationPolicy:
         if math.isnan(value) or math.isnan(best):
             return not math.isnan(value)
         gain = best - value if self._wants_less else value - best
-        return gain > 0 and gain >= self.least_gain
+        return gain > 0 and gain >= self.min_delta
 
     def lacks(self, figures: Collection[str]) -> str:
         """What is to be said of an evaluation with these figures, if the metric is none of them; empty: it is one."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal import _rpc, errors
-from shoal._rpc import CoordinatorClient, Pauses
+from shoal._rpc import Backoff, CoordinatorClient
 from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint
 from shoal.v1 import job_pb2
 
@@ -72,7 +72,7 @@ class CheckpointEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated(Event):
+class EvaluationEnded(Event):
     """A worker has evaluated the variables on the program's held-out examples.
 
     Attributes:
@@ -113,7 +113,9 @@ def from_proto(message: job_pb2.Event) -> Event:
             return CheckpointEnded(sequence, when, end.attempt, saved, end.seconds, end.failure)
         case "evaluation":
             evaluated = message.evaluation
-            return Evaluated(sequence, when, evaluated.worker, Evaluation.from_proto(evaluated.result), evaluated.best)
+            return EvaluationEnded(
+                sequence, when, evaluated.worker, Evaluation.from_proto(evaluated.result), evaluated.best
+            )
         case "log":
             return LogLine(sequence, when, message.log.worker, message.log.text)
         case _:
@@ -149,7 +151,7 @@ def watch(
         DeadlineExceeded: `timeout_s` is over.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    pauses, over = Pauses(jitter), False
+    pauses, over = Backoff(jitter), False
     while True:
         try:
             for event in _stream(coordinator, job, after, follow, end):
@@ -180,7 +182,7 @@ def _stream(coordinator: CoordinatorClient, job: str, after: int, follow: bool, 
     """One attempt: the events of one call."""
     left = None if end is None else max(0.0, end - time.monotonic())
     request = job_pb2.WatchRequest(job=job, after=after, no_wait=not follow)
-    with _rpc.translated(coordinator.address):
+    with _rpc.as_shoal_errors(coordinator.address):
         call = coordinator.jobs.Watch(request, timeout=left)
         try:
             for message in call:
@@ -189,4 +191,13 @@ def _stream(coordinator: CoordinatorClient, job: str, after: int, follow: bool, 
             call.cancel()
 
 
-__all__ = ["CheckpointEnded", "Evaluated", "Event", "LogLine", "MetricsReported", "StateChanged", "from_proto", "watch"]
+__all__ = [
+    "CheckpointEnded",
+    "EvaluationEnded",
+    "Event",
+    "LogLine",
+    "MetricsReported",
+    "StateChanged",
+    "from_proto",
+    "watch",
+]

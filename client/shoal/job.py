@@ -16,7 +16,7 @@ from shoal import consistency as modes
 from shoal._job import settings as settings_
 from shoal._job.checks import UINT32, UINT64, Instance, Number, OneOf, flag, program_name
 from shoal._job.codecs import Carried, Named, Negated, Nested, Scalar, Text
-from shoal._job.description import Group, Option, Told, check, decode, described, encode
+from shoal._job.description import JsonField, Option, OptionGroup, check, decode, described, encode
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice, CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.optim import _text as optimizer_text
@@ -113,7 +113,9 @@ class Job:
     name: str = field(
         default="",
         metadata=described(
-            _check_name, Option("Name of the job. By default drawn from the program's name."), told=Told(label=None)
+            _check_name,
+            Option("Name of the job. By default drawn from the program's name."),
+            told=JsonField(label=None),
         ),
     )
     workers: int = field(
@@ -121,7 +123,7 @@ class Job:
         metadata=described(
             Number(1, _MAX_WORKERS),
             Option("Workers wanted.", ["--workers", "-w"]),
-            told=Told(
+            told=JsonField(
                 "workers_wanted", shown=lambda job: f"{job.workers} ({job.fewest_workers} to {job.most_workers})"
             ),
         ),
@@ -131,7 +133,7 @@ class Job:
         metadata=described(
             Number(0, _MAX_WORKERS),
             Option("Workers that are enough to start with when no more are idle; 0: all that are wanted."),
-            told=Told(value=lambda job: job.fewest_workers, label=None),
+            told=JsonField(value=lambda job: job.fewest_workers, label=None),
         ),
     )
     max_workers: int = field(
@@ -139,7 +141,7 @@ class Job:
         metadata=described(
             Number(0, _MAX_WORKERS),
             Option("Workers that the job may have once others join while it runs; 0: those that are wanted."),
-            told=Told(value=lambda job: job.most_workers, label=None),
+            told=JsonField(value=lambda job: job.most_workers, label=None),
         ),
     )
     consistency: modes.Consistency = field(
@@ -153,7 +155,7 @@ class Job:
                 default="sync",
             ),
             Nested(modes.from_proto, needed=True),
-            told=Told(value=lambda job: str(job.consistency)),
+            told=JsonField(value=lambda job: str(job.consistency)),
         ),
     )
     optimizer: optim.Optimizer = field(
@@ -162,7 +164,7 @@ class Job:
             Instance(optim.Optimizer, "give one of shoal.optim, such as SGD(0.1)"),
             Option(optimizer_text.SYNTAX, takes=str, read=optimizer_text.parse, default="sgd:learning_rate=0.1"),
             Nested(optim.from_proto),
-            told=Told(value=lambda job: job.optimizer.name),
+            told=JsonField(value=lambda job: job.optimizer.name),
         ),
     )
     settings: Mapping[str, JSON] = field(
@@ -177,7 +179,7 @@ class Job:
                 read=settings_.parse,
             ),
             Text("settings_json", settings_.dumped, settings_.loaded),
-            told=Told(value=lambda job: dict(job.settings), label=None),
+            told=JsonField(value=lambda job: dict(job.settings), label=None),
         ),
     )
     epochs: int = field(
@@ -195,7 +197,7 @@ class Job:
         metadata=described(
             Number(0, UINT32),
             Option("Samples that a worker leases at a time, a multiple of --batch-size; 0: chosen by size."),
-            told=Told(label=None),
+            told=JsonField(label=None),
         ),
     )
     max_steps: int = field(
@@ -203,7 +205,7 @@ class Job:
         metadata=described(
             Number(0, UINT64),
             Option("Steps after which a worker stops; 0: no limit."),
-            told=Told(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
+            told=JsonField(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
         ),
     )
     shards: int = field(
@@ -211,7 +213,7 @@ class Job:
         metadata=described(
             Number(0, UINT32),
             Option("Shards that the variables are cut into; 0: four a server, or fewer."),
-            told=Told(label=None),
+            told=JsonField(label=None),
         ),
     )
     seed: int = field(
@@ -224,7 +226,7 @@ class Job:
             OneOf(_WIRES),
             Option("What trainable float32 values travel as; a half takes half the bytes, and rounds."),
             Named(_WIRES, "the job's wire is {}; it must be FLOAT16, BFLOAT16, or left out for float32 as it is"),
-            told=Told(label=None),
+            told=JsonField(label=None),
         ),
     )
     overlap: bool = field(
@@ -237,7 +239,7 @@ class Job:
                 turns_off=True,
             ),
             Negated("in_turn"),
-            told=Told(label=None),
+            told=JsonField(label=None),
         ),
     )
     restore: str = field(
@@ -262,7 +264,7 @@ class Job:
         default=None,
         metadata=described(
             Instance(CheckpointPolicy, "give a CheckpointPolicy, or None", optional=True, verb="are"),
-            Group(CheckpointPolicy, checkpoint_policy.from_options),
+            OptionGroup(CheckpointPolicy, checkpoint_policy.from_options),
             Nested(CheckpointPolicy.from_proto),
             told=None,
         ),
@@ -271,7 +273,7 @@ class Job:
         default=None,
         metadata=described(
             Instance(EvaluationPolicy, "give an EvaluationPolicy, or None", optional=True),
-            Group(EvaluationPolicy, evaluation_policy.from_options),
+            OptionGroup(EvaluationPolicy, evaluation_policy.from_options),
             Nested(EvaluationPolicy.from_proto),
             told=None,
         ),

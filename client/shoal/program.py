@@ -18,7 +18,7 @@ DEFAULT_PREFETCH = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepOutput:
     """What one batch gives, for programs that have more to say than (loss, gradients).
 
     Attributes:
@@ -40,7 +40,7 @@ class Step:
 
 
 @runtime_checkable
-class Measure(Protocol):
+class AggregateMetric(Protocol):
     """A figure of a whole set that is not the mean of its batches' figures."""
 
     def joined(self, other: Self) -> Self:
@@ -232,8 +232,8 @@ class Program(Protocol):
 
     def loss_and_gradients(
         self, params: Mapping[str, Array], batch: Any
-    ) -> tuple[Any, Mapping[str, Array] | Iterable[tuple[str, Array]]] | Step:
-        """The mean loss of a batch and its gradients: by name, or one by one, as `Step` says.
+    ) -> tuple[Any, Mapping[str, Array] | Iterable[tuple[str, Array]]] | StepOutput:
+        """The mean loss of a batch and its gradients: by name, or one by one, as `StepOutput` says.
 
         Args:
             params: all variables, by name, on the worker's device; valid for this call, and not to be changed.
@@ -262,7 +262,7 @@ class RandomProgram(Protocol):
 
     def loss_and_gradients(
         self, params: Mapping[str, Array], batch: Any, *, seed: int
-    ) -> tuple[Any, Mapping[str, Array] | Iterable[tuple[str, Array]]] | Step:
+    ) -> tuple[Any, Mapping[str, Array] | Iterable[tuple[str, Array]]] | StepOutput:
         """As of `Program`.
 
         Args:
@@ -288,7 +288,7 @@ class EvaluatedProgram(Protocol):
         """The examples, one at least. As of `dataset`: read ahead in a thread, and by name, not by a method."""
         ...
 
-    def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | Measure]:
+    def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | AggregateMetric]:
         """Figures of one batch, by name, always the same names: {"loss": 0.31, "accuracy": 0.9}.
 
         Args:
@@ -297,7 +297,7 @@ class EvaluatedProgram(Protocol):
 
         Returns:
             Numbers, or arrays of one element, are means of the batch, of which the mean over all examples is taken.
-            What is no mean of batches, such as the area under a curve, is a `Measure` of the batch, and they are
+            What is no mean of batches, such as the area under a curve, is a `AggregateMetric` of the batch, and they are
             joined.
         """
         ...
@@ -305,14 +305,14 @@ class EvaluatedProgram(Protocol):
 
 __all__ = [
     "DEFAULT_PREFETCH",
+    "AggregateMetric",
     "Array",
     "BlockDataset",
     "Blocks",
     "Dataset",
     "EvaluatedProgram",
-    "Measure",
     "Program",
     "RandomDataset",
     "RandomProgram",
-    "Step",
+    "StepOutput",
 ]

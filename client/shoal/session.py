@@ -13,11 +13,11 @@ import structlog
 from numpy.typing import ArrayLike
 
 from shoal import _tracing, errors
-from shoal._rpc import CoordinatorClient, Membership
+from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, start_or_find
 from shoal._training.participant import Participant, Report
 from shoal._training.session_input import as_arrays, as_pair, number, plain, report_of
-from shoal._wire import Heard
+from shoal._wire import ReportAck
 from shoal.v1 import coordinator_pb2
 from shoal.variables import Variable
 
@@ -77,7 +77,7 @@ class Session:
             if start_or_find(coordinator, job, variables, options):
                 opened.push(lambda _kind, error, _trace: cancel(coordinator, job) if error else None)
             member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=self.worker)
-            membership = opened.enter_context(Membership(coordinator, member, on_incarnation=self._live_as))
+            membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=self._live_as))
             membership.start()
             self._participant = Participant(coordinator, job, self.worker, membership.incarnation)
             if variables is not None:
@@ -359,7 +359,7 @@ class Session:
         )
 
     def _account(self, report: Report) -> None:
-        self._unreported.add_figures(report)
+        self._unreported.add_metrics(report)
         if self._clock() - self._reported_at >= _REPORT_EVERY_S:
             self._send_reports()
 
@@ -367,10 +367,10 @@ class Session:
         """Sends what there is and never raises: a step that was taken is not undone by telling of it."""
         self._reported_at = self._clock()
         if timings := self._steps.take():
-            self._unreported.add_figures(Report(step=self.step, timings=timings))
+            self._unreported.add_metrics(Report(step=self.step, timings=timings))
         while report := self._unreported.take():
             try:
-                self._over = self._participant.report(report) is Heard.OVER
+                self._over = self._participant.report(report) is ReportAck.DONE
                 if self._over:
                     self._lost = self._lost or self._participant.failure()
             except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training goes on without the coordinator

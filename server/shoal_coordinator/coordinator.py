@@ -14,12 +14,12 @@ from typing import Any
 import structlog
 
 from shoal import errors
-from shoal._checkpoint import Folder
+from shoal._checkpoint import CheckpointStorage
 from shoal.events import Event as JobEvent
 from shoal.status import Role
 from shoal_coordinator.cluster import Cluster, ClusterPolicy
-from shoal_coordinator.effects import Performer, Report
-from shoal_coordinator.messages import CutHeld, Effect, Held, ServerRef, events
+from shoal_coordinator.effects import EffectRunner, Report
+from shoal_coordinator.messages import CutHeld, Effect, HoldResult, ServerRef, events
 from shoal_coordinator.persistence import ClusterRecords, Store, restored
 
 _log = structlog.get_logger(__name__)
@@ -74,7 +74,7 @@ class Coordinator:
         observer: Observer | None = None,
         clock: Callable[[], float] | None = None,
         on_failure: Callable[[errors.ShoalError], None] = lambda _: None,
-        folder: Folder | None = None,
+        folder: CheckpointStorage | None = None,
     ) -> None:
         self._clock = clock or steady_clock()
         self._observer = observer or Observer()
@@ -96,8 +96,10 @@ class Coordinator:
         self._closed: errors.ShoalError | None = None  # why nothing more is decided
         self._over = False  # nothing more is written either
         self._stopped = threading.Event()
-        self._performer = Performer(self, self._observer.performed, folder, self._observer.retried)
-        self._ticker = threading.Thread(target=self._tick, args=(policy.lease_s / 10,), name="ticker", daemon=True)
+        self._performer = EffectRunner(self, self._observer.performed, folder, self._observer.retried)
+        self._ticker = threading.Thread(
+            target=self._tick, args=(policy.heartbeat_timeout_s / 10,), name="ticker", daemon=True
+        )
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
             self._note(self._machine.outstanding)
@@ -214,13 +216,13 @@ class Coordinator:
         with self._lock:
             self._changed.notify_all()
 
-    # What performing effects needs: `effects.Machine`.
+    # What performing effects needs: `effects.EffectHost`.
 
     def report(self, outcome: Report) -> None:
         """Takes in what became of an effect."""
         self.handle(outcome)
 
-    def held(self, event: CutHeld) -> Held:
+    def held(self, event: CutHeld) -> HoldResult:
         """The coordinator's own part of a cut."""
         return self.handle(event)
 

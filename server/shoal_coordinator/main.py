@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal import errors
 from shoal._role import flags, lifecycle
-from shoal._role.identity import Identity
+from shoal._role.identity import RoleIdentity
 from shoal._role.options import command_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Options:
     supervised: flags.Supervised = False
     scratch: Annotated[Path | None, typer.Option(hidden=True, help="A folder to remove at a clean end.")] = None
 
-    def config(self, who: Identity) -> "CoordinatorConfig":
+    def config(self, who: RoleIdentity) -> "CoordinatorConfig":
         """Returns how the coordinator is run.
 
         Args:
@@ -84,8 +84,8 @@ class Options:
             listen=who.listen,
             advertise=who.advertise,
             store=self.store or str(make_default_path()),
-            lease_s=self.lease,
-            heartbeat_s=self.heartbeat,
+            heartbeat_timeout_s=self.lease,
+            heartbeat_interval_s=self.heartbeat,
             keep_finished=self.keep_finished,
             checkpoints=self.checkpoints,
             server_return_s=self.server_return,
@@ -98,7 +98,7 @@ class Options:
 @command_of(Options)
 def coordinator(options: Options) -> None:
     """Keeps the cluster's small state: members, placement, jobs and who trains on which data."""
-    given = Identity(listen=options.listen, advertise=options.advertise)
+    given = RoleIdentity(listen=options.listen, advertise=options.advertise)
     who = lifecycle.identify("coordinator", given, log_format=options.log_format, log_level=options.log_level)
     failures: list[errors.ShoalError] = []
 

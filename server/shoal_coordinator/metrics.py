@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import ClusterStatus, JobState, JobStatus, Role
 from shoal_coordinator.coordinator import Coordinator, Observer
-from shoal_coordinator.job import Loss
+from shoal_coordinator.job import RestartReason
 from shoal_coordinator.messages import Effect, events
 
 _LIVE = {True: "alive", False: "dead"}
@@ -117,7 +117,7 @@ def _count_checkpoints(registry: CollectorRegistry, clock: Callable[[], float]) 
 
     def count(event: events.Event[Any]) -> None:
         match event:
-            case events.CheckpointWritten(saved=saved):
+            case events.CheckpointCommitted(saved=saved):
                 outcomes.labels("written").inc()
                 seconds.observe(max(0.0, clock() - saved.time))
             case events.CheckpointFailed():
@@ -195,7 +195,7 @@ class StateCollector(Collector):
             yield GaugeMetricFamily(f"shoal_coordinator_{name}", text, value)
 
 
-def _counted(name: str, text: str, label: str, counts: Mapping[JobState, int] | Mapping[Loss, int]) -> Metric:
+def _counted(name: str, text: str, label: str, counts: Mapping[JobState, int] | Mapping[RestartReason, int]) -> Metric:
     family = CounterMetricFamily(f"shoal_coordinator_{name}", text, labels=[label])
     for what, count in counts.items():
         family.add_metric([what.value], count)

@@ -10,10 +10,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, errors
-from shoal._checkpoint import Folder, open_shared, probe
+from shoal._checkpoint import CheckpointStorage, open_shared_storage, probe
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal_coordinator.api import CoordinatorService, JobsService
-from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, Even, PlacementPolicy
+from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.persistence import MEMORY, Store, open_store
@@ -32,8 +32,8 @@ class CoordinatorConfig:
         listen: host:port; port 0 takes any free one.
         advertise: host that others reach this one by; empty: the one bound.
         store: path of the file that has its state; "memory": its state ends with it.
-        lease_s: seconds of silence after which a member is dead.
-        heartbeat_s: seconds between two signs of life; less than half a lease, so that one may be lost.
+        heartbeat_timeout_s: seconds of silence after which a member is dead.
+        heartbeat_interval_s: seconds between two signs of life; less than half a lease, so that one may be lost.
         keep_finished: ended jobs whose variables stay readable.
         checkpoints: their folder, the same as the servers'; empty: none.
         server_return_s: how long jobs wait for a server that said that it was going, and went; 0 to 600.
@@ -49,12 +49,12 @@ class CoordinatorConfig:
     listen: str = "127.0.0.1:7070"
     advertise: str = ""
     store: str = MEMORY
-    lease_s: float = 5.0
-    heartbeat_s: float = 0.5
+    heartbeat_timeout_s: float = 5.0
+    heartbeat_interval_s: float = 0.5
     keep_finished: int = 8
     checkpoints: str = ""
     server_return_s: float = 60.0
-    placement: PlacementPolicy = field(default_factory=Even)
+    placement: PlacementPolicy = field(default_factory=EvenPlacement)
     max_watchers: int = 64
     threads: int = 32
     page_listen: str = ""
@@ -63,12 +63,12 @@ class CoordinatorConfig:
     max_page_watchers: int = 32
 
     def __post_init__(self) -> None:
-        if not 0 < self.heartbeat_s < self.lease_s / 2:
+        if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s / 2:
             raise errors.BadRequest(
-                f"a heartbeat every {self.heartbeat_s:g} s with a lease of {self.lease_s:g} s: the heartbeat must be "
+                f"a heartbeat every {self.heartbeat_interval_s:g} s with a lease of {self.heartbeat_timeout_s:g} s: the heartbeat must be "
                 "above 0 and less than half the lease, so that members outlive the loss of one",
-                heartbeat_s=self.heartbeat_s,
-                lease_s=self.lease_s,
+                heartbeat_interval_s=self.heartbeat_interval_s,
+                heartbeat_timeout_s=self.heartbeat_timeout_s,
             )
         if self.keep_finished < 0:
             raise errors.BadRequest(f"keep_finished is {self.keep_finished}; it must be 0 or more jobs")
@@ -92,7 +92,7 @@ class CoordinatorProcess:
         self, config: CoordinatorConfig, registry: CollectorRegistry, on_failure: Callable[[errors.ShoalError], None]
     ) -> None:
         policy = ClusterPolicy(
-            lease_s=config.lease_s,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
             keep_finished=config.keep_finished,
             checkpoints=bool(config.checkpoints),
             server_return_s=config.server_return_s,
@@ -101,11 +101,15 @@ class CoordinatorProcess:
         with ExitStack() as undo:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
-            folder = open_shared(config.checkpoints) if config.checkpoints else None
+            folder = open_shared_storage(config.checkpoints) if config.checkpoints else None
             self._coordinator = _coordinator(config, self._store, policy, registry, on_failure, folder)
             if folder:
                 _probe(folder, needed=self._coordinator.has_live_jobs)
-            members = CoordinatorService(self._coordinator, lease_s=config.lease_s, heartbeat_s=config.heartbeat_s)
+            members = CoordinatorService(
+                self._coordinator,
+                heartbeat_timeout_s=config.heartbeat_timeout_s,
+                heartbeat_interval_s=config.heartbeat_interval_s,
+            )
             self._jobs = JobsService(self._coordinator, folder, max_watchers=config.max_watchers)
             undo.callback(self._jobs.close)
             self._server = _rpc.RpcServer(
@@ -164,7 +168,7 @@ def start_coordinator(
     return CoordinatorProcess(config, registry, on_failure)
 
 
-def _probe(folder: Folder, *, needed: bool) -> None:
+def _probe(folder: CheckpointStorage, *, needed: bool) -> None:
     """Looks whether checkpoints can be written.
 
     Args:
@@ -183,7 +187,9 @@ def _probe(folder: Folder, *, needed: bool) -> None:
         _log.error("checkpoints cannot be written; jobs go on without", reason=error.message)
 
 
-def _start_page(config: CoordinatorConfig, coordinator: Coordinator, folder: Folder | None) -> "PageServer | None":
+def _start_page(
+    config: CoordinatorConfig, coordinator: Coordinator, folder: CheckpointStorage | None
+) -> "PageServer | None":
     """The page, if there is to be one; it answers from now on, at first that the coordinator is not there yet."""
     if not config.page_listen:
         return None
@@ -195,8 +201,8 @@ def _start_page(config: CoordinatorConfig, coordinator: Coordinator, folder: Fol
         hosts=config.page_hosts,
         folder=folder,
         read_only=config.page_read_only,
-        lease_s=config.lease_s,
-        heartbeat_s=config.heartbeat_s,
+        heartbeat_timeout_s=config.heartbeat_timeout_s,
+        heartbeat_interval_s=config.heartbeat_interval_s,
         max_watchers=config.max_page_watchers,
     )
 
@@ -207,7 +213,7 @@ def _coordinator(
     policy: ClusterPolicy,
     registry: CollectorRegistry,
     on_failure: Callable[[errors.ShoalError], None],
-    folder: Folder | None,
+    folder: CheckpointStorage | None,
 ) -> Coordinator:
     try:
         return Coordinator(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from shoal import errors
-from shoal._rpc import CoordinatorClient, Membership, Pauses
+from shoal._rpc import Backoff, CoordinatorClient, MembershipClient
 from shoal.v1 import coordinator_pb2
 
 # How often it asks whether it may go.
@@ -18,9 +18,9 @@ _PATIENCE_S = 10.0
 _log = structlog.get_logger(__name__)
 
 
-def wait_until_saved(
+def wait_until_drained(
     client: CoordinatorClient,
-    member: Membership,
+    member: MembershipClient,
     enough: threading.Event,
     grace_s: float,
     *,
@@ -39,7 +39,7 @@ def wait_until_saved(
     """
     began = time.monotonic()
     waiting: list[str] = []
-    limit_s, pauses, answered = min(grace_s, patience_s), Pauses(jitter), True
+    limit_s, pauses, answered = min(grace_s, patience_s), Backoff(jitter), True
     while not enough.is_set():
         request = coordinator_pb2.DrainRequest(member=member.member, incarnation=member.incarnation)
         try:
@@ -66,4 +66,4 @@ def wait_until_saved(
         enough.wait(min(next_s, left_s))
 
 
-__all__ = ["wait_until_saved"]
+__all__ = ["wait_until_drained"]

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal._numerics import kernels
 from shoal._role import flags, lifecycle
-from shoal._role.identity import Identity
+from shoal._role.identity import RoleIdentity
 
 if TYPE_CHECKING:
     from shoal_server.process import Server
@@ -48,7 +48,7 @@ def server(
     supervised: flags.Supervised = False,
 ) -> None:
     """Hosts shards of jobs' variables and applies updates to them."""
-    given = Identity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
+    given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
     who = lifecycle.identify("server", given, log_format=log_format, log_level=log_level)
 
     def start(registry: CollectorRegistry, metrics_address: str) -> "Server":
@@ -69,7 +69,7 @@ def server(
         )
         return Server(config, registry)
 
-    with kernels.made_ahead():
+    with kernels.precompiled():
         lifecycle.run_role(
             "server",
             start,

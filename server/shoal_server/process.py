@@ -8,17 +8,24 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc
-from shoal._checkpoint import open_shared, probe
-from shoal._rpc import CoordinatorClient, Membership
+from shoal._checkpoint import open_shared_storage, probe
+from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._transport import sweep
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
-from shoal_server.checkpoints import Saver
-from shoal_server.draining import wait_until_saved
+from shoal_server.checkpoints import CheckpointWriter
+from shoal_server.draining import wait_until_drained
 from shoal_server.metrics import ServerMetrics
 from shoal_server.optimizers import kernels
 from shoal_server.pools import CallPool
-from shoal_server.serving import SERVICE, DataService, EndpointConfig, Endpoints, ParameterServerServicer, add_to_server
+from shoal_server.serving import (
+    SERVICE,
+    DataService,
+    EndpointConfig,
+    EndpointGroup,
+    ParameterServerServicer,
+    add_to_server,
+)
 from shoal_server.shards import ShardStore
 
 _log = structlog.get_logger(__name__)
@@ -49,7 +56,7 @@ class Server:
     """
 
     def __init__(self, config: ServerConfig, registry: CollectorRegistry) -> None:
-        folder = open_shared(config.checkpoints) if config.checkpoints else None
+        folder = open_shared_storage(config.checkpoints) if config.checkpoints else None
         if folder:
             probe(folder)
         _log.info("kernels are ready", processor=kernels.processor(), seconds=round(kernels.warm_up(), 3))
@@ -59,11 +66,11 @@ class Server:
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
         if abandoned := sweep():
             _log.info("removed shared memory of processes that are gone", segments=len(abandoned))
-        self._endpoints = Endpoints(DataService(self.store, metrics), self._endpoint_config(config))
+        self._endpoints = EndpointGroup(DataService(self.store, metrics), self._endpoint_config(config))
         metrics.watch(self.store, self._pools)
         with ExitStack() as undo:
             undo.callback(self._endpoints.stop)
-            self._saver = Saver(folder, config.name)
+            self._saver = CheckpointWriter(folder, config.name)
             undo.callback(self._saver.close)
             servicer = ParameterServerServicer(self.store, self._endpoints, saver=self._saver)
             self._rpc = _rpc.RpcServer(
@@ -77,7 +84,7 @@ class Server:
         self._endpoints.start(self.address)
         self._rpc.start()
         self._coordinator = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
-        self._membership = Membership(
+        self._membership = MembershipClient(
             self._coordinator,
             coordinator_pb2.RegisterRequest(
                 role=coordinator_pb2.SERVER,
@@ -105,7 +112,7 @@ class Server:
             enough: set to wait no longer; the grace is waited for at most.
         """
         self._rpc.set_ready(False)  # for probes; members do not ask, and are served until the end
-        wait_until_saved(self._coordinator, self._membership, enough, self._leave_grace_s)
+        wait_until_drained(self._coordinator, self._membership, enough, self._leave_grace_s)
 
     def stop(self) -> None:
         """Leaves the cluster, refuses new calls and frees everything."""

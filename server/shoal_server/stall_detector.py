@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Stalls:
+class StallDetector:
     """Threads that wait for a peer to take or to bring something, and since when. Any thread may use it.
 
     Args:

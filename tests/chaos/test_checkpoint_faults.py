@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.slices import SavedVariables
 from support import forms
 from support.faults import checkpoint_writer
@@ -45,7 +45,7 @@ def test_what_was_whole_is_restored_wherever_the_writer_dies(tmp_path, point):
         for run in range(RUNS):
             root = tmp_path / str(run)
             checkpoint_writer.write(root, 1)
-            catalogue = Catalogue(LocalFolder(root))
+            catalogue = Catalogue(LocalStorage(root))
             die_writing(root, 2, point, run)
             start = time.monotonic()
             assert restored(catalogue) == (2 if published else 1)
@@ -65,4 +65,4 @@ def test_what_was_whole_is_restored_wherever_the_writer_dies(tmp_path, point):
 def test_the_writer_writes_the_same_when_nobody_kills_it(tmp_path):
     command = [sys.executable, checkpoint_writer.__file__, str(tmp_path), "1", "none", "0"]
     subprocess.run(command, timeout=60, check=True)
-    assert restored(Catalogue(LocalFolder(tmp_path))) == 1
+    assert restored(Catalogue(LocalStorage(tmp_path))) == 1

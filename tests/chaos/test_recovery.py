@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tm
 
 
 # One of each in the short form: where what is done and what is known of it are the furthest apart.
-SAVING = forms.size(["CheckpointWritten"], mortal_coordinator.SAVING)
+SAVING = forms.size(["CheckpointCommitted"], mortal_coordinator.SAVING)
 RESTORING = forms.size(["ShardsCreated"], mortal_coordinator.RESTORING)
 FAULTS = forms.runs(1, 10)
 
@@ -192,7 +192,7 @@ def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder,
                 tally.passes(took)
 
 
-@pytest.mark.parametrize("step", [*forms.size([], ["CheckpointWritten"]), *mortal_coordinator.TELLING])
+@pytest.mark.parametrize("step", [*forms.size([], ["CheckpointCommitted"]), *mortal_coordinator.TELLING])
 def test_a_checkpoint_that_was_asked_for_is_told_over_the_coordinators_death(cluster, client, tmp_path, step):
     spec = plane(f"asked-{step.lower()}", seconds=0.01, hurry=tmp_path / "never", checkpoints=NEVER)
     with ThreadPoolExecutor(1) as pool, running(client, spec) as job:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import shoal
 from shoal import optim
 from shoal._cli.app import app
-from shoal.events import Evaluated
+from shoal.events import EvaluationEnded
 from support.clusters.local import ROOT, local_cluster
 
 pytestmark = pytest.mark.cluster
@@ -44,7 +44,7 @@ def counted(mode=MODES[0], policy=None, *, settings=None, **options):
 
 
 def evaluations(job):
-    return [event.result for event in job.events() if isinstance(event, Evaluated)]
+    return [event.result for event in job.events() if isinstance(event, EvaluationEnded)]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

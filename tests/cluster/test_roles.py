@@ -188,7 +188,9 @@ def test_a_server_does_not_start_with_a_folder_of_checkpoints_that_it_cannot_wri
 
 def test_a_server_that_was_given_up_frees_its_shards_and_is_a_member_again():
     """Both roles in this process, so that the lease can be ended without waiting for it."""
-    coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", heartbeat_s=0.05), CollectorRegistry())
+    coordinator = start_coordinator(
+        CoordinatorConfig(listen="127.0.0.1:0", heartbeat_interval_s=0.05), CollectorRegistry()
+    )
     server = Server(ServerConfig("server-0", coordinator.address), CollectorRegistry())
     try:
         with shoal.Client(coordinator.address) as client:

@@ -16,15 +16,15 @@ from shoal import consistency, errors, optim
 from shoal._checkpoint import manifest as manifest_module
 from shoal._checkpoint import tensor_files
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.local_storage import LocalFolder
-from shoal._checkpoint.storage_urls import open_folder
+from shoal._checkpoint.local_storage import LocalStorage
+from shoal._checkpoint.storage_urls import open_storage
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
-from shoal_coordinator.messages import Held, JobRef, ServerRef, TakeCut
+from shoal_coordinator.messages import HoldResult, JobRef, ServerRef, TakeCut
 from support import forms
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
@@ -120,7 +120,7 @@ def test_servers_save_to_s3_and_others_restore_from_there(s3):
         with servers.worker("a") as worker:
             train(worker, 2)
         saved, manifest = state(servers), servers.save()
-    Catalogue(open_folder(f"{s3}/contract")).verify(manifest)
+    Catalogue(open_storage(f"{s3}/contract")).verify(manifest)
     with servers_of(f"{s3}/contract", 1, 2, seed=9) as others:
         others.restore(manifest)
         assert state(others) == saved
@@ -128,13 +128,13 @@ def test_servers_save_to_s3_and_others_restore_from_there(s3):
 
 def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_the_cut(tmp_path, monkeypatch):
     go_on = threading.Event()
-    write = LocalFolder.write
+    write = LocalStorage.write
 
     def slow(folder, path, pieces):
         assert go_on.wait(60)
         write(folder, path, pieces)
 
-    monkeypatch.setattr(LocalFolder, "write", slow)
+    monkeypatch.setattr(LocalStorage, "write", slow)
     with servers_of(tmp_path, 2, 3) as servers, servers.worker("a") as worker:
         train(worker, 2)
         saved = state(servers)
@@ -316,7 +316,7 @@ def read_only_folder(root):
 
 
 @contextmanager
-def no_folder(root):
+def no_storage_message(root):
     """Something else has its name."""
     shutil.rmtree(root, ignore_errors=True)
     root.write_text("")
@@ -336,7 +336,7 @@ def link_out(root):
     assert not [*outside.iterdir()]
 
 
-@pytest.mark.parametrize("cause", [full_disk, failing_disk, read_only_folder, no_folder, link_out])
+@pytest.mark.parametrize("cause", [full_disk, failing_disk, read_only_folder, no_storage_message, link_out])
 def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(tmp_path, cause):
     root = tmp_path / "checkpoints"
     with servers_of(root, 2, 2) as servers, servers.worker("a") as worker:
@@ -345,14 +345,14 @@ def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(tmp_path, c
             servers.save(1)
         # The other server may still be about its own file.
         wait_until(lambda: not [*root.glob("job/*/.tmp-*")], what="the end of what was begun")
-        assert not Catalogue(LocalFolder(root)).numbers("job")
+        assert not Catalogue(LocalStorage(root)).numbers("job")
         train(worker, 1, seed=1)
         after = state(servers)
         assert servers.save(2, cut=2).version == 2
         assert servers.versions() == [2, 2]
-    assert Catalogue(LocalFolder(root)).numbers("job") == [2]
+    assert Catalogue(LocalStorage(root)).numbers("job") == [2]
     with servers_of(root, 1, 1) as others:
-        others.restore(Catalogue(LocalFolder(root)).manifest("job", 2))
+        others.restore(Catalogue(LocalStorage(root)).manifest("job", 2))
         assert state(others) == after
 
 
@@ -372,7 +372,7 @@ def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path):
         manifest = servers.save()
         entry = replace(manifest.files[0], name="../../../secret")
         led_out = replace(manifest, number=2, files=(entry,))
-        Catalogue(LocalFolder(root)).publish(led_out)
+        Catalogue(LocalStorage(root)).publish(led_out)
         with pytest.raises(errors.BadRequest, match="no name in a folder"):
             servers.restore(led_out)
 
@@ -408,7 +408,7 @@ def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_
     with servers_of(tmp_path, 1, 1) as servers:
         [address] = servers.placement.by_server()
         refs = (ServerRef("s0", address), ServerRef("gone", "127.0.0.1:1"))
-        held = Held(None, {}, state_pb2.TallyRecord())
+        held = HoldResult(None, {}, state_pb2.TallyRecord())
         with pytest.raises(errors.Unreachable):
             checkpoint_cut.take_cut(TakeCut(JobRef("job", 1), 1, refs, 1, number=7), ServerCalls(bool), lambda: held)
         with pytest.raises(errors.Cancelled, match="nothing was saved"):
@@ -427,14 +427,14 @@ def test_a_server_tells_lost_shards_from_a_save_that_it_does_not_have(tmp_path):
 
 def test_dropping_shards_ends_their_saving(tmp_path, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
-    write = LocalFolder.write
+    write = LocalStorage.write
 
     def slow(folder, path, pieces):
         begun.set()
         assert go_on.wait(60)
         write(folder, path, pieces)
 
-    monkeypatch.setattr(LocalFolder, "write", slow)
+    monkeypatch.setattr(LocalStorage, "write", slow)
     with servers_of(tmp_path, 1, 2) as servers:
         servers.cut(servers.hold(), cut=1)
         assert begun.wait(60)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
+from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, Role, StepTiming, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.api.codecs import timings_message
@@ -190,7 +190,7 @@ class TestCallbacks:
         assert job.wait(5, [first.append, second.append]).job == "linear"
         assert [event.sequence for event in first] == [1, 2, 3]
         assert first == second
-        assert first[1] == Evaluated(2, 10.0, "worker-1", Evaluation(1, 5, {"loss": 0.5}), True)
+        assert first[1] == EvaluationEnded(2, 10.0, "worker-1", Evaluation(1, 5, {"loss": 0.5}), True)
 
     def test_that_raise_end_the_waiting_and_not_the_job(self, coordinator, job):
         coordinator.log("linear", "a")

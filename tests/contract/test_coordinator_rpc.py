@@ -10,9 +10,9 @@ import pytest
 import shoal
 from shoal import _rpc, errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
-from shoal._rpc.coordinator import Membership
+from shoal._rpc.coordinator import MembershipClient
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
@@ -186,7 +186,7 @@ def test_who_is_of_another_version_is_refused_and_told_of_both(rig):
 def test_a_member_says_its_version(rig, monkeypatch):
     monkeypatch.setattr("shoal._rpc.coordinator.version", lambda _: "0.0.7")
     request = members.RegisterRequest(role=members.SESSION, member="notebook")
-    with pytest.raises(errors.WrongVersion), Membership(rig.client, request) as member:
+    with pytest.raises(errors.WrongVersion), MembershipClient(rig.client, request) as member:
         member.start()
 
 
@@ -194,9 +194,9 @@ def test_a_member_says_its_version(rig, monkeypatch):
 def test_the_second_of_two_with_one_name_is_refused_and_told_of_the_first(rig, role):
     """It waits for the lease of what may be its own earlier life; the first one goes on beating, so it gives up."""
 
-    def member(address: str) -> Membership:
+    def member(address: str) -> MembershipClient:
         request = members.RegisterRequest(role=role, member="twin", address=address)
-        return Membership(rig.client, request)
+        return MembershipClient(rig.client, request)
 
     with member("10.0.0.1:7070") as first:
         first.start()
@@ -284,7 +284,7 @@ def test_a_cluster_without_a_folder_of_checkpoints_says_so(crew):
 
 
 def test_a_checkpoint_to_begin_with_is_looked_for_before_the_job_is_taken(tmp_path):
-    catalogue = Catalogue(LocalFolder(tmp_path))
+    catalogue = Catalogue(LocalStorage(tmp_path))
     for number in (1, 3):
         catalogue.publish(Manifest("base", number, 0.0, 1, 1, {}, (), ()))
     (tmp_path / "torn" / "00000001").mkdir(parents=True)
@@ -443,7 +443,7 @@ def test_a_worker_without_a_part(crew):
 
 def test_a_lease_that_makes_no_sense_is_refused():
     with pytest.raises(errors.BadRequest, match="less than half the lease"):
-        CoordinatorConfig(lease_s=1.0, heartbeat_s=0.5)
+        CoordinatorConfig(heartbeat_timeout_s=1.0, heartbeat_interval_s=0.5)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 601.0, float("nan")])
@@ -489,7 +489,7 @@ def open_watch(rig: Rig):
 def test_watchers_starve_nobody_and_too_many_are_told_so(crew):
     crew.submit(job(workers=3))
     calls = [open_watch(crew) for _ in range(MAX_WATCHERS)]
-    with pytest.raises(errors.Overloaded, match="try again later"), _rpc.translated("coordinator"):
+    with pytest.raises(errors.Overloaded, match="try again later"), _rpc.as_shoal_errors("coordinator"):
         open_watch(crew)
     for _ in range(20):  # on 4 threads, of which the watchers would hold 3
         crew.beat("w0")
@@ -505,7 +505,7 @@ def test_watchers_are_let_go_when_the_coordinator_stops(crew):
     crew.submit(job(workers=3))
     call = open_watch(crew)
     crew.process.stop()
-    with pytest.raises(errors.Unreachable), _rpc.translated("coordinator"):
+    with pytest.raises(errors.Unreachable), _rpc.as_shoal_errors("coordinator"):
         list(call)
 
 

@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from shoal import _rpc, errors
-from shoal._rpc.coordinator import CoordinatorClient, Membership
+from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
 from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
 from shoal.variables import Variable
-from shoal_server.draining import wait_until_saved
+from shoal_server.draining import wait_until_drained
 from shoal_server.process import Server, ServerConfig
 from support.clusters.coordinator_rig import Rig, job
 from support.clusters.fake_coordinator import FakeCoordinator
@@ -39,7 +39,7 @@ def coordinator():
 def member(coordinator):
     client = CoordinatorClient(coordinator.address)
     request = members.RegisterRequest(role=members.SERVER, member="s0", address="h:1")
-    with Membership(client, request) as member:
+    with MembershipClient(client, request) as member:
         member.start()
         yield member
     client.close()
@@ -75,7 +75,7 @@ class TestAServer:
         """Has the server leave, as `shoal server` does."""
 
         def leave(grace_s=60.0, enough=None, **options):
-            return wait_until_saved(member._client, member, enough or threading.Event(), grace_s, **options)
+            return wait_until_drained(member._client, member, enough or threading.Event(), grace_s, **options)
 
         return leave
 
@@ -177,7 +177,7 @@ class TestShards:
             queued = partial(servers.sample, "shoal_server_queued_calls", pool=call)
             wait_until(lambda: queued() == 4 * number, what="commits that wait for threads, which others hold")
             servers.publish(saved)  # collects the files
-            servers.each("GiveUpHold", pb.GiveUpHoldRequest(job="job", cut=1))
+            servers.each("ResumeCommits", pb.ResumeCommitsRequest(job="job", cut=1))
             assert [each.result(15).outcome for each in pushed] == ["accepted"] * 6
 
     def test_go_on_if_it_is_given_up(self, servers):
@@ -186,7 +186,7 @@ class TestShards:
             servers.cut(servers.hold(), hold_s=20)
             worker.pull()
             pushed = pool.submit(worker.push, ONES)
-            servers.each("GiveUpHold", pb.GiveUpHoldRequest(job="job", cut=1))
+            servers.each("ResumeCommits", pb.ResumeCommitsRequest(job="job", cut=1))
             assert pushed.result(15).outcome == "accepted"
             assert servers.versions() == [1]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.storage_urls import open_folder
+from shoal._checkpoint.storage_urls import open_storage
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal._wire import Lease
 from shoal._wire.cursor import Cursor
@@ -131,7 +131,7 @@ def test_the_list_of_checkpoints(checkpoints):
 @pytest.mark.parametrize("shards", [1, 4])
 def test_servers_restore_values_slots_and_clocks(checkpoints, shards):
     """The next step gives what it gave then, which takes the optimizer's slots."""
-    manifest = Catalogue(open_folder(str(checkpoints))).manifest("running", 3)
+    manifest = Catalogue(open_storage(str(checkpoints))).manifest("running", 3)
     with ShardServers(MIXED, servers=2, shards=shards, optimizer=MOMENTUM, checkpoints=checkpoints) as servers:
         servers.restore(manifest)
         assert_values(servers.values(), "running/3")

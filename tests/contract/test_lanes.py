@@ -245,7 +245,7 @@ class TestGreeting:
                 RawLane(servers.lanes[0].offer.address) as lane,
                 pytest.raises(errors.Unauthenticated, match="token that is not this server's"),
             ):
-                lane.greet(pb.LaneHello(token=token))
+                lane.open_handshake(pb.LaneHello(token=token))
             with pytest.raises(errors.Unreachable):
                 lane.receive()
 
@@ -365,14 +365,14 @@ def free_port():
 class Offered:
     """A segment that a client made, and what it says of it; removed at the end."""
 
-    def __init__(self, slots=2, slot_bytes=PAGE):
-        self.segment = Segment.create(slots * slot_bytes)
-        self.said = pb.Segment(name=self.segment.name, nonce=self.segment.nonce, slots=slots, slot_bytes=slot_bytes)
+    def __init__(self, slots=2, region_bytes=PAGE):
+        self.segment = Segment.create(slots * region_bytes)
+        self.said = pb.Segment(name=self.segment.name, nonce=self.segment.nonce, slots=slots, region_bytes=region_bytes)
         self.path = SHM / self.segment.name
-        self.slots, self.slot_bytes = slots, slot_bytes
+        self.slots, self.region_bytes = slots, region_bytes
 
     def slot(self, number):
-        return np.frombuffer(self.segment.view((number - 1) * self.slot_bytes, self.slot_bytes), np.uint8)
+        return np.frombuffer(self.segment.view((number - 1) * self.region_bytes, self.region_bytes), np.uint8)
 
     def close(self):
         self.segment.close()
@@ -470,7 +470,7 @@ class TestSegmentsThatAreNotTheClients:
         assert "has another nonce" in self.refused(servers, offered.said)
 
     @pytest.mark.parametrize(
-        ("slots", "slot_bytes", "said"),
+        ("slots", "region_bytes", "said"),
         [
             (0, PAGE, "it has 0 slots"),
             (17, PAGE, "it has 17 slots"),
@@ -481,8 +481,8 @@ class TestSegmentsThatAreNotTheClients:
             (1, PAGE, "has 12288 bytes, not"),
         ],
     )
-    def test_a_wrong_size(self, servers, offered, slots, slot_bytes, said):
-        offered.said.slots, offered.said.slot_bytes = slots, slot_bytes
+    def test_a_wrong_size(self, servers, offered, slots, region_bytes, said):
+        offered.said.slots, offered.said.region_bytes = slots, region_bytes
         assert said in self.refused(servers, offered.said)
 
     def test_slots_that_are_not_whole_pages(self, servers):
@@ -735,7 +735,7 @@ class TestSharing:
     def test_a_segment_that_shrinks_when_a_server_is_about_to_look(self, servers, monkeypatch, call):
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneCalls._slot, []
+            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneHandler._slot, []
 
             def shrinks(calls, number):
                 if not shrunk:
@@ -745,9 +745,9 @@ class TestSharing:
 
             if call is Frame.PULL:
                 assert worker.push(ONES).outcome == "accepted"
-                monkeypatch.setattr(lane_endpoint.LaneCalls, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneHandler, "_slot", shrinks)
             else:
-                monkeypatch.setattr(lane_endpoint.LaneCalls, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneHandler, "_slot", shrinks)
                 assert worker.push(ONES).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
@@ -842,7 +842,7 @@ class TestAnswersThatLie:
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:
                 reply_kind = lambda calls, reply: calls._lane.send(kind, [payload])  # noqa: E731
-                lying.setattr(lane_endpoint.LaneCalls, "_send_reply", reply_kind)
+                lying.setattr(lane_endpoint.LaneHandler, "_send_reply", reply_kind)
                 with pytest.raises(errors.BadFrame):
                     worker.push(ONES)
             assert worker.push(ONES).outcome == "accepted"  # it counts, and counts once

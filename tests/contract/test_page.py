@@ -16,13 +16,13 @@ from structlog.testing import capture_logs
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
 from shoal._display import records
 from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.status import StepTiming
 from shoal.v1 import coordinator_pb2 as members
-from shoal_coordinator.job import JobLife
+from shoal_coordinator.job import JobMachine
 from shoal_coordinator.page.app import STATIC
 from shoal_coordinator.page.reader import Reader
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
@@ -88,10 +88,10 @@ def report(rig, name, *, step, worker="w0", **fields):
     rig.job("Report", job=name, worker=worker, step=step, accepted=step, samples=8 * step, **fields)
 
 
-Told = tuple[str, str, Any]  # kind, id, data
+JsonField = tuple[str, str, Any]  # kind, id, data
 
 
-def told(response: httpx.Response) -> Iterator[Told]:
+def told(response: httpx.Response) -> Iterator[JsonField]:
     """The events of a stream."""
     kind = mark = text = ""
     for line in response.iter_lines():
@@ -108,7 +108,7 @@ def told(response: httpx.Response) -> Iterator[Told]:
                 kind = mark = text = ""
 
 
-def until(stream: Iterator[Told], wanted: str) -> list[Told]:
+def until(stream: Iterator[JsonField], wanted: str) -> list[JsonField]:
     """Reads up to the first event of a kind."""
     found = []
     for event in stream:
@@ -118,7 +118,7 @@ def until(stream: Iterator[Told], wanted: str) -> list[Told]:
     raise AssertionError(f"the stream ended without {wanted}: {found}")
 
 
-def events_in(stream: list[Told]) -> list[dict[str, Any]]:
+def events_in(stream: list[JsonField]) -> list[dict[str, Any]]:
     return [event for kind, _, data in stream if kind == "events" for event in data]
 
 
@@ -129,7 +129,7 @@ class TestWhatItSays:
         assert {"s0", "s1", "w0", "w1"} <= set(by_name)
         assert by_name["w0"]["device"] == "cpu"
         assert by_name["s0"]["load"]["updates"] == 0
-        assert (cluster["heartbeat_s"], cluster["read_only"]) == (0.1, False)
+        assert (cluster["heartbeat_interval_s"], cluster["read_only"]) == (0.1, False)
 
     def test_jobs(self, page, trained):
         [found] = [job for job in page.get("/api/jobs").json()["jobs"] if job["name"] == trained]
@@ -161,7 +161,7 @@ class TestWhatItSays:
     def test_checkpoints_newest_first_with_the_best_and_the_damaged(self, alone, tmp_path):
         rig, page = alone
         rig.submit(job("a", workers=1))
-        catalogue = Catalogue(LocalFolder(tmp_path / "checkpoints"))
+        catalogue = Catalogue(LocalStorage(tmp_path / "checkpoints"))
         for number in (1, 2):
             evaluation = {"values": {"accuracy": 0.5}} if number == 1 else {}
             catalogue.publish(
@@ -244,7 +244,7 @@ class TestWhatItSays:
         assert "the folder of checkpoints did not answer" in answer.json()["message"]
 
     def test_a_defect_is_told_and_logged(self, page, trained, monkeypatch):
-        monkeypatch.setattr(JobLife, "data", lambda self: 1 / 0)
+        monkeypatch.setattr(JobMachine, "data", lambda self: 1 / 0)
         with capture_logs() as logs:
             answer = page.get(f"/api/jobs/{trained}/data")
         assert (answer.status_code, answer.json()["code"]) == (500, "INTERNAL")
@@ -374,7 +374,7 @@ class TestStreams:
         with capture_logs() as logs, page.stream("GET", "/api/jobs/a/events") as response:
             stream = told(response)
             until(stream, "job")
-            monkeypatch.setattr("shoal_coordinator.page.reader.thinned", lambda events: 1 / 0)
+            monkeypatch.setattr("shoal_coordinator.page.reader.downsampled", lambda events: 1 / 0)
             failure = until(stream, "failure")[-1][2]
         assert failure["code"] == "INTERNAL"
         assert "division" not in failure["message"]

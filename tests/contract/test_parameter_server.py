@@ -22,7 +22,7 @@ from shoal._transport import shared_memory
 from shoal._transport.frames import Frame
 from shoal._wire.layout import Aggregation
 from shoal._wire.limits import MAX_MESSAGE_BYTES
-from shoal._wire.packing import Complete, Packer
+from shoal._wire.packing import CompleteArrays, Packer
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
@@ -80,7 +80,7 @@ def push(request):
 
 def push_by_grpc(servers, messages):
     address = servers.placement.shards[0].address
-    with grpc.insecure_channel(address) as channel, _rpc.translated(address):
+    with grpc.insecure_channel(address) as channel, _rpc.as_shoal_errors(address):
         call = channel.stream_unary("/shoal.v1.ParameterServer/Push", encoded, pb.PushReply.FromString)
         return call(iter(messages))
 
@@ -99,7 +99,7 @@ class TestTransports:
             assert servers.open_lanes == (0 if transport == "grpc" else len(worker._servers.connections))
             assert in_shared_memory(value) == (transport == "shared memory")
             loads = [
-                link.prepare(worker._servers.load(link, Complete(gradients()), list(Aggregation)), None)
+                link.prepare(worker._servers.load(link, CompleteArrays(gradients()), list(Aggregation)), None)
                 for link in worker._servers.connections
             ]
             assert [bool(load.slot) for load in loads] == [transport == "shared memory"] * len(loads)
@@ -374,7 +374,7 @@ class TestBadMessages:
         with ShardServers({"w": Variable((400_000,))}, shards=1) as servers, servers.worker("a") as worker:
             layout = servers.placement.shards[0].layout
             arrays = {"w": np.ones(400_000, np.float32)}
-            whole = Packer(servers.placement).chunks([layout], Complete(arrays), [Aggregation.TRAINABLE])
+            whole = Packer(servers.placement).chunks([layout], CompleteArrays(arrays), [Aggregation.TRAINABLE])
             chunks = spoil([pb.Chunk(shard=0, arena=0, offset=c.offset, data=bytes(c.data)) for c in whole])
             messages = [pb.PushRequest(header=header(servers, "a"))] + [pb.PushRequest(chunks=[c]) for c in chunks]
             with pytest.raises(errors.BadChunk, match="shard"):
@@ -677,7 +677,7 @@ class TestStalls:
                 assert pulled.result()["w"].size == 2 << 20
                 assert pushed.result().outcome == "accepted"
                 for call in (lambda: list(pulls[0]), lambda: list(pulls[1]), pushes[0].result, pushes[1].result):
-                    with pytest.raises(errors.Unreachable), _rpc.translated("server"):
+                    with pytest.raises(errors.Unreachable), _rpc.as_shoal_errors("server"):
                         call()
                 for_ever.set()
             assert servers.versions() == [1]
@@ -719,7 +719,7 @@ def pull_by(way, servers, request):
     if way == "lane":
         with servers.lane() as lane:
             return lane.pull(request)
-    with _rpc.translated("server"):
+    with _rpc.as_shoal_errors("server"):
         return list(servers.stubs[0].Pull(request))
 
 
@@ -769,7 +769,7 @@ def small_chunks(servers, arrays, *, elements):
     packer = Packer(servers.placement)
     for shard in servers.placement.shards:
         raw: dict[int, bytes] = {}
-        for chunk in packer.chunks([shard.layout], Complete(arrays), [Aggregation.TRAINABLE]):
+        for chunk in packer.chunks([shard.layout], CompleteArrays(arrays), [Aggregation.TRAINABLE]):
             raw[chunk.arena] = raw.get(chunk.arena, b"") + bytes(chunk.data)
         for index, data in raw.items():
             size = elements * shard.layout.arenas[index].wire.itemsize

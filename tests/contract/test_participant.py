@@ -10,7 +10,7 @@ import pytest
 from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal._training.participant import Participant, Report
-from shoal._wire import DataRange, Heard, Lease, NoRange
+from shoal._wire import DataRange, Lease, NoRange, ReportAck
 from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
 from shoal.job import Job
 from shoal.status import StepTiming
@@ -174,7 +174,7 @@ def test_a_report_carries_everything_and_brings_the_end(rig):
     rig.jobs.stop = True
     timing = StepTiming(2, 1_000.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     report = Report(3, 4, 5, 6, 7, {"loss": 0.5}, {0: 3, 2: 1}, ("hello",), (timing,))
-    assert rig.participant.report(report) is Heard.OVER
+    assert rig.participant.report(report) is ReportAck.DONE
     [request] = rig.record.requests
     assert (request.step, request.accepted, request.rejected, request.dropped, request.samples) == (3, 4, 5, 6, 7)
     assert dict(request.values) == {"loss": 0.5}

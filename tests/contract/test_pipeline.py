@@ -17,7 +17,7 @@ from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
-from shoal_worker.training_loop import Training, TrainingConfig
+from shoal_worker.training_loop import TrainingLoop, TrainingConfig
 from support.clusters import history_server
 from support.clusters.cluster_probe import leads_of
 from support.clusters.shard_servers import ShardServers
@@ -163,7 +163,7 @@ def train(servers, pipeline, name, lease, *, examples=40, max_steps=0):
     emitted = []
     with pipeline, closing(LeasedBatches(Examples(examples), 2, 0, lease)) as batches:
         config = TrainingConfig(name=name, program=Numbers(examples), device=Cpu(), max_steps=max_steps)
-        Training(config, pipeline, batches, emit=emitted.append).run()
+        TrainingLoop(config, pipeline, batches, emit=emitted.append).run()
     servers.remove(name)
     return sum(figures.report.accepted for figures in emitted)
 

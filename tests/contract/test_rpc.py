@@ -46,7 +46,7 @@ def test_every_error_comes_back_as_itself(server, channel):
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)
     for kind in errors.ShoalError.catalogue.values():
         server.implementation.failure = kind("what it was", member="m")
-        with pytest.raises(kind, match="what it was") as caught, _rpc.translated(server.address):
+        with pytest.raises(kind, match="what it was") as caught, _rpc.as_shoal_errors(server.address):
             stub.GetStatus(coordinator_pb2.GetStatusRequest())
         assert type(caught.value) is kind
         assert caught.value.details == {"member": "m"}
@@ -70,10 +70,13 @@ def test_an_error_travels_in_a_bounded_message():
 def test_a_defect_is_an_internal_error_that_names_it_and_the_server_lives_on(server, channel):
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)
     server.implementation.failure = ZeroDivisionError("oops")
-    with pytest.raises(errors.InternalError, match="GetStatus failed: ZeroDivisionError: oops"), _rpc.translated("x"):
+    with (
+        pytest.raises(errors.InternalError, match="GetStatus failed: ZeroDivisionError: oops"),
+        _rpc.as_shoal_errors("x"),
+    ):
         stub.GetStatus(coordinator_pb2.GetStatusRequest())
     server.implementation.failure = AssertionError()  # without a text
-    with pytest.raises(errors.InternalError, match="GetStatus failed: AssertionError"), _rpc.translated("x"):
+    with pytest.raises(errors.InternalError, match="GetStatus failed: AssertionError"), _rpc.as_shoal_errors("x"):
         stub.GetStatus(coordinator_pb2.GetStatusRequest())
     server.implementation.failure = None
     assert stub.GetStatus(coordinator_pb2.GetStatusRequest()).cluster == "c"
@@ -160,7 +163,7 @@ def test_a_call_on_a_channel_that_was_closed_is_cancelled(server):
     channel = _rpc.channel(server.address)
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)
     channel.close()
-    with pytest.raises(errors.Cancelled, match="closed on this side"), _rpc.translated(server.address):
+    with pytest.raises(errors.Cancelled, match="closed on this side"), _rpc.as_shoal_errors(server.address):
         stub.GetStatus(coordinator_pb2.GetStatusRequest())
 
 
@@ -176,7 +179,11 @@ def test_nobody_there_is_unreachable_and_names_the_address():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    with _rpc.channel(address) as channel, pytest.raises(errors.Unreachable, match=address), _rpc.translated(address):
+    with (
+        _rpc.channel(address) as channel,
+        pytest.raises(errors.Unreachable, match=address),
+        _rpc.as_shoal_errors(address),
+    ):
         coordinator_pb2_grpc.CoordinatorStub(channel).GetStatus(coordinator_pb2.GetStatusRequest())
 
 
@@ -184,6 +191,6 @@ def test_a_slow_answer_is_a_deadline(server, channel):
     release = threading.Event()
     server.implementation.before = release.wait
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)
-    with pytest.raises(errors.DeadlineExceeded), _rpc.translated(server.address):
+    with pytest.raises(errors.DeadlineExceeded), _rpc.as_shoal_errors(server.address):
         stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=0.1)
     release.set()

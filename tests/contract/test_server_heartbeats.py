@@ -11,7 +11,7 @@ from shoal.optim._optimizers import SGD
 from shoal.variables import Variable
 from shoal_coordinator.cluster import plan_shards
 from shoal_server.process import Server, ServerConfig
-from shoal_server.shards.shard import JobTerms
+from shoal_server.shards.shard import JobShardConfig
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.waiting import wait_until
 
@@ -33,7 +33,7 @@ def test_they_and_scrapes_go_on_while_shards_are_restored_however_long_that_take
     registry = CollectorRegistry()
     server = Server(ServerConfig("server-0", coordinator.address), registry)
     try:
-        terms = JobTerms("a", 1, {"w": Variable((4,))}, SGD(0.1), Asynchronous(), seed=0)
+        terms = JobShardConfig("a", 1, {"w": Variable((4,))}, SGD(0.1), Asynchronous(), seed=0)
         server.store.create(terms, plan_shards(terms.variables, 1))
         [shard] = server.store.everything()
         with ThreadPoolExecutor(2) as pool:

@@ -81,7 +81,7 @@ def test_lanes_are_counted_while_they_are_open(transport, servers):
 
 
 def test_a_segment_that_is_not_taken_is_counted(servers):
-    with servers.lane(segment=pb.Segment(name="shoal-not-there", slots=1, slot_bytes=4096)) as lane:
+    with servers.lane(segment=pb.Segment(name="shoal-not-there", slots=1, region_bytes=4096)) as lane:
         assert not lane.welcome.shared
         wait_until(lambda: servers.sample("shoal_server_lanes", transport="lane") == 1, what="the lane")
     assert servers.sample("shoal_server_segments_total", outcome="refused") == 1

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 import shoal
 from shoal import _tracing, consistency, errors
-from shoal._rpc.coordinator import CoordinatorClient, Membership
+from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
 from shoal._training.overlap import Pipeline
 from shoal.partitioners import FixedShards
 from shoal.v1 import coordinator_pb2, header_pb2, job_pb2
@@ -28,7 +28,7 @@ from shoal.variables import Variable
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
 from shoal_worker.messages import Instructions
-from shoal_worker.trainer import Words, train
+from shoal_worker.trainer import DaemonMessages, train
 from support.clusters.coordinator_rig import Rig
 from support.clusters.shard_servers import ShardServers
 from support.traces import collector, recorded, roots, tree
@@ -240,12 +240,12 @@ def work(address, job):
     """What a worker does: waits for the job, and trains it."""
     way, replies = CoordinatorClient(address), []
     registration = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="worker-0")
-    with closing(way), Membership(way, registration, on_reply=replies.append) as membership:
+    with closing(way), MembershipClient(way, registration, on_reply=replies.append) as membership:
         membership.start()
         wait_until(lambda: replies and replies[-1].job == job, what="the assignment")
         part = membership.incarnation, replies[-1].assignment
-        told = Instructions(address, job, "worker-0", *part, "cpu", 0.0, (), retry_for_s=5.0, figures_fd=-1)
-        assert not train(told, lambda _: None, Words()).error
+        told = Instructions(address, job, "worker-0", *part, "cpu", 0.0, (), retry_for_s=5.0, reports_fd=-1)
+        assert not train(told, lambda _: None, DaemonMessages()).error
 
 
 def test_training_a_job_is_one_trace_a_step_through_every_role(cluster, monkeypatch):
@@ -291,7 +291,7 @@ def test_training_a_job_is_one_trace_a_step_through_every_role(cluster, monkeypa
     assert tree(spans, created) == {"CreateShards": 1, "CreateShards/CreateShards": 1}
     (checkpoint,) = [span for span in roots(spans, "checkpoint") if span.attributes.get("shoal.checkpoint") == "j/1"]
     below = tree(spans, checkpoint)
-    assert {"TakeCut/Hold/Hold", "TakeCut/Save/Save", "WriteCheckpoint/CollectFiles/CollectFiles"} <= below.keys()
+    assert {"TakeCut/HoldCommits/HoldCommits", "TakeCut/Save/Save", "CommitCheckpoint/CollectFiles/CollectFiles"} <= below.keys()
 
 
 def test_a_session_and_a_readers_pull_are_traced(cluster):

@@ -15,11 +15,11 @@ from shoal import consistency, errors
 from shoal._transport import grpc_calls, lane_transport
 from shoal._transport import shared_memory as _shared_memory
 from shoal._transport.grpc_transport import GrpcTransport
-from shoal._transport.lane_transport import LaneCalls
-from shoal._transport.shared_memory import SharedMemoryCalls
+from shoal._transport.lane_transport import LaneTransport
+from shoal._transport.shared_memory import SharedMemoryTransport
 from shoal._wire.layout import Aggregation
-from shoal._wire.packing import Complete
-from shoal._wire.transfer import Load
+from shoal._wire.packing import CompleteArrays
+from shoal._wire.transfer import PushPayload
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
@@ -44,8 +44,8 @@ class Way:
 
 
 WAYS = {
-    "shared_memory": Way(SharedMemoryCalls, "auto", (lane_transport, "_ANSWER_TIMEOUT_S")),
-    "lane": Way(LaneCalls, "tcp", (lane_transport, "_ANSWER_TIMEOUT_S")),
+    "shared_memory": Way(SharedMemoryTransport, "auto", (lane_transport, "_ANSWER_TIMEOUT_S")),
+    "lane": Way(LaneTransport, "tcp", (lane_transport, "_ANSWER_TIMEOUT_S")),
     "grpc": Way(GrpcTransport, "grpc", (grpc_calls, "_COMMIT_TIMEOUT_S")),
     "memory": Way(MemoryTransport, "memory", (memory_transport, "ANSWER_TIMEOUT_S")),
 }
@@ -89,7 +89,7 @@ def header(connection, *, commit, step=0, generation=1):
 
 
 def load(client, connection, arrays):
-    return Load(client._servers.packer, connection.layouts, [Aggregation.TRAINABLE], Complete(arrays))
+    return PushPayload(client._servers.packer, connection.layouts, [Aggregation.TRAINABLE], CompleteArrays(arrays))
 
 
 def memory(nbytes):

@@ -116,20 +116,20 @@ def torch_cases() -> Iterator[tuple[Case, Callable[[Values, list[Values]], list[
         case = {"name": name, "optimizer": ours, "numbers": numbers}
         yield case, torch_run(reference, {"lr": 0.05, "weight_decay": decay}, exclude="bias")
     for name, schedule, warmup, scheduler in (
-        ("adam-step", {"name": "Step", "step_size": 30, "gamma": 0.5}, 0, lambda o: schedulers.StepLR(o, 30, 0.5)),
+        ("adam-step", {"name": "StepLR", "step_size": 30, "gamma": 0.5}, 0, lambda o: schedulers.StepLR(o, 30, 0.5)),
         (
             "adam-exponential-warm",
-            {"name": "Exponential", "gamma": 0.98},
+            {"name": "ExponentialLR", "gamma": 0.98},
             12,
             lambda o: schedulers.ExponentialLR(o, 0.98),
         ),
         (
             "adam-cosine-warm",
-            {"name": "Cosine", "steps": 90, "minimum": 0.001},
+            {"name": "CosineLR", "steps": 90, "minimum": 0.001},
             10,
             lambda o: schedulers.CosineAnnealingLR(o, 90, 0.001),
         ),
-        ("adam-constant-warm", {"name": "Constant"}, 20, lambda o: schedulers.ConstantLR(o, 1.0)),
+        ("adam-constant-warm", {"name": "ConstantLR"}, 20, lambda o: schedulers.ConstantLR(o, 1.0)),
     ):
         rate = schedule | {"learning_rate": 0.03, "warmup_steps": warmup}
         case = {"name": name, "optimizer": "Adam", "numbers": {"learning_rate": rate}}

@@ -5,7 +5,7 @@ import pytest
 
 from shoal import errors
 from shoal_worker.arrays import choose_device, namespace_of
-from shoal_worker.programs import memory_told
+from shoal_worker.programs import as_out_of_memory_error
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,9 @@ def test_what_is_computed_from_a_pull_is_right_while_the_next_is_on_its_way(devi
 def test_a_batch_that_does_not_fit_says_what_was_asked_for(device):
     with (
         pytest.raises(errors.ProgramError, match=r"with a batch of 64 examples: Out of memory allocating \d"),
-        memory_told("program a:b: loss_and_gradients, step 0,", f"{device.name}, with a batch of 64 examples"),
+        as_out_of_memory_error(
+            "program a:b: loss_and_gradients, step 0,", f"{device.name}, with a batch of 64 examples"
+        ),
     ):
         device.xp.empty(1 << 50, np.uint8)
     assert device.to_host(device.to_device(np.ones(3))).sum() == 3, "the device goes on"

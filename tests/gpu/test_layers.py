@@ -21,7 +21,7 @@ from shoal_nn import (
     ReLU6,
     Sigmoid,
     Tanh,
-    Training,
+    TrainingContext,
 )
 
 pytestmark = pytest.mark.gpu
@@ -47,7 +47,7 @@ def step(layer, x, place, dtype):
     params, state = layer.init(np.random.default_rng(3), x.shape[1:])
     params = {name: place(value.astype(dtype)) for name, value in params.items()}
     state = {name: place(value.astype(dtype)) for name, value in state.items()}
-    y, moved, pullback = layer.apply(params, state, place(x), Training(7))
+    y, moved, pullback = layer.apply(params, state, place(x), TrainingContext(7))
     dy = np.random.default_rng(4).normal(size=y.shape).astype(dtype)
     found, dx = pullback(place(dy))
     return {"y": y, "dx": dx, **found, **moved}
@@ -99,7 +99,9 @@ def test_a_convolution_of_halves_is_about_what_it_is_on_the_cpu(device, layer, d
 
 def test_dropout_follows_from_the_seed_and_leaves_about_its_share(device):
     x = device.to_device(np.ones((100, 200), np.float32))
-    first, again, other = (device.to_host(Dropout(0.25).apply({}, {}, x, Training(seed, "a"))[0]) for seed in (7, 7, 8))
+    first, again, other = (
+        device.to_host(Dropout(0.25).apply({}, {}, x, TrainingContext(seed, "a"))[0]) for seed in (7, 7, 8)
+    )
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
     assert set(np.unique(first)) == {np.float32(0), np.float32(1 / 0.75)}

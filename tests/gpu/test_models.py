@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shoal import Job, optim
-from shoal_nn import Training, sigmoid_cross_entropy, softmax_cross_entropy
+from shoal_nn import TrainingContext, sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.models import resnet, wide_deep
 from support.clusters.local import local_cluster
 from support.programs.model_data import bright, pairs
@@ -32,7 +32,7 @@ def test_gradients_of_a_resnet_are_those_that_it_has_on_the_cpu(device, dtype, n
     outcomes = []
     for place in (device.to_device, lambda array: array):
         there = {name: place(value) for name, value in values.items()}
-        logits, state, pullback = net.apply(there, there, place(x), Training(7))
+        logits, state, pullback = net.apply(there, there, place(x), TrainingContext(7))
         _, dlogits = softmax_cross_entropy(logits, place(labels))
         outcomes.append({**pullback(dlogits)[0], **state})
     there, here = outcomes
@@ -49,7 +49,7 @@ def test_a_step_of_resnet_50_has_the_loss_that_it_has_on_the_cpu(device):
     losses = []
     for place in (device.to_device, lambda array: array):
         there = {name: place(value) for name, value in values.items()}
-        logits, _, pullback = net.apply(there, there, place(x), Training(7))
+        logits, _, pullback = net.apply(there, there, place(x), TrainingContext(7))
         loss, dlogits = softmax_cross_entropy(logits, place(labels))
         losses.append(float(loss))
         if len(losses) == 1:  # on the device; on the CPU it would take minutes
@@ -68,7 +68,7 @@ def test_gradients_of_wide_and_deep_are_those_that_it_has_on_the_cpu(device):
     outcomes = []
     for place in (device.to_device, lambda array: array):
         there = {name: place(value) for name, value in values.items()}
-        logits, _, pullback = net.apply(there, {}, {name: place(it) for name, it in x.items()}, Training(7))
+        logits, _, pullback = net.apply(there, {}, {name: place(it) for name, it in x.items()}, TrainingContext(7))
         _, dlogits = sigmoid_cross_entropy(logits, place(labels))
         outcomes.append(pullback(dlogits)[0])
     there, here = outcomes

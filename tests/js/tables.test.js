@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { otherJobs } from "../../server/shoal_coordinator/page/static/overview.js";
-import { alive, isOver, stateText } from "../../server/shoal_coordinator/page/static/parts.js";
+import { alive, isFinished, stateText } from "../../server/shoal_coordinator/page/static/parts.js";
 import { binned } from "../../server/shoal_coordinator/page/static/staleness.js";
 
 test("a state says since when, if it is not as it should be", () => {
@@ -26,7 +26,7 @@ test("who is there, by state", () => {
 test("jobs that do not run", () => {
   assert.equal(otherJobs({ jobs: 2, jobs_by_state: { running: 2 } }), " of 2");
   assert.equal(otherJobs({ jobs: 9, jobs_by_state: { running: 2, pending: 1, placing: 1, failed: 5 } }), " 2 waiting, of 9");
-  assert.deepEqual(["running", "failed", "pending"].map(isOver), [false, true, false]);
+  assert.deepEqual(["running", "failed", "pending"].map(isFinished), [false, true, false]);
 });
 
 test("few kinds of staleness have a row each, those without a push too", () => {

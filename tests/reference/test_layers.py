@@ -139,7 +139,7 @@ def test_batch_norm(batch, size, channels, dtype, rows, training, momentum):
         params=params,
         state=state,
         weights=weights,
-        train=shoal_nn.Training(1) if training else False,
+        train=shoal_nn.TrainingContext(1) if training else False,
     )
     close(moved["mean"], theirs.running_mean.numpy(), dtype, "running mean")
     close(moved["var"], theirs.running_var.numpy(), dtype, "running variance")

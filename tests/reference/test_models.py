@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from shoal_nn import Training, crossed, sigmoid_cross_entropy, softmax_cross_entropy
+from shoal_nn import TrainingContext, crossed, sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.models import mobilenet_v2, resnet, wide_deep
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make reference` does that")
@@ -71,7 +71,7 @@ def test_a_step(name):
     state = {mine: arrays[mine] for mine, it in variables.items() if not it.trainable}
 
     x, labels = np.random.default_rng(2).normal(size=(4, size, size, 3)), np.array([3, 1, 4, 1])
-    logits, moved, pullback = ours.apply(params, state, x, Training(0))
+    logits, moved, pullback = ours.apply(params, state, x, TrainingContext(0))
     loss, by_logits = softmax_cross_entropy(logits, labels)
     gradients, _ = pullback(by_logits)
 
@@ -127,7 +127,7 @@ def test_a_step_of_wide_and_deep():
     rng = np.random.default_rng(2)
     x = {"a": rng.integers(0, 5, 40), "b": rng.integers(0, 7, 40), "n": rng.normal(size=40)}
     labels = rng.integers(0, 2, (40, 1)).astype(float)
-    logits, _, pullback = ours.apply(params, {}, x, Training(0))
+    logits, _, pullback = ours.apply(params, {}, x, TrainingContext(0))
     loss, by_logits = sigmoid_cross_entropy(logits, labels)
     gradients, _ = pullback(by_logits)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal import _transport, errors
 from shoal._transport import Target, Transport, TransportFactory, take_message
-from shoal._wire import Arrival, Assembler, Delivery, Load, decode_push, slot_offsets
+from shoal._wire import Assembler, PullAssembly, PullDecoder, PushPayload, decode_push, region_offsets
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server import serving
@@ -23,8 +23,8 @@ from shoal_server.serving import (
     EndpointFactory,
     PendingPull,
     Source,
-    from_slot,
-    from_wire,
+    from_chunks,
+    from_region,
     replies,
     required,
     stamp_of,
@@ -68,20 +68,20 @@ class MemoryTransport(Transport):
 
     def memory(self) -> tuple[int, np.ndarray]:
         self._lent += 1
-        return self._lent, np.empty(slot_offsets(self._target.layouts)[1], np.uint8)
+        return self._lent, np.empty(region_offsets(self._target.layouts)[1], np.uint8)
 
-    def pull(self, request: pb.PullRequest, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         self.line.calls.put(("pull", request.SerializeToString(), None))
-        delivery = Delivery(self._target.layouts, arrival)
+        delivery = PullAssembly(self._target.layouts, arrival)
         with self._whole():
             while message := self._answer(None):
                 delivery.add(take_message(pb.PullReply, message, delivery.assembler)[0])
             return delivery.finish()
 
-    def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
         return self._push("push", header, load)
 
-    def assign(self, header: pb.PushHeader, load: Load) -> None:
+    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
         self._push("assign", header, load)
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
@@ -92,7 +92,7 @@ class MemoryTransport(Transport):
     def close(self) -> None:
         self.line.hang_up()
 
-    def _push(self, call: str, header: pb.PushHeader, load: Load) -> pb.PushReply:
+    def _push(self, call: str, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
         header.slot = load.slot if load.owner is self else 0
         with self._whole():
             if header.slot:
@@ -226,7 +226,7 @@ class MemoryEndpoint(Endpoint):
 
         count = self._service.received(NAME)
         try:
-            source = from_wire(first, rest, count) if slot is None else from_slot(slot, count)
+            source = from_chunks(first, rest, count) if slot is None else from_region(slot, count)
             return call(required(header), source).SerializeToString()
         finally:
             for _ in stream if slot is None else ():  # what a refused push still brings

@@ -18,7 +18,7 @@ from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
 from shoal_worker.daemon import WorkerConfig, start_worker
-from shoal_worker.messages import Figures
+from shoal_worker.messages import TrainerReport
 
 # What Prometheus adds to each target, by deploy/prometheus/prometheus.yml.
 TARGET_LABELS = frozenset({"component", "instance", "job"})
@@ -68,5 +68,5 @@ def roles() -> Iterator[dict[str, Scraped]]:
         worker = start_worker(WorkerConfig(coordinator.address, "worker-0", device="cpu"), registries["worker"])
         running.callback(worker.stop)
         # As of a trainer on a GPU, which a machine need not have.
-        worker._metrics.add(Figures(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
+        worker._metrics.add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
         yield {role: Scraped.of(generate_latest(registry).decode()) for role, registry in registries.items()}

@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 TEXTS = (".py", ".proto", ".md", ".toml", ".yaml", ".yml", ".json", ".js", ".html", ".css", "Makefile", "Dockerfile")
 LEFT_ALONE = (
+    "tests/unit/project/",
     "tools/",
     "client/shoal/v1/",
     "CHANGELOG.md",
@@ -31,6 +32,8 @@ LEFT_ALONE = (
     "docs/explanation/decisions/",
     "tests/golden/",
 )
+# What an attribute of these is called is not ours to change, or is changed in protos/.
+FOREIGN = re.compile(r"asyncio|threading|multiprocessing|pb|\w+_pb2|tf|torch|np|xp|nn|keras|typing")
 Rules = dict[str, str]
 
 
@@ -61,14 +64,28 @@ def replacer(rules: Rules) -> Callable[[str], str]:
 
 
 def renamed_python(text: str, words: Rules) -> str:
-    """A Python file with words renamed in code, in the braces of f-strings, and between backticks."""
+    """A Python file with words renamed in code, in the braces of f-strings, and between backticks.
+
+    A string that is nothing but a name is an annotation or a line of `__all__` if the name begins with a capital; for
+    others, only strings of `__all__` are names.
+    """
     lines = text.splitlines(keepends=True)
     in_braces, replace = re.compile(r"\{[^{}]*\}"), replacer(words)
     edits: list[tuple[tuple[int, int], tuple[int, int], str]] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    exported = text.find("__all__ = ")
+    first_exported = text[:exported].count("\n") + 1 if exported >= 0 else len(lines) + 1
+    for index, token in enumerate(tokens):
         new = token.string
         if token.type == tokenize.NAME:
-            new = words.get(token.string, token.string)
+            if not (tokens[index - 1].string == "." and FOREIGN.fullmatch(tokens[index - 2].string)):
+                new = words.get(new, new)
+        elif (
+            token.type == tokenize.STRING
+            and (new[1:2].isupper() or token.start[0] >= first_exported)
+            and new[1:-1] in words
+        ):
+            new = f'"{words[new[1:-1]]}"'
         elif token.type in (tokenize.STRING, tokenize.COMMENT):
             new = re.sub(r"`[^`\n]+`", lambda found: replace(found.group()), new)
             if token.type == tokenize.STRING and "f" in token.string.partition(token.string[-1])[0].lower():

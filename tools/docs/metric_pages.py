@@ -12,7 +12,7 @@ from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
 from shoal_worker.daemon import WorkerConfig, start_worker
-from shoal_worker.messages import Figures
+from shoal_worker.messages import TrainerReport
 
 ROLES = ("coordinator", "server", "worker")
 
@@ -45,7 +45,7 @@ def families() -> dict[str, list[MetricFamily]]:
         worker = start_worker(WorkerConfig(coordinator.address, "worker-0", device="cpu"), registries["worker"])
         running.callback(worker.stop)
         # A GPU's memory has a family only while a trainer uses one.
-        worker._metrics.add(Figures(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
+        worker._metrics.add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
         return {role: sorted(_of(registry)) for role, registry in registries.items()}
 
 

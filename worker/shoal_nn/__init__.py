@@ -5,15 +5,15 @@ from shoal_nn.containers import Add, ByFeature, Concat, Identity, Parallel, Resi
 from shoal_nn.convolution import Conv2D, DepthwiseConv2D
 from shoal_nn.dense import Dense, Embedding
 from shoal_nn.dropout import Dropout
-from shoal_nn.features import Column, Crossed, crossed
+from shoal_nn.features import Column, FeatureCross, crossed
 from shoal_nn.frozen import Frozen
-from shoal_nn.layer import Layer, Pullback, Training, one_by_one
+from shoal_nn.layer import Layer, Pullback, TrainingContext, one_by_one
 from shoal_nn.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.normalization import BatchNorm, LayerNorm
 from shoal_nn.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
 from shoal_nn.precision import LossScale, Policy
-from shoal_nn.supervised import Objective, OneOfMany, Supervised, YesOrNo
+from shoal_nn.supervised import BinaryClassification, MulticlassClassification, Objective, Supervised
 
 __all__ = [
     "GELU",
@@ -21,15 +21,16 @@ __all__ = [
     "AreaUnderCurve",
     "AvgPool",
     "BatchNorm",
+    "BinaryClassification",
     "ByFeature",
     "Column",
     "Concat",
     "Conv2D",
-    "Crossed",
     "Dense",
     "DepthwiseConv2D",
     "Dropout",
     "Embedding",
+    "FeatureCross",
     "Flatten",
     "Frozen",
     "GlobalAvgPool",
@@ -38,8 +39,8 @@ __all__ = [
     "LayerNorm",
     "LossScale",
     "MaxPool",
+    "MulticlassClassification",
     "Objective",
-    "OneOfMany",
     "Parallel",
     "Policy",
     "Pullback",
@@ -50,8 +51,7 @@ __all__ = [
     "Sigmoid",
     "Supervised",
     "Tanh",
-    "Training",
-    "YesOrNo",
+    "TrainingContext",
     "accuracy",
     "crossed",
     "mean_squared_error",

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data._dataset_wrapper import Changed
+from shoal.data._dataset_wrapper import DatasetWrapper
 from shoal.program import Dataset, RandomDataset
 
 
-class Mapped(Changed):
+class Mapped(DatasetWrapper):
     """Another data set, each of whose batches goes through a function, on the host and ahead of its step.
 
     Args:

@@ -24,7 +24,7 @@ _WORDS: Mapping[Any, tuple[str, str]] = {
 _KINDS: Mapping[Any, type] = {str: str, int: Integral, float: Real}
 
 
-def typed(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def checked_settings(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function, which looks at its arguments before it begins.
 
     Args:
@@ -75,4 +75,4 @@ def _said(kind: Any, many: bool = False) -> str:
     return _WORDS[kind][many]
 
 
-__all__ = ["typed"]
+__all__ = ["checked_settings"]

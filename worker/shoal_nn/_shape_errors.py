@@ -3,7 +3,7 @@
 from shoal import errors
 
 
-def misfit(layer: str, kind: str, what: str, got: str, wants: str, change: str) -> errors.InvalidShape:
+def shape_error(layer: str, kind: str, what: str, got: str, wants: str, change: str) -> errors.InvalidShape:
     """The error, whose details are these arguments.
 
     Args:
@@ -26,4 +26,4 @@ def misfit(layer: str, kind: str, what: str, got: str, wants: str, change: str) 
     )
 
 
-__all__ = ["misfit"]
+__all__ = ["shape_error"]

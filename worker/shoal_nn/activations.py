@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from shoal.program import Array
 from shoal_nn._ops import erf, widened
-from shoal_nn.layer import Shape, Train, Unweighted
+from shoal_nn.layer import Shape, StatelessLayer, Train
 from shoal_worker.arrays import Namespace, fused, namespace_of
 
 _STEEPNESS = math.sqrt(2 / math.pi)
 
 
-class Activation(Unweighted):
+class Activation(StatelessLayer):
     """Takes examples of any shape."""
 
     def output_shape(self, shape: Shape) -> Shape:

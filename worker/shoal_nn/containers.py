@@ -8,7 +8,19 @@ from typing import Any, TypeVar
 from shoal import errors
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn.layer import Arrays, Fed, InTurn, Layer, Pullback, Shape, Train, Training, Unweighted, shape_of, within
+from shoal_nn.layer import (
+    Arrays,
+    Layer,
+    LayerInput,
+    PartwisePullback,
+    Pullback,
+    Shape,
+    StatelessLayer,
+    Train,
+    TrainingContext,
+    shape_of,
+    within,
+)
 from shoal_worker.arrays import namespace_of
 
 _T = TypeVar("_T")
@@ -23,10 +35,10 @@ class _Container(Layer):
     layers: tuple[tuple[str, Layer], ...]
 
     @abstractmethod
-    def _shapes(self, shape: Fed) -> list[Fed]:
+    def _shapes(self, shape: LayerInput) -> list[LayerInput]:
         """What each child is fed, for examples of this shape."""
 
-    def variables(self, shape: Fed) -> dict[str, Variable]:
+    def variables(self, shape: LayerInput) -> dict[str, Variable]:
         kept = {}
         for (name, layer), fed in zip(self.layers, self._shapes(shape), strict=True):
             with within(name):
@@ -39,7 +51,7 @@ class _Container(Layer):
         """As its `apply`, with the names of the container's variables."""
         name, layer = child
         self._trains(train)
-        below: Train = train.under(name) if isinstance(train, Training) else False
+        below: Train = train.under(name) if isinstance(train, TrainingContext) else False
         with within(name):
             y, after, pull = layer.apply(params, state, x, below)
 
@@ -77,13 +89,13 @@ class Sequential(_Container):
     def __init__(self, layers: Layers) -> None:
         object.__setattr__(self, "layers", _named("Sequential", layers))
 
-    def output_shape(self, shape: Fed) -> Shape:
+    def output_shape(self, shape: LayerInput) -> Shape:
         for name, layer in self.layers:
             with within(name):
                 shape = layer.output_shape(shape)
         return shape  # type: ignore[no-any-return]
 
-    def _shapes(self, shape: Fed) -> list[Fed]:
+    def _shapes(self, shape: LayerInput) -> list[LayerInput]:
         fed = []
         for name, layer in self.layers:
             fed.append(shape)
@@ -95,7 +107,7 @@ class Sequential(_Container):
         own, kept = _by_child(params), _by_child(state)
         after: dict[str, Array] = {}
         pulls: list[Pullback] = []
-        fed: list[Fed] = []
+        fed: list[LayerInput] = []
         for child in self.layers:
             fed.append(shape_of(x))
             x, moved, pull = self._apply_child(child, own.get(child[0], {}), kept.get(child[0], {}), x, train)
@@ -111,9 +123,9 @@ class Sequential(_Container):
                     break
             return dy
 
-        return x, after, InTurn(parts)
+        return x, after, PartwisePullback(parts)
 
-    def _demand_no_learner(self, number: int, fed: list[Fed]) -> None:
+    def _demand_no_learner(self, number: int, fed: list[LayerInput]) -> None:
         """Raises InvalidLayer if one of so many first children has parameters: they would have no gradients."""
         for (name, layer), shape in zip(self.layers[:number], fed, strict=False):
             learns = any(it.trainable for it in layer.variables(shape).values())
@@ -124,7 +136,7 @@ class Sequential(_Container):
             )
 
 
-class Join(ABC):
+class Merge(ABC):
     """How the outputs of branches become one."""
 
     @abstractmethod
@@ -141,7 +153,7 @@ class Join(ABC):
 
 
 @dataclass(frozen=True)
-class Add(Join):
+class Add(Merge):
     """Their sum; all have one shape."""
 
     def output_shape(self, shapes: list[Shape]) -> Shape | None:
@@ -158,7 +170,7 @@ class Add(Join):
 
 
 @dataclass(frozen=True)
-class Concat(Join):
+class Concat(Merge):
     """One after the other along the last axis; all other axes are the same."""
 
     def output_shape(self, shapes: list[Shape]) -> Shape | None:
@@ -180,29 +192,29 @@ class _Branches(_Container):
     """Children side by side, whose outputs are joined."""
 
     layers: tuple[tuple[str, Layer], ...]
-    join: Join
+    join: Merge
 
-    def __init__(self, layers: Layers, join: Join) -> None:
+    def __init__(self, layers: Layers, join: Merge) -> None:
         object.__setattr__(self, "layers", _named(type(self).__name__, layers))
         object.__setattr__(self, "join", join)
         self._demand(len(self.layers) > 0, "it has no branch; give one at least")
 
     @abstractmethod
-    def _shares(self, whole: Any, shape: Fed) -> list[Any]:
+    def _shares(self, whole: Any, shape: LayerInput) -> list[Any]:
         """What each branch is fed of a batch, or of its shape; the shape comes along for what is said of a misfit."""
 
     @abstractmethod
     def _by_input(self, dxs: list[Array | None]) -> Array | None:
         """The gradient by the input, of those that the branches give."""
 
-    def output_shape(self, shape: Fed) -> Shape:
+    def output_shape(self, shape: LayerInput) -> Shape:
         outputs = []
         for (name, layer), share in zip(self.layers, self._shares(shape, shape), strict=True):
             with within(name):
                 outputs.append(layer.output_shape(share))
         return self._joined(outputs, shape)
 
-    def _shapes(self, shape: Fed) -> list[Fed]:
+    def _shapes(self, shape: LayerInput) -> list[LayerInput]:
         self.output_shape(shape)
         return self._shares(shape, shape)
 
@@ -225,7 +237,7 @@ class _Branches(_Container):
         after = {name: array for _, moved, _ in applied for name, array in moved.items()}
         return self.join.join(outputs), after, pullback
 
-    def _joined(self, outputs: list[Shape], shape: Fed) -> Shape:
+    def _joined(self, outputs: list[Shape], shape: LayerInput) -> Shape:
         joined = self.join.output_shape(outputs)
         named = ", ".join(f"{name} {tuple(each)}" for (name, _), each in zip(self.layers, outputs, strict=True))
         self._require(
@@ -248,12 +260,12 @@ class Parallel(_Branches):
     """
 
     layers: tuple[tuple[str, Layer], ...]
-    join: Join
+    join: Merge
 
-    def __init__(self, layers: Layers, join: Join = _ADD) -> None:
+    def __init__(self, layers: Layers, join: Merge = _ADD) -> None:
         super().__init__(layers, join)
 
-    def _shares(self, whole: Any, shape: Fed) -> list[Any]:  # noqa: ARG002 - all fit here
+    def _shares(self, whole: Any, shape: LayerInput) -> list[Any]:  # noqa: ARG002 - all fit here
         return [whole for _ in self.layers]
 
     def _by_input(self, dxs: list[Array | None]) -> Array | None:
@@ -285,12 +297,12 @@ class ByFeature(_Branches):
     """
 
     layers: tuple[tuple[str, Layer], ...]
-    join: Join
+    join: Merge
 
-    def __init__(self, layers: Mapping[str, Layer], join: Join = _ADD) -> None:
+    def __init__(self, layers: Mapping[str, Layer], join: Merge = _ADD) -> None:
         super().__init__(layers, join)
 
-    def _shares(self, whole: Any, shape: Fed) -> list[Any]:
+    def _shares(self, whole: Any, shape: LayerInput) -> list[Any]:
         names = [name for name, _ in self.layers]
         given = shape if isinstance(shape, Mapping) else {}
         missing = ", ".join(name for name in names if name not in given)
@@ -302,7 +314,7 @@ class ByFeature(_Branches):
 
 
 @dataclass(frozen=True)
-class Identity(Unweighted):
+class Identity(StatelessLayer):
     """The input."""
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -353,4 +365,4 @@ def _prefixed(child: str, values: Mapping[str, _T]) -> dict[str, _T]:
     return {f"{child}/{name}": value for name, value in values.items()}
 
 
-__all__ = ["Add", "ByFeature", "Concat", "Identity", "Join", "Parallel", "Residual", "Sequential"]
+__all__ = ["Add", "ByFeature", "Concat", "Identity", "Merge", "Parallel", "Residual", "Sequential"]

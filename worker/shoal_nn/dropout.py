@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.program import Array
-from shoal_nn.layer import Shape, Train, Training, Unweighted
+from shoal_nn.layer import Shape, StatelessLayer, Train, TrainingContext
 from shoal_worker.arrays import namespace_of
 
 
 @dataclass(frozen=True)
-class Dropout(Unweighted):
+class Dropout(StatelessLayer):
     """In training, each element is 0 with probability `rate`, otherwise x / (1 - rate) (Srivastava et al., JMLR 2014).
 
-    Which ones follows from the seed of `Training` and the layer's path alone; in evaluation it is the identity.
+    Which ones follows from the seed of `TrainingContext` and the layer's path alone; in evaluation it is the identity.
 
     Args:
         rate: from [0, 1).
@@ -32,7 +32,7 @@ class Dropout(Unweighted):
     def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:
         if not self._trains(train) or self.rate == 0:
             return x, lambda dy: dy
-        assert isinstance(train, Training)
+        assert isinstance(train, TrainingContext)
         drawn = train.generator(namespace_of(x)).random(x.shape, dtype="float32")
         factor = ((drawn >= self.rate) * (1 / (1 - self.rate))).astype(x.dtype)
         return x * factor, lambda dy: dy * factor

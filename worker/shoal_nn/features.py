@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from shoal._numerics.random_streams import GOLDEN, splitmix64
 from shoal.program import Array
-from shoal_nn.layer import Arrays, Fed, Layer, Pullback, Shape, Train, Unweighted, shape_of
+from shoal_nn.layer import Arrays, Layer, LayerInput, Pullback, Shape, StatelessLayer, Train, shape_of
 from shoal_worker.arrays import namespace_of
 
 
 @dataclass(frozen=True)
-class Column(Unweighted):
+class Column(StatelessLayer):
     """Floats as vectors of one: [batch, ...] to [batch, ..., 1], to be concatenated with others."""
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -22,7 +22,7 @@ class Column(Unweighted):
 
 
 @dataclass(frozen=True)
-class Crossed(Layer):
+class FeatureCross(Layer):
     """Of features by name, the cross of two categories: y = crossed(x[first], x[second], rows), for an `Embedding`.
 
     There is no dx.
@@ -43,7 +43,7 @@ class Crossed(Layer):
     def __post_init__(self) -> None:
         self._demand(self.rows > 0, f"rows is {self.rows}; it must be 1 or more")
 
-    def output_shape(self, shape: Fed) -> Shape:
+    def output_shape(self, shape: LayerInput) -> Shape:
         pair = (self.first, self.second)
         given = shape if isinstance(shape, Mapping) else {}
         missing = ", ".join(name for name in pair if name not in given)
@@ -82,4 +82,4 @@ def _mixed(numbers: Array) -> Array:
     return splitmix64(numbers + GOLDEN)
 
 
-__all__ = ["Column", "Crossed", "crossed"]
+__all__ = ["Column", "FeatureCross", "crossed"]

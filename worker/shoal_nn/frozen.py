@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn.layer import Arrays, Fed, Layer, Pullback, Shape, Train
+from shoal_nn.layer import Arrays, Layer, LayerInput, Pullback, Shape, Train
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Frozen(Layer):
     layer: Layer
     input_gradient: bool = False
 
-    def output_shape(self, shape: Fed) -> Shape:
+    def output_shape(self, shape: LayerInput) -> Shape:
         return self.layer.output_shape(shape)
 
-    def variables(self, shape: Fed) -> dict[str, Variable]:
+    def variables(self, shape: LayerInput) -> dict[str, Variable]:
         return {
             name: Variable(it.shape, it.dtype, it.initializer, trainable=False, partitioner=it.partitioner)
             for name, it in self.layer.variables(shape).items()

@@ -14,13 +14,13 @@ from shoal.initializers import Initializer
 from shoal.program import Array
 from shoal.variables import Variable
 from shoal_nn._ops import is_float
-from shoal_nn._shape_errors import misfit
+from shoal_nn._shape_errors import shape_error
 from shoal_worker.arrays import Namespace
 
 # Of one example or an array: lengths of the axes. A model's shapes leave the batch out.
 Shape = tuple[int, ...]
 # What a layer is fed: a Shape, or of features by name (`ByFeature`) a Mapping of such; no type describes both.
-Fed = Any
+LayerInput = Any
 # Arrays by name; those of a container's child have its name before theirs: "conv1/kernel".
 Arrays = Mapping[str, Array]
 # Takes dy, the gradient of a loss by a layer's output, of that output's shape and dtype. Gives the gradients by its
@@ -28,7 +28,7 @@ Arrays = Mapping[str, Array]
 Pullback = Callable[[Array], tuple[dict[str, Array], Array]]
 
 
-class InTurn:
+class PartwisePullback:
     """A pullback whose gradients are known part by part, of the last part first.
 
     Args:
@@ -54,15 +54,15 @@ class InTurn:
 
 
 def one_by_one(pullback: Pullback, dy: Array) -> Iterator[tuple[str, Array]]:
-    """What a pullback gives by the parameters, for a `shoal.Step` whose first gradients travel as others are computed.
+    """What a pullback gives by the parameters, for a `shoal.StepOutput` whose first gradients travel as others are computed.
 
     Of a `Sequential` those of each of its layers, the last one's first; of other layers all at once.
     """
-    return pullback.one_by_one(dy) if isinstance(pullback, InTurn) else iter(pullback(dy)[0].items())
+    return pullback.one_by_one(dy) if isinstance(pullback, PartwisePullback) else iter(pullback(dy)[0].items())
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingContext:
     """That a layer is applied to train, and where the random numbers of this step come from.
 
     Args:
@@ -73,9 +73,9 @@ class Training:
     seed: int
     path: str = ""
 
-    def under(self, name: str) -> "Training":
+    def under(self, name: str) -> "TrainingContext":
         """The same step, for a child of this name."""
-        return Training(self.seed, _joined(self.path, name))
+        return TrainingContext(self.seed, _joined(self.path, name))
 
     def generator(self, xp: Namespace) -> Any:
         """A generator of the array namespace, the same for the same seed and path.
@@ -90,7 +90,7 @@ class Training:
 
 
 # `False` is how a model is evaluated.
-Train = Training | Literal[False]
+Train = TrainingContext | Literal[False]
 
 
 class Layer(ABC):
@@ -101,14 +101,14 @@ class Layer(ABC):
     """
 
     @abstractmethod
-    def output_shape(self, shape: Fed) -> Shape:
+    def output_shape(self, shape: LayerInput) -> Shape:
         """The shape of an example of the output, for examples of this shape.
 
         Raises:
             InvalidShape: the layer does not take such examples.
         """
 
-    def variables(self, shape: Fed) -> dict[str, Variable]:
+    def variables(self, shape: LayerInput) -> dict[str, Variable]:
         """What the layer keeps, by name, for examples of this shape; what is not trainable is its state.
 
         A program's `variables()` can return them: then the servers draw the first values.
@@ -138,7 +138,7 @@ class Layer(ABC):
             InvalidLayer: train is neither Training nor False, where it matters.
         """
 
-    def init(self, rng: np.random.Generator, shape: Fed) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def init(self, rng: np.random.Generator, shape: LayerInput) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """First values, in float32: parameters and state.
 
         Args:
@@ -158,11 +158,11 @@ class Layer(ABC):
             (params if variable.trainable else state)[name] = values
         return params, state
 
-    def _require(self, fits: bool, got: Fed, wants: str) -> None:
+    def _require(self, fits: bool, got: LayerInput, wants: str) -> None:
         """Raises InvalidShape unless the examples that the layer got fit; containers add the way to the layer."""
         if not fits:
             kind, change = type(self).__name__, "it, or what comes before it"
-            raise misfit("", kind, "examples of shape", _shown(got), wants, change)
+            raise shape_error("", kind, "examples of shape", _shown(got), wants, change)
 
     def _require_floats(self, x: Array) -> None:
         """Raises InvalidShape for whole numbers: in their dtype there is nothing to learn from."""
@@ -177,12 +177,14 @@ class Layer(ABC):
             what = f"the variable {name!r} of shape" if name in arrays else "variables, but not"
             wants = f"[{', '.join('any' if length is None else str(length) for length in shape)}]"
             change = "what it is given: the variables that it describes, for the examples that it is fed"
-            raise misfit("", type(self).__name__, what, str(got) if name in arrays else repr(name), wants, change)
+            raise shape_error("", type(self).__name__, what, str(got) if name in arrays else repr(name), wants, change)
         return array
 
     def _trains(self, train: object) -> bool:
         """Whether to act as in training; raises InvalidLayer for what does not say."""
-        self._demand(isinstance(train, Training) or train is False, f"train is {train!r}; give Training(seed) or False")
+        self._demand(
+            isinstance(train, TrainingContext) or train is False, f"train is {train!r}; give Training(seed) or False"
+        )
         return train is not False
 
     def _demand(self, holds: bool, what: str) -> None:
@@ -191,7 +193,7 @@ class Layer(ABC):
             raise errors.InvalidLayer(f"{type(self).__name__}: {what}", kind=type(self).__name__)
 
 
-class Unweighted(Layer):
+class StatelessLayer(Layer):
     """A layer that keeps nothing: a function of its input."""
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002 - there are none
@@ -204,7 +206,7 @@ class Unweighted(Layer):
         """The output, and what gives dx for dy."""
 
 
-def shape_of(x: Array | Mapping[str, Array]) -> Fed:
+def shape_of(x: Array | Mapping[str, Array]) -> LayerInput:
     """Of an example of what a layer is fed."""
     return {name: shape_of(each) for name, each in x.items()} if isinstance(x, Mapping) else x.shape[1:]
 
@@ -217,7 +219,7 @@ def within(name: str) -> Iterator[None]:
     except errors.InvalidShape as error:
         said = error.details
         path = _joined(name, said["layer"])
-        raise misfit(**{**said, "layer": path}).with_traceback(error.__traceback__) from None
+        raise shape_error(**{**said, "layer": path}).with_traceback(error.__traceback__) from None
 
 
 def trainable(shape: Shape, initializer: Initializer) -> Variable:
@@ -230,7 +232,7 @@ def statistic(shape: Shape, initializer: Initializer) -> Variable:
     return Variable(shape, "float32", initializer, trainable=False, aggregation="mean")
 
 
-def _shown(shape: Fed) -> str:
+def _shown(shape: LayerInput) -> str:
     if not isinstance(shape, Mapping):
         return str(tuple(shape))
     return "{" + ", ".join(f"{name}: {_shown(each)}" for name, each in shape.items()) + "}"
@@ -242,14 +244,14 @@ def _joined(path: str, name: str) -> str:
 
 __all__ = [
     "Arrays",
-    "Fed",
-    "InTurn",
     "Layer",
+    "LayerInput",
+    "PartwisePullback",
     "Pullback",
     "Shape",
+    "StatelessLayer",
     "Train",
-    "Training",
-    "Unweighted",
+    "TrainingContext",
     "one_by_one",
     "shape_of",
     "statistic",

@@ -5,7 +5,7 @@ import numpy as np
 from shoal import errors
 from shoal.program import Array
 from shoal_nn._ops import is_float, widened
-from shoal_nn._shape_errors import misfit
+from shoal_nn._shape_errors import shape_error
 from shoal_nn.activations import sigmoid
 from shoal_worker.arrays import namespace_of
 
@@ -100,13 +100,13 @@ def _taken(loss: str, outputs: Array, labels: Array) -> Array:
     """The labels as an array; raises unless outputs are of floats."""
     if not is_float(outputs.dtype):
         wants, change = "floats", "what the model is fed: shoal.data.augment.ToFloat makes floats of images"
-        raise misfit(loss, loss, "outputs of", str(outputs.dtype), wants, change)
+        raise shape_error(loss, loss, "outputs of", str(outputs.dtype), wants, change)
     return namespace_of(outputs).asarray(labels)
 
 
 def _misfit(loss: str, labels: Array, wants: str) -> errors.InvalidShape:
     got = f"{labels.shape} and {labels.dtype}"
-    return misfit(loss, loss, "labels of shape", got, wants, "the labels, or the model's last layer")
+    return shape_error(loss, loss, "labels of shape", got, wants, "the labels, or the model's last layer")
 
 
 def _check_classes(labels: np.ndarray, classes: int) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from shoal import errors
 from shoal.program import Array
 from shoal_nn._ops import widened
-from shoal_nn._shape_errors import misfit
+from shoal_nn._shape_errors import shape_error
 from shoal_worker.arrays import namespace_of, on_host
 
 
@@ -57,7 +57,7 @@ class AreaUnderCurve:
     """The area under the ROC curve: how likely a positive example has a higher score than a negative one; ties half.
 
     It is exact, by the ranks of all scores (Mann and Whitney, "On a test of whether one of two random variables is
-    stochastically larger than the other", 1947), so it is no mean of batches but a `shoal.program.Measure`, which holds
+    stochastically larger than the other", 1947), so it is no mean of batches but a `shoal.program.AggregateMetric`, which holds
     5 bytes an example on the host, 9 where logits are float64.
 
     Args:
@@ -111,7 +111,7 @@ class AreaUnderCurve:
 
 def _misfit(metric: str, logits: tuple[int, ...], labels: Array, wants: str) -> errors.InvalidShape:
     got = f"{labels.shape} and {labels.dtype} for logits of shape {logits}"
-    return misfit(metric, metric, "labels of shape", got, wants, "the labels, or the model's last layer")
+    return shape_error(metric, metric, "labels of shape", got, wants, "the labels, or the model's last layer")
 
 
 __all__ = ["AreaUnderCurve", "accuracy", "top_k_accuracy"]

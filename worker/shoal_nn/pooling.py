@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from shoal.program import Array
 from shoal_nn._ops import Padding, Pair, Windows, blocks, widened
 from shoal_nn._windowed import Windowed
-from shoal_nn.layer import Shape, Train, Unweighted
+from shoal_nn.layer import Shape, StatelessLayer, Train
 from shoal_worker.arrays import namespace_of
 
 
 @dataclass(frozen=True)
-class _Pooling(Windowed, Unweighted):
+class _Pooling(Windowed, StatelessLayer):
     window: Pair = 2
     strides: Pair | None = None
     padding: Padding = "valid"
@@ -107,7 +107,7 @@ class AvgPool(_Pooling):
 
 
 @dataclass(frozen=True)
-class GlobalAvgPool(Unweighted):
+class GlobalAvgPool(StatelessLayer):
     """The mean of each channel: [batch, ..., channels] to [batch, channels]."""
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -127,7 +127,7 @@ class GlobalAvgPool(Unweighted):
 
 
 @dataclass(frozen=True)
-class Flatten(Unweighted):
+class Flatten(StatelessLayer):
     """All of an example's axes as one."""
 
     def output_shape(self, shape: Shape) -> Shape:

@@ -16,15 +16,15 @@ import structlog
 
 from shoal import data as sources
 from shoal import errors
-from shoal.data.augment import Augmentation, Crop, Flip, Normalise, Resize, Step, ToFloat
+from shoal.data.augment import Augmentation, Crop, Flip, Normalize, Resize, ToFloat, Transform
 from shoal.program import Dataset
 from shoal_nn import models
 from shoal_nn._mapped import Mapped
-from shoal_nn._settings import typed
+from shoal_nn._settings import checked_settings
 from shoal_nn.containers import Sequential
 from shoal_nn.dense import Dense
 from shoal_nn.precision import Compute, Policy
-from shoal_nn.supervised import OneOfMany, Supervised, YesOrNo
+from shoal_nn.supervised import BinaryClassification, MulticlassClassification, Supervised
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ MODELS: Mapping[str, Callable[..., Sequential]] = {
 _SHARE = 0.1  # of images in one part, where nothing is said
 
 
-@typed
+@checked_settings
 def image_classifier(
     data: str,
     format: str,
@@ -96,10 +96,12 @@ def image_classifier(
     images = _images(data, format, size, classes)
     plain, changed = _augmentations(images.like, size, changes, mean, std)
     training, judging = images.parts(held_out_share, changed, plain)
-    return Supervised(net, plain(images.like, seed=0).shape[1:], training, judging, OneOfMany(top), precision=policy)
+    return Supervised(
+        net, plain(images.like, seed=0).shape[1:], training, judging, MulticlassClassification(top), precision=policy
+    )
 
 
-@typed
+@checked_settings
 def wide_and_deep(
     data: str | Sequence[str],
     held_out: str | Sequence[str],
@@ -147,7 +149,7 @@ def wide_and_deep(
         Mapped(sources.Parquet(files, columns=[*columns, label], fill=fill, window=blocks), ready)
         for files, blocks in ((data, window), (held_out, 0))
     )
-    return Supervised(net, dict.fromkeys(columns, ()), training, judging, YesOrNo(), label=label)
+    return Supervised(net, dict.fromkeys(columns, ()), training, judging, BinaryClassification(), label=label)
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ _FORMATS: Mapping[str, Callable[[Path, int], _Images]] = {
     "folder": _folder,
     "npz": _npz,
 }
-_CHANGES: Mapping[str, Callable[[], Step]] = {"flip": Flip, "crop": Crop}
+_CHANGES: Mapping[str, Callable[[], Transform]] = {"flip": Flip, "crop": Crop}
 
 
 def _model(name: str, classes: int, options: Mapping[str, Any]) -> Sequential:
@@ -244,7 +246,7 @@ def _model(name: str, classes: int, options: Mapping[str, Any]) -> Sequential:
     known = [option for option in inspect.signature(build).parameters if option != "classes"]
     if wrong := [option for option in options if option not in known]:
         raise errors.ProgramError(f"options have {wrong[0]!r}; give, by name, what {name} has: {', '.join(known)}")
-    return typed(build)(classes, **options)
+    return checked_settings(build)(classes, **options)
 
 
 def _check_counts(classes: int, top: int) -> None:
@@ -264,11 +266,15 @@ def _images(data: str, form: str, size: int, classes: int) -> _Images:
 
 
 def _augmentations(
-    like: np.ndarray, size: int, changes: Sequence[Step], mean: float | Sequence[float], std: float | Sequence[float]
+    like: np.ndarray,
+    size: int,
+    changes: Sequence[Transform],
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
 ) -> tuple[Augmentation, Augmentation]:
     """Returns what is done to all images that are `like` this one, and to those to train on."""
-    resized: list[Step] = [Resize((size, size))] if size and like.shape[1:3] != (size, size) else []
-    ready: list[Step] = [ToFloat(), Normalise(mean, std)]
+    resized: list[Transform] = [Resize((size, size))] if size and like.shape[1:3] != (size, size) else []
+    ready: list[Transform] = [ToFloat(), Normalize(mean, std)]
     return Augmentation(*resized, *ready), Augmentation(*resized, *changes, *ready)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal.program import Array, Dataset, Measure, RandomDataset, Step
+from shoal.program import AggregateMetric, Array, Dataset, RandomDataset, StepOutput
 from shoal.variables import Variable
 from shoal_nn._mapped import Mapped
-from shoal_nn.layer import Fed, Layer, Shape, Training, one_by_one
+from shoal_nn.layer import Layer, LayerInput, Shape, TrainingContext, one_by_one
 from shoal_nn.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.precision import LossScale, Policy
@@ -42,14 +42,14 @@ class Objective(ABC):
     def accuracy(self, outputs: Array, labels: Array) -> Array:
         """The share of a batch that is right."""
 
-    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | Measure]:
+    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | AggregateMetric]:
         """What an evaluation tells of a batch."""
         loss, _ = self.loss(outputs, labels)
         return {"loss": float(loss), "accuracy": float(self.accuracy(outputs, labels))}
 
 
 @dataclass(frozen=True)
-class OneOfMany(Objective):
+class MulticlassClassification(Objective):
     """A class for each example: outputs [batch, classes], labels [batch], whole numbers.
 
     Args:
@@ -78,13 +78,13 @@ class OneOfMany(Objective):
     def accuracy(self, outputs: Array, labels: Array) -> Array:
         return accuracy(outputs, labels)
 
-    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | Measure]:
+    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | AggregateMetric]:
         more = {f"top{self.top}": float(top_k_accuracy(outputs, labels, self.top))} if self.top > 1 else {}
         return {**super().figures(outputs, labels), **more}
 
 
 @dataclass(frozen=True)
-class YesOrNo(Objective):
+class BinaryClassification(Objective):
     """Yes or no for each example: outputs [batch, 1], labels [batch], 0 or 1. Evaluations tell the AUC."""
 
     def check(self, labels: np.ndarray, shape: Shape) -> None:  # noqa: ARG002 - whatever it is
@@ -98,7 +98,7 @@ class YesOrNo(Objective):
     def accuracy(self, outputs: Array, labels: Array) -> Array:
         return ((outputs > 0) == (labels.reshape(outputs.shape) > 0)).mean()
 
-    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | Measure]:
+    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | AggregateMetric]:
         return {**super().figures(outputs, labels), "auc": AreaUnderCurve.of(outputs, labels)}
 
 
@@ -107,7 +107,7 @@ class Supervised:
 
         def factory():
             training, held_out = split(Arrays((images, labels)), 0.1)
-            return Supervised(small_cnn(10), (28, 28, 1), training, held_out, OneOfMany())
+            return Supervised(small_cnn(10), (28, 28, 1), training, held_out, MulticlassClassification())
 
     Args:
         net: gives outputs for a batch of examples.
@@ -127,7 +127,7 @@ class Supervised:
     def __init__(
         self,
         net: Layer,
-        shape: Fed,
+        shape: LayerInput,
         dataset: Dataset | RandomDataset,
         held_out: Dataset,
         objective: Objective,
@@ -144,11 +144,11 @@ class Supervised:
     def variables(self) -> dict[str, Variable]:
         return self.net.variables(self.shape)
 
-    def loss_and_gradients(self, params: Mapping[str, Array], batch: Any, *, seed: int) -> Step:
+    def loss_and_gradients(self, params: Mapping[str, Array], batch: Any, *, seed: int) -> StepOutput:
         x, labels = self._taken_apart(batch)
         policy, scale = self._policy, self._scale
         with _overflowing() if scale else nullcontext():
-            y, state, pullback = self.net.apply(params, params, policy.inputs(x), Training(seed))
+            y, state, pullback = self.net.apply(params, params, policy.inputs(x), TrainingContext(seed))
             outputs = policy.outputs(y)
             loss, dy = self.objective.loss(outputs, labels)
             dy = policy.gradient(scale.scaled(dy) if scale else dy)
@@ -160,9 +160,11 @@ class Supervised:
                 gradients, _ = pullback(dy)
             else:  # the first come down from the device while the others are computed
                 gradients = one_by_one(pullback, dy)
-        return Step(loss, gradients, updates=state, metrics={"accuracy": self.objective.accuracy(outputs, labels)})
+        return StepOutput(
+            loss, gradients, updates=state, metrics={"accuracy": self.objective.accuracy(outputs, labels)}
+        )
 
-    def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | Measure]:
+    def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | AggregateMetric]:
         x, labels = self._taken_apart(batch)
         y, _, _ = self.net.apply(params, params, self._policy.inputs(x), False)
         return self.objective.figures(self._policy.outputs(y), labels)
@@ -185,4 +187,4 @@ def _overflowing() -> AbstractContextManager[Any]:
     return np.errstate(over="ignore", invalid="ignore")
 
 
-__all__ = ["Objective", "OneOfMany", "Supervised", "YesOrNo"]
+__all__ = ["BinaryClassification", "MulticlassClassification", "Objective", "Supervised"]

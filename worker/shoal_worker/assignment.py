@@ -1,20 +1,20 @@
 """What a daemon should be running: a state machine that decides, without processes, clocks, threads or I/O.
 
-`Machine.handle(event)` returns effects, which `shoal_worker.daemon` performs in order.
+`AssignmentMachine.handle(event)` returns effects, which `shoal_worker.daemon` performs in order.
 """
 
 import signal
 from dataclasses import dataclass
 
 from shoal._wire import Cursor
-from shoal_worker.messages import Outcome
+from shoal_worker.messages import TrainerOutcome
 
 # A job that ends its trainers so often in a row, without a push in between, will do so again anywhere.
 _MAX_DEATHS_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AssignedJob:
     """One assignment of a job to one life of this worker."""
 
     job: str
@@ -26,7 +26,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Reborn:
+class IncarnationChanged:
     """The worker has a new incarnation: what was assigned to the old one is given up."""
 
     incarnation: int
@@ -36,14 +36,14 @@ class Reborn:
 class Assigned:
     """The coordinator says what to be working on; None: nothing."""
 
-    work: Work | None
+    work: AssignedJob | None
 
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
     """The coordinator says, in answer to a report, that the job has ended for this worker."""
 
-    work: Work
+    work: AssignedJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,21 @@ class TrainerEnded:
     """
 
     status: int
-    outcome: Outcome | None
+    outcome: TrainerOutcome | None
     progressed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class StopAfterBatchRequested:
     """The daemon is to stop once its trainer has finished the batch in hand."""
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class StopRequested:
     """The daemon is to stop."""
 
 
-Event = Reborn | Assigned | JobOver | TrainerEnded | Leaving | Closing
+Event = IncarnationChanged | Assigned | JobOver | TrainerEnded | StopAfterBatchRequested | StopRequested
 
 # Effects.
 
@@ -80,11 +80,11 @@ Event = Reborn | Assigned | JobOver | TrainerEnded | Leaving | Closing
 class StartTrainer:
     """Start a process for this work."""
 
-    work: Work
+    work: AssignedJob
 
 
 @dataclass(frozen=True, slots=True)
-class RetireTrainer:
+class StopTrainerAfterBatch:
     """Ask the process to finish the batch in hand and to end. `TrainerEnded` follows, in its own time."""
 
 
@@ -114,7 +114,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Become a new incarnation, so that others get the work at once. `Reborn` follows.
+    """Become a new incarnation, so that others get the work at once. `IncarnationChanged` follows.
 
     Attributes:
         reason: for the job's log.
@@ -123,18 +123,18 @@ class Renew:
     reason: str
 
 
-Effect = StartTrainer | RetireTrainer | StopTrainer | Finish | Leave | Renew
+Effect = StartTrainer | StopTrainerAfterBatch | StopTrainer | Finish | Leave | Renew
 
 
-class Machine:
+class AssignmentMachine:
     """The machine of one daemon."""
 
     def __init__(self) -> None:
         self.incarnation = 0  # 0: not registered yet
-        self.wanted: Work | None = None  # of this incarnation
-        self.running: Work | None = None  # has a process, be it on its way out
+        self.wanted: AssignedJob | None = None  # of this incarnation
+        self.running: AssignedJob | None = None  # has a process, be it on its way out
         self.halting = False  # `running` was told to stop
-        self.over: Work | None = None  # came to its end here; is not started again
+        self.over: AssignedJob | None = None  # came to its end here; is not started again
         self.leaving = False
         self.retiring = False  # `running` was asked to leave
         self.closing = False
@@ -149,7 +149,7 @@ class Machine:
         """Takes one event and says what to do."""
         effects: list[Effect] = []
         match event:
-            case Reborn(incarnation):
+            case IncarnationChanged(incarnation):
                 self.incarnation, self.wanted, self.over = incarnation, None, None
             case Assigned(work):
                 if work is None or work.incarnation == self.incarnation:  # else an answer to an earlier life
@@ -158,9 +158,9 @@ class Machine:
                 self.over = work
             case TrainerEnded():
                 effects = self._on_ended(event)
-            case Leaving():
+            case StopAfterBatchRequested():
                 self.leaving = True
-            case Closing():
+            case StopRequested():
                 self.closing = True
         return effects + self._reconcile()
 
@@ -171,7 +171,7 @@ class Machine:
         wrong = self.running is not None and (self.running != self._due() or self.closing)
         assert not wrong or self.halting, "a trainer runs that nobody wants"
 
-    def _due(self) -> Work | None:
+    def _due(self) -> AssignedJob | None:
         return None if self.closing or self.wanted == self.over else self.wanted
 
     def _reconcile(self) -> list[Effect]:
@@ -186,7 +186,7 @@ class Machine:
             return [StopTrainer()]
         if self.leaving and not self.halting and not self.retiring:
             self.retiring = True
-            return [RetireTrainer()]
+            return [StopTrainerAfterBatch()]
         return []
 
     def _on_ended(self, event: TrainerEnded) -> list[Effect]:

@@ -6,7 +6,7 @@ import numpy as np
 _OF_DATA, _OF_STEPS, _OF_EPOCHS = 0, 1, 2
 
 
-class Draws:
+class BatchSeeds:
     """Gives each batch of a job a seed of its own.
 
     It depends on the job's seed and on which examples these are: epoch, and place in its order. So a batch that is
@@ -43,4 +43,4 @@ def _mixed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
-__all__ = ["Draws", "epoch_seed"]
+__all__ = ["BatchSeeds", "epoch_seed"]

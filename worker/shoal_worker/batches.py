@@ -11,9 +11,9 @@ import numpy as np
 
 from shoal import errors
 from shoal._wire import Cursor, Lease, NoRange
-from shoal.data._reading import Order, ShuffledBlocks, ShuffledExamples, cut
+from shoal.data._reading import SampleOrder, ShuffledBlocks, ShuffledSamples, cut
 from shoal.data._reading.batches import read
-from shoal.data._reading.prefetcher import ReadAhead
+from shoal.data._reading.prefetcher import Prefetcher
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 from shoal_worker.batch_seeds import epoch_seed
 
@@ -175,7 +175,7 @@ class NoBatches(Batches):
         """There is nothing to read."""
 
 
-def order_of(dataset: Dataset | RandomDataset, seed: int) -> Order:
+def order_of(dataset: Dataset | RandomDataset, seed: int) -> SampleOrder:
     """The order that suits the data set: of its blocks if it says which, else of single examples.
 
     Raises:
@@ -183,7 +183,7 @@ def order_of(dataset: Dataset | RandomDataset, seed: int) -> Order:
     """
     blocks, examples = getattr(dataset, "blocks", None), len(dataset)
     if not isinstance(blocks, Blocks):
-        return ShuffledExamples(examples, seed)
+        return ShuffledSamples(examples, seed)
     kind = type(dataset).__name__
     if blocks.examples != examples:
         raise errors.ProgramError(
@@ -217,7 +217,7 @@ def ahead_of(
     *,
     seed: int | None = None,
     prepare: Callable[[], object] = lambda: None,
-) -> Generator[Any, None, None] | ReadAhead[Any]:
+) -> Generator[Any, None, None] | Prefetcher[Any]:
     """The batch of each item of a plan, read in the way that suits the data set, ahead if it is not against it.
 
     Args:
@@ -230,7 +230,7 @@ def ahead_of(
         ProgramError: its `prefetch` makes no sense.
     """
     ahead, reading = prefetch_of(dataset), read(dataset, plan, seed)
-    return ReadAhead(reading, ahead, prepare=prepare) if ahead else reading
+    return Prefetcher(reading, ahead, prepare=prepare) if ahead else reading
 
 
 __all__ = ["Batch", "Batches", "LeasedBatches", "NoBatches", "ahead_of", "order_of", "prefetch_of"]

@@ -14,33 +14,33 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shoal import errors
-from shoal._rpc import CoordinatorClient, Membership, RpcServer
+from shoal._rpc import CoordinatorClient, MembershipClient, RpcServer
 from shoal._training import Outbox
 from shoal._training.participant import Participant
-from shoal._wire import Cursor, Heard
+from shoal._wire import Cursor, ReportAck
 from shoal.v1 import coordinator_pb2
 from shoal_worker.arrays import choose_device
 from shoal_worker.assignment import (
     Assigned,
-    Closing,
+    AssignedJob,
+    AssignmentMachine,
     Effect,
     Event,
     Finish,
+    IncarnationChanged,
     JobOver,
     Leave,
-    Leaving,
-    Machine,
-    Reborn,
     Renew,
-    RetireTrainer,
     StartTrainer,
+    StopAfterBatchRequested,
+    StopRequested,
     StopTrainer,
+    StopTrainerAfterBatch,
     TrainerEnded,
-    Work,
 )
-from shoal_worker.messages import Figures, Instructions, Outcome
+from shoal_worker.messages import Instructions, TrainerOutcome, TrainerReport
 from shoal_worker.metrics import WorkerMetrics
-from shoal_worker.trainer_process import Ending, TrainerProcess
+from shoal_worker.trainer_process import TrainerExit, TrainerProcess
 
 _log = structlog.get_logger(__name__)
 
@@ -82,10 +82,10 @@ class WorkerConfig:
 
 
 @dataclass
-class _Part:
+class _JobRun:
     """This worker's part in one job, from its trainer's start until the coordinator was told of its end."""
 
-    work: Work
+    work: AssignedJob
     participant: Participant
     outbox: Outbox = field(default_factory=Outbox)
     process: TrainerProcess | None = None  # None: it could not be started
@@ -122,11 +122,11 @@ class Daemon:
         self.address = health.address
         self._start_process = start_process
         self._events: queue.Queue[Event] = queue.Queue(_MAX_EVENTS)
-        self._machine = Machine()  # touched by _thread alone, as is _part
-        self._part: _Part | None = None
+        self._machine = AssignmentMachine()  # touched by _thread alone, as is _part
+        self._part: _JobRun | None = None
         self._cursor: Cursor | None = None  # where the trainer left its data; read after _thread's end
         self._left = threading.Event()
-        self._membership = Membership(
+        self._membership = MembershipClient(
             client,
             coordinator_pb2.RegisterRequest(
                 role=coordinator_pb2.WORKER,
@@ -136,7 +136,7 @@ class Daemon:
                 metrics_address=metrics_address,
             ),
             on_reply=self._on_heartbeat,
-            on_incarnation=lambda incarnation: self._events.put(Reborn(incarnation)),
+            on_incarnation=lambda incarnation: self._events.put(IncarnationChanged(incarnation)),
         )
         self._thread = threading.Thread(target=self._run, name="daemon", daemon=True)
 
@@ -160,13 +160,13 @@ class Daemon:
         """
         self._health.set_ready(False)
         self._left = enough
-        self._events.put(Leaving())
+        self._events.put(StopAfterBatchRequested())
         if not enough.wait(self._config.leave_grace_s):
             _log.warning("its batch is not finished in time", seconds=self._config.leave_grace_s)
 
     def stop(self) -> None:
         self._health.set_ready(False)
-        self._events.put(Closing())
+        self._events.put(StopRequested())
         self._thread.join()
         self._membership.stop(self._cursor)
         self._client.close()
@@ -175,15 +175,15 @@ class Daemon:
     # Events, from other threads.
 
     def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
-        work = Work(reply.job, reply.assignment, self._membership.incarnation) if reply.job else None
+        work = AssignedJob(reply.job, reply.assignment, self._membership.incarnation) if reply.job else None
         try:
             self._events.put_nowait(Assigned(work))
         except queue.Full:  # the next heartbeat says it again
             _log.warning("too busy to hear what to work on")
 
-    def _on_figures(self, part: _Part, figures: Figures) -> None:
+    def _on_figures(self, part: _JobRun, figures: TrainerReport) -> None:
         part.progressed = part.progressed or figures.report.accepted > 0
-        part.outbox.add_figures(figures.report)
+        part.outbox.add_metrics(figures.report)
         self._metrics.add(figures)
 
     # The daemon's thread.
@@ -216,7 +216,7 @@ class Daemon:
         match effect:
             case StartTrainer(work):
                 self._start_trainer(work)
-            case RetireTrainer() if part and part.process:
+            case StopTrainerAfterBatch() if part and part.process:
                 _log.info("finishing the batch in hand", job=part.work.job)
                 part.process.retire()
             case Leave(cursor):
@@ -234,10 +234,10 @@ class Daemon:
                 self._part = None
                 self._membership.renew()
 
-    def _start_trainer(self, work: Work) -> None:
+    def _start_trainer(self, work: AssignedJob) -> None:
         config = self._config
         _log.info("starting a trainer", job=work.job, assignment=work.assignment)
-        part = _Part(work, Participant(self._client, work.job, config.name, work.incarnation, work.assignment))
+        part = _JobRun(work, Participant(self._client, work.job, config.name, work.incarnation, work.assignment))
         self._part = part
         instructions = Instructions(
             coordinator=config.coordinator,
@@ -249,10 +249,10 @@ class Daemon:
             device_memory_limit=config.device_memory_limit,
             paths=config.paths,
             retry_for_s=config.retry_for_s,
-            figures_fd=-1,
+            reports_fd=-1,
         )
 
-        def on_end(ending: Ending) -> None:
+        def on_end(ending: TrainerExit) -> None:
             self._metrics.count("log_lines_dropped", part.outbox.lines_lost)
             self._metrics.trainer_ended()
             self._events.put(TrainerEnded(ending.status, ending.outcome, part.progressed))
@@ -267,7 +267,9 @@ class Daemon:
             )
         except OSError as error:
             self._metrics.trainer_ended()
-            self._handle(TrainerEnded(1, Outcome(f"worker {config.name} cannot start a trainer: {error}"), False))
+            self._handle(
+                TrainerEnded(1, TrainerOutcome(f"worker {config.name} cannot start a trainer: {error}"), False)
+            )
 
     def _tell_coordinator(self) -> None:
         """Sends what there is: figures and lines, and after the last of them the end."""
@@ -289,9 +291,9 @@ class Daemon:
         except errors.ShoalError as error:  # fenced, or the job is gone: nobody waits for this
             _log.info("the end of a job was not wanted", job=part.work.job, reason=error.message)
         self._part = None
-        self._membership.beat_now()  # there may be other work
+        self._membership.heartbeat_now()  # there may be other work
 
-    def _ship(self, part: _Part) -> bool:
+    def _ship(self, part: _JobRun) -> bool:
         """Sends figures and lines; False if some are left for later."""
         while report := part.outbox.take():
             try:
@@ -306,10 +308,10 @@ class Daemon:
                 self._heed(part, heard)
         return True
 
-    def _heed(self, part: _Part, heard: Heard) -> None:
-        if heard is Heard.OVER:
+    def _heed(self, part: _JobRun, heard: ReportAck) -> None:
+        if heard is ReportAck.DONE:
             self._handle(JobOver(part.work))
-        if heard is Heard.ENOUGH and part.process and not part.winding_up:
+        if heard is ReportAck.ENOUGH and part.process and not part.winding_up:
             part.winding_up = True
             part.process.wind_up()
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, closing
 from typing import Any, Protocol
 
 from shoal import errors
-from shoal._wire import Turn, Verdict
+from shoal._wire import EvaluationAck, EvaluationClaim
 from shoal.evaluation import Total, batches_of
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.program import Array, EvaluatedProgram, Program
@@ -21,14 +21,14 @@ _CUT_WITHIN_S = 10.0
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
 
 
-class Turns(Protocol):
+class EvaluationClient(Protocol):
     """What it needs of `Participant`."""
 
-    def ask_evaluation(self, step: int, *, through: bool = False) -> Turn:
+    def claim_evaluation(self, step: int, *, through: bool = False) -> EvaluationClaim:
         """Whether an evaluation is this worker's to do."""
         ...
 
-    def report_evaluation(self, result: Evaluation) -> Verdict:
+    def report_evaluation(self, result: Evaluation) -> EvaluationAck:
         """Says what it has found, perhaps once more."""
         ...
 
@@ -58,7 +58,7 @@ class Evaluator:
         name: str,
         program: Program,
         device: Device,
-        turns: Turns,
+        turns: EvaluationClient,
         *,
         policy: EvaluationPolicy,
         batch_size: int,
@@ -78,10 +78,10 @@ class Evaluator:
 
     @property
     def untried(self) -> bool:
-        """Whether `try_out` is still to come."""
+        """Whether `check_program` is still to come."""
         return self._untried
 
-    def try_out(self, step: int, params: Mapping[str, Array]) -> None:
+    def check_program(self, step: int, params: Mapping[str, Array]) -> None:
         """Evaluates one batch and forgets what it finds: what is wrong shows now, and not when all is trained.
 
         Args:
@@ -112,7 +112,7 @@ class Evaluator:
             Whether the job goes on; False: it ends early.
         """
         self._asked_at = step
-        turn = self._turns.ask_evaluation(step)
+        turn = self._turns.claim_evaluation(step)
         return not (self._take(turn.number, step, params) if turn.number else turn.stop)
 
     def at_end(self, step: int, pull: Callable[[], Mapping[str, Array]]) -> None:
@@ -122,7 +122,7 @@ class Evaluator:
             step: its own.
             pull: gives the variables as they are in the end, on the device.
         """
-        turn = self._turns.ask_evaluation(step, through=True)
+        turn = self._turns.claim_evaluation(step, through=True)
         if turn.number:
             self._take(turn.number, step, pull())
 
@@ -178,4 +178,4 @@ def _checked(name: str, program: Any) -> EvaluatedProgram:
     return program
 
 
-__all__ = ["Evaluator", "Turns"]
+__all__ = ["EvaluationClient", "Evaluator"]

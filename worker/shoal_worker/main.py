@@ -7,7 +7,7 @@ import typer
 
 from shoal._numerics import kernels
 from shoal._role import flags
-from shoal._role.identity import Identity
+from shoal._role.identity import RoleIdentity
 
 DeviceFlag = Annotated[
     str, typer.Option(envvar="SHOAL_DEVICE", help="cpu, cuda:N, or auto: the first GPU if there is one.")
@@ -50,7 +50,7 @@ def worker(
     from shoal._role.lifecycle import identify, run_role  # noqa: PLC0415
     from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
 
-    given = Identity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
+    given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
     who = identify("worker", given, log_format=log_format, log_level=log_level)
     config = WorkerConfig(
         coordinator=who.coordinator,
@@ -63,7 +63,7 @@ def worker(
         listen=who.listen,
         advertise=who.advertise,
     )
-    with kernels.made_ahead():
+    with kernels.precompiled():
         run_role(
             "worker",
             lambda registry, metrics_address: start_worker(config, registry, metrics_address),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shoal._rpc import Called
+from shoal._rpc import RetryTarget
 from shoal._training.participant import Report
 from shoal._wire import Cursor
 from shoal.status import StepTiming
@@ -34,7 +34,7 @@ class Instructions:
         device_memory_limit: of a GPU: bytes, or a share of it if at most 1; 0: none.
         paths: folders that the program is imported from, before all others.
         retry_for_s: how long calls are repeated while nobody answers, in seconds.
-        figures_fd: the file that the trainer writes its lines to.
+        reports_fd: the file that the trainer writes its lines to.
     """
 
     coordinator: str
@@ -46,7 +46,7 @@ class Instructions:
     device_memory_limit: float
     paths: tuple[str, ...]
     retry_for_s: float
-    figures_fd: int
+    reports_fd: int
 
     def to_line(self) -> bytes:
         """One line of JSON."""
@@ -78,7 +78,7 @@ class Durations:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TrainerReport:
     """What a trainer did since its last figures.
 
     Attributes:
@@ -91,11 +91,11 @@ class Figures:
     report: Report
     durations: Mapping[str, Durations]
     device_memory: Mapping[str, int] = field(default_factory=dict)
-    retries: Mapping[Called, int] = field(default_factory=dict)
+    retries: Mapping[RetryTarget, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainerOutcome:
     """How a trainer ended.
 
     It tells its daemon and not the coordinator, because the job's last log lines are still on their way to the
@@ -117,21 +117,21 @@ class Outcome:
     cursor: Cursor | None = None
 
 
-def encode(message: Figures | Outcome) -> bytes:
+def encode(message: TrainerReport | TrainerOutcome) -> bytes:
     """One line of JSON."""
     return _line({type(message).__name__: asdict(message)})
 
 
-def decode(line: bytes) -> Figures | Outcome:
+def decode(line: bytes) -> TrainerReport | TrainerOutcome:
     """Reads `encode`."""
     [(kind, fields)] = json.loads(line).items()
-    if kind == "Outcome":
+    if kind == "TrainerOutcome":
         cursor = fields["cursor"]
-        return Outcome(**{**fields, "cursor": Cursor(**cursor) if cursor else None})
+        return TrainerOutcome(**{**fields, "cursor": Cursor(**cursor) if cursor else None})
     report = fields["report"]
     staleness = {int(key): count for key, count in report["staleness"].items()}
     timings = tuple(StepTiming(**timing) for timing in report["timings"])
-    return Figures(
+    return TrainerReport(
         report=Report(**{**report, "staleness": staleness, "log": tuple(report["log"]), "timings": timings}),
         durations={phase: Durations(**durations) for phase, durations in fields["durations"].items()},
         device_memory=fields["device_memory"],
@@ -149,9 +149,9 @@ __all__ = [
     "LEAVE",
     "PHASES",
     "Durations",
-    "Figures",
     "Instructions",
-    "Outcome",
+    "TrainerOutcome",
+    "TrainerReport",
     "decode",
     "encode",
 ]

@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from shoal._rpc import CALLED, Called, Retries
-from shoal_worker.messages import BUCKETS_S, PHASES, Durations, Figures
+from shoal._rpc import RETRY_TARGETS, Retries, RetryTarget
+from shoal_worker.messages import BUCKETS_S, PHASES, Durations, TrainerReport
 
 _COUNTERS = {
     "steps": "Pushes that servers accepted.",
@@ -51,14 +51,14 @@ class WorkerMetrics(Collector):
         self._own_retries = retries or Retries()
         self._lock = threading.Lock()  # guards the five below
         self._trainers = 0
-        self._retries: Counter[Called] = Counter()
+        self._retries: Counter[RetryTarget] = Counter()
         self._counts: Counter[str] = Counter()
         self._durations = {phase: Durations() for phase in PHASES}
         self._memory: Mapping[str, int] = {}  # the trainer's, as it said last; empty without one, and on a CPU
         self._device = device
         registry.register(self)
 
-    def add(self, figures: Figures) -> None:
+    def add(self, figures: TrainerReport) -> None:
         """Adds what a trainer did."""
         report = figures.report
         with self._lock:
@@ -114,7 +114,7 @@ class WorkerMetrics(Collector):
             "Calls to the coordinator or to a server that were repeated, since nobody answered.",
             labels=["called"],
         )
-        for called in CALLED:
+        for called in RETRY_TARGETS:
             repeated.add_metric([called], retries.get(called, 0))
         yield repeated
         yield GaugeMetricFamily(

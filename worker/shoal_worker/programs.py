@@ -37,13 +37,13 @@ def load_program(reference: str, settings: Mapping[str, Any]) -> Program:
         raise errors.ProgramError(f"program {reference!r} is not of the form package.module:factory", program=reference)
     factory = _find_factory(reference, _import(reference, module_name), factory_name)
     _check_settings(reference, factory, settings)
-    with blamed(f"program {reference}: the factory"):
+    with as_program_error(f"program {reference}: the factory"):
         program = factory(**settings)
     return _checked(reference, program)
 
 
 @contextmanager
-def blamed(who: str) -> Iterator[None]:
+def as_program_error(who: str) -> Iterator[None]:
     """Turns whatever a program raises in the block into a ProgramError with the traceback from the program on.
 
     Args:
@@ -59,22 +59,22 @@ def blamed(who: str) -> Iterator[None]:
 
 @contextmanager
 def told(who: str, where: str) -> Iterator[None]:
-    """`blamed`, but for a lack of memory, of which `memory_told` says more."""
-    with blamed(who), memory_told(who, where):
+    """`as_program_error`, but for a lack of memory, of which `as_out_of_memory_error` says more."""
+    with as_program_error(who), as_out_of_memory_error(who, where):
         yield
 
 
 def computing_on(device: Device, batch_size: int) -> str:
-    """Where a program computes, for `memory_told`; a batch size of 0: it makes its own batches."""
+    """Where a program computes, for `as_out_of_memory_error`; a batch size of 0: it makes its own batches."""
     return device.name + (f", with a batch of {batch_size} examples" if batch_size else "")
 
 
 @contextmanager
-def memory_told(who: str, where: str) -> Iterator[None]:
+def as_out_of_memory_error(who: str, where: str) -> Iterator[None]:
     """Turns a lack of memory in the block, of the host or of a device, into a ProgramError that says what to do.
 
     Args:
-        who: begins the message, as for `blamed`.
+        who: begins the message, as for `as_program_error`.
         where: of which device, and with how large a batch: "cuda:0 NVIDIA H200, with a batch of 64 examples".
     """
     try:
@@ -106,7 +106,7 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
 
 def _import(reference: str, name: str) -> ModuleType:
     try:
-        with blamed(f"program {reference}: importing {name}"):
+        with as_program_error(f"program {reference}: importing {name}"):
             return importlib.import_module(name)
     except errors.ProgramError as error:
         searched = f"\nModules are searched for first in {sys.path[0]!r}; see --path of shoal worker"
@@ -147,7 +147,7 @@ def _checked(reference: str, program: Any) -> Program:
     for method in ("variables", "loss_and_gradients"):
         if not callable(getattr(program, method, None)):
             raise errors.ProgramError(f"{what}, which has no method {method}(); see shoal.Program")
-    with blamed(f"program {reference}: `dataset`"):
+    with as_program_error(f"program {reference}: `dataset`"):
         has_dataset = hasattr(program, "dataset")
         dataset = program.dataset if has_dataset else None
     if not has_dataset:
@@ -162,4 +162,4 @@ def _checked(reference: str, program: Any) -> Program:
     return checked
 
 
-__all__ = ["blamed", "computing_on", "load_program", "memory_told", "told"]
+__all__ = ["as_out_of_memory_error", "as_program_error", "computing_on", "load_program", "told"]

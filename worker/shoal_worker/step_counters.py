@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from shoal._training import PushResult, StepClock
 from shoal._training.participant import Report
-from shoal_worker.messages import PHASES, Durations, Figures
+from shoal_worker.messages import PHASES, Durations, TrainerReport
 
 
-class Tally:
+class StepCounters:
     """Counts until the figures are taken.
 
     Args:
@@ -67,7 +67,7 @@ class Tally:
         """Counts a push that was refused for NaN or Inf."""
         self._rejected += 1
 
-    def take(self, step: int) -> Figures:
+    def take(self, step: int) -> TrainerReport:
         """The figures since the last time, and a new beginning."""
         values = {name: total / self._counts[name] for name, total in self._sums.items()}
         if self._accepted and (age_s := self.age_s):
@@ -83,7 +83,7 @@ class Tally:
             staleness=dict(self._staleness),
             timings=self._steps.take(),
         )
-        figures = Figures(report, self._durations)
+        figures = TrainerReport(report, self._durations)
         self._reset()
         return figures
 
@@ -96,4 +96,4 @@ class Tally:
         self._durations = {phase: Durations() for phase in PHASES}
 
 
-__all__ = ["Tally"]
+__all__ = ["StepCounters"]

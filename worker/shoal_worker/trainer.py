@@ -22,12 +22,12 @@ from shoal._training.participant import Participant
 from shoal.program import Program
 from shoal.variables import Variable
 from shoal_worker.arrays import Device, choose_device
-from shoal_worker.batch_seeds import Draws
+from shoal_worker.batch_seeds import BatchSeeds
 from shoal_worker.batches import Batches, LeasedBatches, NoBatches
 from shoal_worker.evaluation import Evaluator
-from shoal_worker.messages import ENOUGH, LEAVE, Figures, Instructions, Outcome, encode
-from shoal_worker.programs import blamed, load_program
-from shoal_worker.training_loop import Training, TrainingConfig
+from shoal_worker.messages import ENOUGH, LEAVE, Instructions, TrainerOutcome, TrainerReport, encode
+from shoal_worker.programs import as_program_error, load_program
+from shoal_worker.training_loop import TrainingConfig, TrainingLoop
 
 _log = structlog.get_logger(__name__)
 
@@ -36,12 +36,12 @@ _ORPHAN_GRACE_S = 1.0
 # After its last word, time for the program's threads and exit handlers.
 _EXIT_GRACE_S = 5.0
 
-Emit = Callable[[Figures], None]
+Emit = Callable[[TrainerReport], None]
 # What servers say, and the coordinator, where the job's shards are not (any more).
 _LOST = (*errors.SHARDS_LOST, errors.NotPlaced)
 
 
-class Words:
+class DaemonMessages:
     """What the daemon has said since it gave the instructions.
 
     Attributes:
@@ -66,7 +66,7 @@ class Words:
 def main() -> None:
     """Reads its instructions, trains, says how it ended, and leaves."""
     lifeline = _take_standard_input()
-    ended, words = threading.Event(), Words()
+    ended, words = threading.Event(), DaemonMessages()
     line, more = _read_line(lifeline)
     words.take(more)  # if some came at once
     instructions = Instructions.from_line(line)
@@ -74,10 +74,10 @@ def main() -> None:
     watch.start()
     configure_logging("console", "info")
     sys.path[:0] = instructions.paths
-    os.set_inheritable(instructions.figures_fd, False)
-    with os.fdopen(instructions.figures_fd, "wb") as upwards:
+    os.set_inheritable(instructions.reports_fd, False)
+    with os.fdopen(instructions.reports_fd, "wb") as upwards:
 
-        def emit(message: Figures | Outcome) -> None:
+        def emit(message: TrainerReport | TrainerOutcome) -> None:
             upwards.write(encode(message))
             upwards.flush()
 
@@ -92,20 +92,22 @@ def main() -> None:
     last_call.start()
 
 
-def outcome_of(run: Callable[[], Outcome]) -> Outcome:
+def outcome_of(run: Callable[[], TrainerOutcome]) -> TrainerOutcome:
     """Runs, and says how that ended, if it raises, too."""
     try:
         return run()
     except (errors.Fenced, errors.Unreachable) as error:  # this life ends; the job does not, for others may go on
-        return Outcome(error.message, fenced=True)
+        return TrainerOutcome(error.message, fenced=True)
     except errors.ShoalError as error:
-        return Outcome(f"{error.code}: {error.message}", lost=isinstance(error, _LOST))
+        return TrainerOutcome(f"{error.code}: {error.message}", lost=isinstance(error, _LOST))
     except Exception as error:
         _log.exception("a defect of the trainer")
-        return Outcome(f"the trainer failed with {type(error).__name__}: {error}; the job's log has the traceback")
+        return TrainerOutcome(
+            f"the trainer failed with {type(error).__name__}: {error}; the job's log has the traceback"
+        )
 
 
-def log_failure(outcome: Outcome) -> None:
+def log_failure(outcome: TrainerOutcome) -> None:
     """Writes what the job fails with, the program's traceback in it, where its output goes: the job's log.
 
     Not by `sys.stderr`, which is the program's to replace or close.
@@ -115,7 +117,7 @@ def log_failure(outcome: Outcome) -> None:
             log.write(f"{outcome.error}\n")
 
 
-def train(instructions: Instructions, emit: Emit, words: Words) -> Outcome:
+def train(instructions: Instructions, emit: Emit, words: DaemonMessages) -> TrainerOutcome:
     """Trains one job from its description to its end.
 
     Args:
@@ -150,7 +152,7 @@ def train(instructions: Instructions, emit: Emit, words: Words) -> Outcome:
                 parameters = participant.enter(stop=leaving.is_set, bring=device.bring)
         except (errors.Cancelled, errors.JobFailed) as error:  # whoever ended the job knows why
             _log.info("not taking part", reason=error.message)
-            return Outcome(left=leaving.is_set())
+            return TrainerOutcome(left=leaving.is_set())
         with parameters, closing(batches):
             spec = participant.spec
             config = TrainingConfig(
@@ -158,11 +160,11 @@ def train(instructions: Instructions, emit: Emit, words: Words) -> Outcome:
                 program=program,
                 device=device,
                 max_steps=spec.max_steps,
-                draws=Draws(spec.seed, participant.rank) if takes_seed(program.loss_and_gradients) else None,
+                draws=BatchSeeds(spec.seed, participant.rank) if takes_seed(program.loss_and_gradients) else None,
                 evaluator=evaluator,
                 wire=None if spec.wire == "float32" else np.dtype(spec.wire),
             )
-            training = Training(
+            training = TrainingLoop(
                 config,
                 parameters,
                 batches,
@@ -171,7 +173,7 @@ def train(instructions: Instructions, emit: Emit, words: Words) -> Outcome:
                 stop=leaving,
                 enough=words.enough,
             )
-            return Outcome() if training.run() else Outcome(left=True, cursor=batches.cursor)
+            return TrainerOutcome() if training.run() else TrainerOutcome(left=True, cursor=batches.cursor)
     finally:
         coordinator.close()
 
@@ -182,7 +184,7 @@ def variables_of(name: str, program: Program, device: Device) -> Mapping[str, Va
     Raises:
         ProgramError: `variables` raises, or returns something else.
     """
-    with blamed(f"program {name}: variables()"):
+    with as_program_error(f"program {name}: variables()"):
         given: object = program.variables()
         if not isinstance(given, Mapping) or not given:
             raise errors.ProgramError(
@@ -199,14 +201,14 @@ def variables_of(name: str, program: Program, device: Device) -> Mapping[str, Va
 
 
 def _examples_of(name: str, program: Program) -> int:
-    with blamed(f"program {name}: len(dataset)"):
+    with as_program_error(f"program {name}: len(dataset)"):
         return 0 if program.dataset is None else len(program.dataset)
 
 
 def _batches(name: str, program: Program, participant: Participant, device: Device) -> Batches:
     spec, dataset = participant.spec, program.dataset
     if dataset is not None and len(dataset):
-        with blamed(f"program {name}: `dataset`"):
+        with as_program_error(f"program {name}: `dataset`"):
             return LeasedBatches(dataset, spec.batch_size, spec.seed, participant.lease, prepare=device.activate)
     if not spec.max_steps:
         raise errors.InvalidJob(
@@ -253,7 +255,7 @@ def _read_line(descriptor: int) -> tuple[bytes, bytes]:
     return line, more
 
 
-def _watch_parent(lifeline: int, ended: threading.Event, words: Words) -> None:
+def _watch_parent(lifeline: int, ended: threading.Event, words: DaemonMessages) -> None:
     """Hears what the daemon says; ends this process, and all that its program started, at the end."""
     while said := os.read(lifeline, 4096):
         words.take(said)

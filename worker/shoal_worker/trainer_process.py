@@ -13,7 +13,7 @@ from typing import IO
 import structlog
 
 from shoal._wire.limits import LOG_LINE_BYTES
-from shoal_worker.messages import ENOUGH, LEAVE, Figures, Instructions, Outcome, decode
+from shoal_worker.messages import ENOUGH, LEAVE, Instructions, TrainerOutcome, TrainerReport, decode
 
 _log = structlog.get_logger(__name__)
 
@@ -24,7 +24,7 @@ _DRAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class TrainerExit:
     """How a process ended.
 
     Attributes:
@@ -33,7 +33,7 @@ class Ending:
     """
 
     status: int
-    outcome: Outcome | None
+    outcome: TrainerOutcome | None
 
 
 class TrainerProcess:
@@ -42,7 +42,7 @@ class TrainerProcess:
     It lives as long as its standard input is open, so it cannot outlive this process, however this one ends.
 
     Args:
-        instructions: `figures_fd` is filled in here.
+        instructions: `reports_fd` is filled in here.
         on_figures: is given its figures, on a thread of this object, as are the others.
         on_line: is given each line of its output, of at most LOG_LINE_BYTES.
         on_end: is called once, last, when the process is gone and all it wrote was read.
@@ -56,13 +56,13 @@ class TrainerProcess:
         self,
         instructions: Instructions,
         *,
-        on_figures: Callable[[Figures], None],
+        on_figures: Callable[[TrainerReport], None],
         on_line: Callable[[str], None],
-        on_end: Callable[[Ending], None],
+        on_end: Callable[[TrainerExit], None],
         command: Sequence[str] = TRAINER,
     ) -> None:
         self._on_figures, self._on_line, self._on_end = on_figures, on_line, on_end
-        self._outcome: Outcome | None = None  # set by the thread that reads figures, read after its end
+        self._outcome: TrainerOutcome | None = None  # set by the thread that reads figures, read after its end
         self._reaping = threading.Lock()  # guards _reaped: a signal may be sent only while the id is the process's
         self._reaped = False
         self._killer: threading.Timer | None = None
@@ -82,7 +82,7 @@ class TrainerProcess:
         finally:
             os.close(theirs)
         self.pid = self._process.pid
-        self._say(replace(instructions, figures_fd=theirs).to_line())
+        self._say(replace(instructions, reports_fd=theirs).to_line())
         assert self._process.stdout
         self._readers = [
             threading.Thread(target=self._read_output, args=(self._process.stdout,), name="output", daemon=True),
@@ -90,7 +90,7 @@ class TrainerProcess:
         ]
         for reader in self._readers:
             reader.start()
-        threading.Thread(target=self._see_off, name="trainer", daemon=True).start()
+        threading.Thread(target=self._reap, name="trainer", daemon=True).start()
 
     def retire(self) -> None:
         """Asks it to finish the batch in hand and to leave its job. Returns at once."""
@@ -113,7 +113,7 @@ class TrainerProcess:
             self._process.stdin.write(line)
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):  # the latter where it is closed
-            pass  # it is gone already, and _see_off says how
+            pass  # it is gone already, and _reap says how
 
     def _read_output(self, stream: IO[bytes]) -> None:
         with stream:
@@ -129,12 +129,12 @@ class TrainerProcess:
                 except (ValueError, TypeError, KeyError):  # cut short by its death, or written by the program
                     _log.warning("a trainer's figures cannot be read", line=line[:200])
                     continue
-                if isinstance(message, Outcome):
+                if isinstance(message, TrainerOutcome):
                     self._outcome = message
                 else:
                     self._on_figures(message)
 
-    def _see_off(self) -> None:
+    def _reap(self) -> None:
         with suppress(ChildProcessError):  # somebody else in this process has waited for it
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._signal(signal.SIGKILL)  # what the program started and left behind
@@ -147,7 +147,7 @@ class TrainerProcess:
             self._killer.cancel()
         assert self._process.stdin
         self._process.stdin.close()
-        self._on_end(Ending(status, self._outcome))
+        self._on_end(TrainerExit(status, self._outcome))
 
     def _signal(self, number: int) -> None:
         with self._reaping:

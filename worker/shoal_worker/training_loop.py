@@ -12,14 +12,14 @@ import numpy as np
 from shoal import _tracing, errors
 from shoal._training import Gradients, PushResult
 from shoal._wire import Cursor, NoRange, number
-from shoal.program import Array, Program, Step
-from shoal_worker.batch_seeds import Draws
+from shoal.program import Array, Program, StepOutput
+from shoal_worker.batch_seeds import BatchSeeds
 from shoal_worker.batches import Batch, Batches
 from shoal_worker.devices import Device
 from shoal_worker.evaluation import Evaluator
-from shoal_worker.messages import Figures
-from shoal_worker.programs import computing_on, memory_told, told
-from shoal_worker.step_counters import Tally
+from shoal_worker.messages import TrainerReport
+from shoal_worker.programs import as_out_of_memory_error, computing_on, told
+from shoal_worker.step_counters import StepCounters
 
 _REPORT_EVERY_S = 0.5
 # A round without data lasts at least this long: enough to ask for data soon, too little to hold up anyone for long.
@@ -91,12 +91,12 @@ class TrainingConfig:
     program: Program
     device: Device
     max_steps: int
-    draws: Draws | None = None
+    draws: BatchSeeds | None = None
     evaluator: Evaluator | None = None
     wire: np.dtype | None = None
 
 
-class Training:
+class TrainingLoop:
     """One worker's training of one job.
 
     **A worker without data must not hold up the others.** It is told WAIT while others hold the last ranges, and has
@@ -138,7 +138,7 @@ class Training:
         parameters: Parameters,
         batches: Batches,
         *,
-        emit: Callable[[Figures], None],
+        emit: Callable[[TrainerReport], None],
         traces: _tracing.Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -152,7 +152,7 @@ class Training:
         self._traces = traces or _tracing.Traces("step")
         self._clock = clock
         self._stop, self._enough = stop or threading.Event(), enough or threading.Event()
-        self._tally = Tally(clock, now)
+        self._tally = StepCounters(clock, now)
         self._rejected_in_a_row = 0
         self._computing_s = 0.0  # while the step's first gradients were pushed
         self._sent: tuple[int, dict[str, float]] = (0, {})  # samples and figures of the push that is on its way
@@ -180,7 +180,7 @@ class Training:
         finally:
             self._emit(self._figures())
 
-    def _figures(self) -> Figures:
+    def _figures(self) -> TrainerReport:
         return replace(self._tally.take(self._parameters.step), device_memory=self._device.memory())
 
     def _at_last_step(self) -> bool:
@@ -206,7 +206,7 @@ class Training:
         """Trains on a batch; False when the job ends before its data is done."""
         with (
             self._tally.timed("pull"),
-            memory_told(f"{self._who}: the pull for step {self._parameters.step}", self._where),
+            as_out_of_memory_error(f"{self._who}: the pull for step {self._parameters.step}", self._where),
         ):
             params = self._pull()
         if not self._evaluate(params):
@@ -227,7 +227,7 @@ class Training:
             return True
         if evaluator.untried:
             with self._tally.timed("evaluate"), self._span("evaluate"):
-                evaluator.try_out(step, params)
+                evaluator.check_program(step, params)
         if not evaluator.due(step):
             return True
         with self._tally.timed("evaluate"), self._span("evaluate"):
@@ -305,12 +305,12 @@ class Training:
         draws = self._config.draws
         return {} if draws is None else {"seed": draws.seed(batch.place, self._parameters.step)}
 
-    def _checked(self, result: object) -> Step:
+    def _checked(self, result: object) -> StepOutput:
         match result:
-            case Step():
+            case StepOutput():
                 return result
             case (loss, (Mapping() | Iterator() | list() | tuple()) as gradients):
-                return Step(loss, gradients)
+                return StepOutput(loss, gradients)
         raise errors.ProgramError(
             f"program {self._config.name}: loss_and_gradients returned a {type(result).__name__}; "
             "return (loss, gradients by name) or a shoal.Step"
@@ -356,4 +356,4 @@ class Training:
         return computing_on(self._device, self._batches.batch_size)
 
 
-__all__ = ["Parameters", "Training"]
+__all__ = ["Parameters", "TrainingLoop"]

@@ -4,36 +4,36 @@
 made is in `shoal_server.checkpoints` and `shoal_coordinator.effects`.
 """
 
-from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.catalogue import Catalogue, expired_numbers, path_of
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FileEntry, Manifest
-from shoal._checkpoint.safetensors_files import ForeignFile, rows
+from shoal._checkpoint.safetensors_files import SafetensorsFile, rows
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, mismatches, tensor_name
-from shoal._checkpoint.storage import Folder, no_folder, probe
-from shoal._checkpoint.storage_urls import open_folder, open_shared
+from shoal._checkpoint.storage import CheckpointStorage, no_storage_message, probe
+from shoal._checkpoint.storage_urls import open_shared_storage, open_storage
 from shoal._checkpoint.tensor_files import Named, write_tensors
 from shoal._checkpoint.tensors import encode_header
 
 __all__ = [
     "VALUE",
     "Catalogue",
+    "CheckpointStorage",
     "FileEntry",
-    "Folder",
-    "ForeignFile",
-    "LocalFolder",
+    "LocalStorage",
     "Manifest",
     "Named",
     "Rows",
+    "SafetensorsFile",
     "SavedVariables",
     "encode_header",
+    "expired_numbers",
     "mismatches",
-    "no_folder",
-    "open_folder",
-    "open_shared",
+    "no_storage_message",
+    "open_shared_storage",
+    "open_storage",
     "path_of",
     "probe",
     "rows",
-    "superfluous",
     "tensor_name",
     "write_tensors",
 ]

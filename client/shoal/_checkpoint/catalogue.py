@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from shoal import errors
 from shoal._checkpoint.manifest import FILE, MAX_BYTES, Manifest
-from shoal._checkpoint.storage import Folder
+from shoal._checkpoint.storage import CheckpointStorage
 from shoal._checkpoint.tensor_files import open_tensors
 
 _NUMBER = re.compile(r"[0-9]{8,18}")
@@ -26,7 +26,7 @@ class Catalogue:
         folder: the folder.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: CheckpointStorage) -> None:
         self.folder = folder
 
     def jobs(self) -> list[str]:
@@ -119,7 +119,7 @@ class Catalogue:
         return torn
 
 
-def superfluous(numbers: Collection[int], *, keep_last: int, keep_every: int = 0) -> list[int]:
+def expired_numbers(numbers: Collection[int], *, keep_last: int, keep_every: int = 0) -> list[int]:
     """Which checkpoints are to go.
 
     Args:
@@ -135,4 +135,4 @@ def _numbers(names: Iterable[str]) -> list[int]:
     return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
 
-__all__ = ["Catalogue", "path_of", "superfluous"]
+__all__ = ["Catalogue", "expired_numbers", "path_of"]

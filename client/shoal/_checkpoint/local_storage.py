@@ -12,13 +12,13 @@ from pathlib import Path
 
 from shoal import errors
 from shoal._checkpoint import direct_io
-from shoal._checkpoint.storage import TEMPORARY, Buffer, File, checked, is_name, missing
+from shoal._checkpoint.storage import TEMPORARY, Buffer, StorageFile, checked, is_name, missing
 from shoal._system import volumes
 
 _MAX_TARGETS = os.sysconf("SC_IOV_MAX")  # of one call to the system
 
 
-class LocalFolder:
+class LocalStorage:
     """A folder of this machine.
 
     Every step down is taken without following links, from a folder that is held open: what lies below may be changed
@@ -34,7 +34,7 @@ class LocalFolder:
         self.url = str(root)
 
     def write(self, path: Sequence[str], pieces: Iterable[Buffer]) -> None:
-        """See `Folder.write`: a temporary file, fsync, rename, fsync of the folder."""
+        """See `CheckpointStorage.write`: a temporary file, fsync, rename, fsync of the folder."""
         *parents, name = map(checked, path)
         with self._failing("written", path), self._descend(parents, make=True) as folder:
             temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
@@ -54,8 +54,8 @@ class LocalFolder:
             os.fsync(folder)
 
     @contextmanager
-    def open(self, path: Sequence[str]) -> Iterator[File]:
-        """See `Folder.open`."""
+    def open(self, path: Sequence[str]) -> Iterator[StorageFile]:
+        """See `CheckpointStorage.open`."""
         *parents, name = map(checked, path)
         try:
             with self._failing("read", path, unless_missing=True), self._descend(parents) as folder:
@@ -72,16 +72,16 @@ class LocalFolder:
             os.close(descriptor)
 
     def names(self, path: Sequence[str]) -> list[str]:
-        """See `Folder.names`."""
+        """See `CheckpointStorage.names`."""
         return self._those(path, lambda _folder, _name: True)
 
     def holding(self, path: Sequence[str], name: str) -> list[str]:
-        """See `Folder.holding`."""
+        """See `CheckpointStorage.holding`."""
         checked(name)
         return self._those(path, lambda folder, below: _holds(folder, below, name))
 
     def remove(self, path: Sequence[str]) -> None:
-        """See `Folder.remove`."""
+        """See `CheckpointStorage.remove`."""
         *parents, name = map(checked, path)
         with (
             suppress(FileNotFoundError),
@@ -201,4 +201,4 @@ def _advice(error: OSError) -> str:
     return f"; {advice}" if advice else ""
 
 
-__all__ = ["LocalFolder"]
+__all__ = ["LocalStorage"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from shoal import errors
-from shoal._checkpoint.storage import TEMPORARY, Buffer, File, checked, is_name, missing
+from shoal._checkpoint.storage import TEMPORARY, Buffer, StorageFile, checked, is_name, missing
 
 # What is held in memory of a file that is being written, and the parts that it is uploaded in: S3 takes 10,000.
 PART_BYTES = 16 << 20
@@ -57,7 +57,7 @@ class ObjectStore:
         self._root: str = self._system._strip_protocol(self.url)
 
     def write(self, path: Sequence[str], pieces: Iterable[Buffer]) -> None:
-        """See `Folder.write`. Until the end there are parts of an upload; it is given up on the way out of an error."""
+        """See `CheckpointStorage.write`. Until the end there are parts of an upload; it is given up on the way out of an error."""
         with self._failing("written", path):
             upload = (_Upload if self._scheme in _UPLOADS else _Move)(self._system, self._path(path))
         try:
@@ -72,8 +72,8 @@ class ObjectStore:
             raise
 
     @contextmanager
-    def open(self, path: Sequence[str]) -> Iterator[File]:
-        """See `Folder.open`."""
+    def open(self, path: Sequence[str]) -> Iterator[StorageFile]:
+        """See `CheckpointStorage.open`."""
         where = self._path(path)
         try:
             with self._failing("read", path, unless_missing=True):
@@ -85,17 +85,17 @@ class ObjectStore:
         yield _Object(self, path, where, int(info["size"]))
 
     def names(self, path: Sequence[str]) -> list[str]:
-        """See `Folder.names`."""
+        """See `CheckpointStorage.names`."""
         return sorted({name for name in self._below(path, self._system.ls, detail=False) if is_name(name)})
 
     def holding(self, path: Sequence[str], name: str) -> list[str]:
-        """See `Folder.holding`."""
+        """See `CheckpointStorage.holding`."""
         ending = f"/{checked(name)}"
         below = self._below(path, self._system.find)
         return sorted(it.removesuffix(ending) for it in below if it.endswith(ending) and is_name(it[: -len(ending)]))
 
     def remove(self, path: Sequence[str]) -> None:
-        """See `Folder.remove`. One by one: what a store says of many at once, its package may not pass on."""
+        """See `CheckpointStorage.remove`. One by one: what a store says of many at once, its package may not pass on."""
         where = self._path(path)
         with self._failing("removed", path):
             for it in {where, *self._system.find(where)}:

@@ -17,7 +17,7 @@ from shoal.variables import Variable
 _PIECE_BYTES = 16 << 20
 
 
-class ForeignFile:
+class SafetensorsFile:
     """A safetensors file that somebody else has written."""
 
     def __init__(self, path: Path, skip: Collection[str] = ()) -> None:
@@ -27,7 +27,7 @@ class ForeignFile:
         except OSError as error:
             raise errors.StorageFailed(f"{path} cannot be read: {error.strerror}", file=str(path)) from None
 
-    def __enter__(self) -> "ForeignFile":
+    def __enter__(self) -> "SafetensorsFile":
         try:
             nbytes = os.fstat(self._file.fileno()).st_size
             beginning = self._file.read(LENGTH_BYTES)
@@ -88,4 +88,4 @@ def rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int
         yield piece.view(np.uint8).data
 
 
-__all__ = ["ForeignFile", "rows"]
+__all__ = ["SafetensorsFile", "rows"]

@@ -15,7 +15,7 @@ import numpy as np
 from shoal import errors
 from shoal._checkpoint.catalogue import path_of
 from shoal._checkpoint.manifest import Manifest
-from shoal._checkpoint.storage import Folder
+from shoal._checkpoint.storage import CheckpointStorage
 from shoal._checkpoint.tensor_files import Piece, TensorReader, open_tensors
 
 VALUE = "value"
@@ -59,7 +59,7 @@ class SavedVariables:
         StorageFailed: a file cannot be read.
     """
 
-    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+    def __init__(self, folder: CheckpointStorage, manifest: Manifest) -> None:
         self._where = "/".join((folder.url, *path_of(manifest.job, manifest.number)))
         self._slices: dict[tuple[str, str], list[_Saved]] = {}
         with ExitStack() as opened:

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 TEMPORARY = ".tmp-"  # begins the name of a file that is being written: no name may
 
 
-class File(Protocol):
+class StorageFile(Protocol):
     """A file that is open for reading.
 
     Attributes:
@@ -37,7 +37,7 @@ class File(Protocol):
         ...
 
 
-class Folder(Protocol):
+class CheckpointStorage(Protocol):
     """Files by path; a path is names, at least one.
 
     Everything raises StorageFailed where the storage does, with what to do about it.
@@ -50,7 +50,7 @@ class Folder(Protocol):
         ...
 
     def open(self, path: Sequence[str]) -> Any:
-        """A context manager of `File`; UnknownCheckpoint if there is none."""
+        """A context manager of `StorageFile`; UnknownCheckpoint if there is none."""
         ...
 
     def names(self, path: Sequence[str]) -> list[str]:
@@ -85,7 +85,7 @@ def checked(name: str) -> str:
     return name
 
 
-def probe(folder: Folder) -> None:
+def probe(folder: CheckpointStorage) -> None:
     """Writes a small file and removes it, to find out at a start what would fail every checkpoint.
 
     Raises:
@@ -101,7 +101,7 @@ def missing(url: str, path: Sequence[str]) -> errors.UnknownCheckpoint:
     return errors.UnknownCheckpoint(f"there is no {'/'.join((url, *path))}", path="/".join(path))
 
 
-def no_folder(who: str) -> errors.StorageFailed:
+def no_storage_message(who: str) -> errors.StorageFailed:
     """What is said of a process that was started without a folder."""
     return errors.StorageFailed(f"{who} has no folder of checkpoints: start it with --checkpoints")
 
@@ -109,11 +109,11 @@ def no_folder(who: str) -> errors.StorageFailed:
 __all__ = [
     "TEMPORARY",
     "Buffer",
-    "File",
-    "Folder",
+    "CheckpointStorage",
+    "StorageFile",
     "checked",
     "is_name",
     "missing",
-    "no_folder",
+    "no_storage_message",
     "probe",
 ]

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from shoal import errors
-from shoal._checkpoint.local_storage import LocalFolder
-from shoal._checkpoint.storage import Folder
+from shoal._checkpoint.local_storage import LocalStorage
+from shoal._checkpoint.storage import CheckpointStorage
 
 
-def open_folder(url: str, *, make: bool = True) -> Folder:
+def open_storage(url: str, *, make: bool = True) -> CheckpointStorage:
     """The folder that a user names.
 
     Args:
@@ -22,14 +22,14 @@ def open_folder(url: str, *, make: bool = True) -> Folder:
         from shoal._checkpoint.object_store import ObjectStore  # noqa: PLC0415 - only where it is asked for
 
         return ObjectStore(url)
-    return LocalFolder(Path(path if found else url).absolute(), make=make)
+    return LocalStorage(Path(path if found else url).absolute(), make=make)
 
 
-def open_shared(url: str) -> Folder:
+def open_shared_storage(url: str) -> CheckpointStorage:
     """The folder that an operator names for all processes of a cluster; never made, as it may be a volume.
 
     Raises:
-        BadRequest: as for `open_folder`; or it is the memory of one process, where no other finds anything.
+        BadRequest: as for `open_storage`; or it is the memory of one process, where no other finds anything.
     """
     if url.startswith("memory://"):
         raise errors.BadRequest(
@@ -37,7 +37,7 @@ def open_shared(url: str) -> Folder:
             "that the coordinator and all servers see, or an object store",
             url=url,
         )
-    return open_folder(url, make=False)
+    return open_storage(url, make=False)
 
 
-__all__ = ["open_folder", "open_shared"]
+__all__ = ["open_shared_storage", "open_storage"]

@@ -9,7 +9,7 @@ import xxhash
 
 from shoal import errors
 from shoal._checkpoint.manifest import BLOCK_BYTES, FileEntry, sum_of, sums_of
-from shoal._checkpoint.storage import Buffer, File, Folder
+from shoal._checkpoint.storage import Buffer, CheckpointStorage, StorageFile
 from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, header_bytes
 
 Named = tuple[str, np.dtype, tuple[int, ...]]
@@ -51,7 +51,7 @@ class _Sums:
 
 
 def write_tensors(
-    folder: Folder,
+    folder: CheckpointStorage,
     path: Sequence[str],
     tensors: Iterable[Named],
     data: Iterable[Buffer],
@@ -94,7 +94,7 @@ class TensorReader:
         contents: what it holds.
     """
 
-    def __init__(self, file: File, entry: FileEntry, where: str) -> None:
+    def __init__(self, file: StorageFile, entry: FileEntry, where: str) -> None:
         self._file, self._entry, self._where = file, entry, where
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))  # the last block of which a part was wanted
         if file.nbytes != entry.nbytes or len(entry.sums) != sums_of(entry.nbytes):
@@ -199,7 +199,7 @@ def _by_block(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
 
 
 @contextmanager
-def open_tensors(folder: Folder, path: Sequence[str], entry: FileEntry) -> Iterator[TensorReader]:
+def open_tensors(folder: CheckpointStorage, path: Sequence[str], entry: FileEntry) -> Iterator[TensorReader]:
     """Opens a file of tensors.
 
     Raises:

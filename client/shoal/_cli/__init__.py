@@ -19,7 +19,7 @@ def main() -> None:
     except errors.BadRequest as error:
         sys.stderr.write(f"error: {error.message}\n")
         raise SystemExit(2) from None
-    with gc_control.spared():
+    with gc_control.frozen_from_gc():
         import structlog  # noqa: PLC0415 - it takes a while, too
 
         from shoal._cli.app import app  # noqa: PLC0415 - it loads gRPC, which must find the allocator as it will be

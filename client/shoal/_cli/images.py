@@ -23,7 +23,7 @@ def compile_(
     with Output(as_json) as out:
         for each in level or kernels.levels():
             started = time.perf_counter()
-            kernels.compile_ahead(folder, each)
+            kernels.precompile(folder, each)
             seconds = round(time.perf_counter() - started, 1)
             out.say(f"{each}: compiled in {seconds:g} s", {"level": each, "seconds": seconds, "folder": str(folder)})
 

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal._job.description import Group, Option, descriptions
+from shoal._job.description import Option, OptionGroup, descriptions
 from shoal.job import Job
 
 
 @dataclass(frozen=True)
-class _Given:
+class _JobOption:
     """One option, and the field that it sets.
 
     Attributes:
@@ -95,19 +95,19 @@ def _made(values: Mapping[str, Any]) -> Job:
     for option in _options(Job):
         said.setdefault(option.group, {}).update(option.read(values))
     for name, each in descriptions(Job).items():
-        if isinstance(each.option, Group):
+        if isinstance(each.option, OptionGroup):
             said[""][name] = each.option.made(said[name])
     return Job(**said[""])
 
 
-def _options(kind: type[Any], group: str = "") -> Iterator[_Given]:
+def _options(kind: type[Any], group: str = "") -> Iterator[_JobOption]:
     """All options, in the order of the fields."""
     fields = {it.name: it for it in dataclasses.fields(kind)}
     for name, each in descriptions(kind).items():
-        if isinstance(each.option, Group):
+        if isinstance(each.option, OptionGroup):
             yield from _options(each.option.kind, name)
         elif each.option is not None:
-            yield _Given(group, name, each.option, fields[name].type, fields[name].default)
+            yield _JobOption(group, name, each.option, fields[name].type, fields[name].default)
 
 
 def _parameter(name: str, takes: Any, info: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

@@ -16,7 +16,7 @@ from shoal._cli import options
 from shoal._cli.job_watch import evaluations, summary
 from shoal._cli.output import Output, Row
 from shoal._display import duration, first_line, records
-from shoal._system import written_whole
+from shoal._system import atomic_write
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.client import Client
 from shoal.events import LogLine
@@ -245,7 +245,7 @@ def _cannot_write(file: Path, why: str) -> errors.ShoalError:
 def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Writes an .npz. Not by `numpy.savez`, which takes names as keyword arguments and cannot write bfloat16."""
     opened: AbstractContextManager[Path | BinaryIO]
-    opened = nullcontext(sys.stdout.buffer) if file == _STDOUT else written_whole(file)
+    opened = nullcontext(sys.stdout.buffer) if file == _STDOUT else atomic_write(file)
     try:
         with opened as unfinished, zipfile.ZipFile(unfinished, "x") as archive:
             for name, array in variables.items():

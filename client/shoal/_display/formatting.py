@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from shoal.events import CheckpointEnded, Evaluated
+from shoal.events import CheckpointEnded, EvaluationEnded
 
 # More are too many for a line.
 _MOST_FIGURES = 6
@@ -35,7 +35,7 @@ def checkpoint(event: CheckpointEnded) -> str:
     return f"checkpoint {saved.number}: step {saved.step:,}, {saved.nbytes:,} bytes in {event.seconds:.1f} s"
 
 
-def evaluation(event: Evaluated, metric: str = "") -> str:
+def evaluation(event: EvaluationEnded, metric: str = "") -> str:
     """What an evaluation found, in one line, the metric first."""
     found = event.result
     best = ", the best so far" if event.best else ""

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from shoal import status
 from shoal._display.formatting import checkpoint, duration, evaluation, first_line
-from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 
 
@@ -53,7 +53,7 @@ class ProgressBar:
                 self._enter(event)
             case CheckpointEnded():
                 self._print(self._name + checkpoint(event))
-            case Evaluated():
+            case EvaluationEnded():
                 self._print(self._name + evaluation(event, self._metric))
                 self._note(event)
             case LogLine():
@@ -82,7 +82,7 @@ class ProgressBar:
         if event.state.finished:
             self.close()
 
-    def _note(self, event: Evaluated) -> None:
+    def _note(self, event: EvaluationEnded) -> None:
         if event.best:
             self._best = event.result
         values = [it.values[self._metric] for it in (event.result, self._best) if it and self._metric in it.values]

@@ -6,7 +6,7 @@ from shoal import errors
 from shoal._job.description import shown, told
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoints import Checkpoint
-from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 from shoal.status import (
     ClusterStatus,
@@ -272,7 +272,7 @@ def event(event: Event) -> dict[str, Any]:
                 "seconds": event.seconds,
                 "failure": event.failure,
             }
-        case Evaluated():
+        case EvaluationEnded():
             record |= {
                 "event": "evaluation",
                 "worker": event.worker,

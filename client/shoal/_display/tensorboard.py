@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from shoal import errors
 from shoal._system import load
-from shoal.events import CheckpointEnded, Evaluated, Event, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, EvaluationEnded, Event, MetricsReported, StateChanged
 
 _WHO = "shoal.callbacks.TensorBoard"
 # Seconds, by the time of events, until what was written has to be on the disk.
@@ -67,7 +67,7 @@ class TensorBoard:
                     now = event.progress
                     pace = {"samples_per_s": now.samples_per_s, "epoch": now.epoch}
                     self._add(self._folder, event, now.steps, "progress", pace)
-                case Evaluated():
+                case EvaluationEnded():
                     self._add(self._folder, event, event.result.step, "evaluation", event.result.values)
                 case CheckpointEnded(saved=saved) if saved:
                     sizes = {"bytes": saved.nbytes, "seconds": event.seconds}

@@ -51,7 +51,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Group:
+class OptionGroup:
     """Options of `shoal submit` for a field that holds a policy: those of the policy's own fields.
 
     Attributes:
@@ -64,7 +64,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Told:
+class JsonField:
     """How a field appears in the JSON of a job.
 
     Attributes:
@@ -85,7 +85,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Description:
+class FieldDescription:
     """What is said about one field.
 
     Attributes:
@@ -96,23 +96,27 @@ class Description:
     """
 
     check: Check | None
-    option: Option | Group | None
+    option: Option | OptionGroup | None
     codec: Codec
-    told: Told | None
+    told: JsonField | None
 
 
 # Most fields travel and are told as they are.
-_PLAIN, _AS_IT_IS = Scalar(), Told()
+_PLAIN, _AS_IT_IS = Scalar(), JsonField()
 
 
 def described(
-    check: Check | None, option: Option | Group | None, codec: Codec = _PLAIN, *, told: Told | None = _AS_IT_IS
-) -> Mapping[str, Description]:
-    """Returns the metadata of a field with this description; see `Description`."""
-    return {_KEY: Description(check, option, codec, told)}
+    check: Check | None,
+    option: Option | OptionGroup | None,
+    codec: Codec = _PLAIN,
+    *,
+    told: JsonField | None = _AS_IT_IS,
+) -> Mapping[str, FieldDescription]:
+    """Returns the metadata of a field with this description; see `FieldDescription`."""
+    return {_KEY: FieldDescription(check, option, codec, told)}
 
 
-def descriptions(kind: type[Any]) -> Mapping[str, Description]:
+def descriptions(kind: type[Any]) -> Mapping[str, FieldDescription]:
     """Returns the descriptions of a dataclass's fields by name, in the order of the fields.
 
     Raises:
@@ -182,10 +186,10 @@ def shown(owner: Any) -> list[tuple[str, Any]]:
 
 __all__ = [
     "Check",
-    "Description",
-    "Group",
+    "FieldDescription",
+    "JsonField",
     "Option",
-    "Told",
+    "OptionGroup",
     "check",
     "decode",
     "described",

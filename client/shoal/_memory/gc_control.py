@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def spared() -> Iterator[None]:
+def frozen_from_gc() -> Iterator[None]:
     """What is made in this block, and whatever there was before, the collector never looks at.
 
     For what stays as long as the process does: a cycle among it that is garbage stays, too.
@@ -26,4 +26,4 @@ def spared() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["spared"]
+__all__ = ["frozen_from_gc"]

@@ -1,8 +1,8 @@
 """Machine code that is made ahead, once for each level of processor, so that an image starts without compiling.
 
 Numba compiles for the very processor that it runs on, and keeps the code for that one alone. An image is built on one
-host and runs on others: `compile_ahead` makes the code for each level that LLVM knows by name, and where SHOAL_KERNELS
-names a folder of it, `made_ahead` has a role with kernels use the highest level that its host has. Kernels
+host and runs on others: `precompile` makes the code for each level that LLVM knows by name, and where SHOAL_KERNELS
+names a folder of it, `precompiled` has a role with kernels use the highest level that its host has. Kernels
 wait for memory, so a level is as fast as the host's own name (docs/decisions/0035-kernels-in-the-image.md).
 
 What the kernels are, this module does not know: whoever has some names a function that compiles them in the entry point
@@ -65,7 +65,7 @@ def level_of(machine: str, cpuinfo: str) -> str:
 
 
 @contextmanager
-def made_ahead(environ: MutableMapping[str, str] = os.environ) -> Iterator[str]:
+def precompiled(environ: MutableMapping[str, str] = os.environ) -> Iterator[str]:
     """Has Numba, which is imported inside the block, take the code that SHOAL_KERNELS has; yields its level.
 
     Numba takes no folder for a cache that it cannot write to, and an image's is read-only: it gets a copy, of a
@@ -89,7 +89,7 @@ def made_ahead(environ: MutableMapping[str, str] = os.environ) -> Iterator[str]:
                 environ.pop(name, None)
 
 
-def compile_ahead(folder: Path, level: str) -> None:
+def precompile(folder: Path, level: str) -> None:
     """Compiles all kernels for one level, in a process of its own, into a folder for SHOAL_KERNELS.
 
     Raises:

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from shoal._role.web_server import Bounds, WebServer, in_thread
+from shoal._role.web_server import ConnectionLimits, WebServer, in_thread
 
 _HINT = "there is /metrics and /healthz here\n"
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
@@ -44,7 +44,7 @@ def make_server(
         connections: at a time; a connection above that gets 503.
         seconds: that a connection lasts at most.
     """
-    bounds = Bounds(connections, patience_s=seconds, longest_s=seconds, refusal=_BUSY)
+    bounds = ConnectionLimits(connections, patience_s=seconds, longest_s=seconds, refusal=_BUSY)
     return WebServer(listening, lambda _: _make_app(not_ready, registry, connections), bounds)
 
 

@@ -20,7 +20,7 @@ _SECONDS_A_CONNECTION = 10.0
 _log = structlog.get_logger(__name__)
 
 
-class RolePages:
+class RoleHttpServer:
     """Serves a role's pages, from now until `stop`.
 
     Args:
@@ -93,4 +93,4 @@ class RolePages:
         server.run()
 
 
-__all__ = ["RolePages"]
+__all__ = ["RoleHttpServer"]

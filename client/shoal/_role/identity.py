@@ -24,7 +24,7 @@ _EVERYWHERE = ("0.0.0.0", "[::]")  # noqa: S104 - it is compared, and bound only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class RoleIdentity:
     """Who a role is. Of what was given, empty is: not given.
 
     Attributes:
@@ -40,7 +40,7 @@ class Identity:
     coordinator: str = ""
 
 
-def resolve(role: str, given: Identity, environment: Mapping[str, str], default_name: str = "") -> Identity:
+def resolve(role: str, given: RoleIdentity, environment: Mapping[str, str], default_name: str = "") -> RoleIdentity:
     """Who a role is.
 
     Args:
@@ -57,11 +57,11 @@ def resolve(role: str, given: Identity, environment: Mapping[str, str], default_
     elif environment.get("SHOAL_POD_NAME"):
         described = _of_pod(role, given, environment)
     else:
-        described = Identity()
+        described = RoleIdentity()
     if role == "coordinator":
-        found = _first(given, described, Identity(listen=DEFAULT_ADDRESS))
-        return Identity(listen=found.listen, advertise=found.advertise)
-    found = _first(given, described, Identity(name=default_name, listen=ANY_PORT, coordinator=DEFAULT_ADDRESS))
+        found = _first(given, described, RoleIdentity(listen=DEFAULT_ADDRESS))
+        return RoleIdentity(listen=found.listen, advertise=found.advertise)
+    found = _first(given, described, RoleIdentity(name=default_name, listen=ANY_PORT, coordinator=DEFAULT_ADDRESS))
     if not MEMBER_ID.fullmatch(found.name):
         raise errors.BadRequest(
             f"{found.name!r} is no name of a {role}: it is 1 to 63 characters of a-z, 0-9 and -; give one with --name "
@@ -71,7 +71,7 @@ def resolve(role: str, given: Identity, environment: Mapping[str, str], default_
     return found
 
 
-def doubt(role: str, found: Identity, environment: Mapping[str, str]) -> str:
+def address_warning(role: str, found: RoleIdentity, environment: Mapping[str, str]) -> str:
     """Why others may look for this coordinator where it is not; empty where nothing speaks for that.
 
     Members say themselves where they listen; of a coordinator there is only the list. Ports may be forwarded, so that
@@ -110,12 +110,14 @@ def role_of_task(environment: Mapping[str, str]) -> str:
     return tf_config.read(text).role
 
 
-def _first(*sources: Identity) -> Identity:
-    names = [field.name for field in fields(Identity)]
-    return Identity(**{name: next(filter(None, (getattr(source, name) for source in sources)), "") for name in names})
+def _first(*sources: RoleIdentity) -> RoleIdentity:
+    names = [field.name for field in fields(RoleIdentity)]
+    return RoleIdentity(
+        **{name: next(filter(None, (getattr(source, name) for source in sources)), "") for name in names}
+    )
 
 
-def _of_task(role: str, given: Identity, task: tf_config.Task) -> Identity:
+def _of_task(role: str, given: RoleIdentity, task: tf_config.Task) -> RoleIdentity:
     if task.role != role:
         raise errors.BadRequest(
             f"TF_CONFIG says that this is task {task.index} of {task.type}, a {task.role}, and not a {role}: start "
@@ -132,7 +134,7 @@ def _of_task(role: str, given: Identity, task: tf_config.Task) -> Identity:
     # The host may be a service's name or a forwarded address, which no interface here has; a loopback one is the
     # cluster on one machine that it says it is.
     bound = task.host if _LOOPBACK.fullmatch(task.host) else _everywhere(task.host)
-    return Identity(
+    return RoleIdentity(
         name=f"{role}-{task.index}",
         listen=f"{bound}:{task.port}",
         advertise=task.host,
@@ -140,7 +142,7 @@ def _of_task(role: str, given: Identity, task: tf_config.Task) -> Identity:
     )
 
 
-def _of_pod(role: str, given: Identity, environment: Mapping[str, str]) -> Identity:
+def _of_pod(role: str, given: RoleIdentity, environment: Mapping[str, str]) -> RoleIdentity:
     pod, address = environment["SHOAL_POD_NAME"], environment.get("SHOAL_POD_IP", "")
     # Without the cluster's domain, which clusters choose: their resolvers add it.
     within = f".{namespace}.svc" if (namespace := environment.get("SHOAL_POD_NAMESPACE")) else ""
@@ -154,7 +156,9 @@ def _of_pod(role: str, given: Identity, environment: Mapping[str, str]) -> Ident
             "SHOAL_POD_IP to its address (status.podIP)",
             variable="SHOAL_SERVICE",
         )
-    return Identity(name=pod, listen=listen, advertise=advertise, coordinator=f"{_POD_COORDINATOR}{within}:{_POD_PORT}")
+    return RoleIdentity(
+        name=pod, listen=listen, advertise=advertise, coordinator=f"{_POD_COORDINATOR}{within}:{_POD_PORT}"
+    )
 
 
 def _everywhere(host: str) -> str:
@@ -162,4 +166,4 @@ def _everywhere(host: str) -> str:
     return _EVERYWHERE[host.startswith("[")]
 
 
-__all__ = ["ANY_PORT", "MEMBER_ID", "SOURCES", "Identity", "doubt", "resolve", "role_of_task"]
+__all__ = ["ANY_PORT", "MEMBER_ID", "SOURCES", "RoleIdentity", "address_warning", "resolve", "role_of_task"]

@@ -20,8 +20,8 @@ import structlog
 from shoal import _tracing, errors
 from shoal._memory import gc_control
 from shoal._role import identity as _identity
-from shoal._role.http_endpoints import RolePages
-from shoal._role.identity import Identity
+from shoal._role.http_endpoints import RoleHttpServer
+from shoal._role.identity import RoleIdentity
 
 
 class Running(Protocol):
@@ -77,7 +77,7 @@ def default_name(role: str, host: str | None = None) -> str:
     return f"{role}-{plain}-{secrets.token_hex(3)}"
 
 
-def identify(role: str, given: Identity, *, log_format: str, log_level: str) -> Identity:
+def identify(role: str, given: RoleIdentity, *, log_format: str, log_level: str) -> RoleIdentity:
     """Who this process is, by its flags, TF_CONFIG or its pod; see `shoal._role.identity`.
 
     Args:
@@ -96,8 +96,8 @@ def identify(role: str, given: Identity, *, log_format: str, log_level: str) -> 
     except errors.BadRequest as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(2) from None
-    if doubt := _identity.doubt(role, found, os.environ):
-        log.warning("others may not find it", reason=doubt)
+    if address_warning := _identity.address_warning(role, found, os.environ):
+        log.warning("others may not find it", reason=address_warning)
     return found
 
 
@@ -134,17 +134,17 @@ def run_role(
     identity = {"role": role, "member": member} if member else {"role": role}
     configure_logging(log_format, log_level, **identity)
     log = structlog.get_logger(__name__)
-    ends = _Ends()
+    ends = _StopSignals()
     if supervised:
         ends.follow_parent()
     try:
-        with ends.interrupting(), gc_control.spared():
+        with ends.interrupting(), gc_control.frozen_from_gc():
             _tracing.start(role, member)
             running, pages, stop = _start(start, metrics_listen, advertise)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(1) from None
-    except _Told:
+    except _SignalReceived:
         log.info("stopped before it was ready")
         return
     try:
@@ -162,11 +162,11 @@ def run_role(
     log.info("stopped")
 
 
-class _Told(BaseException):
+class _SignalReceived(BaseException):
     """A signal, while a role starts: to whatever it waits for, as Ctrl-C is to a program."""
 
 
-class _Ends:
+class _StopSignals:
     """What tells a role to end: signals, and the end of standard input if that is a supervisor's.
 
     SIGTERM is how Kubernetes and systemd ask for an orderly end, so the first one alone leaves time for it.
@@ -187,11 +187,11 @@ class _Ends:
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """A signal ends this block with `_Told`: what it waits for may never come, and nothing is there to be lost."""
+        """A signal ends this block with `_SignalReceived`: what it waits for may never come, and nothing is there to be lost."""
         self._interrupts = True
         try:
             if self._heard:
-                raise _Told
+                raise _SignalReceived
             yield
         finally:
             self._interrupts = False
@@ -204,7 +204,7 @@ class _Ends:
         self._heard = True
         self._signals.put(number)
         if self._interrupts:
-            raise _Told
+            raise _SignalReceived
 
     def _pass_on(self) -> None:
         while True:
@@ -219,7 +219,7 @@ class _Ends:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]  # it has begun
 
 
-def _say_ready(role: str, running: Running, pages: RolePages, supervised: bool) -> None:
+def _say_ready(role: str, running: Running, pages: RoleHttpServer, supervised: bool) -> None:
     """Writes where the role is reached to its log, and to standard output for a supervisor."""
     page = getattr(running, "page", "")  # a coordinator's alone
     shown = {"page": page} if page else {}
@@ -232,14 +232,14 @@ def _say_ready(role: str, running: Running, pages: RolePages, supervised: bool) 
 
 def _start(
     start: Callable[[prometheus_client.CollectorRegistry, str], R], metrics_listen: str, advertise: str
-) -> tuple[R, RolePages, Callable[[], None]]:
+) -> tuple[R, RoleHttpServer, Callable[[], None]]:
     """Starts the pages and the role; gives the role, the pages, and what ends both."""
     # When a counter began is told by none of our metrics: Prometheus finds resets by itself.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.ProcessCollector(registry=registry)
     prometheus_client.PlatformCollector(registry=registry)
-    pages = RolePages(metrics_listen, registry, advertise=advertise)
+    pages = RoleHttpServer(metrics_listen, registry, advertise=advertise)
     try:
         running = start(registry, pages.address)
     except BaseException:

@@ -23,7 +23,7 @@ _GRACE_S = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConnectionLimits:
     """Limits of connections.
 
     Attributes:
@@ -48,7 +48,9 @@ class WebServer:
         bounds: of connections.
     """
 
-    def __init__(self, listening: socket.socket, make_app: Callable[[asyncio.Event], ASGIApp], bounds: Bounds) -> None:
+    def __init__(
+        self, listening: socket.socket, make_app: Callable[[asyncio.Event], ASGIApp], bounds: ConnectionLimits
+    ) -> None:
         self._listening, self._make_app, self._bounds = listening, make_app, bounds
         self._lock = threading.Lock()  # guards _loop and _stopped
         self._loop: asyncio.AbstractEventLoop | None = None  # while `run` serves
@@ -106,7 +108,7 @@ class WebServer:
 class _Connection(H11Protocol):
     """A connection within the bounds."""
 
-    limits: Bounds
+    limits: ConnectionLimits
     _patience: asyncio.TimerHandle | None = None
     _life: asyncio.TimerHandle | None = None
 
@@ -165,4 +167,4 @@ def in_thread(function: Callable[[], T], name: str) -> Future[T]:
     return answer
 
 
-__all__ = ["Bounds", "WebServer", "in_thread"]
+__all__ = ["ConnectionLimits", "WebServer", "in_thread"]

@@ -4,12 +4,13 @@ The one package of `shoal` that imports grpc; its types do not leave it. Which c
 carry them, is in `shoal._transport`. Roles, clients and everything above the wire may import it.
 """
 
-from shoal._rpc.backoff import Pauses
+from shoal._rpc.backoff import Backoff
 from shoal._rpc.channels import (
     NonBlocking,
     Pooled,
     RawMessages,
     RpcServer,
+    as_shoal_errors,
     channel,
     detail_of,
     error_from,
@@ -23,22 +24,22 @@ from shoal._rpc.channels import (
     retrying,
     servicer,
     status_of,
-    translated,
 )
-from shoal._rpc.coordinator import CoordinatorClient, Membership
-from shoal._rpc.retries import CALLED, Called, Retries
+from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
+from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
 
 __all__ = [
-    "CALLED",
-    "Called",
+    "RETRY_TARGETS",
+    "Backoff",
     "CoordinatorClient",
-    "Membership",
+    "MembershipClient",
     "NonBlocking",
-    "Pauses",
     "Pooled",
     "RawMessages",
     "Retries",
+    "RetryTarget",
     "RpcServer",
+    "as_shoal_errors",
     "channel",
     "detail_of",
     "error_from",
@@ -52,5 +53,4 @@ __all__ = [
     "retrying",
     "servicer",
     "status_of",
-    "translated",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 _FIRST_S, _LONGEST_S = 0.05, 2.0
 
 
-class Pauses:
+class Backoff:
     """0.05 s, then twice as long each time up to 2 s; each shortened by up to half at random.
 
     So a thousand workers do not come back at once.
@@ -32,4 +32,4 @@ class Pauses:
         self.at_most = _FIRST_S
 
 
-__all__ = ["Pauses"]
+__all__ = ["Backoff"]

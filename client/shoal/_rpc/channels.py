@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shoal import _tracing, errors
-from shoal._rpc.backoff import Pauses
+from shoal._rpc.backoff import Backoff
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 
@@ -171,7 +171,7 @@ def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
 
 
 @contextmanager
-def translated(address: str) -> Iterator[None]:
+def as_shoal_errors(address: str) -> Iterator[None]:
     """Raises a `ShoalError` for any gRPC error of the block; Cancelled if our own channel was closed."""
     try:
         yield
@@ -310,14 +310,14 @@ def retrying(
 ) -> T:
     """Repeats `call` while its far end cannot be reached, for up to `for_s` seconds from its first failure.
 
-    Between the calls it waits as `Pauses` say.
+    Between the calls it waits as `Backoff` say.
 
     Raises:
         Unreachable: nobody answered in time; the message has the address and the time.
         ShoalError: any other error of `call`, at once.
     """
     failed_at: float | None = None
-    pauses = Pauses(jitter)
+    pauses = Backoff(jitter)
     while True:
         try:
             return call()

@@ -62,7 +62,7 @@ class CoordinatorClient:
         """
 
         def once() -> T:
-            with channels.translated(self.address):
+            with channels.as_shoal_errors(self.address):
                 return method(request, timeout=timeout_s, metadata=_tracing.metadata())
 
         with _tracing.calling(request):
@@ -79,7 +79,7 @@ class CoordinatorClient:
         self._channel.close()
 
 
-class Membership:
+class MembershipClient:
     """Keeps a process a member of the cluster: registers, beats, and registers anew when it was declared dead.
 
     Args:
@@ -143,16 +143,16 @@ class Membership:
                     raise
                 _log.info("waiting for the lease of an earlier life", member=self.member, seconds=left_s)
                 self._stopped.wait(min(left_s, max(0.0, deadline - time.monotonic())) + _EXPIRY_POLL_S)
-        self.beat_now()  # there may be work already
+        self.heartbeat_now()  # there may be work already
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def renew(self) -> None:
         """Becomes a new incarnation, soon: the old one, and all that was assigned to it, is given up."""
         self._renewal.set()
-        self.beat_now()
+        self.heartbeat_now()
 
-    def beat_now(self) -> None:
+    def heartbeat_now(self) -> None:
         """Sends the next heartbeat at once."""
         self._beat_now.set()
 
@@ -171,7 +171,7 @@ class Membership:
         except errors.ShoalError as error:  # its lease will run out instead
             _log.debug("could not say goodbye", reason=error.message)
 
-    def __enter__(self) -> "Membership":
+    def __enter__(self) -> "MembershipClient":
         return self
 
     def __exit__(
@@ -181,7 +181,7 @@ class Membership:
 
     def _register(self, retry_for_s: float | None) -> None:
         reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
-        self.incarnation, self._heartbeat_s = reply.incarnation, reply.heartbeat_s
+        self.incarnation, self._heartbeat_s = reply.incarnation, reply.heartbeat_interval_s
         self._on_incarnation(reply.incarnation)
 
     def _leave(self, timeout_s: float, cursor: Cursor | None = None, retry_for_s: float = 0.0) -> None:
@@ -219,7 +219,7 @@ class Membership:
         self._renewal.clear()
         self._request.process = secrets.token_hex(8)
         self._on_end()
-        self.beat_now()
+        self.heartbeat_now()
 
     def _beat_once(self) -> None:
         request = coordinator_pb2.HeartbeatRequest(member=self.member, incarnation=self.incarnation)

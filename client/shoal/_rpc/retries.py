@@ -4,8 +4,8 @@ import threading
 from collections import Counter
 from typing import Literal
 
-Called = Literal["coordinator", "server"]
-CALLED: tuple[Called, ...] = ("coordinator", "server")
+RetryTarget = Literal["coordinator", "server"]
+RETRY_TARGETS: tuple[RetryTarget, ...] = ("coordinator", "server")
 
 
 class Retries:
@@ -13,18 +13,18 @@ class Retries:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _counts
-        self._counts: Counter[Called] = Counter()
+        self._counts: Counter[RetryTarget] = Counter()
 
-    def count(self, called: Called) -> None:
+    def count(self, called: RetryTarget) -> None:
         """A call is repeated."""
         with self._lock:
             self._counts[called] += 1
 
-    def take(self) -> dict[Called, int]:
+    def take(self) -> dict[RetryTarget, int]:
         """The counts since the last time."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
         return dict(counts)
 
 
-__all__ = ["CALLED", "Called", "Retries"]
+__all__ = ["RETRY_TARGETS", "Retries", "RetryTarget"]

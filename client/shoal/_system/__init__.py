@@ -3,7 +3,7 @@
 `volumes` and `build` are imported as modules. Knows nothing of Shoal but its errors; every package may import it.
 """
 
-from shoal._system.atomic_file import written_whole
+from shoal._system.atomic_file import atomic_write
 from shoal._system.deprecation import deprecated, warn_deprecated
 from shoal._system.host import host_id
 from shoal._system.optional import load
@@ -11,9 +11,9 @@ from shoal._system.registry import Registry
 
 __all__ = [
     "Registry",
+    "atomic_write",
     "deprecated",
     "host_id",
     "load",
     "warn_deprecated",
-    "written_whole",
 ]

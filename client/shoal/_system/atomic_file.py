@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @contextmanager
-def written_whole(file: Path) -> Iterator[Path]:
+def atomic_write(file: Path) -> Iterator[Path]:
     """Where to write what is to be in a file: beside it, and put in its place if `with` ends well; else it is gone."""
     unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
@@ -19,4 +19,4 @@ def written_whole(file: Path) -> Iterator[Path]:
             unfinished.unlink()
 
 
-__all__ = ["written_whole"]
+__all__ = ["atomic_write"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal._numerics import Aggregation
 from shoal._transport import ServerConnection
-from shoal._wire import Load, Packer
+from shoal._wire import Packer, PushPayload
 
 
 class GradientBuffers(dict[str, np.ndarray]):
@@ -19,7 +19,7 @@ class GradientBuffers(dict[str, np.ndarray]):
         loads: by connection, with memory for every trainable variable.
     """
 
-    def __init__(self, packer: Packer, loads: Mapping[ServerConnection, Load]) -> None:
+    def __init__(self, packer: Packer, loads: Mapping[ServerConnection, PushPayload]) -> None:
         super().__init__()
         self._loads = loads
         for load in loads.values():
@@ -52,7 +52,7 @@ class GradientBuffers(dict[str, np.ndarray]):
         aggregations: Sequence[Aggregation],
         *,
         unchanged: bool,
-    ) -> Mapping[ServerConnection, Load] | None:
+    ) -> Mapping[ServerConnection, PushPayload] | None:
         """Takes the memory, with everything in it, for a push by these connections.
 
         Args:
@@ -77,12 +77,12 @@ class GradientBuffers(dict[str, np.ndarray]):
         return {connection: replace(load, aggregations=aggregations) for connection, load in loads.items()}
 
     @staticmethod
-    def _apart(array: np.ndarray, loads: Mapping[ServerConnection, Load]) -> np.ndarray:
+    def _apart(array: np.ndarray, loads: Mapping[ServerConnection, PushPayload]) -> np.ndarray:
         shared = any(np.may_share_memory(array, _memory(load)) for load in loads.values())
         return array.copy() if shared else array
 
 
-def _memory(load: Load) -> np.ndarray:
+def _memory(load: PushPayload) -> np.ndarray:
     assert load.copy is not None
     return load.copy
 

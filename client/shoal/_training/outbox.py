@@ -40,7 +40,7 @@ class Outbox:
                 self._lines.append(piece)
                 self._trim()
 
-    def add_figures(self, report: Report) -> None:
+    def add_metrics(self, report: Report) -> None:
         """Adds a report's figures."""
         with self._lock:
             self._figures = self._figures.then(report) if self._figures else report

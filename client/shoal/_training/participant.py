@@ -15,7 +15,7 @@ from shoal._rpc import CoordinatorClient
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._training.report import Report
-from shoal._wire import Heard, Lease, NoRange, Placement, Turn, Verdict
+from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, Placement, ReportAck
 from shoal.job import Job
 from shoal.status import Evaluation
 from shoal.v1 import job_pb2
@@ -152,24 +152,24 @@ class Participant:
             case _:
                 return NoRange.WAIT
 
-    def ask_evaluation(self, step: int, *, through: bool = False) -> Turn:
+    def claim_evaluation(self, step: int, *, through: bool = False) -> EvaluationClaim:
         """Asks whether an evaluation is due.
 
         Args:
             step: the worker's own, now.
             through: it is through, but for the evaluation at the end.
         """
-        request = job_pb2.AskEvaluationRequest(**self._identity, step=step, through=through)
-        reply = self._coordinator.call(self._jobs.AskEvaluation, request)
-        return Turn(reply.number, reply.stop)
+        request = job_pb2.ClaimEvaluationRequest(**self._identity, step=step, through=through)
+        reply = self._coordinator.call(self._jobs.ClaimEvaluation, request)
+        return EvaluationClaim(reply.number, reply.stop)
 
-    def report_evaluation(self, result: Evaluation) -> Verdict:
+    def report_evaluation(self, result: Evaluation) -> EvaluationAck:
         """Says what an evaluation has found. To be said again, where the worker is to wait."""
         request = job_pb2.ReportEvaluationRequest(**self._identity, result=result.to_proto())
         reply = self._coordinator.call(self._jobs.ReportEvaluation, request)
-        return Verdict(reply.wait, reply.stop)
+        return EvaluationAck(reply.wait, reply.stop)
 
-    def report(self, report: Report) -> Heard:
+    def report(self, report: Report) -> ReportAck:
         """Sends progress, once.
 
         Raises:
@@ -193,8 +193,8 @@ class Participant:
             reply = self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0)
         self._told = totals
         if reply.stop:
-            return Heard.OVER
-        return Heard.ENOUGH if reply.enough else Heard.GO_ON
+            return ReportAck.DONE
+        return ReportAck.ENOUGH if reply.enough else ReportAck.CONTINUE
 
     def finish(self, error: str = "", *, lost: bool = False, retry_for_s: float | None = None) -> None:
         """Says that this worker is through with the job.

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from shoal import _rpc, _tracing, errors
 from shoal._transport import ServerConnection
-from shoal._wire import Aggregation, Arrays, Load, Packer, Placement
+from shoal._wire import Aggregation, ArraySource, Packer, Placement, PushPayload
 from shoal.v1 import header_pb2
 
 T = TypeVar("T")
@@ -110,9 +110,11 @@ class PlacedServers:
             trace=_tracing.carrier(),
         )
 
-    def load(self, connection: ServerConnection, arrays: Arrays | None, aggregations: Sequence[Aggregation]) -> Load:
+    def load(
+        self, connection: ServerConnection, arrays: ArraySource | None, aggregations: Sequence[Aggregation]
+    ) -> PushPayload:
         """Returns what these arrays bring to one server; None: nothing yet."""
-        return Load(self.packer, connection.layouts, aggregations, arrays)
+        return PushPayload(self.packer, connection.layouts, aggregations, arrays)
 
     def close(self) -> None:
         """Closes all connections; calls in progress end with Cancelled."""

@@ -7,7 +7,7 @@ import numpy as np
 from shoal._memory.buffers import BufferPool
 from shoal._training.placed_servers import PlacedServers
 from shoal._transport import ServerConnection
-from shoal._wire import Arrival
+from shoal._wire import PullDecoder
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -54,7 +54,7 @@ class Puller:
         """
         self._memory.trim()
         while True:
-            arrival = Arrival(self._servers.packer, self._memory.take) if moves_values else None
+            arrival = PullDecoder(self._servers.packer, self._memory.take) if moves_values else None
             headers = self._pull_all(step, ahead, arrival)
             newest = max(step + ahead, *(header.step for header in headers))
             if all(header.step == newest for header in headers):
@@ -62,7 +62,7 @@ class Puller:
                 return Pulled(arrival.values() if arrival else {}, versions, newest)
             step = newest - ahead
 
-    def _pull_all(self, step: int, ahead: int, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+    def _pull_all(self, step: int, ahead: int, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         servers = self._servers
 
         def pull(connection: ServerConnection) -> list[header_pb2.ShardHeader]:

@@ -17,7 +17,7 @@ from shoal import errors
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
 from shoal._transport import ServerConnection
-from shoal._wire import Aggregation, Complete, Cursor, Load, Memory, Outgoing
+from shoal._wire import Aggregation, CompleteArrays, Cursor, Memory, PushPayload, PushStream
 from shoal.v1 import parameter_server_pb2 as pb
 
 _log = structlog.get_logger(__name__)
@@ -58,9 +58,9 @@ class Push:
     step: int
     weight: float
     versions: Mapping[int, int]
-    load: Callable[[ServerConnection], Load]
+    load: Callable[[ServerConnection], PushPayload]
     aggregations: Sequence[Aggregation]
-    outgoing: Outgoing | None = None
+    outgoing: PushStream | None = None
     cursor: Cursor | None = None
 
     def give_up(self) -> None:
@@ -110,13 +110,13 @@ class Pusher:
         if updates or not unchanged:
             servers.packer.check(arrays, aggregations)
 
-        def load(connection: ServerConnection) -> Load:
-            return connection.prepare(servers.load(connection, Complete(arrays), aggregations), memory)
+        def load(connection: ServerConnection) -> PushPayload:
+            return connection.prepare(servers.load(connection, CompleteArrays(arrays), aggregations), memory)
 
-        lent: Mapping[ServerConnection, Load] | None = None
+        lent: Mapping[ServerConnection, PushPayload] | None = None
         if buffers is not None:
             lent = buffers.take(servers.connections, updates or {}, aggregations, unchanged=unchanged)
-        part: Callable[[ServerConnection], Load] = load
+        part: Callable[[ServerConnection], PushPayload] = load
         if lent:
             part = partial(_lent, lent, load)
         elif memory:
@@ -145,9 +145,9 @@ class Pusher:
     ) -> Push:
         """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it."""
         aggregations = self._brought(weight, updates or {})
-        outgoing = Outgoing()
+        outgoing = PushStream()
 
-        def load(connection: ServerConnection) -> Load:
+        def load(connection: ServerConnection) -> PushPayload:
             return connection.prepare(self._servers.load(connection, outgoing, aggregations), None)
 
         push = Push(step, weight, versions, load, aggregations, outgoing, cursor)
@@ -192,7 +192,7 @@ class Pusher:
         """Overwrites all variables with these."""
         servers, everything = self._servers, list(Aggregation)
         servers.packer.check(values, everything)
-        arrays = Complete(values)
+        arrays = CompleteArrays(values)
         push = Push(step, 1.0, {}, lambda it: servers.load(it, arrays, everything), everything)
 
         def send(connection: ServerConnection) -> None:
@@ -219,7 +219,7 @@ class Pusher:
 
     def _stage(self, connection: ServerConnection, push: Push, at_once: Callable[[], bool]) -> pb.PushReply:
         """The call to one server that brings it its part."""
-        loads: list[Load] = []
+        loads: list[PushPayload] = []
 
         def call() -> pb.PushReply:
             if not loads:
@@ -244,7 +244,7 @@ class Pusher:
         updated = {known[name].aggregation for name in updates if name in known}
         return [Aggregation.TRAINABLE, *(each for each in _NON_TRAINABLE if each in updated)]
 
-    def _add(self, push: Push, outgoing: Outgoing, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    def _add(self, push: Push, outgoing: PushStream, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         for name, array in arrays:
             self._servers.packer.check_one(name, array, push.aggregations)
             if name in outgoing.arrays:
@@ -262,13 +262,15 @@ def _result(step: int, shards: Sequence[pb.ShardPush]) -> PushResult:
 
 
 def _lent(
-    loads: Mapping[ServerConnection, Load], load: Callable[[ServerConnection], Load], connection: ServerConnection
-) -> Load:
+    loads: Mapping[ServerConnection, PushPayload],
+    load: Callable[[ServerConnection], PushPayload],
+    connection: ServerConnection,
+) -> PushPayload:
     """One of the loads that were lent; where the placement changed meanwhile, another with the same arrays."""
     return loads[connection] if connection in loads else load(connection)
 
 
-def _ready(loads: Mapping[ServerConnection, Load], connection: ServerConnection) -> Load:
+def _ready(loads: Mapping[ServerConnection, PushPayload], connection: ServerConnection) -> PushPayload:
     """One of the copies.
 
     Raises:

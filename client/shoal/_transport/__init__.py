@@ -10,50 +10,58 @@ writes a transport, may import from here.
 from shoal._transport.chunk_reader import take_frame, take_message
 from shoal._transport.connection import ByteStream, Connection, Frames
 from shoal._transport.frames import PARAMETER_SERVER, Frame
-from shoal._transport.grpc_calls import RpcCalls
-from shoal._transport.handshake import Security, TokenSecurity, admit, decoded, greet, send_error, sent_error
+from shoal._transport.grpc_calls import GrpcCalls
+from shoal._transport.handshake import (
+    Security,
+    TokenSecurity,
+    admit,
+    decoded,
+    open_handshake,
+    received_error,
+    send_error,
+)
 from shoal._transport.lane import STALL_S, Lane
-from shoal._transport.lane_transport import LaneCalls, LaneFactory
-from shoal._transport.listener import Listener, Session
+from shoal._transport.lane_transport import LaneFactory, LaneTransport
+from shoal._transport.listener import ConnectionHandler, Listener
 from shoal._transport.registry import chosen_setting, register, registered, unregister
-from shoal._transport.segment import Segment, SegmentLost, SegmentUnavailable, Slots, sweep
+from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable, sweep
 from shoal._transport.selector import Selector
 from shoal._transport.server_connection import ServerConnection
-from shoal._transport.transport import Target, Transport, TransportFactory, Unavailable
+from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
 
 __all__ = [
     "PARAMETER_SERVER",
     "STALL_S",
     "ByteStream",
     "Connection",
+    "ConnectionHandler",
     "Frame",
     "Frames",
+    "GrpcCalls",
     "Lane",
-    "LaneCalls",
     "LaneFactory",
+    "LaneTransport",
     "Listener",
-    "RpcCalls",
+    "Regions",
     "Security",
     "Segment",
     "SegmentLost",
     "SegmentUnavailable",
     "Selector",
     "ServerConnection",
-    "Session",
-    "Slots",
     "Target",
     "TokenSecurity",
     "Transport",
     "TransportFactory",
-    "Unavailable",
+    "TransportUnavailable",
     "admit",
     "chosen_setting",
     "decoded",
-    "greet",
+    "open_handshake",
+    "received_error",
     "register",
     "registered",
     "send_error",
-    "sent_error",
     "sweep",
     "take_frame",
     "take_message",

@@ -13,7 +13,7 @@ _SERVICE = "/shoal.v1.ParameterServer/"
 _COMMIT_TIMEOUT_S = 10.0
 
 
-class RpcCalls:
+class GrpcCalls:
     """Calls to one server. Their errors are Shoal's.
 
     Args:
@@ -31,29 +31,29 @@ class RpcCalls:
 
     def attach(self) -> pb.AttachReply:
         """How to reach the server's lanes."""
-        with _rpc.translated(self._address):
+        with _rpc.as_shoal_errors(self._address):
             return self._stub.Attach(pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S)
 
     def pull(self, request: pb.PullRequest, nbytes: int) -> Iterator[bytes]:
         """The encoded replies to a pull of so many bytes."""
-        with _rpc.translated(self._address):
+        with _rpc.as_shoal_errors(self._address):
             yield from self._pull(request, timeout=transfer_s(nbytes))
 
     def push(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
         """Pushes encoded messages of so many bytes."""
-        with _rpc.translated(self._address):
+        with _rpc.as_shoal_errors(self._address):
             reply: pb.PushReply = self._push(map(b"".join, requests), timeout=transfer_s(nbytes))
             return reply
 
     def assign(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
         """As `push`: overwrites values."""
-        with _rpc.translated(self._address):
+        with _rpc.as_shoal_errors(self._address):
             reply: pb.PushReply = self._assign(map(b"".join, requests), timeout=transfer_s(nbytes))
             return reply
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         """The second phase of a push."""
-        with _rpc.translated(self._address):
+        with _rpc.as_shoal_errors(self._address):
             return self._stub.Commit(request, timeout=_COMMIT_TIMEOUT_S)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from shoal._transport.chunk_reader import take_message
 from shoal._transport.transport import Target, Transport, TransportFactory
-from shoal._wire import Arrival, Delivery, Load
+from shoal._wire import PullAssembly, PullDecoder, PushPayload
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -18,20 +18,20 @@ class GrpcTransport(Transport):
         self._rpc, self._layouts = target.rpc, target.layouts
         self._nbytes = sum(layout.nbytes for layout in target.layouts)
 
-    def pull(self, request: pb.PullRequest, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
-        delivery = Delivery(self._layouts, arrival)
+    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        delivery = PullAssembly(self._layouts, arrival)
         for message in self._rpc.pull(request, self._nbytes):
             delivery.add(take_message(pb.PullReply, message, delivery.assembler)[0])
         return delivery.finish()
 
-    def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
         load.wait()  # for a call has a deadline
         return self._rpc.push(load.requests(header), self._nbytes)
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         return self._rpc.commit(request)
 
-    def assign(self, header: pb.PushHeader, load: Load) -> None:
+    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
         self._rpc.assign(load.requests(header), self._nbytes)
 
     def close(self) -> None:

@@ -76,7 +76,9 @@ class TokenSecurity:
         return ""
 
 
-def greet(connection: Connection, security: Security, hello: pb.LaneHello, *, within_s: float) -> pb.LaneWelcome:
+def open_handshake(
+    connection: Connection, security: Security, hello: pb.LaneHello, *, within_s: float
+) -> pb.LaneWelcome:
     """Opens a connection that this end has made.
 
     Args:
@@ -94,7 +96,7 @@ def greet(connection: Connection, security: Security, hello: pb.LaneHello, *, wi
     connection.send(frames.hello, [hello.SerializeToString()])
     kind = connection.begin(within_s=within_s)
     if kind is frames.error:
-        raise sent_error(connection)
+        raise received_error(connection)
     if kind is not frames.welcome:
         raise errors.BadFrame(f"{connection.peer} answered with {kind.name} where {frames.welcome.name} belongs")
     return decoded(pb.LaneWelcome, connection)
@@ -134,7 +136,7 @@ def send_error(connection: Connection, error: errors.ShoalError) -> None:
     connection.send(connection.frames.error, [_rpc.detail_of(error).SerializeToString()])
 
 
-def sent_error(connection: Connection) -> errors.ShoalError:
+def received_error(connection: Connection) -> errors.ShoalError:
     """Takes an error frame's payload: the error that the other end sent."""
     return _rpc.error_of(decoded(header_pb2.ErrorDetail, connection))
 
@@ -151,4 +153,4 @@ def decoded(kind: type[M], connection: Connection) -> M:
         raise errors.BadFrame(f"{connection.peer} sent a {kind.__name__} that cannot be read: {error}") from None
 
 
-__all__ = ["Security", "TokenSecurity", "admit", "decoded", "greet", "send_error", "sent_error"]
+__all__ = ["Security", "TokenSecurity", "admit", "decoded", "open_handshake", "received_error", "send_error"]

@@ -11,10 +11,10 @@ from shoal import _rpc, errors
 from shoal._transport.chunk_reader import take_frame
 from shoal._transport.connection import Connection
 from shoal._transport.frames import PARAMETER_SERVER, Frame
-from shoal._transport.handshake import Security, TokenSecurity, decoded, greet, sent_error
+from shoal._transport.handshake import Security, TokenSecurity, decoded, open_handshake, received_error
 from shoal._transport.lane import Lane
-from shoal._transport.transport import Target, Transport, TransportFactory, Unavailable
-from shoal._wire import Arrival, Delivery, Load
+from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
+from shoal._wire import PullAssembly, PullDecoder, PushPayload
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -27,7 +27,7 @@ _WELCOME_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 120.0
 
 
-class LaneCalls(Transport):
+class LaneTransport(Transport):
     """Calls on one lane.
 
     Args:
@@ -43,7 +43,7 @@ class LaneCalls(Transport):
     def broken(self) -> bool:
         return self._lane.closed
 
-    def pull(self, request: pb.PullRequest, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         request.slot = 0
 
         def call() -> list[header_pb2.ShardHeader]:
@@ -52,7 +52,7 @@ class LaneCalls(Transport):
 
         return self._whole(call)
 
-    def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
         header.slot = 0
 
         def call() -> pb.PushReply:
@@ -68,7 +68,7 @@ class LaneCalls(Transport):
 
         return self._whole(call)
 
-    def assign(self, header: pb.PushHeader, load: Load) -> None:
+    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
         """Goes by gRPC: a lane has no frame for what is called once a job."""
         self._rpc.assign(load.requests(header), sum(layout.nbytes for layout in self._layouts))
 
@@ -89,8 +89,8 @@ class LaneCalls(Transport):
     def _ask(self, request: pb.PullRequest) -> None:
         self._lane.send(Frame.PULL, [request.SerializeToString()])
 
-    def _receive_values(self, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
-        delivery = Delivery(self._layouts, arrival)
+    def _receive_values(self, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        delivery = PullAssembly(self._layouts, arrival)
         while (kind := self._begin(None)) is not Frame.END:
             self._check(Frame.VALUES, kind)
             delivery.add(take_frame(pb.PullReply, self._lane, delivery.assembler)[0])
@@ -104,7 +104,7 @@ class LaneCalls(Transport):
     def _begin(self, within_s: float | None) -> enum.IntEnum:
         kind = self._lane.begin(within_s=within_s)
         if kind is Frame.ERROR:
-            self._refusal = sent_error(self._lane)
+            self._refusal = received_error(self._lane)
             raise self._refusal
         return kind
 
@@ -129,17 +129,17 @@ class LaneFactory(TransportFactory):
     def __init__(self, security: Callable[[bytes], Security] = TokenSecurity) -> None:
         self._security = security
 
-    def open(self, target: Target, loads: int) -> LaneCalls:  # noqa: ARG002 - it lends no memory
+    def open(self, target: Target, loads: int) -> LaneTransport:  # noqa: ARG002 - it lends no memory
         if not target.offer.address:
-            raise Unavailable("the server has no lanes", for_good=True)
-        return LaneCalls(self.connect(target, pb.LaneHello())[0], target)
+            raise TransportUnavailable("the server has no lanes", for_good=True)
+        return LaneTransport(self.connect(target, pb.LaneHello())[0], target)
 
     def connect(self, target: Target, hello: pb.LaneHello) -> tuple[Lane, pb.LaneWelcome]:
         """Opens a lane, and says this on it first."""
         with ExitStack() as undo:
             lane, token = self.dial(target)
             undo.callback(lane.close)
-            welcome = greet(lane, self._security(token), hello, within_s=_WELCOME_TIMEOUT_S)
+            welcome = open_handshake(lane, self._security(token), hello, within_s=_WELCOME_TIMEOUT_S)
             undo.pop_all()
         return lane, welcome
 
@@ -153,4 +153,4 @@ class LaneFactory(TransportFactory):
         return Lane.connect(*where, PARAMETER_SERVER, timeout_s=_CONNECT_TIMEOUT_S), target.offer.token
 
 
-__all__ = ["LaneCalls", "LaneFactory"]
+__all__ = ["LaneFactory", "LaneTransport"]

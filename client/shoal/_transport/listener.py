@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 _ACCEPT_PAUSE_S = 0.1
 
 
-class Session(Protocol):
+class ConnectionHandler(Protocol):
     """What a port does on one connection. It is closed in any case."""
 
     def welcome(self, hello: pb.LaneHello) -> pb.LaneWelcome:
@@ -59,7 +59,7 @@ class Listener:
         self,
         listening: socket.socket,
         frames: Frames,
-        session: Callable[[Connection], Session],
+        session: Callable[[Connection], ConnectionHandler],
         *,
         security: Security,
         limit: int,
@@ -165,4 +165,4 @@ def _started(thread: threading.Thread) -> bool:
     return True
 
 
-__all__ = ["Listener", "Session"]
+__all__ = ["ConnectionHandler", "Listener"]

@@ -192,7 +192,7 @@ class Segment:
         return memory
 
 
-class Slots:
+class Regions:
     """A fixed number of equal regions, each lent to one user at a time. Any thread may take.
 
     Args:
@@ -331,9 +331,9 @@ __all__ = [
     "HEADER_BYTES",
     "NONCE_BYTES",
     "SHM",
+    "Regions",
     "Segment",
     "SegmentLost",
     "SegmentUnavailable",
-    "Slots",
     "sweep",
 ]

@@ -6,7 +6,7 @@ import structlog
 
 from shoal import errors
 from shoal._transport.registry import registered
-from shoal._transport.transport import Target, Transport, Unavailable
+from shoal._transport.transport import Target, Transport, TransportUnavailable
 from shoal.v1 import parameter_server_pb2 as pb
 
 _log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ class Selector:
                 refused = ""
             try:
                 return factory.open(target, loads)
-            except Unavailable as unavailable:
+            except TransportUnavailable as unavailable:
                 missing.append(f"{factory.title}: {unavailable}")
                 if unavailable.for_good:
                     self._refused.add(factory.carrier)

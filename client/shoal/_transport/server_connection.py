@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from shoal import errors
-from shoal._transport.grpc_calls import RpcCalls
+from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport
-from shoal._wire import Arrival, Load, Memory, ShardLayout, slot_offsets
+from shoal._wire import Memory, PullDecoder, PushPayload, ShardLayout, region_offsets
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -40,7 +40,7 @@ class ServerConnection:
     def __init__(self, address: str, layouts: Sequence[ShardLayout], setting: str) -> None:
         self.address, self.layouts = address, layouts
         self.indices = [layout.shard for layout in layouts]
-        self._rpc = RpcCalls(address)
+        self._rpc = GrpcCalls(address)
         self._target = Target(address, layouts, self._rpc)
         self._opening = threading.Lock()  # guards the next three; held while one is opened, for seconds at most
         self._selector = Selector(setting)
@@ -48,7 +48,7 @@ class ServerConnection:
         self._pushes: Transport | None = None
         self._closed = False
 
-    def pull(self, request: pb.PullRequest, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         """Pulls all shards of this server, when the consistency mode lets it.
 
         Args:
@@ -58,7 +58,7 @@ class ServerConnection:
         transport = self._for_pulls()
         return self._unless_closed(lambda: transport.pull(request, arrival))
 
-    def prepare(self, load: Load, memory: Memory | None) -> Load:
+    def prepare(self, load: PushPayload, memory: Memory | None) -> PushPayload:
         """Makes a load ready for `push`: in the transport's memory if it has any. It waits for what is still to come.
 
         Args:
@@ -73,7 +73,7 @@ class ServerConnection:
                 return load.copied_to(memory)
         return load
 
-    def lend(self, load: Load, memory: Memory) -> Load:
+    def lend(self, load: PushPayload, memory: Memory) -> PushPayload:
         """Memory for a load that is still to be written: the transport's, if it has any.
 
         Args:
@@ -83,9 +83,9 @@ class ServerConnection:
         transport = self._for_pushes()
         if taken := transport.memory():
             return replace(load, copy=taken[1], slot=taken[0], owner=transport)
-        return replace(load, copy=memory(slot_offsets(load.layouts)[1]))
+        return replace(load, copy=memory(region_offsets(load.layouts)[1]))
 
-    def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
         """Pushes to all shards of this server."""
         transport = self._for_pushes()
         return self._unless_closed(lambda: transport.push(header, load))
@@ -95,7 +95,7 @@ class ServerConnection:
         transport = self._for_pushes()
         return self._unless_closed(lambda: transport.commit(request))
 
-    def assign(self, header: pb.PushHeader, load: Load) -> None:
+    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
         """Overwrites values."""
         transport = self._for_pulls()  # which is there: who assigns has pulled before
         self._unless_closed(lambda: transport.assign(header, load))

@@ -11,10 +11,10 @@ from shoal import errors
 from shoal._system import host_id
 from shoal._transport.connection import Connection
 from shoal._transport.frames import Frame
-from shoal._transport.lane_transport import LaneCalls, LaneFactory
-from shoal._transport.segment import Segment, SegmentLost, SegmentUnavailable, Slots
-from shoal._transport.transport import Target, Unavailable
-from shoal._wire import Arrival, Load, encode_push, slot_arrays, slot_offsets
+from shoal._transport.lane_transport import LaneFactory, LaneTransport
+from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable
+from shoal._transport.transport import Target, TransportUnavailable
+from shoal._wire import PullDecoder, PushPayload, encode_push, region_arrays, region_offsets
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -26,7 +26,7 @@ _SHARED_FROM_BYTES = 1 << 18
 _PAGE = 4096
 
 
-class SharedMemoryCalls(LaneCalls):
+class SharedMemoryTransport(LaneTransport):
     """Calls on one lane with a segment. Where no slot is free, or the segment is lost, bytes go over the lane.
 
     Args:
@@ -36,10 +36,10 @@ class SharedMemoryCalls(LaneCalls):
         slots: of the segment, each large enough for all the target's shards.
     """
 
-    def __init__(self, lane: Connection, target: Target, segment: Segment, slots: Slots) -> None:
+    def __init__(self, lane: Connection, target: Target, segment: Segment, slots: Regions) -> None:
         super().__init__(lane, target)
         self._segment = segment
-        self._slots: Slots | None = slots
+        self._slots: Regions | None = slots
         self._address = target.offer.address
 
     def memory(self) -> tuple[int, np.ndarray] | None:
@@ -50,14 +50,14 @@ class SharedMemoryCalls(LaneCalls):
         taken = slots.take() if slots else None
         return (taken[0] + 1, taken[1]) if taken else None
 
-    def pull(self, request: pb.PullRequest, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         taken = self.memory() if arrival else None
         if taken is None or arrival is None:
             return super().pull(request, arrival)
         request.slot, slot = taken
         return self._with_slot(lambda: self._pull_into(request, arrival, slot))
 
-    def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
         if not load.slot or load.owner is not self:
             return super().push(header, load)
         header.slot = load.slot
@@ -69,9 +69,11 @@ class SharedMemoryCalls(LaneCalls):
         self._slots = None
         self._segment.close()
 
-    def _pull_into(self, request: pb.PullRequest, arrival: Arrival, slot: np.ndarray) -> list[header_pb2.ShardHeader]:
+    def _pull_into(
+        self, request: pb.PullRequest, arrival: PullDecoder, slot: np.ndarray
+    ) -> list[header_pb2.ShardHeader]:
         self._ask(request)
-        arenas = slot_arrays(slot, self._layouts)
+        arenas = region_arrays(slot, self._layouts)
         try:
             for key, elements in arenas.items():
                 arrival.expect(key, elements)  # while the server writes them
@@ -130,37 +132,37 @@ class SharedMemoryFactory(LaneFactory):
     settings = frozenset({"auto"})
     rank = 10
 
-    def open(self, target: Target, loads: int) -> LaneCalls:
+    def open(self, target: Target, loads: int) -> LaneTransport:
         if not target.offer.address or not target.offer.host or target.offer.host != host_id():
-            raise Unavailable("the server is not on this host")
-        _, nbytes = slot_offsets(target.layouts)
+            raise TransportUnavailable("the server is not on this host")
+        _, nbytes = region_offsets(target.layouts)
         if nbytes < _SHARED_FROM_BYTES:
-            raise Unavailable(f"{nbytes} bytes are too few")
+            raise TransportUnavailable(f"{nbytes} bytes are too few")
         size = -(-nbytes // _PAGE) * _PAGE
         # Before the lane: a server waits only so long for what is said first on it, and much memory takes a while.
         try:
             segment = Segment.create(loads * size)
         except SegmentUnavailable as error:
             _not_shared(target.offer.address, str(error))
-            raise Unavailable(str(error)) from None
+            raise TransportUnavailable(str(error)) from None
         hello = pb.LaneHello()
         hello.segment.name, hello.segment.nonce = segment.name, segment.nonce
-        hello.segment.slots, hello.segment.slot_bytes = loads, size
+        hello.segment.slots, hello.segment.region_bytes = loads, size
         with ExitStack() as undo:
             undo.callback(segment.close)
             lane, welcome = self.connect(target, hello)
             if not welcome.shared:
                 _not_shared(target.offer.address, welcome.reason)
-                return LaneCalls(lane, target)
+                return LaneTransport(lane, target)
             undo.callback(lane.close)
             segment.unlink()  # both have it open: it is gone with the last of the two, however they end
-            slots = Slots([segment.view(slot * size, size) for slot in range(loads)])
+            slots = Regions([segment.view(slot * size, size) for slot in range(loads)])
             undo.pop_all()
-        return SharedMemoryCalls(lane, target, segment, slots)
+        return SharedMemoryTransport(lane, target, segment, slots)
 
 
 def _not_shared(address: str, reason: str) -> None:
     _log.warning("a server of this host shares no memory; its bytes go over TCP", lane=address, why=reason)
 
 
-__all__ = ["SharedMemoryCalls", "SharedMemoryFactory"]
+__all__ = ["SharedMemoryFactory", "SharedMemoryTransport"]

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal._transport.grpc_calls import RpcCalls
-from shoal._wire import Arrival, Load, ShardLayout
+from shoal._transport.grpc_calls import GrpcCalls
+from shoal._wire import PullDecoder, PushPayload, ShardLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -39,7 +39,7 @@ class Transport(ABC):
         return None
 
     @abstractmethod
-    def pull(self, request: pb.PullRequest, arrival: Arrival | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         """Pulls all shards, when the consistency mode lets it.
 
         Args:
@@ -48,7 +48,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def push(self, header: pb.PushHeader, load: Load) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
         """Pushes to all shards.
 
         Args:
@@ -61,7 +61,7 @@ class Transport(ABC):
         """Makes the second phase of a push."""
 
     @abstractmethod
-    def assign(self, header: pb.PushHeader, load: Load) -> None:
+    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
         """Overwrites values."""
 
     @abstractmethod
@@ -82,11 +82,11 @@ class Target:
 
     address: str
     layouts: Sequence[ShardLayout]
-    rpc: RpcCalls
+    rpc: GrpcCalls
     offer: pb.AttachReply = field(default_factory=pb.AttachReply)
 
 
-class Unavailable(Exception):
+class TransportUnavailable(Exception):
     """A server does not offer a transport to this client. This is not an error: the next transport is tried.
 
     Args:
@@ -134,4 +134,4 @@ class TransportFactory(ABC):
         """
 
 
-__all__ = ["Target", "Transport", "TransportFactory", "Unavailable"]
+__all__ = ["Target", "Transport", "TransportFactory", "TransportUnavailable"]

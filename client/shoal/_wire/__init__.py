@@ -7,17 +7,17 @@ what the coordinator answers to reports and evaluations (`answers`). Nothing her
 imports gRPC. Every package may import from here.
 """
 
-from shoal._wire.acknowledgements import Heard, Turn, Verdict
+from shoal._wire.acknowledgements import EvaluationAck, EvaluationClaim, ReportAck
 from shoal._wire.chunks import Buffer, Carrier, Chunk, decode, decode_push, encode_push, encode_values, read_start
 from shoal._wire.cursor import Cursor
 from shoal._wire.framing import (
     ArenaKey,
+    ArenaRange,
     Assembler,
-    Run,
     arenas_of,
     messages,
-    slot_arrays,
-    slot_offsets,
+    region_arrays,
+    region_offsets,
 )
 from shoal._wire.layout import (
     Aggregation,
@@ -32,40 +32,40 @@ from shoal._wire.layout import (
 )
 from shoal._wire.leases import DataRange, Lease, NoRange
 from shoal._wire.metric_values import NAMES, is_name, number
-from shoal._wire.packing import Arrays, Complete, Memory, Packer
-from shoal._wire.pull_decoder import Arrival
-from shoal._wire.push_stream import Outgoing
-from shoal._wire.transfer import Delivery, Load
+from shoal._wire.packing import ArraySource, CompleteArrays, Memory, Packer
+from shoal._wire.pull_decoder import PullDecoder
+from shoal._wire.push_stream import PushStream
+from shoal._wire.transfer import PullAssembly, PushPayload
 
 __all__ = [
     "NAMES",
     "Aggregation",
     "ArenaKey",
     "ArenaLayout",
-    "Arrays",
-    "Arrival",
+    "ArenaRange",
+    "ArraySource",
     "Assembler",
     "Buffer",
     "Carrier",
     "Chunk",
-    "Complete",
+    "CompleteArrays",
     "Cursor",
     "DataRange",
-    "Delivery",
-    "Heard",
+    "EvaluationAck",
+    "EvaluationClaim",
     "Lease",
-    "Load",
     "Memory",
     "NoRange",
-    "Outgoing",
     "Packer",
     "Placement",
-    "Run",
+    "PullAssembly",
+    "PullDecoder",
+    "PushPayload",
+    "PushStream",
+    "ReportAck",
     "ShardLayout",
     "ShardPlacement",
     "Slice",
-    "Turn",
-    "Verdict",
     "arenas_of",
     "decode",
     "decode_push",
@@ -75,9 +75,9 @@ __all__ = [
     "messages",
     "number",
     "read_start",
+    "region_arrays",
+    "region_offsets",
     "row_elements",
-    "slot_arrays",
-    "slot_offsets",
     "storage_dtype",
     "wire_dtype",
 ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class EvaluationClaim:
     """Whether an evaluation is the caller's to make.
 
     Attributes:
@@ -18,7 +18,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EvaluationAck:
     """What follows from an evaluation.
 
     Attributes:
@@ -30,12 +30,12 @@ class Verdict:
     stop: bool = False
 
 
-class Heard(enum.Enum):
+class ReportAck(enum.Enum):
     """What the coordinator says to a report."""
 
-    GO_ON = "there is more to do"
+    CONTINUE = "there is more to do"
     ENOUGH = "the job ends early: the worker is through once the batch in hand is trained on"
-    OVER = "the job is over for this worker"
+    DONE = "the job is over for this worker"
 
 
-__all__ = ["Heard", "Turn", "Verdict"]
+__all__ = ["EvaluationAck", "EvaluationClaim", "ReportAck"]

@@ -25,7 +25,7 @@ _CHUNK_OVERHEAD = 64  # bytes, at most, of one chunk's framing
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ArenaRange:
     """Elements [start, stop) of an arena, and the flat memory that takes them."""
 
     start: int
@@ -50,7 +50,7 @@ def arenas_of(
     }
 
 
-def slot_offsets(layouts: Iterable[ShardLayout]) -> tuple[dict[ArenaKey, int], int]:
+def region_offsets(layouts: Iterable[ShardLayout]) -> tuple[dict[ArenaKey, int], int]:
     """Where the arenas of some shards lie in a slot of shared memory, in bytes, and the bytes that they take."""
     offsets, end = {}, 0
     for key, arena in arenas_of(layouts).items():
@@ -59,17 +59,17 @@ def slot_offsets(layouts: Iterable[ShardLayout]) -> tuple[dict[ArenaKey, int], i
     return offsets, end
 
 
-def slot_arrays(
+def region_arrays(
     slot: np.ndarray, layouts: Sequence[ShardLayout], aggregations: Collection[Aggregation] | None = None
 ) -> dict[ArenaKey, np.ndarray]:
     """The arenas that lie in a slot, flat, in the dtype in which they travel.
 
     Args:
-        slot: unsigned bytes, as many as `slot_offsets` says, or more.
+        slot: unsigned bytes, as many as `region_offsets` says, or more.
         layouts: of the shards, all those of the call.
         aggregations: only arenas of these; None: all.
     """
-    offsets, _ = slot_offsets(layouts)
+    offsets, _ = region_offsets(layouts)
     return {
         key: slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
         for key, arena in arenas_of(layouts, aggregations).items()
@@ -163,7 +163,7 @@ class Assembler:
     def __init__(
         self,
         arenas: Mapping[ArenaKey, ArenaLayout],
-        runs: Mapping[ArenaKey, Sequence[Run]],
+        runs: Mapping[ArenaKey, Sequence[ArenaRange]],
         receive: Callable[[np.ndarray, np.ndarray], bool] = copy_elements,
         accept: Callable[[np.ndarray], bool] = lambda _: True,
     ) -> None:

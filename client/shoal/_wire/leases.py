@@ -28,7 +28,7 @@ class DataRange:
         return job_pb2.DataRange(lease=lease, epoch=self.epoch, start=self.start, stop=self.stop)
 
     @classmethod
-    def from_proto(cls, message: job_pb2.DataRange | state_pb2.LooseRange) -> "DataRange":
+    def from_proto(cls, message: job_pb2.DataRange | state_pb2.RequeuedRange) -> "DataRange":
         """The range that a message carries."""
         return cls(message.epoch, message.start, message.stop)
 

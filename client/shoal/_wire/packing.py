@@ -14,10 +14,10 @@ import numpy as np
 
 from shoal import errors
 from shoal._wire.chunks import Chunk
-from shoal._wire.framing import arenas_of, chunks_of, slot_arrays
+from shoal._wire.framing import arenas_of, chunks_of, region_arrays
 from shoal._wire.layout import Aggregation, Placement, ShardLayout
 from shoal._wire.limits import CHUNK_BYTES
-from shoal._wire.plans import GATHERED_BYTES, ArenaPlan, Group, getter
+from shoal._wire.plans import GATHERED_BYTES, ArenaPlan, SliceGroup, getter
 from shoal.variables import Variable
 
 _MAX_COMPLAINTS = 50
@@ -25,7 +25,7 @@ _MAX_COMPLAINTS = 50
 Memory = Callable[[int], np.ndarray]
 
 
-class Arrays(Protocol):
+class ArraySource(Protocol):
     """Arrays by variable, perhaps not all of them yet."""
 
     @property
@@ -42,13 +42,13 @@ class Arrays(Protocol):
         """Until all are there."""
         ...
 
-    def ready(self, groups: Sequence[Group]) -> Iterator[Group]:
+    def ready(self, groups: Sequence[SliceGroup]) -> Iterator[SliceGroup]:
         """These groups, each once all that it is made of is there."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class CompleteArrays:
     """Arrays by variable, all there."""
 
     arrays: Mapping[str, np.ndarray]
@@ -60,7 +60,7 @@ class Complete:
     def wait(self) -> None:
         """Nothing is to come."""
 
-    def ready(self, groups: Sequence[Group]) -> Iterator[Group]:
+    def ready(self, groups: Sequence[SliceGroup]) -> Iterator[SliceGroup]:
         """All of them, in order."""
         return iter(groups)
 
@@ -175,7 +175,7 @@ class Packer:
                 yield f"{name!r} is not to be sent here: it is {known.aggregation.name}"
 
     def chunks(
-        self, layouts: Iterable[ShardLayout], arrays: Arrays, aggregations: Collection[Aggregation]
+        self, layouts: Iterable[ShardLayout], arrays: ArraySource, aggregations: Collection[Aggregation]
     ) -> Iterator[Chunk]:
         """Some shards' arenas of some aggregations as chunks.
 
@@ -196,11 +196,11 @@ class Packer:
     def write(
         self,
         layouts: Sequence[ShardLayout],
-        arrays: Arrays,
+        arrays: ArraySource,
         aggregations: Collection[Aggregation],
         slot: np.ndarray,
     ) -> None:
-        """Puts the arenas of some shards into a slot, where `slot_offsets` says.
+        """Puts the arenas of some shards into a slot, where `region_offsets` says.
 
         Args:
             layouts: of the shards, all those of the call.
@@ -208,8 +208,8 @@ class Packer:
             aggregations: the arenas to write.
             slot: unsigned bytes, large enough.
         """
-        targets: dict[Group, np.ndarray] = {}
-        for key, flat in slot_arrays(slot, layouts, aggregations).items():
+        targets: dict[SliceGroup, np.ndarray] = {}
+        for key, flat in region_arrays(slot, layouts, aggregations).items():
             plan = self.plans[key]
             targets |= dict.fromkeys([plan.all] if arrays.complete else plan.groups, flat)
         for group in arrays.ready([*targets]):
@@ -220,7 +220,7 @@ class Packer:
 
         Others are `unlendable`.
         """
-        for key, flat in slot_arrays(slot, layouts, [Aggregation.TRAINABLE]).items():
+        for key, flat in region_arrays(slot, layouts, [Aggregation.TRAINABLE]).items():
             if self.plans[key].travels_as_it_is:
                 yield self.plans[key].whole(flat)
 
@@ -233,17 +233,17 @@ class Packer:
 
     def write_some(self, layouts: Sequence[ShardLayout], arrays: Mapping[str, np.ndarray], slot: np.ndarray) -> None:
         """Puts some variables into a slot."""
-        for key, flat in slot_arrays(slot, layouts).items():
+        for key, flat in region_arrays(slot, layouts).items():
             plan = self.plans[key]
             if all(map(arrays.__contains__, plan.all.names)):
                 _join(plan.all.slices(arrays), flat)
                 continue
             for part in plan.parts:
                 if part.variable in arrays:
-                    _join(Group([part]).slices(arrays), flat[part.elements])
+                    _join(SliceGroup([part]).slices(arrays), flat[part.elements])
 
 
-def _pieces(group: Group, arrays: Mapping[str, np.ndarray], wire: np.dtype) -> Iterator[np.ndarray]:
+def _pieces(group: SliceGroup, arrays: Mapping[str, np.ndarray], wire: np.dtype) -> Iterator[np.ndarray]:
     """A group as flat arrays of the wire's dtype."""
     slices = group.slices(arrays)
     elements = group.elements.stop - group.elements.start

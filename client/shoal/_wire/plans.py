@@ -17,7 +17,7 @@ GATHERED_BYTES = CHUNK_BYTES // 4
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlannedSlice:
     """A slice, with all that packing needs of it worked out."""
 
     variable: str
@@ -37,9 +37,9 @@ class ArenaPlan:
     def __init__(self, arena: ArenaLayout, variables: Mapping[str, Variable]) -> None:
         self.arena = arena
         self.parts = _parts(arena, variables)
-        self.all = Group(self.parts)
+        self.all = SliceGroup(self.parts)
         # How the arena travels: a large slice by itself, small ones gathered.
-        self.groups = [Group(parts) for parts in _groups(self.parts, arena.wire.itemsize)]
+        self.groups = [SliceGroup(parts) for parts in _groups(self.parts, arena.wire.itemsize)]
         self.partial = [part for part in self.parts if part.rows is not None]
         whole = [part for part in self.parts if part.rows is None]
         self.names = [part.variable for part in whole]  # of the variables of which the arena has all rows
@@ -55,7 +55,7 @@ class ArenaPlan:
         return zip(self.names, chain.from_iterable(block.views(flat) for block in self._blocks), strict=True)
 
 
-class Group:
+class SliceGroup:
     """Slices that lie one after the other in an arena, and are packed together.
 
     Here, as in `_Block`, many thousand variables are taken all at once, by functions that loop in C.
@@ -68,7 +68,7 @@ class Group:
         elements: of the arena.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[PlannedSlice]) -> None:
         self.names = [part.variable for part in parts]
         self.elements = slice(parts[0].elements.start, parts[-1].elements.stop)
         self._get = getter(self.names)
@@ -97,7 +97,7 @@ class _Block:
         return flat[self.elements].reshape(self.count, *self.shape)
 
 
-def _blocks(parts: Iterable[Part]) -> Iterator[_Block]:
+def _blocks(parts: Iterable[PlannedSlice]) -> Iterator[_Block]:
     start, count, stop = 0, 0, 0
     shape: tuple[int, ...] = ()
     for part in parts:
@@ -118,9 +118,9 @@ def getter(names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Sequenc
     return lambda arrays: [arrays[name] for name in names]
 
 
-def _groups(parts: Sequence[Part], itemsize: int) -> Iterator[list[Part]]:
+def _groups(parts: Sequence[PlannedSlice], itemsize: int) -> Iterator[list[PlannedSlice]]:
     """What travels together: a large slice by itself, small ones up to a chunk's size."""
-    gathered: list[Part] = []
+    gathered: list[PlannedSlice] = []
     size = 0
     for part in parts:
         nbytes = (part.elements.stop - part.elements.start) * itemsize
@@ -137,7 +137,7 @@ def _groups(parts: Sequence[Part], itemsize: int) -> Iterator[list[Part]]:
         yield gathered
 
 
-def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[Part]:
+def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[PlannedSlice]:
     parts = []
     for piece in arena.slices:
         name = intern(piece.variable)  # the same string everywhere: a look-up need not read its letters
@@ -145,11 +145,11 @@ def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[Part]:
         count = piece.row_stop - piece.row_start
         elements = slice(piece.offset, piece.offset + count * row_elements(shape))
         if count == rows_of(shape):
-            parts.append(Part(name, None, shape, elements))
+            parts.append(PlannedSlice(name, None, shape, elements))
         else:
             rows = slice(piece.row_start, piece.row_stop)
-            parts.append(Part(name, rows, (count, *shape[1:]), elements))
+            parts.append(PlannedSlice(name, rows, (count, *shape[1:]), elements))
     return parts
 
 
-__all__ = ["GATHERED_BYTES", "ArenaPlan", "Group", "Part", "getter"]
+__all__ = ["GATHERED_BYTES", "ArenaPlan", "PlannedSlice", "SliceGroup", "getter"]

@@ -4,16 +4,16 @@ import math
 
 import numpy as np
 
-from shoal._wire.framing import ArenaKey, Run, copy_elements
+from shoal._wire.framing import ArenaKey, ArenaRange, copy_elements
 from shoal._wire.layout import ArenaLayout
 from shoal._wire.packing import Memory, Packer
-from shoal._wire.plans import Part
+from shoal._wire.plans import PlannedSlice
 
 # From this size on, an arena with a part of a variable is received part by part: it is not to be in memory twice.
 _SCATTERED_BYTES = 64 << 20
 
 
-class Arrival:
+class PullDecoder:
     """The variables of one pull on their way in.
 
     An arena is received into flat memory, in which whole variables then lie as they are; slices of variables that lie
@@ -33,13 +33,13 @@ class Arrival:
         self._flat: dict[ArenaKey, np.ndarray] = {}
         self._expected: dict[ArenaKey, np.ndarray] = {}  # whose variables are among the values already
 
-    def runs(self, key: ArenaKey, arena: ArenaLayout) -> list[Run]:
+    def runs(self, key: ArenaKey, arena: ArenaLayout) -> list[ArenaRange]:
         """Memory for an arena, to be filled before `values` is called."""
         plan = self._packer.plans[key]
         if arena.nbytes >= _SCATTERED_BYTES and plan.partial:
-            return [Run(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
+            return [ArenaRange(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
         self._flat[key] = flat = self._memory(arena.elements * arena.dtype.itemsize).view(arena.dtype)
-        return [Run(0, arena.elements, flat)]
+        return [ArenaRange(0, arena.elements, flat)]
 
     def expect(self, key: ArenaKey, elements: np.ndarray) -> None:
         """Prepares to adopt these elements, before they are there: with many variables that takes a while."""
@@ -74,7 +74,7 @@ class Arrival:
                 values[part.variable][part.rows] = elements[part.elements].reshape(part.shape)
         return values
 
-    def _target(self, part: Part) -> np.ndarray:
+    def _target(self, part: PlannedSlice) -> np.ndarray:
         if part.rows is None:
             self._values[part.variable] = self._array(part.variable)
         array: np.ndarray = self._values[part.variable]
@@ -86,4 +86,4 @@ class Arrival:
         return self._memory(nbytes).view(variable.dtype).reshape(variable.shape)
 
 
-__all__ = ["Arrival"]
+__all__ = ["PullDecoder"]

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from shoal import errors
-from shoal._wire.plans import Group
+from shoal._wire.plans import SliceGroup
 
 
-class Outgoing:
+class PushStream:
     """The arrays of one push, some of which are still to come, in any order.
 
     One thread adds them. Any number of others send them, each what goes to another server, as soon as it is there.
@@ -60,7 +60,7 @@ class Outgoing:
             self._changed.wait_for(lambda: self._over)
             self._check()
 
-    def ready(self, groups: Sequence[Group]) -> Iterator[Group]:
+    def ready(self, groups: Sequence[SliceGroup]) -> Iterator[SliceGroup]:
         """These groups, each once all that it is made of is there.
 
         Raises:
@@ -91,4 +91,4 @@ class Outgoing:
             raise errors.Cancelled("a push was given up: some of its gradients never came")
 
 
-__all__ = ["Outgoing"]
+__all__ = ["PushStream"]

@@ -8,15 +8,15 @@ import numpy as np
 
 from shoal import errors
 from shoal._wire.chunks import Buffer, Chunk, encode_push
-from shoal._wire.framing import Assembler, arenas_of, chunks_of, messages, slot_arrays, slot_offsets
+from shoal._wire.framing import Assembler, arenas_of, chunks_of, messages, region_arrays, region_offsets
 from shoal._wire.layout import Aggregation, ShardLayout
-from shoal._wire.packing import Arrays, Memory, Packer
-from shoal._wire.pull_decoder import Arrival
+from shoal._wire.packing import ArraySource, Memory, Packer
+from shoal._wire.pull_decoder import PullDecoder
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
 
-class SlotOwner(Protocol):
+class RegionOwner(Protocol):
     """Who lends slots of shared memory."""
 
     lost: str
@@ -24,7 +24,7 @@ class SlotOwner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PushPayload:
     """What a push brings to one server: arrays as they are, or a copy of them that lies as in a slot.
 
     Attributes:
@@ -33,7 +33,7 @@ class Load:
         aggregations: the arenas that are brought.
         arrays: by variable; they must not change before the push is answered. None where nothing is brought, or only
             the copy stays as it is.
-        copy: unsigned bytes, laid out by `slot_offsets`.
+        copy: unsigned bytes, laid out by `region_offsets`.
         slot: of shared memory, from 1, in which the copy is; 0: it is private.
         owner: whose slot that is; None: the copy is private.
     """
@@ -41,14 +41,14 @@ class Load:
     packer: Packer
     layouts: Sequence[ShardLayout]
     aggregations: Collection[Aggregation]
-    arrays: Arrays | None = None
+    arrays: ArraySource | None = None
     copy: np.ndarray | None = None
     slot: int = 0
-    owner: SlotOwner | None = None
+    owner: RegionOwner | None = None
 
     def copied(
-        self, copy: np.ndarray, slot: int = 0, owner: SlotOwner | None = None, *, arrays_stay: bool = False
-    ) -> "Load":
+        self, copy: np.ndarray, slot: int = 0, owner: RegionOwner | None = None, *, arrays_stay: bool = False
+    ) -> "PushPayload":
         """The same load, written into memory of its own: the arrays may change from now on.
 
         Args:
@@ -58,11 +58,11 @@ class Load:
         assert self.arrays is not None, "there is nothing to copy"
         self.packer.write(self.layouts, self.arrays, self.aggregations, copy)
         arrays = self.arrays if arrays_stay else None
-        return Load(self.packer, self.layouts, self.aggregations, arrays, copy, slot, owner)
+        return PushPayload(self.packer, self.layouts, self.aggregations, arrays, copy, slot, owner)
 
-    def copied_to(self, memory: Memory) -> "Load":
+    def copied_to(self, memory: Memory) -> "PushPayload":
         """The same load in private memory."""
-        return self.copied(memory(slot_offsets(self.layouts)[1]))
+        return self.copied(memory(region_offsets(self.layouts)[1]))
 
     @property
     def complete(self) -> bool:
@@ -88,7 +88,7 @@ class Load:
             return
         if self.owner and self.owner.lost:
             raise errors.InternalError(f"a push is lost with the shared memory that it lay in: {self.owner.lost}")
-        for key, elements in slot_arrays(self.copy, self.layouts, self.aggregations).items():
+        for key, elements in region_arrays(self.copy, self.layouts, self.aggregations).items():
             yield from chunks_of(key, elements)
 
     def requests(self, header: pb.PushHeader) -> Iterator[list[Buffer]]:
@@ -101,7 +101,7 @@ class Load:
             yield encode_push(first, [])
 
 
-class Delivery:
+class PullAssembly:
     """The replies to one pull, as they come.
 
     Args:
@@ -112,7 +112,7 @@ class Delivery:
         assembler: takes their chunks.
     """
 
-    def __init__(self, layouts: Sequence[ShardLayout], arrival: Arrival | None) -> None:
+    def __init__(self, layouts: Sequence[ShardLayout], arrival: PullDecoder | None) -> None:
         self._layouts = layouts
         self._headers: list[header_pb2.ShardHeader] = []
         arenas = arenas_of(layouts) if arrival else {}

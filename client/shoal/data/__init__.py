@@ -15,7 +15,7 @@ docs/how-to/data.md.
 from shoal.data import augment
 from shoal.data._arrays import Arrays
 from shoal.data._augmented import Augmented
-from shoal.data._block_reader import InBlocks
+from shoal.data._block_reader import BlockReader
 from shoal.data._cifar import Cifar10
 from shoal.data._csv import Csv
 from shoal.data._idx import Idx
@@ -28,12 +28,12 @@ from shoal.program import Blocks
 __all__ = [
     "Arrays",
     "Augmented",
+    "BlockReader",
     "Blocks",
     "Cifar10",
     "Csv",
     "Idx",
     "ImageFolder",
-    "InBlocks",
     "Parquet",
     "Seekable",
     "Subset",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal.data._files import blamed
-from shoal.data._structure import take_apart
+from shoal.data._files import errors_naming
+from shoal.data._structure import flatten
 from shoal.program import DEFAULT_PREFETCH
 
 # The part of a zip file that comes before each file in it, up to the lengths of the two fields that follow.
@@ -38,7 +38,7 @@ class Arrays:
     """
 
     def __init__(self, arrays: Any, *, prefetch: int = DEFAULT_PREFETCH) -> None:
-        opened, self._rebuild = take_apart(_opened(arrays), "Arrays")
+        opened, self._rebuild = flatten(_opened(arrays), "Arrays")
         self._arrays = list(opened.values())
         self.prefetch = prefetch
         if not len(self):
@@ -69,7 +69,7 @@ def _read(path: str) -> np.ndarray | dict[str, np.ndarray]:
     if "://" in path:
         raise errors.InvalidData(f"{path} cannot be mapped into memory; copy it to a disk of the worker's first")
     kinds = (ValueError, zipfile.BadZipFile, struct.error)
-    with blamed(path, *kinds):
+    with errors_naming(path, *kinds):
         if not Path(path).stat().st_size:
             raise errors.InvalidData(f"{path} is empty; write it again, with numpy.save or numpy.savez")
         if not zipfile.is_zipfile(path):
@@ -81,7 +81,7 @@ def _read(path: str) -> np.ndarray | dict[str, np.ndarray]:
             arrays = {}
             for member in members:
                 name = member.filename.removesuffix(".npy")
-                with blamed(f"{name} in {path}", *kinds):
+                with errors_naming(f"{name} in {path}", *kinds):
                     arrays[name] = _member(path, archive, member)
             return arrays
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal.data._dataset_wrapper import Changed
+from shoal.data._dataset_wrapper import DatasetWrapper
 from shoal.data.augment import Augmentation
 from shoal.program import Dataset, RandomDataset
 
 
-class Augmented(Changed):
+class Augmented(DatasetWrapper):
     """Another data set, with its images changed: a `shoal.program.RandomDataset`.
 
         training, held_out = split(Cifar10("cifar-10-batches-bin"), 0.1)

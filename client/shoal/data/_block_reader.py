@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal.data._reading.prefetcher import ReadAhead
+from shoal.data._reading.prefetcher import Prefetcher
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 # Of one block or chapter: arrays of equal length, always as many and in the same order.
@@ -25,7 +25,7 @@ class _Stream:
     columns: Iterator[Columns]
 
 
-class InBlocks(ABC):
+class BlockReader(ABC):
     """The part that all data sets in blocks share; yours, too, if you write `read_blocks` and `join`.
 
     Batches are made in chapters: so many batches as the blocks in memory have the examples of. The examples of a
@@ -77,7 +77,7 @@ class InBlocks(ABC):
         if not self.prefetch:
             yield from self._cut(chapters)
             return
-        with ReadAhead(chapters, 1) as ahead:
+        with Prefetcher(chapters, 1) as ahead:
             yield from self._cut(ahead)
 
     def _cut(self, chapters: Iterable[tuple[Columns, list[int]]]) -> Iterator[Any]:
@@ -214,4 +214,4 @@ def _put(target: np.ndarray, places: np.ndarray, column: np.ndarray, rows: np.nd
         target[places] = column[rows]
 
 
-__all__ = ["Columns", "InBlocks", "check_number"]
+__all__ = ["BlockReader", "Columns", "check_number"]

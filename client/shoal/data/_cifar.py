@@ -7,7 +7,7 @@ import numpy as np
 
 from shoal import errors
 from shoal.data._block_reader import check_number
-from shoal.data._files import blamed
+from shoal.data._files import errors_naming
 from shoal.program import DEFAULT_PREFETCH
 
 _SHAPE = (3, 32, 32)  # of an image within a file: channels, rows, columns
@@ -85,7 +85,7 @@ def _refuse_python_version(folder: Path) -> None:
 
 def _classes(path: Path) -> tuple[str, ...]:
     """The names of the classes, a line each."""
-    with blamed(str(path), ValueError), path.open("rb") as file:
+    with errors_naming(str(path), ValueError), path.open("rb") as file:
         names = file.read(_MOST_META_BYTES).decode("ascii").split("\n")
         found = tuple(name.strip() for name in names if name.strip())
         if not found or not all(name.isprintable() for name in found):
@@ -95,7 +95,7 @@ def _classes(path: Path) -> tuple[str, ...]:
 
 def _count(path: Path) -> int:
     """How many images a file has, by its size."""
-    with blamed(str(path), ValueError):
+    with errors_naming(str(path), ValueError):
         size = path.stat().st_size
         if size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES:,} bytes, and a batch of CIFAR-10 has 30,730,000")
@@ -111,7 +111,7 @@ def _count(path: Path) -> int:
 
 def _records(path: Path, count: int, classes: int) -> np.ndarray:
     """The labels and images of a file: uint8 [count, 3073]."""
-    with blamed(str(path), ValueError):
+    with errors_naming(str(path), ValueError):
         raw = np.fromfile(path, np.uint8, count * _RECORD_BYTES)
         if len(raw) != count * _RECORD_BYTES:
             raise ValueError(f"it ends at byte {len(raw):,}, and had {count * _RECORD_BYTES:,} a moment ago")

@@ -10,10 +10,10 @@ import numpy as np
 from shoal import errors
 from shoal._system import load
 from shoal.data import _block_reader
-from shoal.data._block_reader import InBlocks, check_number
+from shoal.data._block_reader import BlockReader, check_number
 from shoal.data._columns import Columns, chosen
 from shoal.data._csv_index import Index, index
-from shoal.data._files import File, Where, blamed, find
+from shoal.data._files import DataFile, Where, errors_naming, find
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 _SUFFIXES = (".csv", ".tsv")
@@ -23,7 +23,7 @@ _INDEXED_AT_ONCE = 4
 _MOST_BLOCK_BYTES = 1 << 30
 
 
-class Csv(InBlocks):
+class Csv(BlockReader):
     """The rows of CSV files.
 
         dataset = Csv("train-*.csv", columns=["height", "label"], types={"height": "float32"})
@@ -106,7 +106,7 @@ class Csv(InBlocks):
         number, place = self._places[block]
         file, found = self._files[number], self._indices[number]
         start, stop = (int(offset) for offset in found.offsets[place : place + 2])
-        with blamed(file.name), file.open() as opened:
+        with errors_naming(file.name), file.open() as opened:
             opened.seek(start)
             data = opened.read(stop - start)
         spoilt: list[Any] = []
@@ -152,14 +152,14 @@ class Csv(InBlocks):
         before = int(rows[:place].sum())
         return self._files[number].name, before + 1, before + int(rows[place])
 
-    def _index(self, file: File) -> Index:
+    def _index(self, file: DataFile) -> Index:
         if file.name.endswith(_COMPRESSED):
             raise errors.InvalidData(
                 f"{file.name} is compressed, so no worker could begin in its middle; unpack it first"
             )
         if not file.size:
             raise errors.InvalidData(f"{file.name} is empty; write it again, or remove it")
-        with blamed(file.name), file.open() as opened:
+        with errors_naming(file.name), file.open() as opened:
             return index(
                 opened, file.name, block_bytes=self._block_bytes, quote=self._quote, has_header=self._names is None
             )
@@ -177,9 +177,9 @@ class Csv(InBlocks):
                 )
         return headers[0]
 
-    def _header(self, file: File, found: Index) -> list[str]:
+    def _header(self, file: DataFile, found: Index) -> list[str]:
         start, stop = found.header
-        with blamed(file.name, UnicodeDecodeError, standard_csv.Error), file.open() as opened:
+        with errors_naming(file.name, UnicodeDecodeError, standard_csv.Error), file.open() as opened:
             opened.seek(start)
             lines = opened.read(stop - start).decode("utf-8-sig").splitlines(keepends=True)
             if self._quote:

@@ -13,7 +13,7 @@ from shoal.data._reading.batches import read
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 
 
-class Changed(ABC):
+class DatasetWrapper(ABC):
     """What is read as the other data set is: ahead as far, in blocks if it is, with its epoch's seed if it takes one.
 
     Args:
@@ -58,4 +58,4 @@ class Changed(ABC):
                 yield self._changed(batch, asked.popleft(), seed)
 
 
-__all__ = ["Changed"]
+__all__ = ["DatasetWrapper"]

@@ -16,7 +16,7 @@ Where: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class DataFile:
     """A file that was there when it was looked for.
 
     Attributes:
@@ -37,13 +37,13 @@ class File:
         Raises:
             InvalidData: it cannot be opened (any more).
         """
-        with blamed(self.name):
+        with errors_naming(self.name):
             opened: BinaryIO = open(self.path, "rb") if self.system is None else self.system.open(self.path, "rb")  # noqa: SIM115 - the caller closes it
             return opened
 
 
 @contextmanager
-def blamed(name: str, *kinds: type[Exception]) -> Iterator[None]:
+def errors_naming(name: str, *kinds: type[Exception]) -> Iterator[None]:
     """Turns what reading a file raises into an error that names the file.
 
     Args:
@@ -70,7 +70,7 @@ def blamed(name: str, *kinds: type[Exception]) -> Iterator[None]:
         ) from None
 
 
-def find(where: Where, suffixes: Sequence[str], who: str) -> list[File]:
+def find(where: Where, suffixes: Sequence[str], who: str) -> list[DataFile]:
     """The files, by name.
 
     Args:
@@ -86,7 +86,7 @@ def find(where: Where, suffixes: Sequence[str], who: str) -> list[File]:
     items = [where] if isinstance(where, str | os.PathLike) else list(where)
     if not items:
         raise errors.InvalidData(f"{who} was given no files; give a path, a pattern, a folder, or a list of these")
-    found: dict[str, File] = {}
+    found: dict[str, DataFile] = {}
     for item in [os.fspath(each) for each in items]:
         files = _remote(item, suffixes, who) if "://" in item else _local(item, suffixes)
         if not files:
@@ -97,7 +97,7 @@ def find(where: Where, suffixes: Sequence[str], who: str) -> list[File]:
     return [found[name] for name in sorted(found)]
 
 
-def _local(item: str, suffixes: Sequence[str]) -> list[File]:
+def _local(item: str, suffixes: Sequence[str]) -> list[DataFile]:
     if os.path.isdir(item):
         paths: Iterable[str] = (
             str(path) for path in Path(item).rglob("*") if _counts(str(path.relative_to(item)), suffixes)
@@ -106,12 +106,12 @@ def _local(item: str, suffixes: Sequence[str]) -> list[File]:
         paths = [item]
     else:
         paths = glob.glob(item, recursive=True)
-    return [File(path, path, os.path.getsize(path)) for path in paths if os.path.isfile(path)]
+    return [DataFile(path, path, os.path.getsize(path)) for path in paths if os.path.isfile(path)]
 
 
-def _remote(item: str, suffixes: Sequence[str], who: str) -> list[File]:
+def _remote(item: str, suffixes: Sequence[str], who: str) -> list[DataFile]:
     fsspec = load("fsspec.core", f"{who} at {item}")
-    with blamed(item, ValueError):  # an unknown protocol
+    with errors_naming(item, ValueError):  # an unknown protocol
         system, path = fsspec.url_to_fs(item)
         if glob.has_magic(path) and not system.exists(path):
             infos = system.glob(path, detail=True)
@@ -122,7 +122,7 @@ def _remote(item: str, suffixes: Sequence[str], who: str) -> list[File]:
         else:
             infos = {path: system.info(path)} if system.exists(path) else {}
     return [
-        File(system.unstrip_protocol(name), name, int(info["size"] or 0), system)
+        DataFile(system.unstrip_protocol(name), name, int(info["size"] or 0), system)
         for name, info in infos.items()
         if info["type"] == "file"
     ]
@@ -133,4 +133,4 @@ def _counts(relative: str, suffixes: Sequence[str]) -> bool:
     return not hidden and relative.endswith(tuple(suffixes))
 
 
-__all__ = ["File", "Where", "blamed", "find"]
+__all__ = ["DataFile", "Where", "errors_naming", "find"]

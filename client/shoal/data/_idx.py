@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal import errors
 from shoal.data._block_reader import check_number
-from shoal.data._files import blamed
+from shoal.data._files import errors_naming
 from shoal.program import DEFAULT_PREFETCH
 
 # By the third byte of the file, as http://yann.lecun.com/exdb/mnist has them; numbers are big-endian.
@@ -91,7 +91,7 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int) -> np.ndarray:
     name = os.fspath(path)
     if "://" in name:
         raise errors.InvalidData(f"{name} cannot be mapped into memory; copy it to a disk of the worker's first")
-    with blamed(name, ValueError, zlib.error), open(name, "rb") as file:
+    with errors_naming(name, ValueError, zlib.error), open(name, "rb") as file:
         size = Path(name).stat().st_size
         if not size:
             raise errors.InvalidData(f"{name} is empty; copy it again from its source")

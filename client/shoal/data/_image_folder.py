@@ -11,7 +11,7 @@ import numpy as np
 from shoal import errors
 from shoal._system import load
 from shoal.data._block_reader import check_number
-from shoal.data._files import blamed
+from shoal.data._files import errors_naming
 from shoal.program import DEFAULT_PREFETCH
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -108,7 +108,7 @@ class ImageFolder:
 
     def _read(self, path: str, *, whole: bool) -> np.ndarray | None:
         """An image, or None where only its header was asked for, or it is unreadable."""
-        with blamed(path), open(path, "rb") as file:
+        with errors_naming(path), open(path, "rb") as file:
             try:
                 return self._decoded(file) if whole else self._checked(file) and None
             except OSError as error:
@@ -155,7 +155,7 @@ class ImageFolder:
 
 def _listed(folder: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
     """Classes, the paths of all images, and their labels."""
-    with blamed(str(folder)):
+    with errors_naming(str(folder)):
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _hidden(entry.name))
     if not names:
         raise errors.InvalidData(f"{folder} has no folders in it; make one for each class, with its images")

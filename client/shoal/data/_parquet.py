@@ -12,9 +12,9 @@ import numpy as np
 from shoal import errors
 from shoal._system import load
 from shoal.data import _block_reader
-from shoal.data._block_reader import InBlocks
+from shoal.data._block_reader import BlockReader
 from shoal.data._columns import Columns
-from shoal.data._files import File, Where, blamed, find
+from shoal.data._files import DataFile, Where, errors_naming, find
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 _SUFFIXES = (".parquet", ".pq")
@@ -30,7 +30,7 @@ class _Footer:
     rows: list[int]  # by row group
 
 
-class Parquet(InBlocks):
+class Parquet(BlockReader):
     """The rows of Parquet files.
 
         dataset = Parquet("s3://bucket/train/part-*.parquet", columns=["x", "label"])
@@ -123,7 +123,7 @@ class Parquet(InBlocks):
             yield table.slice(0, length)
             pieces = table.slice(length).to_batches()
 
-    def _footer(self, file: File) -> _Footer:
+    def _footer(self, file: DataFile) -> _Footer:
         with self._blamed(file.name):
             if not file.size:
                 raise errors.InvalidData(
@@ -154,7 +154,7 @@ class Parquet(InBlocks):
         self._open[number] = file
         return file
 
-    def _opened(self, file: File) -> Any:
+    def _opened(self, file: DataFile) -> Any:
         far = file.system is not None
         source = file.open() if far else file.path
         # Checksums are looked at where the writer has put some. Of far files, what is needed is fetched in few
@@ -162,7 +162,7 @@ class Parquet(InBlocks):
         return self._pq.ParquetFile(source, pre_buffer=far, page_checksum_verification=True)
 
     def _blamed(self, where: str) -> AbstractContextManager[None]:
-        return blamed(where, self._pa.ArrowException)
+        return errors_naming(where, self._pa.ArrowException)
 
 
 __all__ = ["Parquet"]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal.data._block_reader import Columns, InBlocks, check_number
-from shoal.data._structure import Rebuild, take_apart
+from shoal.data._block_reader import BlockReader, Columns, check_number
+from shoal.data._structure import Rebuild, flatten
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 
-class Seekable(InBlocks):
+class Seekable(BlockReader):
     """What can be read from any position on: a database, a log, a simulation that can be set to a time.
 
         class Games:
@@ -63,7 +63,7 @@ class Seekable(InBlocks):
         for block in range(first, stop):
             start, end = (int(number) for number in self.blocks.starts[block : block + 2])
             who = f"what {self._kind} gave for the examples {start} to {end - 1}"
-            arrays, rebuild = take_apart(self._read(start, end), who)
+            arrays, rebuild = flatten(self._read(start, end), who)
             if self._names is None:
                 self._names, self._rebuild = [*arrays], rebuild
             if self._names != [*arrays]:

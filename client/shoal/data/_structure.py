@@ -10,7 +10,7 @@ from shoal import errors
 Rebuild = Callable[[Sequence[np.ndarray]], Any]
 
 
-def take_apart(value: Any, who: str) -> tuple[dict[str, np.ndarray], Rebuild]:
+def flatten(value: Any, who: str) -> tuple[dict[str, np.ndarray], Rebuild]:
     """The arrays, by what messages call them, and the function that puts others in their places.
 
     Args:
@@ -59,4 +59,4 @@ def _replace(template: Any, arrays: Iterator[np.ndarray]) -> Any:
     return type(template)(*items) if named else type(template)(items)
 
 
-__all__ = ["Rebuild", "take_apart"]
+__all__ = ["Rebuild", "flatten"]

@@ -111,7 +111,7 @@ def to_float(images: np.ndarray, dtype: DTypeLike = np.float32) -> np.ndarray:
     return images.astype(dtype, copy=False)
 
 
-def normalise(images: np.ndarray, mean: ArrayLike, std: ArrayLike) -> np.ndarray:
+def normalize(images: np.ndarray, mean: ArrayLike, std: ArrayLike) -> np.ndarray:
     """(images - mean) / std, for each channel.
 
     Args:
@@ -151,7 +151,7 @@ def uniforms(seed: int | Sequence[int], examples: np.ndarray, count: int) -> np.
     return drawn
 
 
-class Step(Protocol):
+class Transform(Protocol):
     """One thing that is done to a batch."""
 
     @property
@@ -234,15 +234,15 @@ class ToFloat:
 
 
 @dataclass(frozen=True, slots=True)
-class Normalise:
-    """`normalise` by a mean and a standard deviation, of one number or one for each channel."""
+class Normalize:
+    """`normalize` by a mean and a standard deviation, of one number or one for each channel."""
 
     mean: float | Sequence[float]
     std: float | Sequence[float]
     draws: ClassVar[int] = 0
 
     def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - as all steps
-        return normalise(images, self.mean, self.std)
+        return normalize(images, self.mean, self.std)
 
 
 class Augmentation:
@@ -258,7 +258,7 @@ class Augmentation:
         steps: of this module, or of your own.
     """
 
-    def __init__(self, *steps: Step) -> None:
+    def __init__(self, *steps: Transform) -> None:
         self.steps = steps
 
     @property
@@ -311,13 +311,13 @@ __all__ = [
     "Augmentation",
     "Crop",
     "Flip",
-    "Normalise",
+    "Normalize",
     "Resize",
-    "Step",
     "ToFloat",
+    "Transform",
     "crop",
     "flip",
-    "normalise",
+    "normalize",
     "pad",
     "resize",
     "to_float",

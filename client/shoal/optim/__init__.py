@@ -11,7 +11,7 @@ from shoal.optim._optimizers import (
     RMSProp,
     from_proto,
 )
-from shoal.optim._schedules import Constant, Cosine, Exponential, Schedule, Step
+from shoal.optim._schedules import ConstantLR, CosineLR, ExponentialLR, Schedule, StepLR
 
 __all__ = [
     "FTRL",
@@ -19,13 +19,13 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
-    "Constant",
-    "Cosine",
-    "Exponential",
+    "ConstantLR",
+    "CosineLR",
+    "ExponentialLR",
     "Momentum",
     "Optimizer",
     "RMSProp",
     "Schedule",
-    "Step",
+    "StepLR",
     "from_proto",
 ]

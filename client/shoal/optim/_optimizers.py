@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from shoal.errors import InvalidOptimizer
 from shoal.optim._schedules import (
-    Constant,
-    Cosine,
-    Exponential,
+    ConstantLR,
+    CosineLR,
+    ExponentialLR,
     Flag,
     Fraction,
     NonNegative,
@@ -24,7 +24,7 @@ from shoal.optim._schedules import (
     Positive,
     Schedule,
     Specification,
-    Step,
+    StepLR,
 )
 from shoal.v1 import job_pb2
 
@@ -61,7 +61,7 @@ class Optimizer(Specification):
     @property
     def schedule(self) -> Schedule:
         """The learning rate as a schedule, whichever way it was given."""
-        return self.learning_rate if isinstance(self.learning_rate, Schedule) else Constant(self.learning_rate)
+        return self.learning_rate if isinstance(self.learning_rate, Schedule) else ConstantLR(self.learning_rate)
 
     def rate(self, version: int) -> float:
         """The learning rate of an update, `version` being the number of updates that the shard applied before it."""
@@ -103,7 +103,7 @@ def from_proto(message: job_pb2.Optimizer) -> Optimizer:
 
 def _simplified(schedule: Schedule) -> float | Schedule:
     """A plain number for a plain constant, so that equal optimizers compare equal."""
-    return schedule.learning_rate if schedule == Constant(schedule.learning_rate) else schedule
+    return schedule.learning_rate if schedule == ConstantLR(schedule.learning_rate) else schedule
 
 
 def _patterns(name: str, patterns: Iterable[str]) -> tuple[str, ...]:
@@ -258,13 +258,13 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
-    "Constant",
-    "Cosine",
-    "Exponential",
+    "ConstantLR",
+    "CosineLR",
+    "ExponentialLR",
     "Momentum",
     "Optimizer",
     "RMSProp",
     "Schedule",
-    "Step",
+    "StepLR",
     "from_proto",
 ]

@@ -144,7 +144,7 @@ class Schedule(Specification, ABC):
 
 
 @dataclass(frozen=True)
-class Constant(Schedule, name="constant"):
+class ConstantLR(Schedule, name="constant"):
     """rate(v) = learning_rate: with a warm-up the only schedule that many jobs need.
 
     Args:
@@ -157,7 +157,7 @@ class Constant(Schedule, name="constant"):
 
 
 @dataclass(frozen=True)
-class Step(Schedule, name="step"):
+class StepLR(Schedule, name="step"):
     """rate(v) = learning_rate * gamma ** floor(v / step_size), as PyTorch's StepLR.
 
     Args:
@@ -175,7 +175,7 @@ class Step(Schedule, name="step"):
 
 
 @dataclass(frozen=True)
-class Exponential(Schedule, name="exponential"):
+class ExponentialLR(Schedule, name="exponential"):
     """rate(v) = learning_rate * gamma ** v, as PyTorch's ExponentialLR.
 
     Args:
@@ -191,7 +191,7 @@ class Exponential(Schedule, name="exponential"):
 
 
 @dataclass(frozen=True)
-class Cosine(Schedule, name="cosine"):
+class CosineLR(Schedule, name="cosine"):
     """rate(v) = minimum + (learning_rate - minimum) * (1 + cos(pi * v / steps)) / 2, and `minimum` from v = steps on.
 
     SGDR without its restarts (Loshchilov and Hutter, ICLR 2017, arXiv:1608.03983). PyTorch's CosineAnnealingLR is

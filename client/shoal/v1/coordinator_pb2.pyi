@@ -89,22 +89,22 @@ class RegisterReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
-    LEASE_S_FIELD_NUMBER: _builtins.int
-    HEARTBEAT_S_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
-    lease_s: _builtins.float
+    heartbeat_timeout_s: _builtins.float
     """Seconds."""
-    heartbeat_s: _builtins.float
+    heartbeat_interval_s: _builtins.float
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
-        lease_s: _builtins.float = ...,
-        heartbeat_s: _builtins.float = ...,
+        heartbeat_timeout_s: _builtins.float = ...,
+        heartbeat_interval_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "incarnation", b"incarnation", "lease_s", b"lease_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "heartbeat_timeout_s", b"heartbeat_timeout_s", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -385,7 +385,7 @@ class EvaluationPolicy(_message.Message):
     METRIC_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
     PATIENCE_FIELD_NUMBER: _builtins.int
-    LEAST_GAIN_FIELD_NUMBER: _builtins.int
+    MIN_DELTA_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BEST_FIELD_NUMBER: _builtins.int
     every_steps: _builtins.int
     """Steps of the worker that is ahead, from one to the next. 0: not by steps."""
@@ -398,7 +398,7 @@ class EvaluationPolicy(_message.Message):
     goal: Global___EvaluationPolicy.Goal.ValueType
     patience: _builtins.int
     """The job ends after so many evaluations in a row that are no better than the best. 0: never."""
-    least_gain: _builtins.float
+    min_delta: _builtins.float
     """By so much it has to be better to count as better."""
     checkpoint_best: _builtins.bool
     """A checkpoint is taken at each that is the best so far, and the newest of those is kept."""
@@ -410,12 +410,12 @@ class EvaluationPolicy(_message.Message):
         metric: _builtins.str = ...,
         goal: Global___EvaluationPolicy.Goal.ValueType = ...,
         patience: _builtins.int = ...,
-        least_gain: _builtins.float = ...,
+        min_delta: _builtins.float = ...,
         checkpoint_best: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_end", b"at_end", "checkpoint_best", b"checkpoint_best", "every_steps", b"every_steps", "goal", b"goal", "least_gain", b"least_gain", "metric", b"metric", "patience", b"patience"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_end", b"at_end", "checkpoint_best", b"checkpoint_best", "every_steps", b"every_steps", "goal", b"goal", "metric", b"metric", "min_delta", b"min_delta", "patience", b"patience"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1689,7 +1689,7 @@ class LeaseReply(_message.Message):
 Global___LeaseReply: _TypeAlias = LeaseReply  # noqa: Y015
 
 @_typing.final
-class AskEvaluationRequest(_message.Message):
+class ClaimEvaluationRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -1722,10 +1722,10 @@ class AskEvaluationRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AskEvaluationRequest: _TypeAlias = AskEvaluationRequest  # noqa: Y015
+Global___ClaimEvaluationRequest: _TypeAlias = ClaimEvaluationRequest  # noqa: Y015
 
 @_typing.final
-class AskEvaluationReply(_message.Message):
+class ClaimEvaluationReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
@@ -1746,7 +1746,7 @@ class AskEvaluationReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AskEvaluationReply: _TypeAlias = AskEvaluationReply  # noqa: Y015
+Global___ClaimEvaluationReply: _TypeAlias = ClaimEvaluationReply  # noqa: Y015
 
 @_typing.final
 class ReportEvaluationRequest(_message.Message):

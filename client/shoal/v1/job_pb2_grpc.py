@@ -100,10 +100,10 @@ class JobsStub:
                 request_serializer=shoal_dot_v1_dot_job__pb2.LeaseRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_job__pb2.LeaseReply.FromString,
                 _registered_method=True)
-        self.AskEvaluation = channel.unary_unary(
-                '/shoal.v1.Jobs/AskEvaluation',
-                request_serializer=shoal_dot_v1_dot_job__pb2.AskEvaluationRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_job__pb2.AskEvaluationReply.FromString,
+        self.ClaimEvaluation = channel.unary_unary(
+                '/shoal.v1.Jobs/ClaimEvaluation',
+                request_serializer=shoal_dot_v1_dot_job__pb2.ClaimEvaluationRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_job__pb2.ClaimEvaluationReply.FromString,
                 _registered_method=True)
         self.ReportEvaluation = channel.unary_unary(
                 '/shoal.v1.Jobs/ReportEvaluation',
@@ -220,7 +220,7 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AskEvaluation(self, request, context):
+    def ClaimEvaluation(self, request, context):
         """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
         one, it answers the same.
         """
@@ -317,10 +317,10 @@ def add_JobsServicer_to_server(servicer, server):
                     request_deserializer=shoal_dot_v1_dot_job__pb2.LeaseRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_job__pb2.LeaseReply.SerializeToString,
             ),
-            'AskEvaluation': grpc.unary_unary_rpc_method_handler(
-                    servicer.AskEvaluation,
-                    request_deserializer=shoal_dot_v1_dot_job__pb2.AskEvaluationRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_job__pb2.AskEvaluationReply.SerializeToString,
+            'ClaimEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimEvaluation,
+                    request_deserializer=shoal_dot_v1_dot_job__pb2.ClaimEvaluationRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_job__pb2.ClaimEvaluationReply.SerializeToString,
             ),
             'ReportEvaluation': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportEvaluation,
@@ -700,7 +700,7 @@ class Jobs:
             _registered_method=True)
 
     @staticmethod
-    def AskEvaluation(request,
+    def ClaimEvaluation(request,
             target,
             options=(),
             channel_credentials=None,
@@ -713,9 +713,9 @@ class Jobs:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/shoal.v1.Jobs/AskEvaluation',
-            shoal_dot_v1_dot_job__pb2.AskEvaluationRequest.SerializeToString,
-            shoal_dot_v1_dot_job__pb2.AskEvaluationReply.FromString,
+            '/shoal.v1.Jobs/ClaimEvaluation',
+            shoal_dot_v1_dot_job__pb2.ClaimEvaluationRequest.SerializeToString,
+            shoal_dot_v1_dot_job__pb2.ClaimEvaluationReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,7 +65,7 @@ class JobsStub:
     """Enters a job. Answers `ready` false until the variables are placed and this worker is admitted."""
     Lease: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]
     """Leases the next range of examples and marks an earlier one as done."""
-    AskEvaluation: _grpc.UnaryUnaryMultiCallable[_job_pb2.AskEvaluationRequest, _job_pb2.AskEvaluationReply]
+    ClaimEvaluation: _grpc.UnaryUnaryMultiCallable[_job_pb2.ClaimEvaluationRequest, _job_pb2.ClaimEvaluationReply]
     """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
     one, it answers the same.
     """
@@ -112,7 +112,7 @@ class JobsAsyncStub(JobsStub):
     """Enters a job. Answers `ready` false until the variables are placed and this worker is admitted."""
     Lease: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]  # type: ignore[assignment]
     """Leases the next range of examples and marks an earlier one as done."""
-    AskEvaluation: _aio.UnaryUnaryMultiCallable[_job_pb2.AskEvaluationRequest, _job_pb2.AskEvaluationReply]  # type: ignore[assignment]
+    ClaimEvaluation: _aio.UnaryUnaryMultiCallable[_job_pb2.ClaimEvaluationRequest, _job_pb2.ClaimEvaluationReply]  # type: ignore[assignment]
     """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
     one, it answers the same.
     """
@@ -236,11 +236,11 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         """Leases the next range of examples and marks an earlier one as done."""
 
     @_abc_1.abstractmethod
-    def AskEvaluation(
+    def ClaimEvaluation(
         self,
-        request: _job_pb2.AskEvaluationRequest,
+        request: _job_pb2.ClaimEvaluationRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_job_pb2.AskEvaluationReply, _abc.Awaitable[_job_pb2.AskEvaluationReply]]:
+    ) -> _typing.Union[_job_pb2.ClaimEvaluationReply, _abc.Awaitable[_job_pb2.ClaimEvaluationReply]]:
         """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
         one, it answers the same.
         """

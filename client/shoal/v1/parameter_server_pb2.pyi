@@ -406,7 +406,7 @@ class Segment(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
-    SLOT_BYTES_FIELD_NUMBER: _builtins.int
+    REGION_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """In /dev/shm, or the folder that SHOAL_SHARED_MEMORY names: "shoal-" and 32 hexadecimal digits. The server opens it
     only if it belongs to its own user and nobody else may.
@@ -414,18 +414,18 @@ class Segment(_message.Message):
     nonce: _builtins.bytes
     """16 random bytes in the segment's header: proof that both see the same memory."""
     slots: _builtins.int
-    slot_bytes: _builtins.int
+    region_bytes: _builtins.int
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         nonce: _builtins.bytes = ...,
         slots: _builtins.int = ...,
-        slot_bytes: _builtins.int = ...,
+        region_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "nonce", b"nonce", "slot_bytes", b"slot_bytes", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "nonce", b"nonce", "region_bytes", b"region_bytes", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -769,7 +769,7 @@ class WorkerProgress(_message.Message):
 Global___WorkerProgress: _TypeAlias = WorkerProgress  # noqa: Y015
 
 @_typing.final
-class HoldRequest(_message.Message):
+class HoldCommitsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -792,10 +792,10 @@ class HoldRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HoldRequest: _TypeAlias = HoldRequest  # noqa: Y015
+Global___HoldCommitsRequest: _TypeAlias = HoldCommitsRequest  # noqa: Y015
 
 @_typing.final
-class HoldReply(_message.Message):
+class HoldCommitsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKERS_FIELD_NUMBER: _builtins.int
@@ -814,10 +814,10 @@ class HoldReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HoldReply: _TypeAlias = HoldReply  # noqa: Y015
+Global___HoldCommitsReply: _TypeAlias = HoldCommitsReply  # noqa: Y015
 
 @_typing.final
-class GiveUpHoldRequest(_message.Message):
+class ResumeCommitsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -836,10 +836,10 @@ class GiveUpHoldRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GiveUpHoldRequest: _TypeAlias = GiveUpHoldRequest  # noqa: Y015
+Global___ResumeCommitsRequest: _TypeAlias = ResumeCommitsRequest  # noqa: Y015
 
 @_typing.final
-class GiveUpHoldReply(_message.Message):
+class ResumeCommitsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -851,7 +851,7 @@ class GiveUpHoldReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GiveUpHoldReply: _TypeAlias = GiveUpHoldReply  # noqa: Y015
+Global___ResumeCommitsReply: _TypeAlias = ResumeCommitsReply  # noqa: Y015
 
 @_typing.final
 class SaveRequest(_message.Message):
@@ -873,7 +873,7 @@ class SaveRequest(_message.Message):
     """
     hold_s: _builtins.float
     """Commits stay held back for so many seconds after the cut, 0 to 60: the job goes back to it. DropShards ends that, and
-    GiveUpHold of this cut, should it not. Outside: INVALID_ARGUMENT, BAD_REQUEST.
+    ResumeCommits of this cut, should it not. Outside: INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerProgress]:

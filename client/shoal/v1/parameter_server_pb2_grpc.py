@@ -84,15 +84,15 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerReply.FromString,
                 _registered_method=True)
-        self.Hold = channel.unary_unary(
-                '/shoal.v1.ParameterServer/Hold',
-                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.HoldRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.HoldReply.FromString,
+        self.HoldCommits = channel.unary_unary(
+                '/shoal.v1.ParameterServer/HoldCommits',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.HoldCommitsRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.HoldCommitsReply.FromString,
                 _registered_method=True)
-        self.GiveUpHold = channel.unary_unary(
-                '/shoal.v1.ParameterServer/GiveUpHold',
-                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldReply.FromString,
+        self.ResumeCommits = channel.unary_unary(
+                '/shoal.v1.ParameterServer/ResumeCommits',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.ResumeCommitsRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ResumeCommitsReply.FromString,
                 _registered_method=True)
         self.Save = channel.unary_unary(
                 '/shoal.v1.ParameterServer/Save',
@@ -190,7 +190,7 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Hold(self, request, context):
+    def HoldCommits(self, request, context):
         """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
         others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
         """
@@ -198,7 +198,7 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GiveUpHold(self, request, context):
+    def ResumeCommits(self, request, context):
         """Instead of the second, where the first failed on any server, or after one that holds on: commits go on at once. Of a cut
         that holds none: nothing.
         """
@@ -283,15 +283,15 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerReply.SerializeToString,
             ),
-            'Hold': grpc.unary_unary_rpc_method_handler(
-                    servicer.Hold,
-                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.HoldRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.HoldReply.SerializeToString,
+            'HoldCommits': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldCommits,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.HoldCommitsRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.HoldCommitsReply.SerializeToString,
             ),
-            'GiveUpHold': grpc.unary_unary_rpc_method_handler(
-                    servicer.GiveUpHold,
-                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldReply.SerializeToString,
+            'ResumeCommits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeCommits,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ResumeCommitsRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.ResumeCommitsReply.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -590,7 +590,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Hold(request,
+    def HoldCommits(request,
             target,
             options=(),
             channel_credentials=None,
@@ -603,9 +603,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/shoal.v1.ParameterServer/Hold',
-            shoal_dot_v1_dot_parameter__server__pb2.HoldRequest.SerializeToString,
-            shoal_dot_v1_dot_parameter__server__pb2.HoldReply.FromString,
+            '/shoal.v1.ParameterServer/HoldCommits',
+            shoal_dot_v1_dot_parameter__server__pb2.HoldCommitsRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.HoldCommitsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -617,7 +617,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def GiveUpHold(request,
+    def ResumeCommits(request,
             target,
             options=(),
             channel_credentials=None,
@@ -630,9 +630,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/shoal.v1.ParameterServer/GiveUpHold',
-            shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldRequest.SerializeToString,
-            shoal_dot_v1_dot_parameter__server__pb2.GiveUpHoldReply.FromString,
+            '/shoal.v1.ParameterServer/ResumeCommits',
+            shoal_dot_v1_dot_parameter__server__pb2.ResumeCommitsRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.ResumeCommitsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,11 +63,11 @@ class ParameterServerStub:
     """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
     server has committed it (its step is committed_steps - 1), else discarded.
     """
-    Hold: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldRequest, _parameter_server_pb2.HoldReply]
+    HoldCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]
     """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
     others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
     """
-    GiveUpHold: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.GiveUpHoldRequest, _parameter_server_pb2.GiveUpHoldReply]
+    ResumeCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ResumeCommitsRequest, _parameter_server_pb2.ResumeCommitsReply]
     """Instead of the second, where the first failed on any server, or after one that holds on: commits go on at once. Of a cut
     that holds none: nothing.
     """
@@ -119,11 +119,11 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
     server has committed it (its step is committed_steps - 1), else discarded.
     """
-    Hold: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldRequest, _parameter_server_pb2.HoldReply]  # type: ignore[assignment]
+    HoldCommits: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]  # type: ignore[assignment]
     """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
     others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
     """
-    GiveUpHold: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.GiveUpHoldRequest, _parameter_server_pb2.GiveUpHoldReply]  # type: ignore[assignment]
+    ResumeCommits: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ResumeCommitsRequest, _parameter_server_pb2.ResumeCommitsReply]  # type: ignore[assignment]
     """Instead of the second, where the first failed on any server, or after one that holds on: commits go on at once. Of a cut
     that holds none: nothing.
     """
@@ -234,21 +234,21 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def Hold(
+    def HoldCommits(
         self,
-        request: _parameter_server_pb2.HoldRequest,
+        request: _parameter_server_pb2.HoldCommitsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.HoldReply, _abc.Awaitable[_parameter_server_pb2.HoldReply]]:
+    ) -> _typing.Union[_parameter_server_pb2.HoldCommitsReply, _abc.Awaitable[_parameter_server_pb2.HoldCommitsReply]]:
         """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
         others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
         """
 
     @_abc_1.abstractmethod
-    def GiveUpHold(
+    def ResumeCommits(
         self,
-        request: _parameter_server_pb2.GiveUpHoldRequest,
+        request: _parameter_server_pb2.ResumeCommitsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.GiveUpHoldReply, _abc.Awaitable[_parameter_server_pb2.GiveUpHoldReply]]:
+    ) -> _typing.Union[_parameter_server_pb2.ResumeCommitsReply, _abc.Awaitable[_parameter_server_pb2.ResumeCommitsReply]]:
         """Instead of the second, where the first failed on any server, or after one that holds on: commits go on at once. Of a cut
         that holds none: nothing.
         """

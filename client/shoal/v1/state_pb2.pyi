@@ -258,7 +258,7 @@ class JobRecord(_message.Message):
     """When they are tried again, and how long after the last try that is. Seconds, the former of Unix time."""
     read_pause: _builtins.float
     @_builtins.property
-    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartRecord]:
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMemberRecord]:
         """The live workers' parts."""
 
     @_builtins.property
@@ -288,7 +288,7 @@ class JobRecord(_message.Message):
         submitted_at: _builtins.float = ...,
         started_at: _builtins.float = ...,
         finished_at: _builtins.float = ...,
-        parts: _abc.Iterable[Global___PartRecord] | None = ...,
+        parts: _abc.Iterable[Global___GroupMemberRecord] | None = ...,
         crew: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
         finished: _abc.Iterable[_builtins.int] | None = ...,
         assigner: _builtins.int = ...,
@@ -315,7 +315,7 @@ class JobRecord(_message.Message):
 Global___JobRecord: _TypeAlias = JobRecord  # noqa: Y015
 
 @_typing.final
-class PartRecord(_message.Message):
+class GroupMemberRecord(_message.Message):
     """A live worker's part in a job."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -324,23 +324,23 @@ class PartRecord(_message.Message):
         ValueType = _typing.NewType("ValueType", _builtins.int)
         V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _StageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[PartRecord._Stage.ValueType], _builtins.type):
+    class _StageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[GroupMemberRecord._Stage.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        STAGE_UNSPECIFIED: PartRecord._Stage.ValueType  # 0
-        ASSIGNED: PartRecord._Stage.ValueType  # 1
+        STAGE_UNSPECIFIED: GroupMemberRecord._Stage.ValueType  # 0
+        ASSIGNED: GroupMemberRecord._Stage.ValueType  # 1
         """Loads the program."""
-        ENTERING: PartRecord._Stage.ValueType  # 2
+        ENTERING: GroupMemberRecord._Stage.ValueType  # 2
         """Servers are told."""
-        ADMITTED: PartRecord._Stage.ValueType  # 3
+        ADMITTED: GroupMemberRecord._Stage.ValueType  # 3
         """May pull and push."""
 
     class Stage(_Stage, metaclass=_StageEnumTypeWrapper): ...
-    STAGE_UNSPECIFIED: PartRecord.Stage.ValueType  # 0
-    ASSIGNED: PartRecord.Stage.ValueType  # 1
+    STAGE_UNSPECIFIED: GroupMemberRecord.Stage.ValueType  # 0
+    ASSIGNED: GroupMemberRecord.Stage.ValueType  # 1
     """Loads the program."""
-    ENTERING: PartRecord.Stage.ValueType  # 2
+    ENTERING: GroupMemberRecord.Stage.ValueType  # 2
     """Servers are told."""
-    ADMITTED: PartRecord.Stage.ValueType  # 3
+    ADMITTED: GroupMemberRecord.Stage.ValueType  # 3
     """May pull and push."""
 
     WORKER_FIELD_NUMBER: _builtins.int
@@ -355,7 +355,7 @@ class PartRecord(_message.Message):
     rank: _builtins.int
     assignment: _builtins.int
     """Unique in the cluster."""
-    stage: Global___PartRecord.Stage.ValueType
+    stage: Global___GroupMemberRecord.Stage.ValueType
     described: _builtins.bool
     """It knows the program, and its initial values."""
     step: _builtins.int
@@ -367,7 +367,7 @@ class PartRecord(_message.Message):
         incarnation: _builtins.int = ...,
         rank: _builtins.int = ...,
         assignment: _builtins.int = ...,
-        stage: Global___PartRecord.Stage.ValueType = ...,
+        stage: Global___GroupMemberRecord.Stage.ValueType = ...,
         described: _builtins.bool = ...,
         step: _builtins.int = ...,
     ) -> None: ...
@@ -377,7 +377,7 @@ class PartRecord(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PartRecord: _TypeAlias = PartRecord  # noqa: Y015
+Global___GroupMemberRecord: _TypeAlias = GroupMemberRecord  # noqa: Y015
 
 @_typing.final
 class LedgerRecord(_message.Message):
@@ -471,7 +471,7 @@ class LedgerRecord(_message.Message):
         """The first range that was neither leased nor passed over; its `lease` is 0."""
 
     @_builtins.property
-    def loose(self) -> _containers.RepeatedCompositeFieldContainer[Global___LooseRange]:
+    def loose(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequeuedRange]:
         """In order."""
 
     @_builtins.property
@@ -493,7 +493,7 @@ class LedgerRecord(_message.Message):
         epochs: _builtins.int = ...,
         range_size: _builtins.int = ...,
         next: _job_pb2.DataRange | None = ...,
-        loose: _abc.Iterable[Global___LooseRange] | None = ...,
+        loose: _abc.Iterable[Global___RequeuedRange] | None = ...,
         held: _abc.Mapping[_builtins.str, _job_pb2.DataRange] | None = ...,
         leases: _builtins.int = ...,
         epoch: _builtins.int = ...,
@@ -509,7 +509,7 @@ class LedgerRecord(_message.Message):
 Global___LedgerRecord: _TypeAlias = LedgerRecord  # noqa: Y015
 
 @_typing.final
-class LooseRange(_message.Message):
+class RequeuedRange(_message.Message):
     """A range that waits: taken back, passed over, or the rest of one that was partly done at a checkpoint. Its numbers are
     those of a DataRange, which it once was.
     """
@@ -541,7 +541,7 @@ class LooseRange(_message.Message):
     _WhichOneofArgType__owner: _TypeAlias = _typing.Literal["_owner", b"_owner"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__owner) -> _WhichOneofReturnType__owner | None: ...
 
-Global___LooseRange: _TypeAlias = LooseRange  # noqa: Y015
+Global___RequeuedRange: _TypeAlias = RequeuedRange  # noqa: Y015
 
 @_typing.final
 class TallyRecord(_message.Message):
@@ -812,8 +812,8 @@ class EffectRecord(_message.Message):
     REMOVE_WORKER_FIELD_NUMBER: _builtins.int
     DROP_SHARDS_FIELD_NUMBER: _builtins.int
     TAKE_CUT_FIELD_NUMBER: _builtins.int
-    WRITE_CHECKPOINT_FIELD_NUMBER: _builtins.int
-    COUNT_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    COMMIT_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    SCAN_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     submission: _builtins.int
     @_builtins.property
@@ -827,9 +827,9 @@ class EffectRecord(_message.Message):
     @_builtins.property
     def take_cut(self) -> Global___TakeCutEffect: ...
     @_builtins.property
-    def write_checkpoint(self) -> Global___WriteCheckpointEffect: ...
+    def commit_checkpoint(self) -> Global___CommitCheckpointEffect: ...
     @_builtins.property
-    def count_checkpoints(self) -> Global___CountCheckpointsEffect: ...
+    def scan_checkpoints(self) -> Global___ScanCheckpointsEffect: ...
     def __init__(
         self,
         *,
@@ -840,14 +840,14 @@ class EffectRecord(_message.Message):
         remove_worker: Global___RemoveWorkerEffect | None = ...,
         drop_shards: Global___DropShardsEffect | None = ...,
         take_cut: Global___TakeCutEffect | None = ...,
-        write_checkpoint: Global___WriteCheckpointEffect | None = ...,
-        count_checkpoints: Global___CountCheckpointsEffect | None = ...,
+        commit_checkpoint: Global___CommitCheckpointEffect | None = ...,
+        scan_checkpoints: Global___ScanCheckpointsEffect | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "count_checkpoints", b"count_checkpoints", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "kind", b"kind", "remove_worker", b"remove_worker", "take_cut", b"take_cut", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "kind", b"kind", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "take_cut", b"take_cut"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "count_checkpoints", b"count_checkpoints", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "remove_worker", b"remove_worker", "submission", b"submission", "take_cut", b"take_cut", "write_checkpoint", b"write_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "submission", b"submission", "take_cut", b"take_cut"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "write_checkpoint", "count_checkpoints"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "commit_checkpoint", "scan_checkpoints"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -884,7 +884,7 @@ class CreateShardsEffect(_message.Message):
 Global___CreateShardsEffect: _TypeAlias = CreateShardsEffect  # noqa: Y015
 
 @_typing.final
-class CountCheckpointsEffect(_message.Message):
+class ScanCheckpointsEffect(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -896,7 +896,7 @@ class CountCheckpointsEffect(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CountCheckpointsEffect: _TypeAlias = CountCheckpointsEffect  # noqa: Y015
+Global___ScanCheckpointsEffect: _TypeAlias = ScanCheckpointsEffect  # noqa: Y015
 
 @_typing.final
 class TakeCutEffect(_message.Message):
@@ -930,7 +930,7 @@ class TakeCutEffect(_message.Message):
 Global___TakeCutEffect: _TypeAlias = TakeCutEffect  # noqa: Y015
 
 @_typing.final
-class WriteCheckpointEffect(_message.Message):
+class CommitCheckpointEffect(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLACEMENT_FIELD_NUMBER: _builtins.int
@@ -991,7 +991,7 @@ class WriteCheckpointEffect(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WriteCheckpointEffect: _TypeAlias = WriteCheckpointEffect  # noqa: Y015
+Global___CommitCheckpointEffect: _TypeAlias = CommitCheckpointEffect  # noqa: Y015
 
 @_typing.final
 class AdmitWorkerEffect(_message.Message):

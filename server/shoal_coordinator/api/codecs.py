@@ -11,7 +11,7 @@ from shoal.status import (
     Timings,
 )
 from shoal.v1 import coordinator_pb2, job_pb2
-from shoal_coordinator.messages import Joined, progress_message, state_code
+from shoal_coordinator.messages import JoinResult, progress_message, state_code
 
 _UINT64 = 2**64 - 1
 
@@ -51,7 +51,7 @@ def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
     return job_pb2.GetTimingsReply(workers=workers, staleness=timings.staleness)
 
 
-def join_message(joined: Joined) -> job_pb2.JoinReply:
+def join_message(joined: JoinResult) -> job_pb2.JoinReply:
     """How far a worker's entry into a job is."""
     return job_pb2.JoinReply(
         ready=joined.ready,

@@ -11,8 +11,8 @@ import grpc
 import structlog
 
 from shoal import _rpc, errors, variables
-from shoal._checkpoint import Catalogue, Folder
-from shoal._wire import NAMES, Cursor, Heard, is_name, limits
+from shoal._checkpoint import Catalogue, CheckpointStorage
+from shoal._wire import NAMES, Cursor, ReportAck, is_name, limits
 from shoal.job import Job
 from shoal.status import Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
@@ -39,13 +39,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     Args:
         coordinator: the shell.
-        lease_s: told to members.
-        heartbeat_s: told to members.
+        heartbeat_timeout_s: told to members.
+        heartbeat_interval_s: told to members.
     """
 
-    def __init__(self, coordinator: Coordinator, *, lease_s: float, heartbeat_s: float) -> None:
+    def __init__(self, coordinator: Coordinator, *, heartbeat_timeout_s: float, heartbeat_interval_s: float) -> None:
         self._coordinator = coordinator
-        self._lease_s, self._heartbeat_s = lease_s, heartbeat_s
+        self._lease_s, self._heartbeat_s = heartbeat_timeout_s, heartbeat_interval_s
 
     @_rpc.servicer
     def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
@@ -53,7 +53,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         member = self._coordinator.handle(events.RegistrationReceived(Registration.from_proto(request)))
         _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
         return members_pb.RegisterReply(
-            incarnation=member.incarnation, lease_s=self._lease_s, heartbeat_s=self._heartbeat_s
+            incarnation=member.incarnation, heartbeat_timeout_s=self._lease_s, heartbeat_interval_s=self._heartbeat_s
         )
 
     @_rpc.servicer
@@ -73,7 +73,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_rpc.servicer
     def Drain(self, request: members_pb.DrainRequest, _: grpc.ServicerContext) -> members_pb.DrainReply:
-        jobs = self._coordinator.handle(events.ServerDrained(request.member, request.incarnation))
+        jobs = self._coordinator.handle(events.DrainRequested(request.member, request.incarnation))
         return members_pb.DrainReply(jobs=jobs)
 
     @_rpc.servicer
@@ -110,7 +110,9 @@ class JobsService(job_pb2_grpc.JobsServicer):
             keep a heartbeat waiting.
     """
 
-    def __init__(self, coordinator: Coordinator, folder: Folder | None = None, *, max_watchers: int = 64) -> None:
+    def __init__(
+        self, coordinator: Coordinator, folder: CheckpointStorage | None = None, *, max_watchers: int = 64
+    ) -> None:
         self._coordinator = coordinator
         self._catalogue = Catalogue(folder) if folder else None
         self._watching = _Watch(coordinator, max_watchers)
@@ -214,9 +216,9 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return codecs.lease_message(answer)
 
     @_rpc.servicer
-    def AskEvaluation(self, request: pb.AskEvaluationRequest, _: grpc.ServicerContext) -> pb.AskEvaluationReply:
+    def ClaimEvaluation(self, request: pb.ClaimEvaluationRequest, _: grpc.ServicerContext) -> pb.ClaimEvaluationReply:
         asked = self._coordinator.handle(
-            events.EvaluationAsked(
+            events.EvaluationClaimed(
                 request.job,
                 request.worker,
                 request.incarnation,
@@ -225,7 +227,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.assignment,
             )
         )
-        return pb.AskEvaluationReply(number=asked.number, stop=asked.stop)
+        return pb.ClaimEvaluationReply(number=asked.number, stop=asked.stop)
 
     @_rpc.servicer
     def ReportEvaluation(
@@ -258,7 +260,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
             )
         )
-        return pb.ReportReply(stop=heard is Heard.OVER, enough=heard is Heard.ENOUGH)
+        return pb.ReportReply(stop=heard is ReportAck.DONE, enough=heard is ReportAck.ENOUGH)
 
     @_rpc.servicer
     def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:

@@ -7,18 +7,18 @@ the coordinator it imports `job` and `messages` alone.
 
 from shoal_coordinator.cluster.machine import Cluster
 from shoal_coordinator.cluster.membership import DEAD_KEPT_S, Member
-from shoal_coordinator.cluster.placement import Candidate, Even, PlacementPolicy, assign_shards, plan_shards
+from shoal_coordinator.cluster.placement import Candidate, EvenPlacement, PlacementPolicy, assign_shards, plan_shards
 from shoal_coordinator.cluster.policy import ClusterPolicy
-from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
+from shoal_coordinator.cluster.snapshot import ClusterCounters, ClusterSnapshot
 
 __all__ = [
     "DEAD_KEPT_S",
     "Candidate",
     "Cluster",
+    "ClusterCounters",
     "ClusterPolicy",
     "ClusterSnapshot",
-    "Counts",
-    "Even",
+    "EvenPlacement",
     "Member",
     "PlacementPolicy",
     "assign_shards",

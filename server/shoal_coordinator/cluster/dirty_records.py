@@ -3,7 +3,7 @@
 from shoal_coordinator.messages import record_keys
 
 
-class Touched:
+class DirtyRecords:
     """Keys of records that changed, or that came or went; in the beginning the cluster's own, which is new."""
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from shoal.status import JobState, SavedCheckpoint
 from shoal_coordinator.cluster.membership import Membership
-from shoal_coordinator.cluster.pending_effects import Outstanding
-from shoal_coordinator.job import JobLife
+from shoal_coordinator.cluster.pending_effects import PendingEffects
+from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect
 
 # From the failure of an attempt to the next: a server waits a minute or so for all of them.
@@ -20,14 +20,14 @@ _AGAIN_S = 5.0
 
 
 class LoseShards(Protocol):
-    """Has a job give up its shards, at a time and for a reason, and go back or fail; see `Outcomes.lose_shards`."""
+    """Has a job give up its shards, at a time and for a reason, and go back or fail; see `OutcomeHandler.lose_shards`."""
 
     def __call__(
-        self, job: JobLife, reason: str, now: float, *, announced: bool, saved: SavedCheckpoint | None
+        self, job: JobMachine, reason: str, now: float, *, announced: bool, saved: SavedCheckpoint | None
     ) -> None: ...
 
 
-class Departures:
+class DrainCoordinator:
     """What jobs do about servers that are going. It keeps nothing: who is going is known of each member.
 
     Args:
@@ -40,20 +40,20 @@ class Departures:
     def __init__(
         self,
         members: Membership,
-        outstanding: Outstanding,
+        outstanding: PendingEffects,
         emit: Callable[[Iterable[Effect]], None],
         lose_shards: LoseShards,
     ) -> None:
         self._members, self._outstanding = members, outstanding
         self._emit, self._lose_shards = emit, lose_shards
 
-    def of(self, job: JobLife) -> list[str]:
+    def of(self, job: JobMachine) -> list[str]:
         """The servers with shards of a job that are going; those that cannot be saved are not waited for."""
         if job.ended or not job.can_checkpoint:
             return []
-        return [server.member for server in job.servers if self._members.is_leaving(server.member)]
+        return [server.member for server in job.servers if self._members.is_draining(server.member)]
 
-    def begin(self, job: JobLife, now: float) -> None:
+    def begin(self, job: JobMachine, now: float) -> None:
         """One more server is going: its jobs are saved."""
         if not self.of(job):
             return
@@ -64,7 +64,7 @@ class Departures:
         elif not job.checkpointing and not job.closing:
             self._save(job, now, now)
 
-    def checkpoint_ended(self, job: JobLife, now: float, *, last: bool) -> None:
+    def checkpoint_ended(self, job: JobMachine, now: float, *, last: bool) -> None:
         """An attempt at a checkpoint is over; `last`: it is whole, and nothing was committed after it."""
         if not self.of(job) or job.closing:
             return
@@ -73,27 +73,27 @@ class Departures:
         elif not job.checkpointing:  # it failed, or was under way before the server said anything
             self._save(job, now + _AGAIN_S if job.checkpoint_failure else now, now)
 
-    def validate(self, jobs: Iterable[JobLife]) -> None:
+    def validate(self, jobs: Iterable[JobMachine]) -> None:
         """Raises AssertionError if an invariant is broken."""
         for job in jobs:
             assert not self.of(job) or job.awaits_checkpoint, "a server waits for a job that is not being saved"
 
-    def _save(self, job: JobLife, at: float, now: float) -> None:
+    def _save(self, job: JobMachine, at: float, now: float) -> None:
         self._emit(job.request_checkpoint_from(at, now))
 
-    def _go_back(self, job: JobLife, now: float, saved: SavedCheckpoint | None = None) -> None:
+    def _go_back(self, job: JobMachine, now: float, saved: SavedCheckpoint | None = None) -> None:
         self._lose_shards(job, f"{self._why(job)}{job.advice}", now, announced=True, saved=saved)
 
-    def _place_anew(self, job: JobLife, now: float) -> None:
+    def _place_anew(self, job: JobMachine, now: float) -> None:
         """Its shards were still being created: those who are in it wait on, and others host it."""
         job.wait_for(f"{self._why(job)}, so its variables get another place", now)
         self._outstanding.abandon(job.ref)
         self._emit(job.drop())
 
-    def _why(self, job: JobLife) -> str:
+    def _why(self, job: JobMachine) -> str:
         going = self.of(job)
         who = f"server {going[0]} is" if len(going) == 1 else f"servers {', '.join(going)} are"
         return f"{who} about to leave"
 
 
-__all__ = ["Departures"]
+__all__ = ["DrainCoordinator"]

@@ -15,28 +15,28 @@ from shoal import errors
 from shoal._wire import Cursor, Placement
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobStatus, Role
-from shoal_coordinator.cluster.dirty_records import Touched
+from shoal_coordinator.cluster.dirty_records import DirtyRecords
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
-from shoal_coordinator.cluster.outcome_handler import Outcomes
-from shoal_coordinator.cluster.pending_effects import Outstanding
+from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
+from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
-from shoal_coordinator.cluster.snapshot import ClusterSnapshot, Counts
-from shoal_coordinator.cluster.worker_requests import Work
-from shoal_coordinator.job import NO_FOLDER, JobLife, Submission, Tallies
+from shoal_coordinator.cluster.snapshot import ClusterCounters, ClusterSnapshot
+from shoal_coordinator.cluster.worker_requests import WorkerRequests
+from shoal_coordinator.job import NO_STORAGE, JobCounters, JobMachine, Submission
 from shoal_coordinator.messages import (
     Assignment,
-    Attempt,
-    CountCheckpoints,
+    CommitCheckpoint,
     DropShards,
     Effect,
     JobRef,
-    Membered,
+    RegisterResult,
     RemoveWorker,
+    ScanCheckpoints,
     ServerRef,
+    TakeCheckpointResult,
     TakeCut,
-    WriteCheckpoint,
     events,
 )
 
@@ -58,25 +58,29 @@ class Cluster:
     def __init__(self, cluster: str, policy: ClusterPolicy, now: float) -> None:
         self._id = cluster
         self._policy = policy
-        self._touched = Touched()
-        self._members = Membership(policy.lease_s, self._touched.member, return_s=policy.server_return_s)
+        self._touched = DirtyRecords()
+        self._members = Membership(policy.heartbeat_timeout_s, self._touched.member, return_s=policy.server_return_s)
         self._jobs = JobTable()
-        self.tallies = Tallies()
+        self.tallies = JobCounters()
         self._submissions = 0  # counts for ever: a number is never given out twice
         self._looked_at = now  # when the leases were last looked through
         self._dead: dict[str, Role] = {}  # declared so since it was last told
-        self._outstanding = Outstanding(self._touched.effect)
+        self._outstanding = PendingEffects(self._touched.effect)
         self._effects: list[Effect] = []  # decided by the event in hand
         self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._touched.counts, policy.placement)
-        patience_s = 2 * max(policy.lease_s, RETURN_S)
-        self._outcomes = Outcomes(self._jobs, self._members, self._outstanding, self._emit, self._schedule, patience_s)
-        self._work = Work(self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule)
+        patience_s = 2 * max(policy.heartbeat_timeout_s, RETURN_S)
+        self._outcomes = OutcomeHandler(
+            self._jobs, self._members, self._outstanding, self._emit, self._schedule, patience_s
+        )
+        self._work = WorkerRequests(
+            self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule
+        )
         self._handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
             events.TimePassed: self._time_passed,
             events.RegistrationReceived: self._registration_received,
             events.HeartbeatReceived: self._heartbeat_received,
             events.MemberLeft: self._member_left,
-            events.ServerDrained: self._server_drained,
+            events.DrainRequested: self._server_drained,
             events.JobSubmitted: self._job_submitted,
             events.JobCancelled: self._job_cancelled,
             events.JobDropped: self._job_dropped,
@@ -118,7 +122,7 @@ class Cluster:
         cluster._members.restore(snapshot.members, counts.incarnation, now)
         for submission, job in snapshot.jobs.items():
             changed = partial(cluster._touched.job, submission)
-            life = JobLife.restored(
+            life = JobMachine.restored(
                 submission, job, now, changed, checkpoints=policy.checkpoints, tallies=cluster.tallies
             )
             cluster._jobs.add(life)
@@ -148,9 +152,9 @@ class Cluster:
         return self._touched.take()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ClusterCounters:
         """The cluster's id, and the last number given out of each kind."""
-        return Counts(
+        return ClusterCounters(
             cluster=self._id,
             generation=self._scheduler.generation,
             submissions=self._submissions,
@@ -169,7 +173,7 @@ class Cluster:
         return self._members.find(member)
 
     @property
-    def submitted(self) -> Mapping[int, JobLife]:
+    def submitted(self) -> Mapping[int, JobMachine]:
         """All jobs that are remembered, by submission."""
         return {job.ref.submission: job for job in self._jobs.values()}
 
@@ -200,7 +204,7 @@ class Cluster:
         there = member is not None and member.alive and member.registration.address == server.address
         return there and self._outstanding.find(effect) is not None
 
-    def job(self, name: str) -> JobLife:
+    def job(self, name: str) -> JobMachine:
         """A job by name, to be read.
 
         Raises:
@@ -242,7 +246,7 @@ class Cluster:
         self._outstanding.validate()
         self._outcomes.departures.validate(self._jobs.live)
         # So what became of an effect is what became of the attempt that its job knows of, and of no other.
-        attempts = CountCheckpoints | TakeCut | WriteCheckpoint
+        attempts = ScanCheckpoints | TakeCut | CommitCheckpoint
         saving = Counter(effect.job for effect in self._outstanding if isinstance(effect, attempts))
         for job in self._jobs.live:
             assert saving[job.ref] == job.checkpointing, "an attempt at a checkpoint without its effect, or two"
@@ -259,11 +263,11 @@ class Cluster:
         dead, self._dead = self._dead, {}
         return dead
 
-    def _registration_received(self, event: events.RegistrationReceived, now: float) -> Membered:
+    def _registration_received(self, event: events.RegistrationReceived, now: float) -> RegisterResult:
         self._expire(now)
         member = self._members.register(event.registration, now)
         self._schedule(now)
-        return Membered(member.incarnation)
+        return RegisterResult(member.incarnation)
 
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
         self._members.beat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
@@ -275,12 +279,12 @@ class Cluster:
             self._lose(member, now, event.cursor)
             self._schedule(now)
 
-    def _server_drained(self, event: events.ServerDrained, now: float) -> tuple[str, ...]:
+    def _server_drained(self, event: events.DrainRequested, now: float) -> tuple[str, ...]:
         member, departures = self._members.check(event.member, event.incarnation), self._outcomes.departures
         if member.role is not Role.SERVER:
             raise errors.BadRequest(f"{member.id} is a {member.role.value}; servers alone are drained")
         if not member.leaving:
-            self._members.announce_leave(member)
+            self._members.start_draining(member)
             for job in self._jobs.live:
                 departures.begin(job, now)
             self._schedule(now)
@@ -288,9 +292,9 @@ class Cluster:
 
     def _expire(self, now: float) -> None:
         away_s, self._looked_at = now - self._looked_at, now
-        if away_s > self._policy.lease_s / 2:
+        if away_s > self._policy.heartbeat_timeout_s / 2:
             # This process was stopped or starved: that nobody was heard meanwhile says nothing about them.
-            self._members.forgive(away_s)
+            self._members.extend_timeouts(away_s)
         dead = self._members.expire(now)
         for member in dead:
             self._dead[member.id] = member.role
@@ -341,7 +345,7 @@ class Cluster:
             raise errors.JobRunning(f"job {event.job} is {job.state.value}; cancel it first", job=event.job)
         self._forget(job)
 
-    def _checkpoint_requested(self, event: events.CheckpointRequested, now: float) -> Attempt:
+    def _checkpoint_requested(self, event: events.CheckpointRequested, now: float) -> TakeCheckpointResult:
         attempt, effects = self.job(event.job).request_checkpoint(now)
         self._emit(effects)
         return attempt
@@ -350,7 +354,7 @@ class Cluster:
         asked = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
         asked = asked or (spec.evaluation is not None and spec.evaluation.checkpoint_best)
         if asked and not self._policy.checkpoints:
-            raise errors.InvalidJob(f"job {spec.name} asks for checkpoints, and {NO_FOLDER}", job=spec.name)
+            raise errors.InvalidJob(f"job {spec.name} asks for checkpoints, and {NO_STORAGE}", job=spec.name)
 
     # Small things.
 
@@ -363,13 +367,13 @@ class Cluster:
         for job in ended[self._policy.keep_finished :]:
             self._forget(job)
 
-    def _new_job(self, submission: Submission, now: float) -> JobLife:
+    def _new_job(self, submission: Submission, now: float) -> JobMachine:
         changed, saves = partial(self._touched.job, submission.ref.submission), self._policy.checkpoints
-        job = JobLife.begun(submission, now, changed, checkpoints=saves, tallies=self.tallies)
+        job = JobMachine.begun(submission, now, changed, checkpoints=saves, tallies=self.tallies)
         self._jobs.add(job)
         return job
 
-    def _forget(self, job: JobLife) -> None:
+    def _forget(self, job: JobMachine) -> None:
         self._emit(job.drop())
         for part in job.parts:
             self._touched.job(job.ref.submission, part)

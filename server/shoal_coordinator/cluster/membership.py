@@ -92,15 +92,15 @@ class Membership:
     """All members, at most one incarnation of each id.
 
     Args:
-        lease_s: seconds of silence after which a member is dead.
+        heartbeat_timeout_s: seconds of silence after which a member is dead.
         return_s: how long a server that said it was going, and went, is expected back.
         changed: told the id of a member whose record is another one now, or gone.
     """
 
     def __init__(
-        self, lease_s: float, changed: Callable[[str], None] = lambda _: None, *, return_s: float = 60.0
+        self, heartbeat_timeout_s: float, changed: Callable[[str], None] = lambda _: None, *, return_s: float = 60.0
     ) -> None:
-        self._lease_s, self._return_s = lease_s, return_s
+        self._lease_s, self._return_s = heartbeat_timeout_s, return_s
         self._changed = changed
         self._members: dict[str, Member] = {}
         # The last incarnation given out, to whomever: an id forgotten long ago never gets a number again.
@@ -178,11 +178,11 @@ class Membership:
         member.enrolled = True
         self._changed(member.id)
 
-    def is_leaving(self, member: str) -> bool:
+    def is_draining(self, member: str) -> bool:
         """Whether the id belongs to a live server that is about to go."""
         return self.is_alive(member) and self._members[member].leaving
 
-    def announce_leave(self, member: Member) -> None:
+    def start_draining(self, member: Member) -> None:
         """Notes that a server is going; it is alive until it has gone."""
         member.leaving = True
         self._changed(member.id)
@@ -237,7 +237,7 @@ class Membership:
         self._bury(silent, now)
         return silent
 
-    def forgive(self, seconds: float) -> None:
+    def extend_timeouts(self, seconds: float) -> None:
         """Lets every lease run longer, for a time in which the coordinator itself was away and heard nobody."""
         for member in self._members.values():
             if member.alive:

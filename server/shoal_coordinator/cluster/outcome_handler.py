@@ -5,27 +5,27 @@ from typing import Any
 
 from shoal import errors
 from shoal.status import SavedCheckpoint
-from shoal_coordinator.cluster.draining import Departures
+from shoal_coordinator.cluster.draining import DrainCoordinator
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Membership
-from shoal_coordinator.cluster.pending_effects import Outstanding
-from shoal_coordinator.job import JobLife
-from shoal_coordinator.messages import Effect, Held, events
+from shoal_coordinator.cluster.pending_effects import PendingEffects
+from shoal_coordinator.job import JobMachine
+from shoal_coordinator.messages import Effect, HoldResult, events
 
 # Outcomes that say of which job they are.
 AnyOutcome = (
     events.ShardsCreated
     | events.WorkerAdmitted
     | events.EffectFailed
-    | events.CheckpointsCounted
-    | events.RestorePutOff
-    | events.CutMade
-    | events.CheckpointWritten
+    | events.CheckpointsScanned
+    | events.RestoreDeferred
+    | events.CutTaken
+    | events.CheckpointCommitted
     | events.CheckpointFailed
 )
 
 
-class Outcomes:
+class OutcomeHandler:
     """Takes in what was done, of what is outstanding.
 
     Args:
@@ -44,7 +44,7 @@ class Outcomes:
         self,
         jobs: JobTable,
         members: Membership,
-        outstanding: Outstanding,
+        outstanding: PendingEffects,
         emit: Callable[[Iterable[Effect]], None],
         schedule: Callable[[float], None],
         patience_s: float,
@@ -52,24 +52,24 @@ class Outcomes:
         self._jobs, self._outstanding = jobs, outstanding
         self._emit, self._schedule = emit, schedule
         self._patience_s = patience_s
-        self.departures = Departures(members, outstanding, emit, self.lose_shards)
+        self.departures = DrainCoordinator(members, outstanding, emit, self.lose_shards)
         self.handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
             events.ShardsCreated: self._shards_created,
-            events.RestorePutOff: self._restore_put_off,
+            events.RestoreDeferred: self._restore_put_off,
             events.WorkerAdmitted: self._worker_admitted,
             events.WorkerFenced: self._worker_fenced,
             events.EffectDone: self._effect_done,
             events.EffectFailed: self._effect_failed,
-            events.CheckpointsCounted: self._checkpoints_counted,
+            events.CheckpointsScanned: self._checkpoints_counted,
             events.CutHeld: self._cut_held,
-            events.CutMade: self._cut_made,
-            events.CheckpointWritten: self._checkpoint_written,
+            events.CutTaken: self._cut_made,
+            events.CheckpointCommitted: self._checkpoint_written,
             events.CheckpointFailed: self._checkpoint_failed,
         }
 
     def lose_shards(
         self,
-        job: JobLife,
+        job: JobMachine,
         reason: str,
         now: float,
         *,
@@ -97,7 +97,7 @@ class Outcomes:
             self._emit(job.shards_created(now, event.restored))
             self._schedule(now)
 
-    def _restore_put_off(self, event: events.RestorePutOff, now: float) -> None:
+    def _restore_put_off(self, event: events.RestoreDeferred, now: float) -> None:
         if job := self._job_of_outcome(event):
             self._emit(job.put_off(event.reason, now))
             self._schedule(now)
@@ -123,23 +123,23 @@ class Outcomes:
 
     # Checkpoints.
 
-    def _checkpoints_counted(self, event: events.CheckpointsCounted, _: float) -> None:
+    def _checkpoints_counted(self, event: events.CheckpointsScanned, _: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.checkpoints_counted(event.largest, last=bool(self.departures.of(job))))
+            self._emit(job.checkpoints_scanned(event.largest, last=bool(self.departures.of(job))))
 
-    def _cut_held(self, event: events.CutHeld, _: float) -> Held:
+    def _cut_held(self, event: events.CutHeld, _: float) -> HoldResult:
         job = self._jobs.find_live(event.job)
         if job is None:
             raise errors.Cancelled(f"job {event.job.name} is over")
         return job.held()
 
-    def _cut_made(self, event: events.CutMade, _: float) -> None:
+    def _cut_made(self, event: events.CutTaken, _: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.cut_made(event))
+            self._emit(job.cut_taken(event))
 
-    def _checkpoint_written(self, event: events.CheckpointWritten, now: float) -> None:
+    def _checkpoint_written(self, event: events.CheckpointCommitted, now: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.checkpoint_written(event, now))
+            self._emit(job.checkpoint_committed(event, now))
             self.departures.checkpoint_ended(job, now, last=event.last)
             self._schedule(now)
 
@@ -152,6 +152,6 @@ class Outcomes:
                 self.departures.checkpoint_ended(job, now, last=False)
             self._schedule(now)
 
-    def _job_of_outcome(self, event: AnyOutcome) -> JobLife | None:
+    def _job_of_outcome(self, event: AnyOutcome) -> JobMachine | None:
         """The live job that an effect was for; None: there is none any more, or the effect was given up."""
         return self._jobs.find_live(event.job) if self._outstanding.end(event.effect) else None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from shoal_coordinator.messages import DropShards, Effect, JobRef, RemoveWorker
 
 
-class Outstanding:
+class PendingEffects:
     """The effects of one cluster, in the order in which they were decided, which is that of their numbers.
 
     Args:

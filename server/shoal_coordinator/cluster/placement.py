@@ -57,7 +57,7 @@ class PlacementPolicy(ABC):
 
 
 @dataclass(frozen=True)
-class Even(PlacementPolicy):
+class EvenPlacement(PlacementPolicy):
     """Every job over all servers, evenly by its bytes on the wire: see `assign_shards`."""
 
     def assign(

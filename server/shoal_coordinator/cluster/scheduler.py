@@ -16,7 +16,7 @@ from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.placement import Candidate, PlacementPolicy, default_shards, plan_shards
-from shoal_coordinator.job import JobLife
+from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect
 
 
@@ -66,13 +66,13 @@ class Scheduler:
             if not job.ended:
                 job.wait_for("; ".join(filter(None, lacks)), now)
 
-    def enrol(self, member: Member, job: JobLife, now: float) -> None:
+    def enrol(self, member: Member, job: JobMachine, now: float) -> None:
         """Gives a worker a part in a job that has room for it."""
         self.assignments += 1
         self._counted()
         job.enrol(member.id, member.incarnation, self.assignments, now)
 
-    def _staff(self, job: JobLife, idle: list[Member], workers: int, now: float) -> None:
+    def _staff(self, job: JobMachine, idle: list[Member], workers: int, now: float) -> None:
         """Sends idle workers to a job, or keeps them for it."""
         needed = job.spec.fewest_workers
         if job.spec.is_session:
@@ -84,16 +84,16 @@ class Scheduler:
         while job.vacancies and self._send(idle, job, now):
             pass
 
-    def _send(self, idle: list[Member], job: JobLife, now: float) -> bool:
+    def _send(self, idle: list[Member], job: JobMachine, now: float) -> bool:
         """Sends an idle worker to a job, if there is one that is not through with it."""
-        member = next((member for member in idle if not job.is_through(member.id)), None)
+        member = next((member for member in idle if not job.is_finished(member.id)), None)
         if member is None:
             return False
         idle.remove(member)
         self.enrol(member, job, now)
         return True
 
-    def _place(self, job: JobLife, now: float) -> str:
+    def _place(self, job: JobMachine, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
         servers, expected = self._members.staying, self._members.expected(now)
         if job.waits_for_servers(len(servers), now, expected=bool(expected)):
@@ -140,7 +140,7 @@ def _restarting(expected: Mapping[str, float]) -> str:
     return f"waiting for {who}{at_most}"
 
 
-def _lack(job: JobLife, idle: int) -> str:
+def _lack(job: JobMachine, idle: int) -> str:
     """Whom a job waits for, where so many workers are idle."""
     needed, there = job.spec.fewest_workers, job.staff
     if job.spec.is_session:

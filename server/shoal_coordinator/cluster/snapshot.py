@@ -9,7 +9,7 @@ from shoal_coordinator.messages import Effect
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ClusterCounters:
     """The cluster's id, and the last number given out of each kind. No number is ever given out twice.
 
     Attributes:
@@ -40,7 +40,7 @@ class ClusterSnapshot:
         effects: those that were outstanding, in any order.
     """
 
-    counts: Counts
+    counts: ClusterCounters
     members: Sequence[Member] = ()
     jobs: Mapping[int, JobSnapshot] = field(default_factory=dict)
     effects: Sequence[Effect] = ()

@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal import errors
-from shoal._wire import Heard, Lease, NoRange, Turn, Verdict
+from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAck
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
-from shoal_coordinator.cluster.outcome_handler import Outcomes
+from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.scheduler import Scheduler
-from shoal_coordinator.job import JobLife
-from shoal_coordinator.messages import Described, Effect, Joined, events
+from shoal_coordinator.job import JobMachine
+from shoal_coordinator.messages import DescribeResult, Effect, JoinResult, events
 
 
-class Work:
+class WorkerRequests:
     """Takes in what workers say, of their part in a job; whoever has none (any more) is told so.
 
     Args:
@@ -34,7 +34,7 @@ class Work:
         jobs: JobTable,
         members: Membership,
         scheduler: Scheduler,
-        outcomes: Outcomes,
+        outcomes: OutcomeHandler,
         emit: Callable[[Iterable[Effect]], None],
         schedule: Callable[[float], None],
     ) -> None:
@@ -45,13 +45,13 @@ class Work:
             events.JobDescribed: self._job_described,
             events.JoinRequested: self._join_requested,
             events.LeaseRequested: self._lease_requested,
-            events.EvaluationAsked: self._evaluation_asked,
+            events.EvaluationClaimed: self._evaluation_asked,
             events.EvaluationReported: self._evaluation_reported,
             events.WorkerReported: self._worker_reported,
             events.WorkerFinished: self._worker_finished,
         }
 
-    def _job_described(self, event: events.JobDescribed, now: float) -> Described:
+    def _job_described(self, event: events.JobDescribed, now: float) -> DescribeResult:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if job.ended:
             raise _over(job, now)
@@ -61,7 +61,7 @@ class Work:
         self._schedule(now)
         return answer
 
-    def _join_requested(self, event: events.JoinRequested, now: float) -> Joined:
+    def _join_requested(self, event: events.JoinRequested, now: float) -> JoinResult:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if not job.ended:
             self._seat(member, job, event.assignment, now)
@@ -76,30 +76,30 @@ class Work:
         has_part = job.has_part(event.worker, event.assignment)
         return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
 
-    def _evaluation_asked(self, event: events.EvaluationAsked, _: float) -> Turn:
+    def _evaluation_asked(self, event: events.EvaluationClaimed, _: float) -> EvaluationClaim:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
-            return Turn(stop=True)
-        return job.ask_evaluation(event.worker, event.step, through=event.through)
+            return EvaluationClaim(stop=True)
+        return job.claim_evaluation(event.worker, event.step, through=event.through)
 
-    def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> Verdict:
+    def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> EvaluationAck:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
-            return Verdict(stop=True)
+            return EvaluationAck(stop=True)
         verdict, effects = job.report_evaluation(event.worker, event.result, now)
         self._emit(effects)
         return verdict
 
-    def _worker_reported(self, event: events.WorkerReported, now: float) -> Heard:
+    def _worker_reported(self, event: events.WorkerReported, now: float) -> ReportAck:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
-            return Heard.OVER
+            return ReportAck.DONE
         job.report(event, now)
         self._emit(job.checkpoint_when_due(now))
-        return Heard.ENOUGH if job.stopping else Heard.GO_ON
+        return ReportAck.ENOUGH if job.stopping else ReportAck.CONTINUE
 
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
@@ -115,7 +115,7 @@ class Work:
             self._emit(job.lose(event.worker, now))
         self._schedule(now)
 
-    def _seat(self, member: Member, job: JobLife, assignment: int, now: float) -> None:
+    def _seat(self, member: Member, job: JobMachine, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
         name = job.spec.name
         if job.has_part(member.id, assignment):
@@ -143,7 +143,7 @@ def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
 
 
-def _over(job: JobLife, now: float) -> errors.ShoalError:
+def _over(job: JobMachine, now: float) -> errors.ShoalError:
     name = job.spec.name
     if job.state is JobState.FAILED:
         return errors.JobFailed(f"job {name} failed: {job.status(now).reason}", job=name)

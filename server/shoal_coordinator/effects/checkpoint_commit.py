@@ -8,18 +8,18 @@ import structlog
 from google.protobuf import json_format
 
 from shoal import errors
-from shoal._checkpoint import Catalogue, FileEntry, Manifest, path_of, superfluous
+from shoal._checkpoint import Catalogue, FileEntry, Manifest, expired_numbers, path_of
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import SavedCheckpoint
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import (
-    CheckpointsCounted,
-    CheckpointWritten,
-    CountCheckpoints,
+    CheckpointCommitted,
+    CheckpointsScanned,
+    CommitCheckpoint,
+    ScanCheckpoints,
     ServerRef,
-    WriteCheckpoint,
     servers_of,
 )
 
@@ -29,17 +29,17 @@ _log = structlog.get_logger(__name__)
 _COLLECT_WITHIN_S, _COLLECT_TIMEOUT_S, _WRITE_FOR_S = 5.0, 15.0, 3600.0
 
 
-def count(effect: CountCheckpoints, catalogue: Catalogue) -> CheckpointsCounted:
+def count(effect: ScanCheckpoints, catalogue: Catalogue) -> CheckpointsScanned:
     """Looks which numbers there are: those of earlier jobs of the name, imports, and what is torn.
 
     Raises:
         StorageFailed: the folder does not answer. So there is no cut either, and nothing is held back for it.
     """
     largest = catalogue.next_number(effect.job.name) - 1
-    return CheckpointsCounted(effect.job, largest, effect=effect.number)
+    return CheckpointsScanned(effect.job, largest, effect=effect.number)
 
 
-def write(effect: WriteCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> CheckpointWritten:
+def write(effect: CommitCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> CheckpointCommitted:
     """Waits until all files of a cut are written, writes the manifest, and removes what it makes superfluous.
 
     Raises:
@@ -63,10 +63,10 @@ def write(effect: WriteCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> 
     policy = effect.spec.checkpoints or CheckpointPolicy()
     removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy, lambda: _best(effect, catalogue))) or ()
     best = effect.best.number if effect.best else 0
-    return CheckpointWritten(effect.job, saved, removed, best, last=bool(cut.held_by), effect=effect.number)
+    return CheckpointCommitted(effect.job, saved, removed, best, last=bool(cut.held_by), effect=effect.number)
 
 
-def _published(effect: WriteCheckpoint, catalogue: Catalogue) -> Manifest | None:
+def _published(effect: CommitCheckpoint, catalogue: Catalogue) -> Manifest | None:
     """The manifest, should a coordinator that died have written it already; its servers may be gone by now.
 
     Raises:
@@ -85,7 +85,7 @@ def _published(effect: WriteCheckpoint, catalogue: Catalogue) -> Manifest | None
     return manifest
 
 
-def _withdraw(effect: WriteCheckpoint, catalogue: Catalogue) -> None:
+def _withdraw(effect: CommitCheckpoint, catalogue: Catalogue) -> None:
     """Removes what there is of a checkpoint that failed, unless somebody else's has its number."""
     _published(effect, catalogue)
     catalogue.remove(effect.job.name, effect.cut.number)
@@ -101,7 +101,7 @@ def _collected(server: ServerRef, job: str, number: int, calls: ServerCalls) -> 
     raise errors.StorageFailed(f"server {server.member} has not written its files within {_WRITE_FOR_S:g} s")
 
 
-def _manifest(effect: WriteCheckpoint, files: Iterable[FileEntry]) -> Manifest:
+def _manifest(effect: CommitCheckpoint, files: Iterable[FileEntry]) -> Manifest:
     cut, variables = effect.cut, effect.placement.variables
     return Manifest(
         job=effect.job.name,
@@ -144,7 +144,7 @@ def _retain(
     catalogue: Catalogue, job: str, newest: int, policy: CheckpointPolicy, best: Callable[[], Collection[int]]
 ) -> tuple[int, ...]:
     """Removes the checkpoints that are to go, and what older torn ones have left; the numbers."""
-    gone = superfluous(catalogue.numbers(job), keep_last=policy.keep_last, keep_every=policy.keep_every)
+    gone = expired_numbers(catalogue.numbers(job), keep_last=policy.keep_last, keep_every=policy.keep_every)
     kept = best() if gone else ()
     gone = [number for number in gone if number not in kept]
     for number in gone:
@@ -153,7 +153,7 @@ def _retain(
     return tuple(gone)
 
 
-def _best(effect: WriteCheckpoint, catalogue: Catalogue) -> Collection[int]:
+def _best(effect: CommitCheckpoint, catalogue: Catalogue) -> Collection[int]:
     """Those that stay, being of a best evaluation: this job's, or else the newest of an earlier job of its name.
 
     Raises:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from shoal import errors
 from shoal._wire import Cursor
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_coordinator.effects.server_calls import ServerCalls, Together
+from shoal_coordinator.effects.server_calls import ConcurrentCalls, ServerCalls
 from shoal_coordinator.job import Ledger
-from shoal_coordinator.messages import CutMade, Held, ServerRef, TakeCut
+from shoal_coordinator.messages import CutTaken, HoldResult, ServerRef, TakeCut
 
 # Servers wait up to 2 s for commits that have begun. To give up is worth no wait: they let commits pass by themselves.
 _HOLD_TIMEOUT_S, _GIVE_UP_TIMEOUT_S = 5.0, 1.0
@@ -21,7 +21,7 @@ _HOLD_TIMEOUT_S, _GIVE_UP_TIMEOUT_S = 5.0, 1.0
 _PAUSE_S = 20.0
 
 
-def take_cut(effect: TakeCut, calls: ServerCalls, held: Callable[[], Held]) -> CutMade:
+def take_cut(effect: TakeCut, calls: ServerCalls, held: Callable[[], HoldResult]) -> CutTaken:
     """Has all servers save at one moment.
 
     Args:
@@ -40,7 +40,7 @@ def take_cut(effect: TakeCut, calls: ServerCalls, held: Callable[[], Held]) -> C
             # Those that answered `Hold` hold back commits, and would for 2 s.
             _give_up(servers, effect.job.name, effect.number)
             raise
-    return CutMade(
+    return CutTaken(
         effect.job,
         number=effect.checkpoint,
         step=max((shard.step for shard in shards), default=0),
@@ -53,21 +53,23 @@ def take_cut(effect: TakeCut, calls: ServerCalls, held: Callable[[], Held]) -> C
     )
 
 
-def let_pass(servers: Sequence[ServerRef], cut: CutMade, calls: ServerCalls) -> None:
+def let_pass(servers: Sequence[ServerRef], cut: CutTaken, calls: ServerCalls) -> None:
     """Has commits go on that a cut holds back, to which the job will not go back."""
     if cut.held_by:
         with calls.at_once(servers) as together:
             _give_up(together, cut.job.name, cut.held_by)
 
 
-def _give_up(servers: Together, job: str, cut: int) -> None:
-    servers.tell("GiveUpHold", pb.GiveUpHoldRequest(job=job, cut=cut), timeout_s=_GIVE_UP_TIMEOUT_S)
+def _give_up(servers: ConcurrentCalls, job: str, cut: int) -> None:
+    servers.tell("ResumeCommits", pb.ResumeCommitsRequest(job=job, cut=cut), timeout_s=_GIVE_UP_TIMEOUT_S)
 
 
-def _cut(effect: TakeCut, servers: Together, held: Callable[[], Held]) -> tuple[Held, list[pb.SavedShard]]:
+def _cut(
+    effect: TakeCut, servers: ConcurrentCalls, held: Callable[[], HoldResult]
+) -> tuple[HoldResult, list[pb.SavedShard]]:
     job = effect.job.name
-    hold = pb.HoldRequest(job=job, generation=effect.generation, cut=effect.number)
-    replies = servers.call("Hold", hold, timeout_s=_HOLD_TIMEOUT_S)
+    hold = pb.HoldCommitsRequest(job=job, generation=effect.generation, cut=effect.number)
+    replies = servers.call("HoldCommits", hold, timeout_s=_HOLD_TIMEOUT_S)
     # No commit passes now. Data that is marked as done was committed before, and nothing else will be in the cut.
     ours = held()
     save = pb.SaveRequest(job=job, generation=effect.generation, cut=effect.number, number=effect.checkpoint)

@@ -12,7 +12,7 @@ from shoal.checkpoint_policy import CheckpointChoice
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
 from shoal_coordinator.effects.server_calls import ServerCalls
-from shoal_coordinator.messages import CreateShards, Restored, servers_of
+from shoal_coordinator.messages import CreateShards, RestoredCheckpoint, servers_of
 
 _log = structlog.get_logger(__name__)
 
@@ -20,7 +20,9 @@ _log = structlog.get_logger(__name__)
 _RESTORE_TIMEOUT_S = 600.0
 
 
-def restore(effect: CreateShards, create: Callable[[], None], calls: ServerCalls, catalogue: Catalogue) -> Restored:
+def restore(
+    effect: CreateShards, create: Callable[[], None], calls: ServerCalls, catalogue: Catalogue
+) -> RestoredCheckpoint:
     """Creates a job's shards and fills them with the newest of its sources that can be read.
 
     Args:
@@ -79,7 +81,7 @@ def _restored(
     calls: ServerCalls,
     catalogue: Catalogue,
     passed_by: list[str],
-) -> Restored:
+) -> RestoredCheckpoint:
     manifest = catalogue.manifest(choice.job, choice.number)
     _check_optimizer(effect, choice, manifest)
     create()
@@ -96,7 +98,7 @@ def _restored(
     with calls.at_once(servers_of(effect.placement)) as servers:
         servers.call("Restore", request, timeout_s=_RESTORE_TIMEOUT_S)
     goes_on = not choice.partial
-    return Restored(
+    return RestoredCheckpoint(
         choice,
         step,
         variables=frozenset(str(variable.get("name", "")) for variable in manifest.variables),

@@ -14,22 +14,22 @@ from typing import Protocol
 import structlog
 
 from shoal import _tracing, errors
-from shoal._checkpoint import Catalogue, Folder, no_folder
+from shoal._checkpoint import Catalogue, CheckpointStorage, no_storage_message
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, checkpoint_restore
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import (
     AdmitWorker,
-    CountCheckpoints,
+    CommitCheckpoint,
     CreateShards,
     CutHeld,
     DropShards,
     Effect,
-    Held,
+    HoldResult,
     RemoveWorker,
+    ScanCheckpoints,
     ServerRef,
     TakeCut,
-    WriteCheckpoint,
     events,
     servers_of,
 )
@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 # Jobs whose effects are performed at the same time; and whose checkpoints are waited for, which takes as long as the
 # storage does. That of one job may hang: whatever waits for it is slow, so that no job's training does.
 _THREADS, _SLOW_THREADS = 8, 8
-_SLOW = (CountCheckpoints, WriteCheckpoint)
+_SLOW = (ScanCheckpoints, CommitCheckpoint)
 # Effects of one job name that may wait.
 _MAX_QUEUED = 100_000
 # Checkpoints that are traced at a time.
@@ -53,17 +53,17 @@ _CREATE_TIMEOUT_S = 120.0
 # fails, the next may not, and whether the server is dead is for its lease to say.
 _AWAY = (*errors.SHARDS_LOST, errors.Unreachable, errors.Cancelled)
 
-Report = events.Outcome | events.WorkerFenced
+Report = events.EffectOutcome | events.WorkerFenced
 
 
-class Machine(Protocol):
+class EffectHost(Protocol):
     """What performing needs of the coordinator; called from the threads here, with no lock held."""
 
     def report(self, outcome: Report) -> None:
         """Takes an outcome in, and returns when it will not be forgotten."""
         ...
 
-    def held(self, event: CutHeld) -> Held:
+    def held(self, event: CutHeld) -> HoldResult:
         """The coordinator's own part of a cut."""
         ...
 
@@ -72,7 +72,7 @@ class Machine(Protocol):
         ...
 
 
-class Performer:
+class EffectRunner:
     """Threads that perform effects.
 
     Args:
@@ -84,9 +84,9 @@ class Performer:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: EffectHost,
         count: Callable[[str, bool], None] = lambda _kind, _done: None,
-        folder: Folder | None = None,
+        folder: CheckpointStorage | None = None,
         on_retry: Callable[[], None] = lambda: None,
     ) -> None:
         self._machine, self._count, self._on_retry = machine, count, on_retry
@@ -144,7 +144,7 @@ class Performer:
 
     def _perform(self, effect: Effect) -> None:
         kind, done = type(effect).__name__, True
-        outcome: events.Outcome
+        outcome: events.EffectOutcome
         try:
             with self._traced(effect, kind):
                 outcome = self._outcome(effect)
@@ -158,15 +158,15 @@ class Performer:
             match effect:
                 case DropShards():
                     outcome = events.EffectDone(effect=effect.number)
-                case CountCheckpoints() | TakeCut() | WriteCheckpoint():
+                case ScanCheckpoints() | TakeCut() | CommitCheckpoint():
                     lost = isinstance(error, errors.SHARDS_LOST)
                     outcome = events.CheckpointFailed(effect.job, text, lost, effect=effect.number)
                 case CreateShards() if isinstance(error, errors.StorageFailed):
-                    outcome = events.RestorePutOff(effect.job, text, effect=effect.number)
+                    outcome = events.RestoreDeferred(effect.job, text, effect=effect.number)
                 case _:
                     lost = isinstance(error, _AWAY)
                     outcome = events.EffectFailed(effect.job, f"{_doing(effect)}: {text}", lost, effect=effect.number)
-        if not done or isinstance(effect, WriteCheckpoint):
+        if not done or isinstance(effect, CommitCheckpoint):
             self._checkpoint_traces.end(_checkpoint_of(effect))
         self._count(kind, done)
         self._machine.report(outcome)
@@ -177,7 +177,7 @@ class Performer:
             return self._checkpoint_traces.span(checkpoint, kind, job=effect.job.name)
         return _tracing.root(kind, job=effect.job.name)
 
-    def _outcome(self, effect: Effect) -> events.Outcome:
+    def _outcome(self, effect: Effect) -> events.EffectOutcome:
         calls = self._calls(effect)
         match effect:
             case CreateShards():
@@ -188,22 +188,22 @@ class Performer:
                 self._remove_worker(effect, calls)
             case DropShards():
                 self._drop_shards(effect, calls)
-            case CountCheckpoints():
+            case ScanCheckpoints():
                 return checkpoint_commit.count(effect, self._checkpoints)
             case TakeCut():
                 held = CutHeld(effect.job)
                 return checkpoint_cut.take_cut(effect, calls, lambda: self._machine.held(held))
-            case WriteCheckpoint():
+            case CommitCheckpoint():
                 return checkpoint_commit.write(effect, calls, self._checkpoints)
         return events.EffectDone(effect=effect.number)
 
     @property
     def _checkpoints(self) -> Catalogue:
         if self._catalogue is None:
-            raise no_folder("this coordinator")
+            raise no_storage_message("this coordinator")
         return self._catalogue
 
-    def _create_shards(self, effect: CreateShards, calls: ServerCalls) -> events.Outcome:
+    def _create_shards(self, effect: CreateShards, calls: ServerCalls) -> events.EffectOutcome:
         def create() -> None:
             for server in servers_of(effect.placement):
                 calls.call(server, "CreateShards", _creation(effect, server), timeout_s=_CREATE_TIMEOUT_S)
@@ -214,7 +214,7 @@ class Performer:
         restored = checkpoint_restore.restore(effect, create, calls, self._checkpoints)
         return events.ShardsCreated(effect.job, restored, effect=effect.number)
 
-    def _admit_worker(self, effect: AdmitWorker, calls: ServerCalls) -> events.Outcome:
+    def _admit_worker(self, effect: AdmitWorker, calls: ServerCalls) -> events.EffectOutcome:
         request = pb.AdmitWorkerRequest(
             job=effect.job.name, worker=effect.worker, incarnation=effect.incarnation, rank=effect.rank
         )
@@ -273,7 +273,7 @@ def _checkpoint_of(effect: Effect) -> str:
     match effect:
         case TakeCut():
             return f"{effect.job.name}/{effect.checkpoint}"
-        case WriteCheckpoint():
+        case CommitCheckpoint():
             return f"{effect.job.name}/{effect.cut.number}"
     return ""
 

@@ -43,7 +43,7 @@ class ServerCalls:
             stub = getattr(ParameterServerStub(channel), method)
 
             def once() -> Any:
-                with _rpc.translated(server.address):
+                with _rpc.as_shoal_errors(server.address):
                     return stub(request, timeout=timeout_s, metadata=_tracing.metadata())
 
             def again(error: errors.ShoalError) -> None:
@@ -60,10 +60,12 @@ class ServerCalls:
             )
 
     @contextmanager
-    def at_once(self, servers: Sequence[ServerRef]) -> Iterator["Together"]:
+    def at_once(self, servers: Sequence[ServerRef]) -> Iterator["ConcurrentCalls"]:
         """Channels to servers that are called at the same time, each call once."""
         with ExitStack() as channels:
-            yield Together([(server, channels.enter_context(_rpc.channel(server.address))) for server in servers])
+            yield ConcurrentCalls(
+                [(server, channels.enter_context(_rpc.channel(server.address))) for server in servers]
+            )
 
     def check_wanted(self, server: ServerRef, why: str = "nobody waits for it any more") -> None:
         """Raises Cancelled if it makes no sense any more to call a server."""
@@ -71,7 +73,7 @@ class ServerCalls:
             raise errors.Cancelled(f"server {server.member} is gone, or its job is ({why})")
 
 
-class Together:
+class ConcurrentCalls:
     """Open channels to some servers; made by `ServerCalls.at_once`."""
 
     def __init__(self, channels: Sequence[tuple[ServerRef, Any]]) -> None:
@@ -88,7 +90,7 @@ class Together:
             try:
                 answers = []
                 for server, call in calls:
-                    with _rpc.translated(server.address):
+                    with _rpc.as_shoal_errors(server.address):
                         answers.append(call.result())
                 return answers
             finally:
@@ -99,7 +101,7 @@ class Together:
         """The same call to each, of which none has to succeed: returns when all are over, within the time."""
         with _tracing.calling(request):
             for server, call in self._begin(method, request, timeout_s):
-                with suppress(errors.ShoalError), _rpc.translated(server.address):
+                with suppress(errors.ShoalError), _rpc.as_shoal_errors(server.address):
                     call.result()
 
     def _begin(self, method: str, request: Any, timeout_s: float) -> list[tuple[ServerRef, Any]]:

@@ -7,10 +7,10 @@ from shoal.job import Job
 from shoal.status import DataAccount, Progress, Timings
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.ledger import Ledger
-from shoal_coordinator.job.progress import Tally
+from shoal_coordinator.job.progress import ProgressTotals
 from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.step_timings import StepTimings
-from shoal_coordinator.messages import Held, Part, WorkerReported
+from shoal_coordinator.messages import HoldResult, JobRecordKind, WorkerReported
 
 
 class Accounting:
@@ -24,7 +24,7 @@ class Accounting:
     def __init__(self, spec: Job, changed: Callable[[str], None]) -> None:
         self._spec, self._changed = spec, changed
         self.ledger: Ledger | None = None  # None until the job is described
-        self.tally = Tally()
+        self.tally = ProgressTotals()
         self.steps = StepTimings()
 
     @property
@@ -52,10 +52,10 @@ class Accounting:
         by_steps = spec.max_steps * spec.workers * spec.batch_size
         return min(of_data, by_steps) if by_steps else of_data
 
-    def held(self, ranks: Mapping[str, int]) -> Held:
+    def held(self, ranks: Mapping[str, int]) -> HoldResult:
         """The coordinator's part of a cut; `ranks` are the live workers'."""
         data = self.ledger.to_proto() if self.ledger and self.ledger.examples else None
-        return Held(data, ranks, self.tally.to_proto({}))
+        return HoldResult(data, ranks, self.tally.to_proto({}))
 
     def begin(self, examples: int) -> None:
         """The job is described: an epoch has so many examples, none of which is done."""
@@ -64,8 +64,8 @@ class Accounting:
 
     def restart(self) -> None:
         """Nothing is done any more."""
-        self.tally, self.steps = Tally(), StepTimings()
-        self._changed(Part.TALLY)
+        self.tally, self.steps = ProgressTotals(), StepTimings()
+        self._changed(JobRecordKind.TALLY)
         if self.ledger:
             self.begin(self.ledger.examples)
 
@@ -76,10 +76,10 @@ class Accounting:
 
     def resume_figures(self, tally: state_pb2.TallyRecord, *, of_another: bool) -> None:
         """The figures go on from a checkpoint's; those of another job are not this one's speed."""
-        self.tally = Tally.from_proto(tally)
+        self.tally = ProgressTotals.from_proto(tally)
         if of_another:
             self.tally.begin()
-        self._changed(Part.TALLY)
+        self._changed(JobRecordKind.TALLY)
 
     def count(self, fresh: WorkerReported, now: float) -> None:
         """Counts in what a worker did since its last report."""
@@ -88,20 +88,20 @@ class Accounting:
 
     def release(self, worker: str, cursor: Cursor | None) -> None:
         """A worker is gone; what it holds goes to others but for what it has done, as far as that is known."""
-        self._changed(Part.TALLY)  # nobody will report again what this one did
+        self._changed(JobRecordKind.TALLY)  # nobody will report again what this one did
         if self.ledger:
             held = self.ledger.held_by(worker)
             known = cursor is not None and held is not None and cursor.lease == held.number
             self.ledger.take_back(worker, cursor.consumed if cursor and known else 0)
 
-    def take_up(self, saved: JobSnapshot) -> None:
+    def restore_from(self, saved: JobSnapshot) -> None:
         """Goes on from a job's records."""
         self.ledger = Ledger.from_proto(saved.ledger, self.ledger_changed) if saved.ledger else None
-        self.tally = Tally.from_proto(saved.tally)
+        self.tally = ProgressTotals.from_proto(saved.tally)
 
     def ledger_changed(self) -> None:
         """The ledger's record is another one now."""
-        self._changed(Part.LEDGER)
+        self._changed(JobRecordKind.LEDGER)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

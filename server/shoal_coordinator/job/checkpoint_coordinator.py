@@ -1,31 +1,31 @@
 """A job's checkpoints and evaluations together: which are due, under way and whole, and what one means for the other.
 
-`Checkpointing` and `Evaluating` know their own. Here is what follows from each event of them: the best evaluation asks
+`CheckpointSchedule` and `EvaluationSchedule` know their own. Here is what follows from each event of them: the best evaluation asks
 for a checkpoint, which then says that it is of that evaluation; a checkpoint that matters is tried again if it fails.
-What follows for the job as a whole, `JobLife` decides. Pure: no clock, no I/O.
+What follows for the job as a whole, `JobMachine` decides. Pure: no clock, no I/O.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from shoal import errors
-from shoal._wire import Turn, Verdict
+from shoal._wire import EvaluationAck, EvaluationClaim
 from shoal.checkpoint_policy import CheckpointPolicy
-from shoal.events import CheckpointEnded, Evaluated
+from shoal.events import CheckpointEnded, EvaluationEnded
 from shoal.status import Evaluation, SavedCheckpoint
-from shoal_coordinator.job.checkpoint_schedule import NO_FOLDER, Checkpointing
-from shoal_coordinator.job.evaluation_schedule import Evaluating
+from shoal_coordinator.job.checkpoint_schedule import NO_STORAGE, CheckpointSchedule
+from shoal_coordinator.job.evaluation_schedule import EvaluationSchedule
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.messages import (
-    Attempt,
-    CheckpointWritten,
-    CountCheckpoints,
-    CutMade,
+    CheckpointCommitted,
+    CommitCheckpoint,
+    CutTaken,
     Effect,
-    Part,
+    JobRecordKind,
+    ScanCheckpoints,
+    TakeCheckpointResult,
     TakeCut,
-    WriteCheckpoint,
 )
 
 
@@ -58,8 +58,12 @@ class CheckpointCoordinator:
         self._log, self._lifecycle = owners.log, owners.lifecycle
         self._plan, self._crew = owners.plan, owners.crew
         policy = spec.checkpoints or CheckpointPolicy()
-        self.checkpoints = Checkpointing(policy, now, lambda: changed(Part.CHECKPOINTS), possible=possible)
-        self.evaluating = Evaluating(spec.evaluation, lambda: changed(Part.EVALUATION)) if spec.evaluation else None
+        self.checkpoints = CheckpointSchedule(
+            policy, now, lambda: changed(JobRecordKind.CHECKPOINTS), possible=possible
+        )
+        self.evaluating = (
+            EvaluationSchedule(spec.evaluation, lambda: changed(JobRecordKind.EVALUATION)) if spec.evaluation else None
+        )
 
     # What it is like now.
 
@@ -90,27 +94,27 @@ class CheckpointCoordinator:
 
     # Evaluations.
 
-    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Turn:
+    def claim_evaluation(self, worker: str, step: int, *, through: bool) -> EvaluationClaim:
         """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
         if self.evaluating is None or not self._lifecycle.running:
-            return Turn()
+            return EvaluationClaim()
         own = self._crew.active[worker].assignment
         others = self._crew.assignments - {own}
-        return Turn(self.evaluating.ask(own, step, others, through=through), stop=bool(self.stopping))
+        return EvaluationClaim(self.evaluating.ask(own, step, others, through=through), stop=bool(self.stopping))
 
     def lacks(self, result: Evaluation) -> str:
         """Returns why a worker's result is of no use; empty: it is of use, or of no interest."""
         return self.evaluating.lacks(result) if self.evaluating else ""
 
-    def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[Verdict, list[Effect]]:
+    def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[EvaluationAck, list[Effect]]:
         """Takes what a worker has found, and says what follows for it."""
         evaluating, checkpoints = self.evaluating, self.checkpoints
         if evaluating is None:
-            return Verdict(), []
+            return EvaluationAck(), []
         effects: list[Effect] = []
         if reported := evaluating.report(self._crew.active[worker].assignment, replace(result, time=now)):
             found, is_best = reported
-            self._log.append(Evaluated(self._log.next, now, worker, found, is_best))
+            self._log.append(EvaluationEnded(self._log.next, now, worker, found, is_best))
             if self.stopping:
                 self._lifecycle.wait_for(self.stopping, now)
             if is_best and evaluating.checkpoints_best and checkpoints.possible:
@@ -119,7 +123,7 @@ class CheckpointCoordinator:
         # Where others go on meanwhile, it would hold still for nothing.
         holds_still = self._spec.consistency.needs_every_worker
         wait = evaluating.awaits_cut and not checkpoints.failure and holds_still
-        return Verdict(wait, stop=bool(self.stopping)), effects
+        return EvaluationAck(wait, stop=bool(self.stopping)), effects
 
     def release(self, assignment: int) -> None:
         """A worker has no part in the job any more; what it was evaluating is lost."""
@@ -128,7 +132,7 @@ class CheckpointCoordinator:
 
     # Checkpoints, in the order in which they go on.
 
-    def request(self, now: float) -> tuple[Attempt, list[Effect]]:
+    def request(self, now: float) -> tuple[TakeCheckpointResult, list[Effect]]:
         """Takes one more, now or when the one under way is over.
 
         Raises:
@@ -136,11 +140,11 @@ class CheckpointCoordinator:
             NotPlaced: the job does not run.
         """
         if not self.checkpoints.possible:
-            raise errors.StorageFailed(NO_FOLDER)
+            raise errors.StorageFailed(NO_STORAGE)
         if not self._lifecycle.running:
             state = self._lifecycle.state.value
             raise errors.NotPlaced(f"job {self._ref.name} is {state}; only a running one is saved")
-        attempt = Attempt(self.checkpoints.request(now), self._log.last)
+        attempt = TakeCheckpointResult(self.checkpoints.request(now), self._log.last)
         return attempt, self.begin_when_due(now)
 
     def request_from(self, start: float, now: float) -> list[Effect]:
@@ -159,7 +163,7 @@ class CheckpointCoordinator:
         if not placed or not self.checkpoints.due(now, self._crew.step):
             return []
         self.checkpoints.begin(now, self._crew.step)
-        return [CountCheckpoints(self._ref)]
+        return [ScanCheckpoints(self._ref)]
 
     def counted(self, largest: int, *, last: bool) -> list[Effect]:
         """What the folder has under this name is known, so that the checkpoint under way can have a number.
@@ -174,21 +178,21 @@ class CheckpointCoordinator:
         number = self.checkpoints.take_number(above=largest)
         return [TakeCut(self._ref, placement.generation, self._plan.servers, number, last)]
 
-    def cut_made(self, cut: CutMade) -> list[Effect]:
+    def cut_taken(self, cut: CutTaken) -> list[Effect]:
         """All servers write their part."""
         if self._plan.placement is None:
             return []
         evaluating = self.evaluating
-        best = evaluating.cut_made(self.checkpoints.attempt) if evaluating else None
+        best = evaluating.cut_taken(self.checkpoints.attempt) if evaluating else None
         keep = (evaluating.kept,) if evaluating and evaluating.kept else ()
-        return [WriteCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep)]
+        return [CommitCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep)]
 
-    def written(self, written: CheckpointWritten, now: float) -> list[Effect]:
+    def written(self, written: CheckpointCommitted, now: float) -> list[Effect]:
         """The checkpoint that was under way is whole."""
         saved = written.saved
         self.checkpoints.written(saved, written.removed)
         if self.evaluating and written.best:
-            self.evaluating.checkpoint_written(saved.number, written.best)
+            self.evaluating.checkpoint_committed(saved.number, written.best)
         self._tell(self.checkpoints.attempt, saved, "", now)
         return self.begin_when_due(now)  # another one was asked for meanwhile
 

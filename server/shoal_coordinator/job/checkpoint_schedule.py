@@ -14,10 +14,10 @@ _DOUBLED = 6  # times until that is the most
 _TRIES = 3
 # So many whole ones are remembered; the folder may have more.
 _MAX_SAVED = 1_000
-NO_FOLDER = "this cluster has no folder of checkpoints: start its coordinator and its servers with --checkpoints"
+NO_STORAGE = "this cluster has no folder of checkpoints: start its coordinator and its servers with --checkpoints"
 
 
-class Checkpointing:
+class CheckpointSchedule:
     """The state machine of one job's checkpoints: at most one is under way.
 
     Args:
@@ -181,7 +181,7 @@ class Checkpointing:
             failures=self._failures,
         )
 
-    def take_up(self, record: state_pb2.CheckpointsRecord) -> None:
+    def restore_from(self, record: state_pb2.CheckpointsRecord) -> None:
         """Goes on from a record."""
         self._saved = [SavedCheckpoint.from_proto(it) for it in record.saved]
         self._attempts, self._busy = record.attempts, record.busy

@@ -6,14 +6,14 @@ from enum import StrEnum
 from shoal.status import JobState
 
 
-class Loss(StrEnum):
+class RestartReason(StrEnum):
     """Why shards were given up."""
 
     LOST = "lost"  # their server is gone, or does not have them any more
     LEAVING = "leaving"  # their server said before that it was going, so the job was saved first
 
 
-class Tallies:
+class JobCounters:
     """Counts that only grow, over jobs that are forgotten, too.
 
     Attributes:
@@ -22,10 +22,10 @@ class Tallies:
     """
 
     def __init__(self) -> None:
-        self.restarts = Counter(dict.fromkeys(Loss, 0))
+        self.restarts = Counter(dict.fromkeys(RestartReason, 0))
         self.ended = Counter({state: 0 for state in JobState if state.finished})
 
-    def count_restart(self, loss: Loss) -> None:
+    def count_restart(self, loss: RestartReason) -> None:
         """Counts a job that goes back because of this loss."""
         self.restarts[loss] += 1
 

@@ -14,7 +14,7 @@ from shoal.status import Evaluation
 from shoal.v1 import state_pb2
 
 
-class Evaluating:
+class EvaluationSchedule:
     """The state machine of one job's evaluations.
 
     Args:
@@ -165,7 +165,7 @@ class Evaluating:
         """Whether the cut for the best one's checkpoint is to come."""
         return self._attempt > 0 and not self._cut
 
-    def cut_made(self, attempt: int) -> Evaluation | None:
+    def cut_taken(self, attempt: int) -> Evaluation | None:
         """The servers have the values of an attempt at a checkpoint. The evaluation that it is for; None: for none."""
         if not (self.awaits_cut and self._attempt <= attempt):
             return None
@@ -173,7 +173,7 @@ class Evaluating:
         self._changed()
         return self._best
 
-    def checkpoint_written(self, number: int, best: int) -> None:
+    def checkpoint_committed(self, number: int, best: int) -> None:
         """A checkpoint that was taken at a best evaluation, this one, is whole."""
         self._kept, self._kept_evaluation = number, best
         if self._cut:
@@ -214,7 +214,7 @@ class Evaluating:
             kept_evaluation=self._kept_evaluation,
         )
 
-    def take_up(self, record: state_pb2.EvaluationRecord) -> None:
+    def restore_from(self, record: state_pb2.EvaluationRecord) -> None:
         """Goes on from a record."""
         self._number, self._mark, self._holder = record.number, record.mark, record.holder
         self._latest = Evaluation.from_proto(record.latest) if record.HasField("latest") else None

@@ -4,14 +4,14 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, StateChanged
+from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, StateChanged
 
 MAX_EVENTS = 20_000  # of those that are kept in the store, and as many others
 MAX_LOG_BYTES = 8 << 20
 # Numbers that are set aside at a time. So many at most are skipped by a restart.
 NUMBERS_AHEAD = 10_000
 # Those that are kept in the store: what they say of the job was promised to somebody, who may still wait for it.
-Kept = StateChanged | CheckpointEnded | Evaluated
+Kept = StateChanged | CheckpointEnded | EvaluationEnded
 
 
 class EventLog:

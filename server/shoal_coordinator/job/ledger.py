@@ -35,12 +35,12 @@ class _Loose:
     range: DataRange
     owner: int | None = None  # the rank that it is for; None: whoever comes first
 
-    def to_proto(self) -> state_pb2.LooseRange:
+    def to_proto(self) -> state_pb2.RequeuedRange:
         part = self.range
-        return state_pb2.LooseRange(epoch=part.epoch, start=part.start, stop=part.stop, owner=self.owner)
+        return state_pb2.RequeuedRange(epoch=part.epoch, start=part.start, stop=part.stop, owner=self.owner)
 
     @classmethod
-    def from_proto(cls, message: state_pb2.LooseRange) -> "_Loose":
+    def from_proto(cls, message: state_pb2.RequeuedRange) -> "_Loose":
         return cls(DataRange.from_proto(message), message.owner if message.HasField("owner") else None)
 
 

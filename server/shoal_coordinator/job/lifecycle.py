@@ -3,7 +3,7 @@
 A job is pending until a worker has a part in it, starting until its shards have a place, placing until they are on
 servers and its workers may train, then running. It becomes pending again when it loses its shards and goes back. From
 every state it may end: succeeded, failed or cancelled, and no other state follows. When each of these happens,
-`JobLife` says.
+`JobMachine` says.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from shoal.events import StateChanged
 from shoal.status import JobState
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.counters import Tallies
+from shoal_coordinator.job.counters import JobCounters
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.messages import state_code
 
 
 class Lifecycle:
-    """The state of one job. Only `JobLife` changes it.
+    """The state of one job. Only `JobMachine` changes it.
 
     Args:
         now: seconds of Unix time, as in every method: when the job was submitted.
@@ -30,7 +30,7 @@ class Lifecycle:
         closing: all workers are through, and the last checkpoint is being taken, or was.
     """
 
-    def __init__(self, now: float, log: EventLog, changed: Callable[[], None], tallies: Tallies) -> None:
+    def __init__(self, now: float, log: EventLog, changed: Callable[[], None], tallies: JobCounters) -> None:
         self._log, self._changed, self._tallies = log, changed, tallies
         self.state = JobState.PENDING
         self.closing = False
@@ -107,7 +107,7 @@ class Lifecycle:
         record.submitted_at, record.started_at = self.submitted_at, self.started_at
         record.finished_at, record.closing = self.finished_at, self.closing
 
-    def take_up(self, record: state_pb2.JobRecord) -> None:
+    def restore_from(self, record: state_pb2.JobRecord) -> None:
         """Goes on from a record."""
         self.state = JobState.from_proto(record.state)
         self._reason, self._lack = record.reason, record.lack

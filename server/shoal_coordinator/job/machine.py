@@ -16,29 +16,29 @@ for the others, and for the job as a whole, is decided here.
 
 from collections.abc import Callable
 
-from shoal._wire import Cursor, Lease, NoRange, Placement, Turn, Verdict
+from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement
 from shoal.events import LogLine, MetricsReported
 from shoal.status import Evaluation, JobState, SavedCheckpoint
-from shoal_coordinator.job.counters import Loss, Tallies
-from shoal_coordinator.job.parts import Participant, Stage, Submission
+from shoal_coordinator.job.counters import JobCounters, RestartReason
+from shoal_coordinator.job.parts import GroupMember, Stage, Submission
 from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.view import JobView
 from shoal_coordinator.messages import (
-    Attempt,
-    CheckpointWritten,
-    CutMade,
-    Described,
+    CheckpointCommitted,
+    CutTaken,
+    DescribeResult,
     DropShards,
     Effect,
     JobDescribed,
-    Part,
+    JobRecordKind,
     RemoveWorker,
-    Restored,
+    RestoredCheckpoint,
+    TakeCheckpointResult,
     WorkerReported,
 )
 
 
-class JobLife(JobView):
+class JobMachine(JobView):
     """The state machine of one job: a `JobView`, and what happens to it. `begun` and `restored` make it."""
 
     @classmethod
@@ -49,11 +49,11 @@ class JobLife(JobView):
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
-        tallies: Tallies | None = None,
-    ) -> "JobLife":
+        tallies: JobCounters | None = None,
+    ) -> "JobMachine":
         """Returns a job that was submitted now; the arguments are those of `JobView`."""
         job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
-        for part in (Part.SPEC, Part.CHECKPOINTS, Part.EVALUATION):
+        for part in (JobRecordKind.SPEC, JobRecordKind.CHECKPOINTS, JobRecordKind.EVALUATION):
             changed(part)
         job._lifecycle.enter(JobState.PENDING, "", now)
         return job
@@ -67,8 +67,8 @@ class JobLife(JobView):
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
-        tallies: Tallies | None = None,
-    ) -> "JobLife":
+        tallies: JobCounters | None = None,
+    ) -> "JobMachine":
         """Returns a job as an earlier coordinator knew it.
 
         Args:
@@ -82,7 +82,7 @@ class JobLife(JobView):
         submission = Submission.from_proto(number, saved.spec)
         job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
         if not job._records.restore(saved):
-            changed(Part.CHECKPOINTS)
+            changed(JobRecordKind.CHECKPOINTS)
         return job
 
     def wait_for(self, what: str, now: float) -> None:
@@ -91,22 +91,22 @@ class JobLife(JobView):
 
     # Workers come.
 
-    def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> Participant:
+    def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> GroupMember:
         """Gives a worker the first vacant rank, or else the first that is open to it."""
-        participant = Participant(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
+        participant = GroupMember(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
         self._entry.enrol(participant, now)
         return participant
 
-    def describe(self, event: JobDescribed, now: float) -> tuple[Described, list[Effect]]:
+    def describe(self, event: JobDescribed, now: float) -> tuple[DescribeResult, list[Effect]]:
         """Takes what a worker says of its program; a second, different description ends the job."""
         conflict = self._entry.describe(event)
-        return Described(conflict), self.fail(conflict, now) if conflict else []
+        return DescribeResult(conflict), self.fail(conflict, now) if conflict else []
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
         """Has the shards allocated where they are planned."""
         return self._entry.place(placement, now)
 
-    def shards_created(self, now: float, restored: Restored | None = None) -> list[Effect]:
+    def shards_created(self, now: float, restored: RestoredCheckpoint | None = None) -> list[Effect]:
         """All servers hold the shards."""
         problem = self._entry.shards_created(now, restored)
         return self.fail(problem, now) if problem else []
@@ -144,19 +144,19 @@ class JobLife(JobView):
 
     # They evaluate.
 
-    def ask_evaluation(self, worker: str, step: int, *, through: bool) -> Turn:
+    def claim_evaluation(self, worker: str, step: int, *, through: bool) -> EvaluationClaim:
         """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
-        return self._saving.ask_evaluation(worker, step, through=through)
+        return self._saving.claim_evaluation(worker, step, through=through)
 
-    def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[Verdict, list[Effect]]:
+    def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[EvaluationAck, list[Effect]]:
         """Takes what a worker has found, and says what follows for it; what is of no use ends the job."""
         if lack := self._saving.lacks(result):
-            return Verdict(stop=True), self.fail(lack, now)
+            return EvaluationAck(stop=True), self.fail(lack, now)
         return self._saving.report_evaluation(worker, result, now)
 
     # Checkpoints are taken, in the order in which they go on.
 
-    def request_checkpoint(self, now: float) -> tuple[Attempt, list[Effect]]:
+    def request_checkpoint(self, now: float) -> tuple[TakeCheckpointResult, list[Effect]]:
         """Takes one more, now or when the one under way is over.
 
         Raises:
@@ -173,15 +173,15 @@ class JobLife(JobView):
         """Begins a checkpoint, if it is time."""
         return self._saving.begin_when_due(now)
 
-    def checkpoints_counted(self, largest: int, *, last: bool = False) -> list[Effect]:
+    def checkpoints_scanned(self, largest: int, *, last: bool = False) -> list[Effect]:
         """The folder was looked at; `last`: a server is going, so the job goes back to the checkpoint under way."""
         return self._saving.counted(largest, last=last)
 
-    def cut_made(self, cut: CutMade) -> list[Effect]:
+    def cut_taken(self, cut: CutTaken) -> list[Effect]:
         """All servers write their part."""
-        return self._saving.cut_made(cut)
+        return self._saving.cut_taken(cut)
 
-    def checkpoint_written(self, written: CheckpointWritten, now: float) -> list[Effect]:
+    def checkpoint_committed(self, written: CheckpointCommitted, now: float) -> list[Effect]:
         """The checkpoint that was under way is whole."""
         self._checkpointed()
         return self._saving.written(written, now) + self.end_when_saved(now)
@@ -198,7 +198,7 @@ class JobLife(JobView):
 
     def _checkpointed(self) -> None:
         self._recovery.checkpointed()
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.STATE)
 
     # Its shards are lost, and it goes on.
 
@@ -225,7 +225,7 @@ class JobLife(JobView):
         goes_back, follows = self._recovery.lose(reason, len(self.servers), now + patience_s, announced=announced)
         if not goes_back:
             return self.fail(follows, now) + self.drop()
-        self._tallies.count_restart(Loss.LEAVING if announced else Loss.LOST)
+        self._tallies.count_restart(RestartReason.LEAVING if announced else RestartReason.LOST)
         for worker in list(self._crew.active):
             self._release(worker)  # what servers know of it goes with the shards
         self._crew.clear()
@@ -256,7 +256,7 @@ class JobLife(JobView):
         rank = self._crew.active[worker].rank
         effects = self._release(worker)
         self._crew.finish(rank)
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.STATE)
         return effects + self._succeed_when_done(now)
 
     def lose(self, worker: str, now: float, cursor: Cursor | None = None) -> list[Effect]:

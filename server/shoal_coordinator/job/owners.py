@@ -6,7 +6,7 @@ from shoal_coordinator.job.accounting import Accounting
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.plan import Plan
-from shoal_coordinator.job.worker_group import Crew
+from shoal_coordinator.job.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,5 +24,5 @@ class Owners:
     log: EventLog
     lifecycle: Lifecycle
     plan: Plan
-    crew: Crew
+    crew: WorkerGroup
     accounting: Accounting

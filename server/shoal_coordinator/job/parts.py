@@ -49,8 +49,8 @@ class Stage(enum.Enum):
 
 
 @dataclass(slots=True)
-class Participant:
-    """A live worker's part in a job. Only its job's `Crew` changes it."""
+class GroupMember:
+    """A live worker's part in a job. Only its job's `WorkerGroup` changes it."""
 
     worker: str
     incarnation: int
@@ -61,34 +61,34 @@ class Participant:
     step: int = 0  # where it begins
     told: WorkerReported | None = None  # its last report; kept with the job's tally, not here
 
-    def to_proto(self) -> state_pb2.PartRecord:
+    def to_proto(self) -> state_pb2.GroupMemberRecord:
         """The record of this part."""
-        return state_pb2.PartRecord(
+        return state_pb2.GroupMemberRecord(
             worker=self.worker,
             incarnation=self.incarnation,
             rank=self.rank,
             assignment=self.assignment,
-            stage=state_pb2.PartRecord.Stage.Value(self.stage.name),
+            stage=state_pb2.GroupMemberRecord.Stage.Value(self.stage.name),
             described=self.described,
             step=self.step,
         )
 
     @classmethod
-    def from_proto(cls, record: state_pb2.PartRecord) -> "Participant":
+    def from_proto(cls, record: state_pb2.GroupMemberRecord) -> "GroupMember":
         """The part that a record is of."""
         return cls(
             worker=record.worker,
             incarnation=record.incarnation,
             rank=record.rank,
             assignment=record.assignment,
-            stage=Stage[state_pb2.PartRecord.Stage.Name(record.stage)],
+            stage=Stage[state_pb2.GroupMemberRecord.Stage.Name(record.stage)],
             described=record.described,
             step=record.step,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class ProgramDescription:
     """What the program trains."""
 
     variables: Mapping[str, Variable]
@@ -99,7 +99,7 @@ class Description:
         """The variables whose initial values a worker has to send."""
         return frozenset(name for name, it in self.variables.items() if isinstance(it.initializer, Given))
 
-    def conflict(self, second: "Description") -> str:
+    def conflict(self, second: "ProgramDescription") -> str:
         """Where another description of the same job differs; empty: nowhere."""
         if self.examples != second.examples:
             return f"{second.examples} examples instead of {self.examples}"

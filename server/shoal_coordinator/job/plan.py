@@ -5,8 +5,8 @@ from collections.abc import Callable
 from shoal._wire import Placement
 from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import from_proto as variable_from_proto
-from shoal_coordinator.job.parts import Description
-from shoal_coordinator.messages import Part, ServerRef, servers_of
+from shoal_coordinator.job.parts import ProgramDescription
+from shoal_coordinator.messages import JobRecordKind, ServerRef, servers_of
 
 
 class Plan:
@@ -26,7 +26,7 @@ class Plan:
 
     def __init__(self, changed: Callable[[str], None]) -> None:
         self._changed = changed
-        self.description: Description | None = None
+        self.description: ProgramDescription | None = None
         self.placement: Placement | None = None
         self.home: tuple[str, ...] = ()
         self.created = self.assigned = False
@@ -47,26 +47,26 @@ class Plan:
         """Whether the program gives initial values, which are not in place yet."""
         return bool(self.description and self.description.given) and not self.assigned
 
-    def describe(self, description: Description) -> None:
+    def describe(self, description: ProgramDescription) -> None:
         """The program is known."""
         self.description = description
-        self._changed(Part.PLAN)
+        self._changed(JobRecordKind.PLAN)
 
     def place(self, placement: Placement) -> None:
         """The shards are to be allocated there."""
         self.placement = placement
         self.home = tuple(shard.server for shard in placement.shards)
-        self._changed(Part.PLAN)
+        self._changed(JobRecordKind.PLAN)
 
     def create(self) -> None:
         """All servers hold the shards."""
         self.created = True
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.STATE)
 
     def fill(self) -> None:
         """The values that the program gives are in place."""
         self.assigned = True
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.STATE)
 
     def go_on_from(self, given: frozenset[str], *, assigned: bool) -> None:
         """The shards have the values of a checkpoint.
@@ -76,19 +76,19 @@ class Plan:
             assigned: these are all of them.
         """
         self.assigned, self.restored = self.assigned or assigned, given
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.STATE)
 
     def drop(self) -> tuple[ServerRef, ...]:
         """The shards are to be freed, or lost; the servers that had them."""
         servers, self.placement, self.created = self.servers, None, False
-        self._changed(Part.PLAN)
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.PLAN)
+        self._changed(JobRecordKind.STATE)
         return servers
 
     def restart(self) -> None:
         """No variable has its value any more."""
         self.assigned, self.restored = False, frozenset()
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.STATE)
 
     def to_proto(self) -> state_pb2.PlanRecord | None:
         """The record of this plan; None: there is nothing to tell."""
@@ -109,14 +109,14 @@ class Plan:
         record.assigned, record.created = self.assigned, self.created
         record.restored.extend(sorted(self.restored))
 
-    def take_up(self, record: state_pb2.JobRecord, plan: state_pb2.PlanRecord | None) -> None:
+    def restore_from(self, record: state_pb2.JobRecord, plan: state_pb2.PlanRecord | None) -> None:
         """Goes on from the job's record, and its own if there is one."""
         self.assigned, self.created = record.assigned, record.created
         self.restored = frozenset(record.restored)
         if plan is None:
             return
         variables = dict(variable_from_proto(variable) for variable in plan.variables)
-        self.description = Description(variables, plan.examples)
+        self.description = ProgramDescription(variables, plan.examples)
         self.home = tuple(plan.home)
         if plan.HasField("placement"):
             placement = tensor_pb2.Placement()

@@ -11,7 +11,7 @@ from shoal_coordinator.messages import WorkerReported
 _MOST = 2**64 - 1
 
 
-class Tally:
+class ProgressTotals:
     """The figures of one job, over all of its workers and their lives."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Tally:
         )
 
     @classmethod
-    def from_proto(cls, record: state_pb2.TallyRecord) -> "Tally":
+    def from_proto(cls, record: state_pb2.TallyRecord) -> "ProgressTotals":
         """The tally that a record is of."""
         tally, totals = cls(), record.totals
         tally._steps, tally._samples = totals.accepted, totals.samples
@@ -97,7 +97,7 @@ def _median(counts: Counter[int]) -> int:
     return 0
 
 
-def told_from_proto(totals: state_pb2.Totals) -> WorkerReported:
+def report_from_proto(totals: state_pb2.Totals) -> WorkerReported:
     """What a worker had reported in sum; who it was, its part in the job says."""
     return WorkerReported(
         job="",

@@ -10,10 +10,10 @@ from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
 from shoal_coordinator.job.event_log import Kept
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.parts import Submission
-from shoal_coordinator.job.progress import told_from_proto
+from shoal_coordinator.job.progress import report_from_proto
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.snapshot import JobSnapshot
-from shoal_coordinator.messages import Part, event_message
+from shoal_coordinator.messages import JobRecordKind, event_message
 
 
 class JobRecords:
@@ -35,27 +35,27 @@ class JobRecords:
     @property
     def parts(self) -> Iterator[str]:
         """The names of all records that there may be."""
-        yield from (part for part in Part if part is not Part.EVENT)
-        yield from (f"{Part.EVENT}/{number}" for number in self._log.kept)
+        yield from (part for part in JobRecordKind if part is not JobRecordKind.EVENT)
+        yield from (f"{JobRecordKind.EVENT}/{number}" for number in self._log.kept)
 
     def record(self, part: str) -> Message | None:
         """Returns the record of that name as it should be now; None: it should not be there."""
         kind, _, number = part.partition("/")
         evaluating = self._saving.evaluating
         match kind:
-            case Part.SPEC:
+            case JobRecordKind.SPEC:
                 return self._submission.to_proto()
-            case Part.PLAN:
+            case JobRecordKind.PLAN:
                 return self._plan.to_proto()
-            case Part.STATE:
+            case JobRecordKind.STATE:
                 return self._state_record()
-            case Part.LEDGER:
+            case JobRecordKind.LEDGER:
                 return self._accounting.ledger.to_proto() if self._accounting.ledger else None
-            case Part.TALLY:
+            case JobRecordKind.TALLY:
                 return self._accounting.tally.to_proto(self._crew.told)
-            case Part.CHECKPOINTS:
+            case JobRecordKind.CHECKPOINTS:
                 return self._saving.checkpoints.to_proto()
-            case Part.EVALUATION:
+            case JobRecordKind.EVALUATION:
                 return evaluating.to_proto() if evaluating else None
         event = self._log.find(int(number))
         return event_message(event) if event else None
@@ -66,16 +66,16 @@ class JobRecords:
         An earlier Shoal kept none of a job in a cluster without a folder of them.
         """
         state, evaluating = saved.state, self._saving.evaluating
-        self._lifecycle.take_up(state)
-        self._plan.take_up(state, saved.plan)
-        self._crew.take_up(state)
-        self._recovery.take_up(state)
+        self._lifecycle.restore_from(state)
+        self._plan.restore_from(state, saved.plan)
+        self._crew.restore_from(state)
+        self._recovery.restore_from(state)
         if saved.checkpoints:
-            self._saving.checkpoints.take_up(saved.checkpoints)
+            self._saving.checkpoints.restore_from(saved.checkpoints)
         if evaluating and saved.evaluation:
-            evaluating.take_up(saved.evaluation)
-        self._accounting.take_up(saved)
-        self._crew.recall({part: told_from_proto(report) for part, report in saved.tally.told.items()})
+            evaluating.restore_from(saved.evaluation)
+        self._accounting.restore_from(saved)
+        self._crew.recall({part: report_from_proto(report) for part, report in saved.tally.told.items()})
         events = [event_from_proto(event) for event in saved.events]
         self._log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
         return saved.checkpoints is not None

@@ -1,6 +1,6 @@
 """A job that loses its shards: whether it goes back, to what, which servers it waits for, and how it goes on. Pure.
 
-What is decided here `JobLife` carries out. Which checkpoints there are is for `Checkpointing` to know.
+What is decided here `JobMachine` carries out. Which checkpoints there are is for `CheckpointSchedule` to know.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.checkpoint_schedule import Checkpointing
+from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
-from shoal_coordinator.job.parts import Description
-from shoal_coordinator.messages import Restored
+from shoal_coordinator.job.parts import ProgramDescription
+from shoal_coordinator.messages import RestoredCheckpoint
 
 # A job that loses its shards so often without a new checkpoint in between would do so for ever.
 MAX_FRUITLESS = 10
@@ -23,7 +23,7 @@ _MAX_NAMED = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Resumption:
+class ResumePlan:
     """How a job goes on once its shards were filled with a checkpoint.
 
     Attributes:
@@ -49,7 +49,7 @@ class Recovery:
         checkpoints: the job's, to which it can go back.
     """
 
-    def __init__(self, spec: Job, checkpoints: Checkpointing) -> None:
+    def __init__(self, spec: Job, checkpoints: CheckpointSchedule) -> None:
         self._spec, self._checkpoints = spec, checkpoints
         self._restarts = self._fruitless = 0  # times that shards were lost: altogether, since a new checkpoint
         self._patience, self._servers = 0.0, 0  # until when to wait for how many servers, which it had before
@@ -143,7 +143,9 @@ class Recovery:
         """There is a new checkpoint, so the losses from now on count anew."""
         self._fruitless = 0
 
-    def resume(self, restored: Restored, program: Description, changed: Callable[[], None]) -> Resumption:
+    def resume(
+        self, restored: RestoredCheckpoint, program: ProgramDescription, changed: Callable[[], None]
+    ) -> ResumePlan:
         """How the job goes on from a checkpoint, which has been read.
 
         Args:
@@ -161,7 +163,7 @@ class Recovery:
             if ledger.finished and restored.source not in self._own:
                 problem = f"nothing is left to do: {restored.source} has done {spec.epochs} epochs; ask for more"
         note = _note(restored, frozenset(program.variables), data_anew=data is not None and ledger is None)
-        return Resumption(problem, note, given == program.given, given, ledger)
+        return ResumePlan(problem, note, given == program.given, given, ledger)
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes it down, as part of the job's record."""
@@ -171,7 +173,7 @@ class Recovery:
         if self._source:
             record.source.CopyFrom(self._source.to_proto())
 
-    def take_up(self, record: state_pb2.JobRecord) -> None:
+    def restore_from(self, record: state_pb2.JobRecord) -> None:
         """Goes on from a record."""
         self._restarts, self._fruitless = record.restarts, record.fruitless
         self._patience, self._servers = record.patience, record.servers
@@ -184,7 +186,7 @@ class Recovery:
         assert bool(self._unread) == bool(self._read_at) == bool(self._read_pause)
 
 
-def _note(restored: Restored, variables: frozenset[str], *, data_anew: bool) -> str:
+def _note(restored: RestoredCheckpoint, variables: frozenset[str], *, data_anew: bool) -> str:
     """What a job goes on from, and what was not as one might expect."""
     lists = {
         "not restored": sorted(variables - restored.variables),

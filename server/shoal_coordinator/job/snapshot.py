@@ -8,7 +8,7 @@ from shoal.v1 import job_pb2, state_pb2
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """A job's records, one for each `record_keys.Part`, by its name; None: there is no such record.
+    """A job's records, one for each `record_keys.JobRecordKind`, by its name; None: there is no such record.
 
     Attributes:
         spec: what the user submitted.

@@ -10,12 +10,20 @@ from shoal._wire import Placement
 from shoal.status import JobState
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
 from shoal_coordinator.job.owners import Owners
-from shoal_coordinator.job.parts import Description, Participant, Stage, Submission
+from shoal_coordinator.job.parts import GroupMember, ProgramDescription, Stage, Submission
 from shoal_coordinator.job.recovery import Recovery
-from shoal_coordinator.messages import AdmitWorker, CreateShards, Effect, JobDescribed, Joined, Part, Restored
+from shoal_coordinator.messages import (
+    AdmitWorker,
+    CreateShards,
+    Effect,
+    JobDescribed,
+    JobRecordKind,
+    JoinResult,
+    RestoredCheckpoint,
+)
 
 
-class Entry:
+class JobStartup:
     """Brings one job from its submission, or from the loss of its shards, to where it runs.
 
     Args:
@@ -40,7 +48,7 @@ class Entry:
         self._saving, self._recovery = saving, recovery
         self._changed = changed
 
-    def enrol(self, participant: Participant, now: float) -> None:
+    def enrol(self, participant: GroupMember, now: float) -> None:
         """Gives a worker a part, at a rank that is free."""
         self._crew.enrol(participant)
         self._lifecycle.reopen()
@@ -53,7 +61,7 @@ class Entry:
         Raises:
             InvalidJob: the program has no variables.
         """
-        plan, description = self._plan, Description(dict(event.variables), event.examples)
+        plan, description = self._plan, ProgramDescription(dict(event.variables), event.examples)
         if not description.variables:
             raise errors.InvalidJob(f"the program of job {self._spec.name} has no variables; there is nothing to train")
         if plan.description is None:
@@ -63,7 +71,7 @@ class Entry:
             return f"{event.worker} describes the job in another way than its first worker: {conflict}"
         self._crew.describe(event.worker)
         self.elect_assigner()
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.STATE)
         return ""
 
     def elect_assigner(self) -> None:
@@ -78,7 +86,7 @@ class Entry:
             self._lifecycle.enter(JobState.PLACING, "", now)
         return [CreateShards(self._ref, placement, self._spec, self._recovery.sources)]
 
-    def shards_created(self, now: float, restored: Restored | None) -> str:
+    def shards_created(self, now: float, restored: RestoredCheckpoint | None) -> str:
         """All servers hold the shards, filled; why the job cannot go on from the checkpoint, if it cannot."""
         self._plan.create()
         if restored and (problem := self._go_on_from(restored, now)):
@@ -93,7 +101,7 @@ class Entry:
             plan.fill()
         if plan.created and part.stage is Stage.ASSIGNED:
             self._crew.let_in(worker)
-            self._changed(Part.STATE)
+            self._changed(JobRecordKind.STATE)
             return [AdmitWorker(self._ref, worker, part.incarnation, part.rank, part.assignment, plan.servers)]
         self._run_when_ready(now)
         return []
@@ -101,26 +109,26 @@ class Entry:
     def admitted(self, assignment: int, step: int, now: float) -> None:
         """All servers let a worker in."""
         self._crew.admit(assignment, step)
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.STATE)
         self._run_when_ready(now)
 
-    def joined(self, worker: str) -> Joined:
+    def joined(self, worker: str) -> JoinResult:
         """How far a worker's entry is; of one that has no part in the job, only what became of the job."""
         state, plan, participant = self._lifecycle.state, self._plan, self._crew.active.get(worker)
         if participant is None:
-            return Joined(state, self._spec)
+            return JoinResult(state, self._spec)
         ready = self._lifecycle.running and participant.stage is Stage.ADMITTED
         assigns = participant.assignment == self._crew.assigner and not plan.assigned
         restored = plan.restored if assigns else frozenset()
         placement, rank, step = plan.created_placement, participant.rank, participant.step
-        return Joined(state, self._spec, ready, placement, rank, step, assigns, restored)
+        return JoinResult(state, self._spec, ready, placement, rank, step, assigns, restored)
 
     def _run_when_ready(self, now: float) -> None:
         plan, placing = self._plan, self._lifecycle.state is JobState.PLACING
         if placing and plan.created and self._crew.admitted and not plan.lacks_values:
             self._lifecycle.run(now)
 
-    def _go_on_from(self, restored: Restored, now: float) -> str:
+    def _go_on_from(self, restored: RestoredCheckpoint, now: float) -> str:
         """Takes up where a checkpoint was; what is wrong with that, if anything is."""
         assert self._plan.description is not None
         resumption = self._recovery.resume(restored, self._plan.description, self._accounting.ledger_changed)

@@ -1,6 +1,6 @@
-"""One job to be read: what its users, its workers, the scheduler and the store learn of it. `JobLife` changes it.
+"""One job to be read: what its users, its workers, the scheduler and the store learn of it. `JobMachine` changes it.
 
-Each part of a job's state has an owner: `Plan` knows what it trains and where, `Crew` who works on it, `Accounting`
+Each part of a job's state has an owner: `Plan` knows what it trains and where, `WorkerGroup` who works on it, `Accounting`
 what was done, `CheckpointCoordinator` its checkpoints and evaluations, `Lifecycle` its state, and `Recovery` what it
 goes back to.
 Nobody outside of this package asks the owners: what others need has a name here.
@@ -16,7 +16,7 @@ from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckp
 from shoal.variables import Variable
 from shoal_coordinator.job.accounting import Accounting
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
-from shoal_coordinator.job.counters import Tallies
+from shoal_coordinator.job.counters import JobCounters
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.owners import Owners
@@ -24,9 +24,9 @@ from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.job.plan import Plan
 from shoal_coordinator.job.records import JobRecords
 from shoal_coordinator.job.recovery import Recovery
-from shoal_coordinator.job.startup import Entry
-from shoal_coordinator.job.worker_group import Crew
-from shoal_coordinator.messages import Held, Joined, Part, ServerRef
+from shoal_coordinator.job.startup import JobStartup
+from shoal_coordinator.job.worker_group import WorkerGroup
+from shoal_coordinator.messages import HoldResult, JobRecordKind, JoinResult, ServerRef
 
 
 class JobView:
@@ -35,7 +35,7 @@ class JobView:
     Args:
         submission: the job, as its user submitted it.
         now: seconds of Unix time, as in every method.
-        changed: told the name of a record (`messages.record_keys.Part`) that is another one now, or gone.
+        changed: told the name of a record (`messages.record_keys.JobRecordKind`) that is another one now, or gone.
         checkpoints: whether the cluster has a folder of them.
         tallies: of the cluster, which it adds to.
 
@@ -50,23 +50,23 @@ class JobView:
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
-        tallies: Tallies | None = None,
+        tallies: JobCounters | None = None,
     ) -> None:
         self.ref, self.spec, self.token = submission.ref, submission.spec, submission.token
-        self._changed, self._tallies = changed, tallies or Tallies()
-        self.log = EventLog(lambda number: changed(f"{Part.EVENT}/{number}"), self._state_changed)
+        self._changed, self._tallies = changed, tallies or JobCounters()
+        self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), self._state_changed)
         self._lifecycle = Lifecycle(now, self.log, self._state_changed, self._tallies)
         self._plan = Plan(changed)
-        self._crew = Crew(self.spec)  # nobody works there once the job has ended
+        self._crew = WorkerGroup(self.spec)  # nobody works there once the job has ended
         self._accounting = Accounting(self.spec, changed)
         owners = Owners(self.log, self._lifecycle, self._plan, self._crew, self._accounting)
         self._saving = CheckpointCoordinator(submission, owners, now, changed, possible=checkpoints)
         self._recovery = Recovery(self.spec, self._saving.checkpoints)
-        self._entry = Entry(submission, owners, self._saving, self._recovery, changed)
+        self._entry = JobStartup(submission, owners, self._saving, self._recovery, changed)
         self._records = JobRecords(submission, owners, self._saving, self._recovery)
 
     def _state_changed(self) -> None:
-        self._changed(Part.STATE)
+        self._changed(JobRecordKind.STATE)
 
     # Its state.
 
@@ -122,7 +122,7 @@ class JobView:
         """Where the time of its latest steps went, and how stale accepted pushes were."""
         return self._accounting.timings()
 
-    def held(self) -> Held:
+    def held(self) -> HoldResult:
         """The coordinator's part of a cut: the job's data and figures as they are now."""
         return self._accounting.held(self._crew.ranks)
 
@@ -217,11 +217,11 @@ class JobView:
         """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name."""
         return self._crew.has_part(worker, assignment)
 
-    def is_through(self, worker: str) -> bool:
+    def is_finished(self, worker: str) -> bool:
         """Whether a worker has done its part."""
-        return self._crew.is_through(worker)
+        return self._crew.is_finished(worker)
 
-    def joined(self, worker: str) -> Joined:
+    def joined(self, worker: str) -> JoinResult:
         """How far a worker's entry is; of one that has no part in the job, only what became of the job."""
         return self._entry.joined(worker)
 

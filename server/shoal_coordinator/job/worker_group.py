@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.parts import Participant, Stage
+from shoal_coordinator.job.parts import GroupMember, Stage
 from shoal_coordinator.messages import WorkerReported
 
 
-class Crew:
+class WorkerGroup:
     """The workers of one job.
 
     Args:
@@ -20,7 +20,7 @@ class Crew:
 
     def __init__(self, spec: Job) -> None:
         self._spec = spec
-        self.active: dict[str, Participant] = {}
+        self.active: dict[str, GroupMember] = {}
         self._names: dict[int, str] = {}  # by rank: who works there, or did until it finished or the job ended
         self._finished: set[int] = set()  # ranks of those that were through; a session's may be taken again
         self._assigner = 0  # assignment of who sends the values that the program gives; 0: nobody
@@ -84,7 +84,7 @@ class Crew:
             taken |= self._finished
         return [rank for rank in ranks if rank not in taken]
 
-    def is_through(self, worker: str) -> bool:
+    def is_finished(self, worker: str) -> bool:
         """Whether a worker has done its part. Servers have let go of it, and would not let it in again."""
         return any(self._names.get(rank) == worker for rank in self._finished)
 
@@ -96,7 +96,7 @@ class Crew:
         participant = self.active.get(worker)
         return participant is not None and (self._spec.is_session or participant.assignment == assignment)
 
-    def enrol(self, participant: Participant) -> None:
+    def enrol(self, participant: GroupMember) -> None:
         """A worker has a part, at a rank that is free."""
         self.active[participant.worker] = participant
         self._names[participant.rank] = participant.worker
@@ -132,7 +132,7 @@ class Crew:
         if self._assigner not in knowing:
             self._assigner = min(knowing, default=0)
 
-    def release(self, worker: str) -> Participant:
+    def release(self, worker: str) -> GroupMember:
         """A worker has no part any more; that part. `finish` or `vacate` its rank if the job goes on."""
         return self.active.pop(worker)
 
@@ -158,9 +158,9 @@ class Crew:
         record.finished.extend(sorted(self._finished))
         record.assigner = self._assigner
 
-    def take_up(self, record: state_pb2.JobRecord) -> None:
+    def restore_from(self, record: state_pb2.JobRecord) -> None:
         """Goes on from a record."""
-        self.active = {part.worker: Participant.from_proto(part) for part in record.parts}
+        self.active = {part.worker: GroupMember.from_proto(part) for part in record.parts}
         self._names, self._finished = dict(record.crew), set(record.finished)
         self._assigner = record.assigner
 

@@ -8,54 +8,62 @@ made here, and nothing here changes. Every package of the coordinator may import
 
 from shoal_coordinator.messages.effects import (
     AdmitWorker,
-    CountCheckpoints,
+    CommitCheckpoint,
     CreateShards,
     DropShards,
     Effect,
     RemoveWorker,
+    ScanCheckpoints,
     TakeCut,
-    WriteCheckpoint,
 )
 from shoal_coordinator.messages.event_codec import event_message, progress_message, state_code
 from shoal_coordinator.messages.events import (
-    CheckpointsCounted,
-    CheckpointWritten,
+    CheckpointCommitted,
+    CheckpointsScanned,
     CutHeld,
-    CutMade,
+    CutTaken,
     JobDescribed,
     WorkerReported,
 )
-from shoal_coordinator.messages.record_keys import Part
+from shoal_coordinator.messages.record_keys import JobRecordKind
 from shoal_coordinator.messages.refs import JobRef, ServerRef, servers_of
 from shoal_coordinator.messages.registration import Registration
-from shoal_coordinator.messages.replies import Assignment, Attempt, Described, Held, Joined, Membered, Restored
+from shoal_coordinator.messages.replies import (
+    Assignment,
+    DescribeResult,
+    HoldResult,
+    JoinResult,
+    RegisterResult,
+    RestoredCheckpoint,
+    TakeCheckpointResult,
+)
 
 __all__ = [
     "AdmitWorker",
     "Assignment",
-    "Attempt",
-    "CheckpointWritten",
-    "CheckpointsCounted",
-    "CountCheckpoints",
+    "CheckpointCommitted",
+    "CheckpointsScanned",
+    "CommitCheckpoint",
     "CreateShards",
     "CutHeld",
-    "CutMade",
-    "Described",
+    "CutTaken",
+    "DescribeResult",
     "DropShards",
     "Effect",
-    "Held",
+    "HoldResult",
     "JobDescribed",
+    "JobRecordKind",
     "JobRef",
-    "Joined",
-    "Membered",
-    "Part",
+    "JoinResult",
+    "RegisterResult",
     "Registration",
     "RemoveWorker",
-    "Restored",
+    "RestoredCheckpoint",
+    "ScanCheckpoints",
     "ServerRef",
+    "TakeCheckpointResult",
     "TakeCut",
     "WorkerReported",
-    "WriteCheckpoint",
     "event_message",
     "progress_message",
     "servers_of",

@@ -11,7 +11,7 @@ from shoal._wire import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.status import Evaluation
-from shoal_coordinator.messages.events import CutMade
+from shoal_coordinator.messages.events import CutTaken
 from shoal_coordinator.messages.refs import JobRef, ServerRef
 
 
@@ -19,7 +19,7 @@ from shoal_coordinator.messages.refs import JobRef, ServerRef
 class CreateShards:
     """Allocate a job's shards where the placement says, and fill them with the first of the sources that can be read.
 
-    Then `ShardsCreated`, or `RestorePutOff` if for now nobody can say, for the storage is away.
+    Then `ShardsCreated`, or `RestoreDeferred` if for now nobody can say, for the storage is away.
     """
 
     job: JobRef
@@ -68,10 +68,10 @@ class DropShards:
 
 
 @dataclass(frozen=True, slots=True)
-class CountCheckpoints:
-    """Look which numbers the folder has under a job's name; then `CheckpointsCounted`.
+class ScanCheckpoints:
+    """Look which numbers the folder has under a job's name; then `CheckpointsScanned`.
 
-    In the line of `WriteCheckpoint`: the folder may not answer for minutes, and nobody who trains waits there.
+    In the line of `CommitCheckpoint`: the folder may not answer for minutes, and nobody who trains waits there.
     """
 
     job: JobRef
@@ -80,7 +80,7 @@ class CountCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class TakeCut:
-    """Have all servers begin to save a job's shards as they are at one moment; then `CutMade`.
+    """Have all servers begin to save a job's shards as they are at one moment; then `CutTaken`.
 
     Its own number, which no other cut has, tells its files from those of another cut that failed under way.
     """
@@ -94,16 +94,16 @@ class TakeCut:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteCheckpoint:
-    """Wait for a checkpoint's files, and make it whole; then `CheckpointWritten`. In a line of its own."""
+class CommitCheckpoint:
+    """Wait for a checkpoint's files, and make it whole; then `CheckpointCommitted`. In a line of its own."""
 
     job: JobRef
     placement: Placement
     spec: Job
-    cut: CutMade
+    cut: CutTaken
     best: Evaluation | None = None  # the evaluation that it was taken at, the best so far
     keep: tuple[int, ...] = ()  # numbers of others that stay, whatever the policy says
     number: int = field(default=0, kw_only=True)
 
 
-Effect = CreateShards | AdmitWorker | RemoveWorker | DropShards | CountCheckpoints | TakeCut | WriteCheckpoint
+Effect = CreateShards | AdmitWorker | RemoveWorker | DropShards | ScanCheckpoints | TakeCut | CommitCheckpoint

@@ -1,6 +1,6 @@
 """A job's events as messages, for those who watch it and for the store. `shoal.events.from_proto` is the way back."""
 
-from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.status import JobState, Progress
 from shoal.v1 import job_pb2
 
@@ -50,7 +50,7 @@ def event_message(event: Event) -> job_pb2.Event:
                 failure=event.failure,
             )
             message.checkpoint.CopyFrom(end)
-        case Evaluated():
+        case EvaluationEnded():
             evaluated = job_pb2.EvaluationEnd(worker=event.worker, result=event.result.to_proto(), best=event.best)
             message.evaluation.CopyFrom(evaluated)
         case LogLine():

@@ -4,14 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from shoal._wire import Cursor, Heard, Lease, NoRange, Turn, Verdict
+from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAck
 from shoal.job import Job
 from shoal.status import Evaluation, JobStatus, Role, SavedCheckpoint, ServerLoad, StepTiming
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.messages.refs import JobRef
 from shoal_coordinator.messages.registration import Registration
-from shoal_coordinator.messages.replies import Assignment, Attempt, Described, Held, Joined, Membered, Restored
+from shoal_coordinator.messages.replies import (
+    Assignment,
+    DescribeResult,
+    HoldResult,
+    JoinResult,
+    RegisterResult,
+    RestoredCheckpoint,
+    TakeCheckpointResult,
+)
 
 R = TypeVar("R")
 
@@ -28,7 +36,7 @@ class TimePassed(Event[Mapping[str, Role]]):
 
 
 @dataclass(frozen=True, slots=True)
-class RegistrationReceived(Event[Membered]):
+class RegistrationReceived(Event[RegisterResult]):
     """A process wants to be a member."""
 
     registration: Registration
@@ -55,7 +63,7 @@ class MemberLeft(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerDrained(Event[tuple[str, ...]]):
+class DrainRequested(Event[tuple[str, ...]]):
     """A server is told to go, and serves on. The answer: the jobs with shards there that are being saved."""
 
     member: str
@@ -85,21 +93,21 @@ class JobDropped(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRequested(Event[Attempt]):
+class CheckpointRequested(Event[TakeCheckpointResult]):
     """A user wants a checkpoint of a running job."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class CutHeld(Event[Held]):
+class CutHeld(Event[HoldResult]):
     """All servers hold back the commits of a job: its data and its figures are now those of the cut."""
 
     job: JobRef
 
 
 @dataclass(frozen=True, slots=True)
-class JobDescribed(Event[Described]):
+class JobDescribed(Event[DescribeResult]):
     """A worker has loaded the program; `examples` are those of one pass."""
 
     job: str
@@ -111,7 +119,7 @@ class JobDescribed(Event[Described]):
 
 
 @dataclass(frozen=True, slots=True)
-class JoinRequested(Event[Joined]):
+class JoinRequested(Event[JoinResult]):
     """A worker wants to enter; `assigned` says that the given initial values are in place."""
 
     job: str
@@ -133,7 +141,7 @@ class LeaseRequested(Event[Lease | NoRange]):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationAsked(Event[Turn]):
+class EvaluationClaimed(Event[EvaluationClaim]):
     """A worker has come to a step where an evaluation may be due, or is `through` but for the one at the end."""
 
     job: str
@@ -145,7 +153,7 @@ class EvaluationAsked(Event[Turn]):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationReported(Event[Verdict]):
+class EvaluationReported(Event[EvaluationAck]):
     """A worker has evaluated."""
 
     job: str
@@ -156,7 +164,7 @@ class EvaluationReported(Event[Verdict]):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReported(Event[Heard]):
+class WorkerReported(Event[ReportAck]):
     """What a worker did since it entered; values, log, timings since its last report. Answered: what it is to do."""
 
     job: str
@@ -204,22 +212,22 @@ class WorkerFinished(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Event[None]):
+class EffectOutcome(Event[None]):
     """What became of an effect, which is then over. The number is the effect's."""
 
     effect: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class ShardsCreated(Outcome):
+class ShardsCreated(EffectOutcome):
     """All servers hold the job's shards, with initial values or what was restored."""
 
     job: JobRef
-    restored: Restored | None = None
+    restored: RestoredCheckpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerAdmitted(Outcome):
+class WorkerAdmitted(EffectOutcome):
     """All servers let a worker in; it begins at `step`."""
 
     job: JobRef
@@ -228,7 +236,7 @@ class WorkerAdmitted(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class EffectFailed(Outcome):
+class EffectFailed(EffectOutcome):
     """Something that the job cannot do without was not done; `lost`: because its shards are not there any more."""
 
     job: JobRef
@@ -237,7 +245,7 @@ class EffectFailed(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointsCounted(Outcome):
+class CheckpointsScanned(EffectOutcome):
     """The folder of checkpoints was looked at: what is there under the job's name has numbers up to `largest`."""
 
     job: JobRef
@@ -245,7 +253,7 @@ class CheckpointsCounted(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class RestorePutOff(Outcome):
+class RestoreDeferred(EffectOutcome):
     """A job's shards are not filled, for the storage of its checkpoints cannot be read for now."""
 
     job: JobRef
@@ -253,7 +261,7 @@ class RestorePutOff(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class CutMade(Outcome):
+class CutTaken(EffectOutcome):
     """All servers write their shards as they were at one moment; the rest of the checkpoint is here."""
 
     job: JobRef
@@ -267,7 +275,7 @@ class CutMade(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointWritten(Outcome):
+class CheckpointCommitted(EffectOutcome):
     """A checkpoint is whole; the older ones that it made superfluous were removed."""
 
     job: JobRef
@@ -278,7 +286,7 @@ class CheckpointWritten(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFailed(Outcome):
+class CheckpointFailed(EffectOutcome):
     """A checkpoint was given up. The job goes on, unless that is because its shards are not there any more: `lost`."""
 
     job: JobRef
@@ -287,7 +295,7 @@ class CheckpointFailed(Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class EffectDone(Outcome):
+class EffectDone(EffectOutcome):
     """That is all: the job has no need to hear of it."""
 
 

@@ -17,7 +17,7 @@ class Kind(StrEnum):
     EFFECT = "effect"  # and its number
 
 
-class Part(StrEnum):
+class JobRecordKind(StrEnum):
     """A job's records, apart so that what changes often is small."""
 
     SPEC = "spec"

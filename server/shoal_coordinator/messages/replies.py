@@ -11,7 +11,7 @@ from shoal.v1 import state_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Membered:
+class RegisterResult:
     """The caller is a member."""
 
     incarnation: int
@@ -26,7 +26,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class DescribeResult:
     """What the cluster makes of a description.
 
     Attributes:
@@ -37,7 +37,7 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinResult:
     """How far the caller's entry into a job is. The rest says nothing before `placement` is there."""
 
     state: JobState
@@ -51,7 +51,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TakeCheckpointResult:
     """A checkpoint that was asked for.
 
     Attributes:
@@ -64,7 +64,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HoldResult:
     """What the coordinator's part of a checkpoint is, while a cut holds back all commits.
 
     Attributes:
@@ -79,7 +79,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredCheckpoint:
     """The checkpoint that a job's shards were filled with.
 
     Attributes:

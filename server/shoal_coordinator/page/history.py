@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from shoal.events import Evaluated, Event, LogLine, MetricsReported
+from shoal.events import EvaluationEnded, Event, LogLine, MetricsReported
 
 # Of a job's figures, shared by its workers, and of its evaluations: spread evenly, for the shape of curves.
 MAX_POINTS = 4_000
@@ -11,7 +11,7 @@ MAX_POINTS = 4_000
 MAX_LATEST = 1_000
 
 
-def thinned(events: Sequence[Event], points: int = MAX_POINTS, latest: int = MAX_LATEST) -> list[Event]:
+def downsampled(events: Sequence[Event], points: int = MAX_POINTS, latest: int = MAX_LATEST) -> list[Event]:
     """Picks events.
 
     Args:
@@ -26,7 +26,7 @@ def thinned(events: Sequence[Event], points: int = MAX_POINTS, latest: int = MAX
     others: defaultdict[type[Event], list[Event]] = defaultdict(list)
     for event in events:
         match event:
-            case MetricsReported() | Evaluated():
+            case MetricsReported() | EvaluationEnded():
                 worker = event.worker if isinstance(event, MetricsReported) else ""  # evaluations are of the job
                 curves[type(event), worker].append(event)
             case LogLine():
@@ -47,4 +47,4 @@ def _spread(events: list[Event], most: int) -> list[Event]:
     return [events[(number + 1) * len(events) // most - 1] for number in range(most)]
 
 
-__all__ = ["MAX_LATEST", "MAX_POINTS", "thinned"]
+__all__ = ["MAX_LATEST", "MAX_POINTS", "downsampled"]

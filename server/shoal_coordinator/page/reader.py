@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shoal import errors
-from shoal._checkpoint import Catalogue, Folder, Manifest
+from shoal._checkpoint import Catalogue, CheckpointStorage, Manifest
 from shoal._display import records
 from shoal.checkpoints import described
 from shoal.status import JobStatus, MemberStatus
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import events
-from shoal_coordinator.page.history import thinned
+from shoal_coordinator.page.history import downsampled
 from shoal_coordinator.page.rates import Rates
 from shoal_coordinator.page.responses import encode
 
@@ -72,7 +72,7 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class JobUpdate:
     """What became of a job since a mark.
 
     Attributes:
@@ -99,16 +99,20 @@ class Reader:
         coordinator: the shell.
         folder: of checkpoints; None: the cluster has none.
         about: what every page is told beside the cluster: its leases, and what may be done.
-        heartbeat_s: between two signs of life of a member.
+        heartbeat_interval_s: between two signs of life of a member.
     """
 
     def __init__(
-        self, coordinator: Coordinator, folder: Folder | None, about: dict[str, Any], heartbeat_s: float
+        self,
+        coordinator: Coordinator,
+        folder: CheckpointStorage | None,
+        about: dict[str, Any],
+        heartbeat_interval_s: float,
     ) -> None:
         self._coordinator = coordinator
         self._catalogue = Catalogue(folder) if folder else None
         self._about = about
-        self._late_s = 2 * heartbeat_s + _LATE_BY_CHANCE_S
+        self._late_s = 2 * heartbeat_interval_s + _LATE_BY_CHANCE_S
         self._rates = Rates()
         self._timings: dict[str, tuple[float, bytes]] = {}  # by job: when the answer was made, and it; never changed
 
@@ -208,7 +212,7 @@ class Reader:
         attempt = self._coordinator.handle(events.CheckpointRequested(name))
         return encode({"attempt": attempt.number})
 
-    def news(self, name: str, mark: Mark) -> News:
+    def news(self, name: str, mark: Mark) -> JobUpdate:
         """What became of a job since.
 
         Raises:
@@ -221,12 +225,12 @@ class Reader:
             fresh = mark.life != life or not mark.sequence
             found, ended = job.log.after(0 if fresh else mark.sequence), job.log.ended
         last = found[-1].sequence if found else 0 if fresh else mark.sequence
-        picked = thinned(found)
+        picked = downsampled(found)
         chunks: list[tuple[Mark, bytes]] = []
         for start in range(0, len(picked), _EVENTS):
             some = picked[start : start + _EVENTS]
             chunks.append((Mark(life, some[-1].sequence), encode([records.event(event) for event in some])))
-        return News(Mark(life, last), fresh, _whole(status), now, tuple(chunks), ended)
+        return JobUpdate(Mark(life, last), fresh, _whole(status), now, tuple(chunks), ended)
 
     def _silence(self, member: MemberStatus) -> int:
         """Whole seconds since the last sign of life, if they are news: of a live one that is late."""
@@ -268,4 +272,4 @@ def _checkpoint(found: Manifest | errors.ShoalError) -> dict[str, Any]:
     return records.stored_checkpoint(described(found), variables=False)
 
 
-__all__ = ["MAX_CHECKPOINTS", "MAX_JOBS", "MAX_MEMBERS", "Mark", "News", "Overview", "Reader"]
+__all__ = ["MAX_CHECKPOINTS", "MAX_JOBS", "MAX_MEMBERS", "JobUpdate", "Mark", "Overview", "Reader"]

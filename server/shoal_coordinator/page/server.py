@@ -9,8 +9,8 @@ from importlib.metadata import version
 import structlog
 
 from shoal import _rpc, errors
-from shoal._checkpoint import Folder
-from shoal._role.web_server import Bounds, WebServer
+from shoal._checkpoint import CheckpointStorage
+from shoal._role.web_server import ConnectionLimits, WebServer
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.page.app import make_app
 from shoal_coordinator.page.guard import Rules
@@ -37,8 +37,8 @@ class PageServer:
         hosts: names that it is asked for by, beside those of loopback and the host listened at.
         folder: of checkpoints; None: the cluster has none.
         read_only: nothing can be changed from the page.
-        lease_s: seconds of silence after which a member is dead.
-        heartbeat_s: seconds between its signs of life.
+        heartbeat_timeout_s: seconds of silence after which a member is dead.
+        heartbeat_interval_s: seconds between its signs of life.
         max_watchers: pages that are kept up to date at a time.
 
     Raises:
@@ -55,10 +55,10 @@ class PageServer:
         listen: str,
         *,
         hosts: Iterable[str] = (),
-        folder: Folder | None = None,
+        folder: CheckpointStorage | None = None,
         read_only: bool = False,
-        lease_s: float = 5.0,
-        heartbeat_s: float = 0.5,
+        heartbeat_timeout_s: float = 5.0,
+        heartbeat_interval_s: float = 0.5,
         max_watchers: int = 32,
     ) -> None:
         host, port = _rpc.parse_address(listen)
@@ -71,12 +71,17 @@ class PageServer:
                 address=listen,
             ) from None
         self.url = f"http://{_EVERYWHERE.get(host, host)}:{listening.getsockname()[1]}"
-        about = {"lease_s": lease_s, "heartbeat_s": heartbeat_s, "read_only": read_only, "version": version("shoal")}
-        self._reader = Reader(coordinator, folder, about, heartbeat_s)
+        about = {
+            "heartbeat_timeout_s": heartbeat_timeout_s,
+            "heartbeat_interval_s": heartbeat_interval_s,
+            "read_only": read_only,
+            "version": version("shoal"),
+        }
+        self._reader = Reader(coordinator, folder, about, heartbeat_interval_s)
         self._server = WebServer(
             listening,
             lambda stopping: make_app(self._reader, rules, stopping, max_watchers),
-            Bounds(_CONNECTIONS, _PATIENCE_S),
+            ConnectionLimits(_CONNECTIONS, _PATIENCE_S),
         )
         self._thread = threading.Thread(target=self._serve, name="page", daemon=True)
         self._thread.start()

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from shoal import errors
 from shoal_coordinator.page import responses
-from shoal_coordinator.page.reader import Mark, News, Overview, Reader
+from shoal_coordinator.page.reader import JobUpdate, Mark, Overview, Reader
 from shoal_coordinator.page.responses import encode
 
 _log = structlog.get_logger(__name__)
@@ -112,7 +112,7 @@ class Streams:
             UnknownJob: there is no such job.
         """
         self._watchers.check()
-        first: News = await self._ask(self._reader.news, name, mark)
+        first: JobUpdate = await self._ask(self._reader.news, name, mark)
         return Stream(self._told(self._job_events(name, first)), self._watchers)
 
     async def _look(self) -> Overview:
@@ -134,7 +134,7 @@ class Streams:
             if await self._stops_within(_CLUSTER_EVERY_S):
                 return
 
-    async def _job_events(self, name: str, news: News) -> AsyncIterator[ServerSentEvent]:
+    async def _job_events(self, name: str, news: JobUpdate) -> AsyncIterator[ServerSentEvent]:
         workers: dict[str, None] = {}
         shown, begun = b"", False
         while True:

@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 
 from shoal import errors
 from shoal.v1 import state_pb2
-from shoal_coordinator.cluster import Cluster, ClusterPolicy, Counts
-from shoal_coordinator.job import JobLife
+from shoal_coordinator.cluster import Cluster, ClusterCounters, ClusterPolicy
+from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import record_keys
 from shoal_coordinator.persistence.effect_codec import effect_to_proto
 from shoal_coordinator.persistence.snapshots import snapshot_of
@@ -65,7 +65,7 @@ class ClusterRecords:
         records = {name: self._record(name, jobs) for name in keys}
         return {name: record for name, record in records.items() if record is not None}
 
-    def _record(self, name: str, jobs: Mapping[int, JobLife]) -> bytes | None:
+    def _record(self, name: str, jobs: Mapping[int, JobMachine]) -> bytes | None:
         """Returns a record as it should be now; None: it should not be there."""
         kind, _, rest = name.partition("/")
         message: Message | None
@@ -86,7 +86,7 @@ class ClusterRecords:
         return None if message is None else message.SerializeToString(deterministic=True)
 
 
-def _counts_record(counts: Counts) -> state_pb2.ClusterRecord:
+def _counts_record(counts: ClusterCounters) -> state_pb2.ClusterRecord:
     return state_pb2.ClusterRecord(
         cluster=counts.cluster,
         generation=counts.generation,

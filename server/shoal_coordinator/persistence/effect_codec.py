@@ -13,16 +13,16 @@ from shoal.status import Evaluation
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import (
     AdmitWorker,
-    CountCheckpoints,
+    CommitCheckpoint,
     CreateShards,
-    CutMade,
+    CutTaken,
     DropShards,
     Effect,
     JobRef,
     RemoveWorker,
+    ScanCheckpoints,
     ServerRef,
     TakeCut,
-    WriteCheckpoint,
 )
 
 E = TypeVar("E", bound=Effect)
@@ -126,12 +126,12 @@ def _drop_shards(job: JobRef, number: int, record: state_pb2.DropShardsEffect) -
     return DropShards(job, _servers(record.servers), number=number)
 
 
-def _count_checkpoints_record(_: CountCheckpoints) -> state_pb2.CountCheckpointsEffect:
-    return state_pb2.CountCheckpointsEffect()
+def _count_checkpoints_record(_: ScanCheckpoints) -> state_pb2.ScanCheckpointsEffect:
+    return state_pb2.ScanCheckpointsEffect()
 
 
-def _count_checkpoints(job: JobRef, number: int, _: state_pb2.CountCheckpointsEffect) -> CountCheckpoints:
-    return CountCheckpoints(job, number=number)
+def _count_checkpoints(job: JobRef, number: int, _: state_pb2.ScanCheckpointsEffect) -> ScanCheckpoints:
+    return ScanCheckpoints(job, number=number)
 
 
 def _take_cut_record(effect: TakeCut) -> state_pb2.TakeCutEffect:
@@ -147,9 +147,9 @@ def _take_cut(job: JobRef, number: int, record: state_pb2.TakeCutEffect) -> Take
     return TakeCut(job, record.generation, _servers(record.servers), record.number, record.last, number=number)
 
 
-def _write_checkpoint_record(effect: WriteCheckpoint) -> state_pb2.WriteCheckpointEffect:
+def _write_checkpoint_record(effect: CommitCheckpoint) -> state_pb2.CommitCheckpointEffect:
     cut = effect.cut
-    return state_pb2.WriteCheckpointEffect(
+    return state_pb2.CommitCheckpointEffect(
         placement=effect.placement.to_proto(),
         spec=effect.spec.to_proto(),
         number=cut.number,
@@ -164,8 +164,8 @@ def _write_checkpoint_record(effect: WriteCheckpoint) -> state_pb2.WriteCheckpoi
     )
 
 
-def _write_checkpoint(job: JobRef, number: int, record: state_pb2.WriteCheckpointEffect) -> WriteCheckpoint:
-    cut = CutMade(
+def _write_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpointEffect) -> CommitCheckpoint:
+    cut = CutTaken(
         job,
         number=record.number,
         step=record.step,
@@ -175,7 +175,7 @@ def _write_checkpoint(job: JobRef, number: int, record: state_pb2.WriteCheckpoin
         tally=record.tally,
         held_by=record.held_by,
     )
-    return WriteCheckpoint(
+    return CommitCheckpoint(
         job,
         Placement.from_proto(record.placement),
         Job.from_proto(record.spec),
@@ -199,9 +199,9 @@ _CODECS: dict[type[Effect], _Codec[Any, Any]] = {
     AdmitWorker: _Codec("admit_worker", _admit_worker_record, _admit_worker),
     RemoveWorker: _Codec("remove_worker", _remove_worker_record, _remove_worker),
     DropShards: _Codec("drop_shards", _drop_shards_record, _drop_shards),
-    CountCheckpoints: _Codec("count_checkpoints", _count_checkpoints_record, _count_checkpoints),
+    ScanCheckpoints: _Codec("scan_checkpoints", _count_checkpoints_record, _count_checkpoints),
     TakeCut: _Codec("take_cut", _take_cut_record, _take_cut),
-    WriteCheckpoint: _Codec("write_checkpoint", _write_checkpoint_record, _write_checkpoint),
+    CommitCheckpoint: _Codec("commit_checkpoint", _write_checkpoint_record, _write_checkpoint),
 }
 _BY_FIELD = {codec.field: codec for codec in _CODECS.values()}
 

@@ -8,22 +8,22 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal import errors
 from shoal.v1 import job_pb2, state_pb2
-from shoal_coordinator.cluster import ClusterSnapshot, Counts, Member
+from shoal_coordinator.cluster import ClusterCounters, ClusterSnapshot, Member
 from shoal_coordinator.job import JobSnapshot
-from shoal_coordinator.messages import Effect, Part, record_keys
+from shoal_coordinator.messages import Effect, JobRecordKind, record_keys
 from shoal_coordinator.persistence.effect_codec import effect_from_proto
 
 # The kinds of events that are kept: `event_log.Kept`.
 _KEPT = {"state", "checkpoint", "evaluation"}
 # What each record of a job is, beside its events.
 _PARTS: Mapping[str, type[Message]] = {
-    Part.SPEC: state_pb2.SubmissionRecord,
-    Part.PLAN: state_pb2.PlanRecord,
-    Part.STATE: state_pb2.JobRecord,
-    Part.LEDGER: state_pb2.LedgerRecord,
-    Part.TALLY: state_pb2.TallyRecord,
-    Part.CHECKPOINTS: state_pb2.CheckpointsRecord,
-    Part.EVALUATION: state_pb2.EvaluationRecord,
+    JobRecordKind.SPEC: state_pb2.SubmissionRecord,
+    JobRecordKind.PLAN: state_pb2.PlanRecord,
+    JobRecordKind.STATE: state_pb2.JobRecord,
+    JobRecordKind.LEDGER: state_pb2.LedgerRecord,
+    JobRecordKind.TALLY: state_pb2.TallyRecord,
+    JobRecordKind.CHECKPOINTS: state_pb2.CheckpointsRecord,
+    JobRecordKind.EVALUATION: state_pb2.EvaluationRecord,
 }
 
 
@@ -59,7 +59,7 @@ class _FoundJob:
         part, _, number = name.partition("/")
         if part in _PARTS:
             self.parts[part] = _PARTS[part].FromString(record)
-        elif part == Part.EVENT:
+        elif part == JobRecordKind.EVENT:
             event = job_pb2.Event.FromString(record)
             if event.sequence != int(number) or event.WhichOneof("kind") not in _KEPT:
                 raise ValueError("it is of no kind that is kept, or has another number")
@@ -75,7 +75,7 @@ class _FoundJob:
 class _Found:
     """The records of a cluster that were read so far."""
 
-    counts: Counts = field(default_factory=lambda: Counts(""))
+    counts: ClusterCounters = field(default_factory=lambda: ClusterCounters(""))
     members: list[Member] = field(default_factory=list)
     jobs: dict[int, _FoundJob] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
@@ -106,8 +106,8 @@ class _Found:
         return ClusterSnapshot(self.counts, self.members, jobs, self.effects)
 
 
-def _counts(record: state_pb2.ClusterRecord) -> Counts:
-    return Counts(
+def _counts(record: state_pb2.ClusterRecord) -> ClusterCounters:
+    return ClusterCounters(
         cluster=record.cluster,
         generation=record.generation,
         submissions=record.submissions,

@@ -3,8 +3,8 @@
 Files and manifests are in `shoal._checkpoint`. `shoal_server.serving` and the process import it.
 """
 
-from shoal_server.checkpoints.writer import Saver
+from shoal_server.checkpoints.writer import CheckpointWriter
 
 __all__ = [
-    "Saver",
+    "CheckpointWriter",
 ]

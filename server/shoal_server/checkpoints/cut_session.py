@@ -3,26 +3,26 @@
 from collections.abc import Iterable
 
 from shoal import errors
-from shoal._checkpoint import Catalogue, Folder, SavedVariables, mismatches
+from shoal._checkpoint import Catalogue, CheckpointStorage, SavedVariables, mismatches
 from shoal._wire import Cursor, storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_server.checkpoints.writer import Saver, load
-from shoal_server.shards import MAX_PAUSE_S, Cut, JobTerms, Progress, ShardStore
+from shoal_server.checkpoints.writer import CheckpointWriter, load
+from shoal_server.shards import MAX_PAUSE_S, Cut, JobShardConfig, ShardStore, WorkerProgress
 
 _MAX_WITHIN_S = 10.0
 _MAX_COMPLAINTS = 50
 
 
-def hold(store: ShardStore, saver: Saver, request: pb.HoldRequest) -> pb.HoldReply:
+def hold(store: ShardStore, saver: CheckpointWriter, request: pb.HoldCommitsRequest) -> pb.HoldCommitsReply:
     """The first half of a cut: no commit begins any more; how far each worker has come."""
     saver.folder  # noqa: B018 - or the second half cannot follow, and training would wait for nothing
     store.terms(request.job, request.generation)
     store.gate(request.job).hold(request.cut)
-    furthest: dict[str, Progress] = {}
+    furthest: dict[str, WorkerProgress] = {}
     for shard in store.all_shards(request.job):
         for worker, progress in shard.progress().items():
             furthest[worker] = furthest.get(worker, progress).joined(progress)
-    return pb.HoldReply(
+    return pb.HoldCommitsReply(
         workers=[
             pb.WorkerProgress(worker=worker, incarnation=it.incarnation, committed=it.committed, finished=it.finished)
             for worker, it in furthest.items()
@@ -30,13 +30,13 @@ def hold(store: ShardStore, saver: Saver, request: pb.HoldRequest) -> pb.HoldRep
     )
 
 
-def save(store: ShardStore, saver: Saver, request: pb.SaveRequest) -> pb.SaveReply:
+def save(store: ShardStore, saver: CheckpointWriter, request: pb.SaveRequest) -> pb.SaveReply:
     """The second: all shards as they are with what is committed anywhere. Writing has begun when this returns."""
     saver.folder  # noqa: B018 - or there is nothing to begin
     if not 0 <= request.hold_s <= MAX_PAUSE_S:
         raise errors.BadRequest(f"commits wait from 0 to {MAX_PAUSE_S:g} s after a cut, not {request.hold_s:g}")
     terms = store.terms(request.job, request.generation)
-    progress = {it.worker: Progress(it.incarnation, it.committed, it.finished) for it in request.workers}
+    progress = {it.worker: WorkerProgress(it.incarnation, it.committed, it.finished) for it in request.workers}
     with store.gate(request.job).held(request.cut, request.hold_s):
         cuts = {shard: shard.cut(progress) for shard in store.all_shards(request.job)}
     snapshots = [cut.snapshot for cut in cuts.values()]
@@ -44,12 +44,12 @@ def save(store: ShardStore, saver: Saver, request: pb.SaveRequest) -> pb.SaveRep
     return pb.SaveReply(shards=[_saved(shard.layout.shard, cut) for shard, cut in cuts.items()])
 
 
-def give_up(store: ShardStore, request: pb.GiveUpHoldRequest) -> None:
+def give_up(store: ShardStore, request: pb.ResumeCommitsRequest) -> None:
     """Instead of the second, or of what is to follow one that holds on: commits go on."""
     store.gate(request.job).give_up(request.cut)
 
 
-def collect(store: ShardStore, saver: Saver, request: pb.CollectFilesRequest) -> pb.CollectFilesReply:
+def collect(store: ShardStore, saver: CheckpointWriter, request: pb.CollectFilesRequest) -> pb.CollectFilesReply:
     """The files of a checkpoint, if they are written."""
     store.all_shards(request.job)  # or they are lost, and not the files alone
     if not 0 <= request.within_s <= _MAX_WITHIN_S:
@@ -61,7 +61,7 @@ def collect(store: ShardStore, saver: Saver, request: pb.CollectFilesRequest) ->
     return pb.CollectFilesReply(done=True, files=named)
 
 
-def restore(store: ShardStore, folder: Folder, request: pb.RestoreRequest) -> None:
+def restore(store: ShardStore, folder: CheckpointStorage, request: pb.RestoreRequest) -> None:
     """Overwrites a job's shards here with what a checkpoint holds of them.
 
     Raises:
@@ -78,7 +78,7 @@ def restore(store: ShardStore, folder: Folder, request: pb.RestoreRequest) -> No
             shard.restore(request.version, request.step, lambda arena: load(saved, arena, terms.variables, slots=slots))
 
 
-def _check(terms: JobTerms, saved: SavedVariables, *, partial: bool) -> None:
+def _check(terms: JobShardConfig, saved: SavedVariables, *, partial: bool) -> None:
     wanted = {name: (it.shape, storage_dtype(it.dtype)) for name, it in terms.variables.items()}
     there = saved.variables
     if partial:

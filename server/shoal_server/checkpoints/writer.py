@@ -11,12 +11,12 @@ import structlog
 from shoal import errors
 from shoal._checkpoint import (
     VALUE,
+    CheckpointStorage,
     FileEntry,
-    Folder,
     Named,
     Rows,
     SavedVariables,
-    no_folder,
+    no_storage_message,
     path_of,
     tensor_name,
     write_tensors,
@@ -54,7 +54,7 @@ class _Save:
     given_up: bool = False
 
 
-class Saver:
+class CheckpointWriter:
     """Writes shards in the background: a job's checkpoints one after the other, those of some jobs at the same time.
 
     Of each job it knows the latest alone. A coordinator begins another one only when it is done with the one before,
@@ -65,7 +65,7 @@ class Saver:
         name: of this server, for messages.
     """
 
-    def __init__(self, folder: Folder | None, name: str = "") -> None:
+    def __init__(self, folder: CheckpointStorage | None, name: str = "") -> None:
         self._folder, self._who = folder, f"server {name}" if name else "this server"
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoints")
         self._lock = threading.Lock()  # guards all below; no other is taken under it
@@ -73,14 +73,14 @@ class Saver:
         self._served: set[str] = set()  # jobs for which a thread is at work, or asked for
 
     @property
-    def folder(self) -> Folder:
+    def folder(self) -> CheckpointStorage:
         """Where checkpoints are.
 
         Raises:
             StorageFailed: this server has no such folder.
         """
         if self._folder is None:
-            raise no_folder(self._who)
+            raise no_storage_message(self._who)
         return self._folder
 
     def begin(
@@ -245,4 +245,4 @@ def _extent(part: Slice, variable: Variable) -> tuple[int, int]:
     return part.offset, part.offset + (part.row_stop - part.row_start) * row_elements(variable.shape)
 
 
-__all__ = ["Saver", "load"]
+__all__ = ["CheckpointWriter", "load"]

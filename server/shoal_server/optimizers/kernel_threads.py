@@ -42,7 +42,7 @@ class _Offer(Generic[T]):
         self.left = threading.Condition(lock)
 
 
-class Crew:
+class KernelThreads:
     """Helpers, and the offers that they may join.
 
     Their threads start here and end with the process.
@@ -143,6 +143,6 @@ def threads() -> int:
 
 
 @cache
-def crew() -> Crew:
+def crew() -> KernelThreads:
     """The one of this process; BadRequest as of `threads`."""
-    return Crew(threads() - 1)
+    return KernelThreads(threads() - 1)

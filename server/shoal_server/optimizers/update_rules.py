@@ -22,7 +22,7 @@ O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741
 
 
 @dataclass(frozen=True)
-class Segments:
+class DecayRanges:
     """Runs of an arena that share a weight decay.
 
     Attributes:
@@ -39,7 +39,7 @@ class Segments:
         return int(self.bounds[-1])
 
 
-def segments_for(slices: Sequence[tuple[str, int]], optimizer: optim.Optimizer) -> Segments:
+def decay_ranges_for(slices: Sequence[tuple[str, int]], optimizer: optim.Optimizer) -> DecayRanges:
     """The fewest segments of an arena that holds these slices.
 
     Args:
@@ -50,7 +50,7 @@ def segments_for(slices: Sequence[tuple[str, int]], optimizer: optim.Optimizer) 
         (decay, sum(elements for _, elements in run))
         for decay, run in groupby(slices, key=lambda part: optimizer.decay_of(part[0]))
     ]
-    return Segments(
+    return DecayRanges(
         bounds=np.cumsum([0, *(elements for _, elements in runs)], dtype=np.int64),
         decay=np.array([decay for decay, _ in runs], np.float64),
     )
@@ -79,7 +79,7 @@ class UpdateRule(ABC):
         *,
         version: int,
         lr_scale: float,
-        segments: Segments,
+        segments: DecayRanges,
     ) -> None:
         """Applies one gradient to one arena, in place: one push's, or the mean of a step's.
 
@@ -124,7 +124,7 @@ class _DenseRule(UpdateRule, Generic[O]):
         *,
         version: int,
         lr_scale: float,
-        segments: Segments,
+        segments: DecayRanges,
     ) -> None:
         if missing := [name for name in self.slots if name not in slots]:
             raise ValueError(f"slots {', '.join(missing)} are missing; {self.optimizer.name} needs {self.slots}")

@@ -6,28 +6,28 @@ server's process imports from here, and whoever writes a transport.
 """
 
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
-from shoal_server.serving.lane_endpoint import LaneCalls
-from shoal_server.serving.pulls import Answer, PendingPull, replies
-from shoal_server.serving.pushes import Source, from_slot, from_wire, stamp_of
-from shoal_server.serving.registry import Endpoints, register, unregister
+from shoal_server.serving.lane_endpoint import LaneHandler
+from shoal_server.serving.pulls import PendingPull, PullGrant, replies
+from shoal_server.serving.pushes import Source, from_chunks, from_region, stamp_of
+from shoal_server.serving.registry import EndpointGroup, register, unregister
 from shoal_server.serving.service import DataService, required
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
 
 __all__ = [
     "SERVICE",
-    "Answer",
     "DataService",
     "Endpoint",
     "EndpointConfig",
     "EndpointFactory",
-    "Endpoints",
-    "LaneCalls",
+    "EndpointGroup",
+    "LaneHandler",
     "ParameterServerServicer",
     "PendingPull",
+    "PullGrant",
     "Source",
     "add_to_server",
-    "from_slot",
-    "from_wire",
+    "from_chunks",
+    "from_region",
     "register",
     "replies",
     "required",

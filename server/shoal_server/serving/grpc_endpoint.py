@@ -19,7 +19,7 @@ from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFact
 from shoal_server.serving.pulls import PendingPull, replies
 from shoal_server.serving.service import DataService, required
 from shoal_server.shards import Shard, Stamp
-from shoal_server.stall_detector import Stalls
+from shoal_server.stall_detector import StallDetector
 
 _log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ class GrpcEndpoint(Endpoint):
 
     def __init__(self, service: DataService, config: EndpointConfig) -> None:
         self._service, self._config = service, config
-        self._stalls = Stalls(config.stall_s)
+        self._stalls = StallDetector(config.stall_s)
 
     def handlers(self) -> Mapping[str, Callable[..., Any]]:
         config = self._config
@@ -85,7 +85,7 @@ class GrpcEndpoint(Endpoint):
         def rest(assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
             return (take_message(pb.PushRequest, message, assembler) for message in stream)
 
-        return required(header), pushes.from_wire(first, rest, self._service.received("grpc"))
+        return required(header), pushes.from_chunks(first, rest, self._service.received("grpc"))
 
     def _watched_send(self, send: Send, context: grpc.ServicerContext) -> Send:
         def watched(message: bytes | None) -> None:
@@ -208,7 +208,7 @@ class PullCall:
         self._send(None)
 
 
-class GrpcEndpoints(EndpointFactory):
+class GrpcEndpointFactory(EndpointFactory):
     """Every server has this half."""
 
     name = "grpc"
@@ -217,4 +217,4 @@ class GrpcEndpoints(EndpointFactory):
         return GrpcEndpoint(service, config)
 
 
-__all__ = ["GrpcEndpoint", "GrpcEndpoints"]
+__all__ = ["GrpcEndpoint", "GrpcEndpointFactory"]

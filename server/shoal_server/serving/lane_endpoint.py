@@ -32,13 +32,22 @@ from shoal._transport import (
     send_error,
     take_frame,
 )
-from shoal._wire import ArenaKey, Assembler, Buffer, arenas_of, decode_push, encode_values, slot_arrays, slot_offsets
+from shoal._wire import (
+    ArenaKey,
+    Assembler,
+    Buffer,
+    arenas_of,
+    decode_push,
+    encode_values,
+    region_arrays,
+    region_offsets,
+)
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions
 from shoal_server.serving import pushes
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
-from shoal_server.serving.pulls import Answer, PendingPull, read, replies
+from shoal_server.serving.pulls import PendingPull, PullGrant, read, replies
 from shoal_server.serving.service import DataService, required
 
 M = TypeVar("M", bound=Message)
@@ -49,7 +58,7 @@ _MAX_SLOTS = 16
 _PAGE = 4096
 
 
-class LaneServer(Endpoint):
+class LaneEndpoint(Endpoint):
     """Accepts lanes and serves them: the server half of the transports by lane and by shared memory.
 
     Args:
@@ -71,7 +80,7 @@ class LaneServer(Endpoint):
             self._listener = Listener(
                 _rpc.listen(config.host, config.lane_port),
                 PARAMETER_SERVER,
-                lambda lane: LaneCalls(lane, service),
+                lambda lane: LaneHandler(lane, service),
                 security=TokenSecurity(token),
                 limit=config.lanes,
                 name="lane",
@@ -98,16 +107,16 @@ class LaneServer(Endpoint):
             self._listener.stop()
 
 
-class LaneEndpoints(EndpointFactory):
+class LaneEndpointFactory(EndpointFactory):
     """Makes the port for lanes."""
 
     name = "lane"
 
-    def make(self, service: DataService, config: EndpointConfig) -> LaneServer:
-        return LaneServer(service, config)
+    def make(self, service: DataService, config: EndpointConfig) -> LaneEndpoint:
+        return LaneEndpoint(service, config)
 
 
-class LaneCalls:
+class LaneHandler:
     """One lane's calls, in order.
 
     Args:
@@ -165,16 +174,16 @@ class LaneCalls:
         if not 0 < offer.slots <= _MAX_SLOTS:
             welcome.reason = f"it has {offer.slots} slots; 1 to {_MAX_SLOTS} are taken"
             return
-        if offer.slot_bytes % _PAGE:
-            welcome.reason = f"its slots of {offer.slot_bytes} bytes are not whole pages of {_PAGE}"
+        if offer.region_bytes % _PAGE:
+            welcome.reason = f"its slots of {offer.region_bytes} bytes are not whole pages of {_PAGE}"
             return
         try:
-            self._segment = Segment.open(offer.name, offer.slots * offer.slot_bytes, offer.nonce)
+            self._segment = Segment.open(offer.name, offer.slots * offer.region_bytes, offer.nonce)
         except SegmentUnavailable as error:
             welcome.reason = str(error)
             _log.info("a client's memory is not shared", client=self._lane.peer, reason=welcome.reason)
             return
-        self._slots, self._slot_bytes = offer.slots, offer.slot_bytes
+        self._slots, self._slot_bytes = offer.slots, offer.region_bytes
         welcome.shared = True
 
     # Calls.
@@ -209,10 +218,10 @@ class LaneCalls:
         targets: dict[ArenaKey, np.ndarray] = {}
         if slot is not None:
             layouts = [shard.layout for shard in shards]
-            _, end = slot_offsets(layouts)
+            _, end = region_offsets(layouts)
             if end > slot.size:
                 raise errors.BadRequest(f"a pull of {end} bytes does not fit into a slot of {slot.size}")
-            targets = slot_arrays(slot, layouts)
+            targets = region_arrays(slot, layouts)
         pull = PendingPull(shards, self._wake, span)
         try:
             pull.start(pushes.stamp_of(request.stamp), request.ahead)
@@ -248,7 +257,7 @@ class LaneCalls:
         os.eventfd_read(self._awake)
         return time.perf_counter() - start
 
-    def _send_values(self, answers: Sequence[Answer], *, headers_only: bool, last: bool) -> None:
+    def _send_values(self, answers: Sequence[PullGrant], *, headers_only: bool, last: bool) -> None:
         sent = self._service.sent(self._transport)
 
         def counted(messages: Iterator[tuple[list[Buffer], int]]) -> Iterator[list[Buffer]]:
@@ -260,7 +269,9 @@ class LaneCalls:
             nbytes = sum(answer.shard.layout.nbytes for answer in answers)
             self._lane.stream(Frame.VALUES, counted(messages), end=last, within_s=transfer_s(nbytes))
 
-    def _write_values(self, answers: Sequence[Answer], targets: Mapping[ArenaKey, np.ndarray], *, last: bool) -> None:
+    def _write_values(
+        self, answers: Sequence[PullGrant], targets: Mapping[ArenaKey, np.ndarray], *, last: bool
+    ) -> None:
         keys = arenas_of(answer.shard.layout for answer in answers)
         with read(answers) as (headers, snapshots):
             values = chain.from_iterable(snapshot.values for snapshot in snapshots)
@@ -269,15 +280,15 @@ class LaneCalls:
         self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)
 
     def _push(self, payload: memoryview) -> None:
-        stream = _Stream(self._lane)
+        stream = _ChunkFrames(self._lane)
 
         def read() -> tuple[pb.PushHeader, pushes.Source]:
             first, chunks = decode_push(payload)
             header = required(first)
             slot = self._slot(header.slot) if header.slot else None
             if slot is not None:
-                return header, pushes.from_slot(slot, self._service.received("shared_memory"))
-            return header, pushes.from_wire(chunks, stream.take, self._service.received(self._transport))
+                return header, pushes.from_region(slot, self._service.received("shared_memory"))
+            return header, pushes.from_chunks(chunks, stream.take, self._service.received(self._transport))
 
         try:
             reply = self._service.push(read)
@@ -307,7 +318,7 @@ class LaneCalls:
             raise errors.BadRequest(f"the memory that {self._lane.peer} shares is lost: {error}") from None
 
 
-class _Stream:
+class _ChunkFrames:
     """The rest of a push: frames with chunks, and an END."""
 
     def __init__(self, lane: Connection) -> None:

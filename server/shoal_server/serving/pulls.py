@@ -16,7 +16,7 @@ from shoal_server.shards import Shard, Snapshot, Stamp
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PullGrant:
     """A shard lets a pull through: its worker is to take this step next."""
 
     shard: Shard
@@ -37,7 +37,7 @@ class _Ticket:
     shard: Shard
 
     def answer(self, step: int) -> None:
-        self.pull.answered(Answer(self.shard, step))
+        self.pull.answered(PullGrant(self.shard, step))
 
     def refuse(self, error: errors.ShoalError) -> None:
         self.pull.refused(error)
@@ -59,7 +59,7 @@ class PendingPull:
         self._wake = wake
         self._waiting = span.child("wait")
         self._lock = threading.Lock()  # guards what follows; taken after no shard's lock and before none
-        self._answers: list[Answer] = []
+        self._answers: list[PullGrant] = []
         self._error: errors.ShoalError | None = None
         self._unanswered = len(shards)
 
@@ -71,7 +71,7 @@ class PendingPull:
         except errors.ShoalError as error:
             self.refused(error)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: PullGrant) -> None:
         """A shard lets this pull through."""
         with self._lock:
             self._answers.append(answer)
@@ -88,7 +88,7 @@ class PendingPull:
         self._waiting.end(error)
         self._wake()
 
-    def take(self) -> list[Answer]:
+    def take(self) -> list[PullGrant]:
         """What has been answered since the last time.
 
         Raises:
@@ -114,7 +114,7 @@ class PendingPull:
 
 
 @contextmanager
-def read(answers: Sequence[Answer]) -> Iterator[tuple[list[header_pb2.ShardHeader], list[Snapshot]]]:
+def read(answers: Sequence[PullGrant]) -> Iterator[tuple[list[header_pb2.ShardHeader], list[Snapshot]]]:
     """What the reply says of each shard, and the values to send, which stay as they are until `with` ends."""
     with ExitStack() as reading:
         snapshots = [reading.enter_context(answer.shard.read()) for answer in answers]
@@ -122,7 +122,7 @@ def read(answers: Sequence[Answer]) -> Iterator[tuple[list[header_pb2.ShardHeade
 
 
 @contextmanager
-def replies(answers: Sequence[Answer], *, headers_only: bool) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
+def replies(answers: Sequence[PullGrant], *, headers_only: bool) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
     """The messages that answer a pull of these shards: each in pieces, and the bytes of its chunks.
 
     They are good until `with` ends: they lie in the shards' own memory.

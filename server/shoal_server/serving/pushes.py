@@ -11,13 +11,13 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire import (
     Aggregation,
     ArenaKey,
+    ArenaRange,
     Assembler,
     Chunk,
     Cursor,
-    Run,
     arenas_of,
-    slot_arrays,
-    slot_offsets,
+    region_arrays,
+    region_offsets,
     storage_dtype,
 )
 from shoal.v1 import header_pb2
@@ -27,7 +27,7 @@ from shoal_server.shards import AnswerPush, Payload, Shard, ShardStore, Stamp
 
 
 @dataclass(frozen=True, slots=True)
-class ShardAnswer:
+class ShardPushResult:
     """What a shard answers to a push."""
 
     shard: Shard
@@ -50,7 +50,7 @@ def stamp_of(message: header_pb2.Stamp) -> Stamp:
     return Stamp(message.worker, message.incarnation, message.step)
 
 
-def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[ShardAnswer]:
+def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[ShardPushResult]:
     """Receives a push, stages it on all its shards, and commits it if its header says so.
 
     Raises:
@@ -62,12 +62,12 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sh
         return _received(store, header, source)
 
 
-def _received(store: ShardStore, header: pb.PushHeader, source: Source) -> list[ShardAnswer]:
+def _received(store: ShardStore, header: pb.PushHeader, source: Source) -> list[ShardPushResult]:
     shards = store.shards(header.stamp.job, header.shards, header.stamp.generation)
     stamp = stamp_of(header.stamp)
     known = [shard.answer_to(stamp) for shard in shards]
     if all(known):  # a repeat: what it carries is not even read
-        return [ShardAnswer(shard, answer) for shard, answer in zip(shards, known, strict=True) if answer]
+        return [ShardPushResult(shard, answer) for shard, answer in zip(shards, known, strict=True) if answer]
     if len(header.versions) != len(shards):
         raise errors.BadRequest(
             f"a push to {len(shards)} shards carries {len(header.versions)} versions; send one each"
@@ -86,10 +86,10 @@ def _received(store: ShardStore, header: pb.PushHeader, source: Source) -> list[
     if header.commit:
         with store.gate(header.stamp.job).passing():
             answers = [shard.commit(stamp) for shard in shards]
-    return [ShardAnswer(shard, answer) for shard, answer in zip(shards, answers, strict=True)]
+    return [ShardPushResult(shard, answer) for shard, answer in zip(shards, answers, strict=True)]
 
 
-def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardAnswer]:
+def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardPushResult]:
     """Commits a push that is staged.
 
     Raises:
@@ -99,10 +99,10 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardAnswer]:
     shards = store.shards(request.stamp.job, request.shards, request.stamp.generation)
     stamp = stamp_of(request.stamp)
     with _tracing.served("Commit", request.stamp), store.gate(request.stamp.job).passing():
-        return [ShardAnswer(shard, shard.commit(stamp)) for shard in shards]
+        return [ShardPushResult(shard, shard.commit(stamp)) for shard in shards]
 
 
-def reply_of(answers: Sequence[ShardAnswer], on_answer: Callable[[AnswerPush], None]) -> pb.PushReply:
+def reply_of(answers: Sequence[ShardPushResult], on_answer: Callable[[AnswerPush], None]) -> pb.PushReply:
     """The message that answers a push or a commit.
 
     Args:
@@ -134,7 +134,7 @@ def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sha
     return shards
 
 
-def from_wire(
+def from_chunks(
     first: Sequence[Chunk],
     rest: Callable[[Assembler], Iterable[tuple[pb.PushRequest, int]]],
     on_received: Callable[[int], object],
@@ -149,7 +149,7 @@ def from_wire(
 
     def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
         staged = _Staged(shards, aggregations, memory)
-        runs = {key: [Run(0, array.size, array)] for key, array in staged.arrays.items()}
+        runs = {key: [ArenaRange(0, array.size, array)] for key, array in staged.arrays.items()}
         assembler = Assembler(staged.arenas, runs, conversions.receive, kernels.all_finite)
         for chunk in first:
             assembler.add(chunk)
@@ -166,7 +166,7 @@ def from_wire(
     return source
 
 
-def from_slot(slot: np.ndarray, on_received: Callable[[int], object] = lambda _: None) -> Source:
+def from_region(slot: np.ndarray, on_received: Callable[[int], object] = lambda _: None) -> Source:
     """What lies in a slot of shared memory.
 
     It is copied before anything looks at it: its owner may write to it at any time, by mistake or not.
@@ -178,12 +178,12 @@ def from_slot(slot: np.ndarray, on_received: Callable[[int], object] = lambda _:
 
     def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
         layouts = [shard.layout for shard in shards]
-        _, end = slot_offsets(layouts)
+        _, end = region_offsets(layouts)
         if end > slot.size:
             raise errors.BadRequest(f"a push of {end} bytes does not fit into a slot of {slot.size}")
         staged = _Staged(shards, aggregations, memory)
         on_received(sum(arena.nbytes for arena in staged.arenas.values()))
-        arrived = slot_arrays(slot, layouts, aggregations)
+        arrived = region_arrays(slot, layouts, aggregations)
         bad = conversions.receive_all([(staged.arrays[key], elements) for key, elements in arrived.items()])
         if bad is not None:
             raise staged.non_finite([*arrived][bad])

@@ -29,7 +29,7 @@ def unregister(name: str) -> None:
     _registry.unregister(name)
 
 
-class Endpoints(Endpoint):
+class EndpointGroup(Endpoint):
     """The server halves of all registered transports, on one server.
 
     Args:
@@ -78,4 +78,4 @@ class Endpoints(Endpoint):
             endpoint.stop()
 
 
-__all__ = ["Endpoints", "register", "unregister"]
+__all__ = ["EndpointGroup", "register", "unregister"]

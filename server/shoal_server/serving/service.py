@@ -81,7 +81,7 @@ class DataService:
         """Returns what counts the bytes of gradients and values that a transport receives; see `sent`."""
         return self.metrics.received[transport]
 
-    def _reply(self, answers: Sequence[pushes.ShardAnswer]) -> pb.PushReply:
+    def _reply(self, answers: Sequence[pushes.ShardPushResult]) -> pb.PushReply:
         return pushes.reply_of(answers, self.metrics.answered)
 
 

@@ -8,9 +8,9 @@ from shoal import _rpc, consistency, optim, variables
 from shoal._wire import ShardLayout
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
-from shoal_server.checkpoints import Saver, cut_session
+from shoal_server.checkpoints import CheckpointWriter, cut_session
 from shoal_server.serving.endpoint import Endpoint
-from shoal_server.shards import JobTerms, ShardStore
+from shoal_server.shards import JobShardConfig, ShardStore
 
 SERVICE = "shoal.v1.ParameterServer"
 
@@ -26,9 +26,9 @@ class ParameterServerServicer:
         saver: writes checkpoints.
     """
 
-    def __init__(self, store: ShardStore, endpoints: Endpoint, *, saver: Saver | None = None) -> None:
+    def __init__(self, store: ShardStore, endpoints: Endpoint, *, saver: CheckpointWriter | None = None) -> None:
         self._store, self._endpoints = store, endpoints
-        self._saver = saver or Saver(None)
+        self._saver = saver or CheckpointWriter(None)
         for method, handler in endpoints.handlers().items():
             setattr(self, method, handler)
 
@@ -41,7 +41,7 @@ class ParameterServerServicer:
     @_rpc.servicer
     def CreateShards(self, request: pb.CreateShardsRequest, context: grpc.ServicerContext) -> pb.CreateShardsReply:
         job_variables = dict(variables.from_proto(variable) for variable in request.variables)
-        terms = JobTerms(
+        terms = JobShardConfig(
             name=request.job,
             generation=request.generation,
             variables=job_variables,
@@ -77,13 +77,13 @@ class ParameterServerServicer:
         return pb.ReleaseWorkerReply()
 
     @_rpc.servicer
-    def Hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldReply:
+    def HoldCommits(self, request: pb.HoldCommitsRequest, context: grpc.ServicerContext) -> pb.HoldCommitsReply:
         return cut_session.hold(self._store, self._saver, request)
 
     @_rpc.servicer
-    def GiveUpHold(self, request: pb.GiveUpHoldRequest, context: grpc.ServicerContext) -> pb.GiveUpHoldReply:
+    def ResumeCommits(self, request: pb.ResumeCommitsRequest, context: grpc.ServicerContext) -> pb.ResumeCommitsReply:
         cut_session.give_up(self._store, request)
-        return pb.GiveUpHoldReply()
+        return pb.ResumeCommitsReply()
 
     @_rpc.servicer
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:

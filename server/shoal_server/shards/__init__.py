@@ -6,8 +6,8 @@
 
 from shoal_server.shards.arena import Arena
 from shoal_server.shards.commit_gate import MAX_PAUSE_S
-from shoal_server.shards.events import AnswerPush, Progress
-from shoal_server.shards.shard import Cut, JobTerms, Payload, Shard, Stamp
+from shoal_server.shards.events import AnswerPush, WorkerProgress
+from shoal_server.shards.shard import Cut, JobShardConfig, Payload, Shard, Stamp
 from shoal_server.shards.snapshot import Snapshot
 from shoal_server.shards.store import ShardStore
 
@@ -16,11 +16,11 @@ __all__ = [
     "AnswerPush",
     "Arena",
     "Cut",
-    "JobTerms",
+    "JobShardConfig",
     "Payload",
-    "Progress",
     "Shard",
     "ShardStore",
     "Snapshot",
     "Stamp",
+    "WorkerProgress",
 ]

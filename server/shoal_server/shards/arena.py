@@ -41,7 +41,7 @@ class Arena:
         self._rule: update_rules.UpdateRule | None = None
         if layout.aggregation is Aggregation.TRAINABLE:
             self._rule = update_rules.rule_for(optimizer)
-            self._segments = update_rules.segments_for(sizes, optimizer)
+            self._segments = update_rules.decay_ranges_for(sizes, optimizer)
             self.slots = {
                 name: arrays.full(layout.elements, self._rule.initial(name), dtype) for name in self._rule.slots
             }

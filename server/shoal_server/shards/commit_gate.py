@@ -13,7 +13,7 @@ HOLD_S = 2.0
 MAX_PAUSE_S = 60.0
 
 
-class Gate:
+class CommitGate:
     """Lets commits pass, but while a cut holds it.
 
     A cut takes two calls to each server (`Hold`, `Save`). Between them no commit begins on any, so what is committed on
@@ -108,4 +108,4 @@ class Gate:
         return min(self._until - self._clock(), MAX_PAUSE_S)
 
 
-__all__ = ["HOLD_S", "MAX_PAUSE_S", "Gate"]
+__all__ = ["HOLD_S", "MAX_PAUSE_S", "CommitGate"]

@@ -28,7 +28,7 @@ class Contribution:
 
 
 @dataclass(slots=True)
-class Clock:
+class WorkerClock:
     """What a shard knows of one admitted worker."""
 
     incarnation: int
@@ -45,14 +45,14 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PushDecision:
     """What a mode makes of a push."""
 
     accepted: bool
     applies: list[Apply] = field(default_factory=list)
 
 
-Clocks = Mapping[str, Clock]
+Clocks = Mapping[str, WorkerClock]
 
 
 def slowest(clocks: Clocks, default: int) -> int:
@@ -68,7 +68,7 @@ class Mode(ABC):
         """Whether a worker that has finished `step` steps may have the values now."""
 
     @abstractmethod
-    def take(self, contribution: Contribution, staleness: int) -> Taken:
+    def take(self, contribution: Contribution, staleness: int) -> PushDecision:
         """Takes in a push; the pusher's clock is set afterwards, by the caller."""
 
     def settle(self, clocks: Clocks) -> list[Apply]:
@@ -89,7 +89,7 @@ class Mode(ABC):
         """The step at which a newcomer joins; `furthest` is the most steps any worker ever finished here."""
 
 
-class Asynchronous(Mode):
+class AsynchronousMode(Mode):
     """Applies each push when it comes; no pull waits."""
 
     def __init__(self, *, scale_by_staleness: bool) -> None:
@@ -99,11 +99,11 @@ class Asynchronous(Mode):
         del step, clocks
         return True
 
-    def take(self, contribution: Contribution, staleness: int) -> Taken:
+    def take(self, contribution: Contribution, staleness: int) -> PushDecision:
         if contribution.payload is None:
-            return Taken(accepted=True)
+            return PushDecision(accepted=True)
         scale = 1.0 / max(1, staleness) if self._scale_by_staleness else 1.0
-        return Taken(accepted=True, applies=[Apply((contribution,), scale)])
+        return PushDecision(accepted=True, applies=[Apply((contribution,), scale)])
 
     def next_step(self, steps: int) -> int:
         return steps
@@ -113,7 +113,7 @@ class Asynchronous(Mode):
         return slowest(clocks, furthest)
 
 
-class BoundedStaleness(Asynchronous):
+class BoundedStalenessMode(AsynchronousMode):
     """As asynchronous, but a pull waits until the slowest worker is within `bound` steps (Ho et al., NIPS 2013)."""
 
     def __init__(self, bound: int) -> None:
@@ -124,7 +124,7 @@ class BoundedStaleness(Asynchronous):
         return step - slowest(clocks, step) <= self._bound
 
 
-class Synchronous(Mode):
+class SynchronousMode(Mode):
     """Collects each step's contributions and applies their mean once the step closes.
 
     The open step closes when something was contributed and no more admitted workers still owe it (have not finished
@@ -142,13 +142,13 @@ class Synchronous(Mode):
         del clocks
         return step <= self._open_step
 
-    def take(self, contribution: Contribution, staleness: int) -> Taken:
+    def take(self, contribution: Contribution, staleness: int) -> PushDecision:
         del staleness
         if contribution.step < self._open_step:
-            return Taken(accepted=False)
+            return PushDecision(accepted=False)
         if contribution.payload is not None:
             self._held[contribution.rank, contribution.incarnation] = contribution
-        return Taken(accepted=True)
+        return PushDecision(accepted=True)
 
     def settle(self, clocks: Clocks) -> list[Apply]:
         self._crew = max(self._crew, len(clocks))
@@ -183,9 +183,9 @@ def mode_for(spec: consistency.Consistency) -> Mode:
     """A fresh enforcement of what a job asks for."""
     match spec:
         case consistency.Synchronous(backup_workers):
-            return Synchronous(backup_workers)
+            return SynchronousMode(backup_workers)
         case consistency.Asynchronous(scale_by_staleness):
-            return Asynchronous(scale_by_staleness=scale_by_staleness)
+            return AsynchronousMode(scale_by_staleness=scale_by_staleness)
         case consistency.BoundedStaleness(bound):
-            return BoundedStaleness(bound)
+            return BoundedStalenessMode(bound)
     raise TypeError(f"no enforcement for {spec!r}")

@@ -83,7 +83,7 @@ class ValuesAssigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WorkerProgress:
     """How far an admitted worker has come on a shard.
 
     Attributes:
@@ -96,26 +96,28 @@ class Progress:
     committed: int
     finished: int
 
-    def joined(self, other: "Progress") -> "Progress":
+    def joined(self, other: "WorkerProgress") -> "WorkerProgress":
         """The furthest of two; of a later life, that one's."""
         if self.incarnation != other.incarnation:
             return max(self, other, key=lambda progress: progress.incarnation)
-        return Progress(self.incarnation, max(self.committed, other.committed), max(self.finished, other.finished))
+        return WorkerProgress(
+            self.incarnation, max(self.committed, other.committed), max(self.finished, other.finished)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class CutMade:
+class CutRequested:
     """A checkpoint is taken here: what is committed on any server counts before it.
 
     Attributes:
         progress: of each worker, on the servers where it is furthest.
     """
 
-    progress: Mapping[str, Progress]
+    progress: Mapping[str, WorkerProgress]
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class ValuesRestored:
     """The values are those of a checkpoint, before anybody is admitted."""
 
     version: int
@@ -131,8 +133,8 @@ Event = (
     | PushStaged
     | PushCommitted
     | ValuesAssigned
-    | CutMade
-    | Restored
+    | CutRequested
+    | ValuesRestored
 )
 
 # Effects, besides `Apply`.

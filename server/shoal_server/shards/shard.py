@@ -33,7 +33,7 @@ class PullTicket(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class JobTerms:
+class JobShardConfig:
     """What all shards of a job have in common."""
 
     name: str
@@ -77,7 +77,7 @@ class Shard:
 
     def __init__(
         self,
-        terms: JobTerms,
+        terms: JobShardConfig,
         layout: ShardLayout,
         on_apply: Callable[[float], None] = lambda _: None,
         memory: BufferPool | None = None,
@@ -195,19 +195,19 @@ class Shard:
         with self._opened():
             return self._latest().begin()
 
-    def progress(self) -> Mapping[str, events.Progress]:
+    def progress(self) -> Mapping[str, events.WorkerProgress]:
         """How far each admitted worker has come here."""
         with self._opened():
             return self._state.progress()
 
-    def cut(self, progress: Mapping[str, events.Progress]) -> Cut:
+    def cut(self, progress: Mapping[str, events.WorkerProgress]) -> Cut:
         """Takes a checkpoint: begins to save what there is now, with all that is committed on any server.
 
         Args:
             progress: of each worker, on the servers where it is furthest.
         """
         begun: list[Snapshot] = []
-        effects = self._handle(events.CutMade(progress), then=lambda: begun.append(self._latest().begin_saving()))
+        effects = self._handle(events.CutRequested(progress), then=lambda: begun.append(self._latest().begin_saving()))
         return Cut(_only(effects, events.AnswerCut), begun[0])
 
     def restore(self, version: int, step: int, read: Callable[["Arena"], None]) -> None:
@@ -222,7 +222,7 @@ class Shard:
             BadRequest: training has begun.
         """
         with self._opened():
-            self._state.handle(events.Restored(version, step))
+            self._state.handle(events.ValuesRestored(version, step))
             self._leave_to_readers()
             try:
                 for arena in self._arenas:

@@ -10,27 +10,27 @@ from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire import Cursor
-from shoal_server.shards.consistency import Apply, Clock, Contribution, Mode, slowest
+from shoal_server.shards.consistency import Apply, Contribution, Mode, WorkerClock, slowest
 from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerCut,
     AnswerFence,
     AnswerPull,
     AnswerPush,
-    CutMade,
+    CutRequested,
     Effect,
     Event,
     Overwrite,
-    Progress,
     PullAbandoned,
     PullRequested,
     PushCommitted,
     PushStaged,
     RefusePull,
-    Restored,
     ValuesAssigned,
+    ValuesRestored,
     WorkerAdmitted,
     WorkerFenced,
+    WorkerProgress,
     WorkerReleased,
 )
 
@@ -83,7 +83,7 @@ class ShardState:
     name: str
     mode: Mode
     version: int = 0  # updates applied; never falls
-    clocks: dict[str, Clock] = field(default_factory=dict)  # the admitted workers, fenced ones until released
+    clocks: dict[str, WorkerClock] = field(default_factory=dict)  # the admitted workers, fenced ones until released
     furthest: int = 0  # the most steps any worker ever finished; at least every clock
     history: deque[Admission] = field(default_factory=lambda: deque(maxlen=HISTORY))
     # Worker -> newest incarnation that is refused; the latest FENCED_WORKERS, in order of fencing.
@@ -121,9 +121,9 @@ class ShardState:
                 return self._worker_released(event)
             case ValuesAssigned():
                 return self._values_assigned()
-            case CutMade():
+            case CutRequested():
                 return self._cut_made(event)
-            case Restored():
+            case ValuesRestored():
                 return self._restored(event)
 
     def answer_to(self, worker: str, incarnation: int, step: int) -> AnswerPush | None:
@@ -146,10 +146,10 @@ class ShardState:
             )
         return None
 
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, WorkerProgress]:
         """How far each admitted worker has come here."""
         return {
-            worker: Progress(clock.incarnation, self._committed(worker), clock.steps)
+            worker: WorkerProgress(clock.incarnation, self._committed(worker), clock.steps)
             for worker, clock in self.clocks.items()
         }
 
@@ -197,7 +197,7 @@ class ShardState:
                 worker=event.worker,
             )
         entry = self.mode.entry_step(self.clocks, self.furthest)
-        self.clocks[event.worker] = Clock(event.incarnation, event.rank, entry)
+        self.clocks[event.worker] = WorkerClock(event.incarnation, event.rank, entry)
         return [*self._settle(), AnswerAdmission(entry)]
 
     def _worker_fenced(self, event: WorkerFenced) -> list[Effect]:
@@ -287,7 +287,7 @@ class ShardState:
             raise errors.BadRequest(f"{self.name}: values are assigned before training begins, not during")
         return [Overwrite()]
 
-    def _cut_made(self, event: CutMade) -> list[Effect]:
+    def _cut_made(self, event: CutRequested) -> list[Effect]:
         effects: list[Effect] = []
         for worker, progress in event.progress.items():
             clock = self.clocks.get(worker)
@@ -304,7 +304,7 @@ class ShardState:
         step = self.mode.entry_step(self.clocks, self.furthest)
         return [*effects, AnswerCut(self.version, step, dict(self._cursors))]
 
-    def _restored(self, event: Restored) -> list[Effect]:
+    def _restored(self, event: ValuesRestored) -> list[Effect]:
         # A coordinator that came back may do it again.
         if self.clocks or self.history:
             raise errors.BadRequest(f"{self.name}: a checkpoint is restored before training begins, not during")
@@ -312,7 +312,7 @@ class ShardState:
         self.mode.resume(event.step)
         return [Overwrite()]
 
-    def _commit(self, worker: str, clock: Clock) -> list[Effect]:
+    def _commit(self, worker: str, clock: WorkerClock) -> list[Effect]:
         staged = self._staged.pop(worker)
         staleness = max(0, self.version - staged.version) if staged.payload is not None else 0
         self._record("push", worker, staged.step)
@@ -331,7 +331,7 @@ class ShardState:
         self._answered[worker] = _Answered(staged.step, answer)
         return [*effects, answer]
 
-    def _pass_by(self, clock: Clock, step: int) -> list[Effect]:
+    def _pass_by(self, clock: WorkerClock, step: int) -> list[Effect]:
         """A worker that pulls at a step is through with those before it, here too.
 
         A newcomer begins at the largest entry step of all shards, and who was late goes on at the largest open step:
@@ -344,7 +344,7 @@ class ShardState:
         self._advance(clock, step)
         return self._settle()
 
-    def _advance(self, clock: Clock, steps: int) -> None:
+    def _advance(self, clock: WorkerClock, steps: int) -> None:
         clock.steps = max(clock.steps, steps)
         self.furthest = max(self.furthest, clock.steps)
 
@@ -376,7 +376,7 @@ class ShardState:
     def _record(self, kind: Literal["pull", "push"], worker: str, step: int) -> None:
         self.history.append(Admission(kind, worker, step, slowest(self.clocks, step), self.version))
 
-    def _admitted(self, worker: str, incarnation: int) -> Clock:
+    def _admitted(self, worker: str, incarnation: int) -> WorkerClock:
         clock = self.clocks.get(worker)
         if not clock or clock.incarnation != incarnation or incarnation <= self._fenced.get(worker, 0):
             raise self._not_admitted(worker, incarnation)

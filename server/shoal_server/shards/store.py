@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
-from shoal_server.shards.commit_gate import Gate
-from shoal_server.shards.shard import JobTerms, Shard
+from shoal_server.shards.commit_gate import CommitGate
+from shoal_server.shards.shard import JobShardConfig, Shard
 
 # Of memory that was used for gradients and is free: the most that is kept, and for how long. What is kept saves the
 # next push its page faults, which cost more than its copy.
@@ -30,10 +30,10 @@ class ShardStore:
         self._creating = threading.Lock()  # held while shards are allocated: a repeated call finds what the first made
         self._lock = threading.Lock()  # guards _jobs and _allocating; taken after _creating
         self._allocating = ""  # the job that `create` is at work on; "" once that was dropped
-        self._jobs: dict[str, tuple[JobTerms, dict[int, Shard]]] = {}
-        self._gates: dict[str, Gate] = {}  # as long as the job is there
+        self._jobs: dict[str, tuple[JobShardConfig, dict[int, Shard]]] = {}
+        self._gates: dict[str, CommitGate] = {}  # as long as the job is there
 
-    def create(self, terms: JobTerms, layouts: Iterable[ShardLayout]) -> int:
+    def create(self, terms: JobShardConfig, layouts: Iterable[ShardLayout]) -> int:
         """Hosts shards of a job, and says how many bytes they take. Those there already, at this generation, stay.
 
         Raises:
@@ -60,7 +60,7 @@ class ShardStore:
                 self._jobs[terms.name] = (terms, shards)
                 replaced = held is not None and held[0].generation < terms.generation
                 gate = self._gates.pop(terms.name, None) if replaced else None
-                self._gates.setdefault(terms.name, Gate())
+                self._gates.setdefault(terms.name, CommitGate())
         if held and replaced:
             self._close(held[1].values(), gate)
         return sum(shard.nbytes for shard in shards.values())
@@ -101,7 +101,7 @@ class ShardStore:
             raise errors.UnknownShard(f"this server does not host shards {missing} of {job}; it has {sorted(held)}")
         return [held[index] for index in indices]
 
-    def gate(self, job: str) -> Gate:
+    def gate(self, job: str) -> CommitGate:
         """What commits of a job pass.
 
         Raises:
@@ -114,7 +114,7 @@ class ShardStore:
             raise errors.UnknownJob(f"job {job!r} was dropped from this server")
         return gate
 
-    def terms(self, job: str, generation: int) -> JobTerms:
+    def terms(self, job: str, generation: int) -> JobShardConfig:
         """What a job's shards have in common.
 
         Raises:
@@ -149,7 +149,7 @@ class ShardStore:
         queues = [shard.queues for shard in self.everything()]
         return sum(waiting for waiting, _ in queues), sum(staged for _, staged in queues)
 
-    def _known(self, job: str) -> tuple[JobTerms, dict[int, Shard]]:
+    def _known(self, job: str) -> tuple[JobShardConfig, dict[int, Shard]]:
         with self._lock:
             held = self._jobs.get(job)
         if held is None:
@@ -165,7 +165,7 @@ class ShardStore:
         )
 
     @staticmethod
-    def _close(shards: Iterable[Shard], gate: Gate | None) -> None:
+    def _close(shards: Iterable[Shard], gate: CommitGate | None) -> None:
         for shard in shards:
             shard.close()
         if gate:

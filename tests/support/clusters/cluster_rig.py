@@ -22,16 +22,16 @@ from shoal_coordinator.cluster import Cluster, ClusterPolicy
 from shoal_coordinator.job import Ledger
 from shoal_coordinator.messages import (
     AdmitWorker,
-    CountCheckpoints,
+    CommitCheckpoint,
     CreateShards,
     DropShards,
     Effect,
     JobRef,
     Registration,
     RemoveWorker,
-    Restored,
+    RestoredCheckpoint,
+    ScanCheckpoints,
     TakeCut,
-    WriteCheckpoint,
     events,
 )
 from shoal_coordinator.persistence import ClusterRecords, restored
@@ -69,7 +69,7 @@ class Rig:
     performed: list[Effect] = field(default_factory=list)
     lives: dict[str, int] = field(default_factory=dict)
     processes: int = 0
-    saved: dict[tuple[str, int], events.CutMade] = field(default_factory=dict)  # whole checkpoints
+    saved: dict[tuple[str, int], events.CutTaken] = field(default_factory=dict)  # whole checkpoints
     away: str = ""  # why they cannot be read
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class Rig:
 
     def drain(self, name: str) -> Any:
         """A server is told to go; the jobs that it has to wait for."""
-        return self.handle(events.ServerDrained(name, self.lives[name]))
+        return self.handle(events.DrainRequested(name, self.lives[name]))
 
     def leave(self, name: str) -> None:
         self.handle(events.MemberLeft(name, self.lives[name]))
@@ -166,7 +166,7 @@ class Rig:
 
     def ask(self, name: str, worker: str, step: int, *, through: bool = False) -> Any:
         part = self.part(name, worker)
-        return self.handle(events.EvaluationAsked(name, worker, self.lives[worker], step, through, part))
+        return self.handle(events.EvaluationClaimed(name, worker, self.lives[worker], step, through, part))
 
     def evaluate(self, name: str, worker: str, number: int, **values: Any) -> Any:
         """Reports an evaluation; what follows for the worker."""
@@ -186,12 +186,12 @@ class Rig:
             done.append(effect)
             if isinstance(effect, CreateShards):
                 self.create(effect)
-            elif isinstance(effect, CountCheckpoints):
-                self.handle(events.CheckpointsCounted(effect.job, self.largest(effect.job.name), effect=effect.number))
+            elif isinstance(effect, ScanCheckpoints):
+                self.handle(events.CheckpointsScanned(effect.job, self.largest(effect.job.name), effect=effect.number))
             elif isinstance(effect, TakeCut):
                 self.cut(effect, step)
-            elif isinstance(effect, WriteCheckpoint):
-                self.write_checkpoint(effect)
+            elif isinstance(effect, CommitCheckpoint):
+                self.commit_checkpoint(effect)
             elif isinstance(effect, AdmitWorker):
                 self.handle(events.WorkerAdmitted(effect.job, effect.assignment, step, effect=effect.number))
             else:
@@ -204,7 +204,7 @@ class Rig:
     def create(self, effect: Any) -> None:
         restored = None
         if effect.sources and self.away:
-            self.handle(events.RestorePutOff(effect.job, self.away, effect=effect.number))
+            self.handle(events.RestoreDeferred(effect.job, self.away, effect=effect.number))
             return
         if effect.sources:
             source = effect.sources[0]
@@ -212,7 +212,7 @@ class Rig:
             source = replace(source, number=source.number or newest)
             cut = self.saved[source.job, source.number]
             names = frozenset(effect.placement.variables)
-            restored = Restored(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
+            restored = RestoredCheckpoint(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
         self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
 
     def largest(self, name: str) -> int:
@@ -226,7 +226,7 @@ class Rig:
             self.handle(events.CheckpointFailed(effect.job, error.message, effect=effect.number))
             return
         data = Ledger.from_proto(held.ledger).settled({}, held.ranks) if held.ledger else None
-        cut = events.CutMade(
+        cut = events.CutTaken(
             effect.job,
             effect.checkpoint,
             step,
@@ -239,13 +239,13 @@ class Rig:
         )
         self.handle(cut)
 
-    def write_checkpoint(self, effect: Any) -> None:
+    def commit_checkpoint(self, effect: Any) -> None:
         cut = effect.cut
         self.saved[effect.job.name, cut.number] = cut
         saved = SavedCheckpoint(cut.number, cut.step, 100, cut.time)
         best = effect.best.number if effect.best else 0
         last = bool(cut.held_by)
-        self.handle(events.CheckpointWritten(effect.job, saved, best=best, last=last, effect=effect.number))
+        self.handle(events.CheckpointCommitted(effect.job, saved, best=best, last=last, effect=effect.number))
 
     def start(
         self, name: str, *workers: str, variables: Mapping[str, Variable] = VARIABLES, examples: int = 100
@@ -371,12 +371,12 @@ class Voyage(RuleBasedStateMachine):
     def perform_one(self, fails: bool, lost: bool) -> None:
         if self.rig.pending:
             effect = self.rig.pending[0]
-            if fails and isinstance(effect, CountCheckpoints | TakeCut | WriteCheckpoint):
+            if fails and isinstance(effect, ScanCheckpoints | TakeCut | CommitCheckpoint):
                 self.rig.pending.pop(0)
                 self.rig.handle(events.CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
             elif fails and isinstance(effect, CreateShards) and effect.sources:
                 self.rig.pending.pop(0)
-                self.rig.handle(events.RestorePutOff(effect.job, "the storage is away", effect=effect.number))
+                self.rig.handle(events.RestoreDeferred(effect.job, "the storage is away", effect=effect.number))
             elif fails and not isinstance(effect, DropShards):
                 self.rig.pending.pop(0)
                 self.rig.handle(events.EffectFailed(effect.job, "it went wrong", lost=lost, effect=effect.number))

@@ -104,8 +104,8 @@ class Rig:
         config = CoordinatorConfig(
             listen=listen,
             store=self.store,
-            lease_s=LEASE_S,
-            heartbeat_s=0.1,
+            heartbeat_timeout_s=LEASE_S,
+            heartbeat_interval_s=0.1,
             max_watchers=MAX_WATCHERS,
             threads=4,
             checkpoints=self.checkpoints,

@@ -56,7 +56,9 @@ class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
     def Register(self, request: Any, context: Any) -> Any:
         self.incarnation += 1
         self.record.add(request)
-        return coordinator_pb2.RegisterReply(incarnation=self.incarnation, lease_s=5.0, heartbeat_s=0.05)
+        return coordinator_pb2.RegisterReply(
+            incarnation=self.incarnation, heartbeat_timeout_s=5.0, heartbeat_interval_s=0.05
+        )
 
     @_rpc.servicer
     def Heartbeat(self, request: Any, context: Any) -> Any:

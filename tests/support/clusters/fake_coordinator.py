@@ -113,7 +113,9 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
     @_rpc.servicer
     def Register(self, request: Any, context: Any) -> Any:
         self.members[request.member] = self.members.get(request.member, 0) + 1
-        return coordinator_pb2.RegisterReply(incarnation=self.members[request.member], lease_s=1.0, heartbeat_s=0.02)
+        return coordinator_pb2.RegisterReply(
+            incarnation=self.members[request.member], heartbeat_timeout_s=1.0, heartbeat_interval_s=0.02
+        )
 
     @_rpc.servicer
     def Heartbeat(self, request: Any, context: Any) -> Any:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, consistency, optim
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.manifest import FileEntry, Manifest
-from shoal._checkpoint.storage_urls import open_folder
+from shoal._checkpoint.storage_urls import open_storage
 from shoal._training.parameters import ParameterClient
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.lane import Lane
@@ -20,15 +20,15 @@ from shoal.v1 import header_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
-from shoal_server.checkpoints.writer import Saver
+from shoal_server.checkpoints.writer import CheckpointWriter
 from shoal_server.metrics import ServerMetrics
 from shoal_server.pools import CallPool
 from shoal_server.serving.endpoint import EndpointConfig
-from shoal_server.serving.lane_endpoint import LaneServer
-from shoal_server.serving.registry import Endpoints
+from shoal_server.serving.lane_endpoint import LaneEndpoint
+from shoal_server.serving.registry import EndpointGroup
 from shoal_server.serving.service import DataService
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
-from shoal_server.shards.events import Progress
+from shoal_server.shards.events import WorkerProgress
 from shoal_server.shards.store import ShardStore
 
 
@@ -55,11 +55,11 @@ class ShardServers:
         checkpoints: Path | str | None = None,
     ) -> None:
         self._stack = ExitStack()
-        self._checkpoints = open_folder(str(checkpoints)) if checkpoints else None
+        self._checkpoints = open_storage(str(checkpoints)) if checkpoints else None
         self.registries: list[CollectorRegistry] = []
         self.stores: list[ShardStore] = []
-        self.lanes: list[LaneServer] = []
-        self.endpoints: list[Endpoints] = []
+        self.lanes: list[LaneEndpoint] = []
+        self.endpoints: list[EndpointGroup] = []
         self.addresses = [self._start(rpc_threads, max_lanes, stall_s) for _ in range(servers)]
         self.stubs = [self._stub(address) for address in self.addresses]
         given = {name: value for name, value in variables.items() if isinstance(value, np.ndarray)}
@@ -91,8 +91,8 @@ class ShardServers:
             committers=pools["commit"],
             stall_s=stall_s,
         )
-        endpoints = Endpoints(DataService(store, metrics), config)
-        saver = Saver(self._checkpoints, f"server-{len(self.stores)}")
+        endpoints = EndpointGroup(DataService(store, metrics), config)
+        saver = CheckpointWriter(self._checkpoints, f"server-{len(self.stores)}")
         self._stack.callback(saver.close)
         servicer = ParameterServerServicer(store, endpoints, saver=saver)
         server = _rpc.RpcServer("127.0.0.1:0", [(SERVICE, add_to_server, servicer)], threads=rpc_threads)
@@ -104,7 +104,7 @@ class ShardServers:
         endpoints.start(server.address)
         server.start()
         lanes = endpoints["lane"]
-        assert isinstance(lanes, LaneServer)
+        assert isinstance(lanes, LaneEndpoint)
         self.lanes.append(lanes)
         self.endpoints.append(endpoints)
         self.registries.append(registry)
@@ -144,17 +144,17 @@ class ShardServers:
         for stub in self.used_stubs:
             stub.ReleaseWorker(release)
 
-    def hold(self, cut: int = 1) -> dict[str, Progress]:
+    def hold(self, cut: int = 1) -> dict[str, WorkerProgress]:
         """The first half of a checkpoint's cut: by worker, how far it has come where it is furthest."""
-        furthest: dict[str, Progress] = {}
-        for reply in self.each("Hold", pb.HoldRequest(job="job", generation=1, cut=cut)):
+        furthest: dict[str, WorkerProgress] = {}
+        for reply in self.each("HoldCommits", pb.HoldCommitsRequest(job="job", generation=1, cut=cut)):
             for it in reply.workers:
-                progress = Progress(it.incarnation, it.committed, it.finished)
+                progress = WorkerProgress(it.incarnation, it.committed, it.finished)
                 furthest[it.worker] = furthest.get(it.worker, progress).joined(progress)
         return furthest
 
     def cut(
-        self, furthest: Mapping[str, Progress], *, number: int = 1, cut: int = 1, hold_s: float = 0.0
+        self, furthest: Mapping[str, WorkerProgress], *, number: int = 1, cut: int = 1, hold_s: float = 0.0
     ) -> list[pb.SavedShard]:
         """The second half: what it says of each shard."""
         workers = [
@@ -171,7 +171,7 @@ class ShardServers:
         for stub in self.used_stubs:
             reply = pb.CollectFilesReply()
             while not reply.done:
-                with _rpc.translated("server"):
+                with _rpc.as_shoal_errors("server"):
                     reply = stub.CollectFiles(pb.CollectFilesRequest(job="job", number=number, within_s=10))
             entries += [FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files]
         manifest = Manifest("job", number, 0.0, step, version, {}, (), tuple(entries))
@@ -200,7 +200,7 @@ class ShardServers:
 
     def each(self, method: str, request: Any) -> list[Any]:
         """Calls every server that hosts a shard."""
-        with _rpc.translated("server"):
+        with _rpc.as_shoal_errors("server"):
             return [getattr(stub, method)(request) for stub in self.used_stubs]
 
     @property
@@ -238,7 +238,7 @@ class ShardServers:
         """A lane to a server on which the test says what it likes."""
         offer = self.lanes[server].offer
         with RawLane(offer.address) as lane:
-            lane.welcome = lane.greet(pb.LaneHello(token=offer.token, segment=segment))
+            lane.welcome = lane.open_handshake(pb.LaneHello(token=offer.token, segment=segment))
             yield lane
 
     @property
@@ -290,7 +290,7 @@ class RawLane:
         self._lane = Lane.connect(*_rpc.parse_address(address), PARAMETER_SERVER, timeout_s=5.0)
         self.welcome = pb.LaneWelcome()
 
-    def greet(self, hello: pb.LaneHello) -> pb.LaneWelcome:
+    def open_handshake(self, hello: pb.LaneHello) -> pb.LaneWelcome:
         self.send(Frame.HELLO, hello.SerializeToString())
         return pb.LaneWelcome.FromString(self.answer(Frame.WELCOME))
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import shoal_nn
-from shoal_nn import Layer, Training
+from shoal_nn import Layer, TrainingContext
 from shoal_nn.models import resnet
 
-STEP = Training(0)
+STEP = TrainingContext(0)
 IMAGES = (2, 4, 3, 4)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from shoal_nn import Layer, Training
+from shoal_nn import Layer, TrainingContext
 from shoal_nn.layer import shape_of
 
 # The error of a central difference falls with the square of the step, that of rounding grows with its inverse.
@@ -30,7 +30,7 @@ def check_gradients(
     layer: Layer,
     x: np.ndarray | Mapping[str, np.ndarray],
     rng: np.random.Generator,
-    train: Any = Training(7),  # noqa: B008
+    train: Any = TrainingContext(7),  # noqa: B008
 ) -> None:
     """Raises AssertionError unless dx and all dparams are right within a relative error of 1e-6."""
     params, state = prepared(layer, rng, shape_of(x))

@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal._checkpoint import direct_io
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.slices import tensor_name
 from shoal._checkpoint.tensor_files import write_tensors
@@ -45,7 +45,7 @@ def values(number: int) -> np.ndarray:
 
 def write(root: Path, number: int) -> None:
     """All of a checkpoint."""
-    catalogue = Catalogue(LocalFolder(root))
+    catalogue = Catalogue(LocalStorage(root))
     kernel = values(number)
     entries = []
     for shard in range(SHARDS):

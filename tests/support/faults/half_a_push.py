@@ -14,8 +14,8 @@ import shoal
 from shoal import _rpc
 from shoal._training.parameters import Push
 from shoal._wire.layout import Aggregation
-from shoal._wire.packing import Complete
-from shoal._wire.transfer import Load
+from shoal._wire.packing import CompleteArrays
+from shoal._wire.transfer import PushPayload
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
 from support.scraping import sample
@@ -36,7 +36,7 @@ def main(address: str, job: str, *pairs: str) -> None:
         return parameter_server_pb2_grpc.ParameterServerStub(_rpc.channel(link.address))
 
     def requests(link: Any) -> Iterator[pb.PushRequest]:
-        load = Load(parameters._servers.packer, link.layouts, aggregations, Complete(gradients))
+        load = PushPayload(parameters._servers.packer, link.layouts, aggregations, CompleteArrays(gradients))
         push = Push(parameters.step, 1.0, parameters._versions, lambda _: load, aggregations)
         for message in load.requests(parameters._pusher.header(link, push, commit=False)):
             yield pb.PushRequest.FromString(b"".join(message))

@@ -18,11 +18,11 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._cli import main as shoal_main
 from shoal.events import Event
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.effects.server_calls import ServerCalls, Together
+from shoal_coordinator.effects.server_calls import ConcurrentCalls, ServerCalls
 
 # Of a checkpoint: calls to servers (`Hold`, `Save`, `CollectFiles`), the manifest, and what is written down of both
 # halves. Of the way back: calls (`CreateShards`, `Restore`), and what is written down of that.
-SAVING = ("Hold", "Save", "CutMade", "CollectFiles", "manifest", "CheckpointWritten")
+SAVING = ("HoldCommits", "Save", "CutTaken", "CollectFiles", "manifest", "CheckpointCommitted")
 RESTORING = ("CreateShards", "Restore", "ShardsCreated")
 # Of what those who watch are told: that a checkpoint, which is written down by then, has ended.
 TELLING = ("CheckpointEnded",)
@@ -98,7 +98,7 @@ def _die_before(step: str, doom: Path) -> None:
 
 
 def main(doom: Path) -> None:
-    _wrap(Together, "call", lambda method, *_: method, doom)
+    _wrap(ConcurrentCalls, "call", lambda method, *_: method, doom)
     _wrap(ServerCalls, "call", lambda _server, method, *_: method, doom)
     _wrap(Catalogue, "publish", lambda *_: "manifest", doom)
     _wrap(Coordinator, "report", lambda outcome: type(outcome).__name__, doom)

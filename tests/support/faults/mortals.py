@@ -227,7 +227,9 @@ class Doom:
 
 def serve(say: Say, doom: int = 0) -> None:
     end = Doom(doom, _SERVER_CODE) if doom else None
-    coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", heartbeat_s=0.1), CollectorRegistry())
+    coordinator = start_coordinator(
+        CoordinatorConfig(listen="127.0.0.1:0", heartbeat_interval_s=0.1), CollectorRegistry()
+    )
     address = Server(ServerConfig("server-0", coordinator.address), CollectorRegistry()).address
     placement = placement_on(address)
     request = pb.CreateShardsRequest(

@@ -106,7 +106,7 @@ class Gated(Program):
             pause.wait(0.01)
         seen = np.zeros(self.dataset.size, np.int64)
         np.add.at(seen, batch, 1)
-        return shoal.Step(0.0, {"w": np.ones(4, np.float32)}, updates={"seen": seen})
+        return shoal.StepOutput(0.0, {"w": np.ones(4, np.float32)}, updates={"seen": seen})
 
 
 class Accelerated(Program):
@@ -138,7 +138,7 @@ class Paced(Gated):
             self.computed.wait(self.seconds)
         seen = np.zeros(self.dataset.size, np.int64)
         np.add.at(seen, batch, 1)
-        return shoal.Step(0.0, {"w": np.ones(4, np.float32)}, updates={"seen": seen})
+        return shoal.StepOutput(0.0, {"w": np.ones(4, np.float32)}, updates={"seen": seen})
 
 
 class Marked(Paced):

@@ -27,4 +27,4 @@ class Line:
         error = x @ params["w"] - batch["y"]
         seen = np.zeros(len(self.dataset), np.int64)
         np.add.at(seen, batch["number"], 1)
-        return shoal.Step((error**2).mean(), {"w": 2 * x.T @ error / len(x)}, updates={"seen": seen})
+        return shoal.StepOutput((error**2).mean(), {"w": 2 * x.T @ error / len(x)}, updates={"seen": seen})

@@ -54,7 +54,7 @@ class Plane:
         gradients = {"w": x.T @ error / np.float32(len(y))}
         if self.ballast:
             gradients["ballast"] = np.ones(self.ballast, np.float32)
-        return shoal.Step((error**2).mean(), gradients, updates={"seen": seen})
+        return shoal.StepOutput((error**2).mean(), gradients, updates={"seen": seen})
 
 
 class Tuned(Plane):

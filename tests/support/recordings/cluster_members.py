@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from importlib.metadata import version
 
-from shoal._rpc.coordinator import CoordinatorClient, Membership
+from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
 from shoal._training.participant import Participant, Report
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.consistency import Asynchronous
@@ -25,7 +25,7 @@ class Worker:
         self.name = name
         request = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member=name, device="cpu")
         with pinned_draws():
-            self.membership = Membership(coordinator, request, on_reply=self._take)
+            self.membership = MembershipClient(coordinator, request, on_reply=self._take)
 
     def _take(self, reply: coordinator_pb2.HeartbeatReply) -> None:
         self._replies.append(reply)
@@ -37,7 +37,7 @@ class Worker:
 
     def beat(self) -> coordinator_pb2.HeartbeatReply:
         """Sends one heartbeat."""
-        self.membership.beat_now()
+        self.membership.heartbeat_now()
         return self._wait()
 
     def part(self, job: str) -> Participant:

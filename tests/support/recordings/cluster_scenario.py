@@ -69,7 +69,7 @@ def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worke
             wire.mark()
             wire.advance(0.5)
             part.report(report_of(step + 1, log=(f"step {step} is done",)))
-            turn = part.ask_evaluation(step + 1)
+            turn = part.claim_evaluation(step + 1)
             if turn.number:
                 found = Evaluation(turn.number, step + 1, {"loss": 0.25, "accuracy": 0.75}, examples=16, seconds=1.5)
                 part.report_evaluation(found)

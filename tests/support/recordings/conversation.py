@@ -62,7 +62,7 @@ COORDINATORS = {
     f"/shoal.v1.ParameterServer/{name}"
     for name in (
         *("CreateShards", "DropShards", "AdmitWorker", "FenceWorker", "ReleaseWorker"),
-        *("Hold", "GiveUpHold", "Save", "CollectFiles", "Restore"),
+        *("HoldCommits", "ResumeCommits", "Save", "CollectFiles", "Restore"),
     )
 }
 METHODS = {

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
-from shoal._checkpoint.storage_urls import open_folder
+from shoal._checkpoint.storage_urls import open_storage
 from shoal._rpc import RpcServer
 from shoal._system.host import host_id
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
@@ -104,13 +104,13 @@ class PinnedCoordinator:
     """
 
     def __init__(self, store: str, checkpoints: Path | str, clock: Clock) -> None:
-        policy = ClusterPolicy(lease_s=1000.0, checkpoints=True)
-        folder = open_folder(str(checkpoints))
+        policy = ClusterPolicy(heartbeat_timeout_s=1000.0, checkpoints=True)
+        folder = open_storage(str(checkpoints))
         self._stack = ExitStack()
         kept = open_store(store)
         self._stack.callback(kept.close)
         self.coordinator = Coordinator(kept, "reef", policy, clock=clock, folder=folder)
-        members = CoordinatorService(self.coordinator, lease_s=1000.0, heartbeat_s=100.0)
+        members = CoordinatorService(self.coordinator, heartbeat_timeout_s=1000.0, heartbeat_interval_s=100.0)
         jobs = JobsService(self.coordinator, folder)
         self._stack.callback(jobs.close)
         services = [

@@ -100,8 +100,8 @@ class Playing:
             hello = pb.LaneHello.FromString(payload)
             if hello.HasField("segment"):
                 said = hello.segment
-                segment = self._stack.enter_context(Segment.create(said.slots * said.slot_bytes))
-                self._segments[turn.lane] = segment, said.slot_bytes
+                segment = self._stack.enter_context(Segment.create(said.slots * said.region_bytes))
+                self._segments[turn.lane] = segment, said.region_bytes
                 self._names = {name: it for name, it in self._names.items() if it not in (said.name, said.nonce)} | {
                     segment.name: said.name,
                     segment.nonce: said.nonce,
@@ -116,8 +116,8 @@ class Playing:
         return Turn(turn.lane, turn.side, heard, turn.slot, memory).rewritten(self._names)
 
     def _memory(self, turn: Turn) -> memoryview:
-        segment, slot_bytes = self._segments[turn.lane]
-        return segment.view((turn.slot - 1) * slot_bytes, slot_bytes)
+        segment, region_bytes = self._segments[turn.lane]
+        return segment.view((turn.slot - 1) * region_bytes, region_bytes)
 
     def __enter__(self) -> "Playing":
         return self

@@ -100,8 +100,8 @@ class SlotMemory:
     """The slots of a segment that a client has offered, as a server sees them."""
 
     def __init__(self, said: pb.Segment) -> None:
-        self._slot_bytes = said.slot_bytes
-        self._segment = Segment.open(said.name, said.slots * said.slot_bytes, said.nonce)
+        self._slot_bytes = said.region_bytes
+        self._segment = Segment.open(said.name, said.slots * said.region_bytes, said.nonce)
 
     def read(self, slot: int) -> bytes:
         return bytes(self._segment.view((slot - 1) * self._slot_bytes, self._slot_bytes))

@@ -122,12 +122,12 @@ def two_servers(wire: Wire) -> None:
         with suppress(Exception):  # it is not staged
             stub.Commit(pb.CommitRequest(stamp=stamp, shards=shards))
     wire.mark()
-    held = job.each("Hold", pb.HoldRequest(job="two", generation=1, cut=7))
+    held = job.each("HoldCommits", pb.HoldCommitsRequest(job="two", generation=1, cut=7))
     workers = [worker for reply in held[:1] for worker in reply.workers]
     job.each("Save", pb.SaveRequest(job="two", generation=1, cut=7, number=1, workers=workers))
     job.each("CollectFiles", pb.CollectFilesRequest(job="two", number=1, within_s=10))
-    job.each("Hold", pb.HoldRequest(job="two", generation=1, cut=8))
-    job.each("GiveUpHold", pb.GiveUpHoldRequest(job="two", cut=8))
+    job.each("HoldCommits", pb.HoldCommitsRequest(job="two", generation=1, cut=8))
+    job.each("ResumeCommits", pb.ResumeCommitsRequest(job="two", cut=8))
     fenced = job.each("FenceWorker", pb.FenceWorkerRequest(job="two", worker="a", incarnation=1))
     committed = max(reply.committed_steps for reply in fenced)
     release = pb.ReleaseWorkerRequest(job="two", worker="a", incarnation=1, committed_steps=committed)

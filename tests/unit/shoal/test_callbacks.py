@@ -15,7 +15,7 @@ from tensorboardX.record_writer import masked_crc32c
 import shoal
 from shoal import callbacks, errors
 from shoal._display import tensorboard
-from shoal.events import CheckpointEnded, Evaluated, Event, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint
 
 RUNNING = StateChanged(1, 10.0, JobState.RUNNING, "")
@@ -25,7 +25,7 @@ TRAINED = MetricsReported(
 BESIDE = MetricsReported(
     3, 11.0, "worker-1", 4, {"loss": float("nan")}, Progress(steps=10, epoch=1, samples_per_s=90.0)
 )
-EVALUATED = Evaluated(4, 12.0, "worker-1", Evaluation(1, 6, {"loss": 0.25}), True)
+EVALUATED = EvaluationEnded(4, 12.0, "worker-1", Evaluation(1, 6, {"loss": 0.25}), True)
 SAVED = CheckpointEnded(5, 13.0, 1, SavedCheckpoint(1, 7, 4096, 12.5), 0.5, "")
 GIVEN_UP = CheckpointEnded(6, 14.0, 2, None, 0.5, "the disk is full")
 ENDED = StateChanged(7, 15.0, JobState.SUCCEEDED, "")
@@ -186,8 +186,8 @@ class TestProgressBar:
 
     def test_shows_the_latest_and_the_best_evaluation_on_80_columns(self) -> None:
         job = shoal.Job("m:f", name="digits", evaluation=shoal.EvaluationPolicy(every_steps=5, metric="accuracy"))
-        best = Evaluated(2, 11.0, "worker-0", Evaluation(1, 5, {"accuracy": 0.875}), True)
-        worse = Evaluated(3, 12.0, "worker-0", Evaluation(2, 10, {"accuracy": 0.75}), False)
+        best = EvaluationEnded(2, 11.0, "worker-0", Evaluation(1, 5, {"accuracy": 0.875}), True)
+        worse = EvaluationEnded(3, 12.0, "worker-0", Evaluation(2, 10, {"accuracy": 0.75}), False)
         now = Progress(steps=10, samples=10, total_samples=61_000, samples_per_s=10.0, loss=0.001234)
         line = self.last_line(job, [RUNNING, best, worse, MetricsReported(4, 13.0, "worker-0", 11, {}, now)])
         assert line.rstrip().endswith("loss 0.00123 · accuracy 0.75/0.875 · 10/s 102 min")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import VERSION, FileEntry, Manifest
 from shoal._checkpoint.slices import SavedVariables, tensor_name
 from shoal._checkpoint.tensor_files import write_tensors
@@ -27,7 +27,7 @@ BIAS = np.arange(6, dtype=np.float32) + 100
 COUNT = np.int64(7)
 
 
-def shard(folder: LocalFolder, number: int, name: str, tensors: dict[str, np.ndarray]) -> FileEntry:
+def shard(folder: LocalStorage, number: int, name: str, tensors: dict[str, np.ndarray]) -> FileEntry:
     named = [(key, array.dtype, array.shape) for key, array in tensors.items()]
     data = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in tensors.values())
     return write_tensors(folder, (*path_of("digits", number), name), named, data)
@@ -38,7 +38,7 @@ BEST = Evaluation(5, 12, {"accuracy": 0.93, "loss": float("nan")}, examples=360,
 
 def save(root: Path, number: int = 1, *, best: Evaluation | None = None) -> Manifest:
     """A kernel in three slices on two shards, with a slot beside its values."""
-    folder = LocalFolder(root)
+    folder = LocalStorage(root)
     first = {
         tensor_name("value", 0, "dense/kernel"): KERNEL[:4],
         tensor_name("value", 7, "dense/kernel"): KERNEL[7:],
@@ -68,7 +68,7 @@ def damage(root: Path, number: int, name: str) -> None:
 
 @pytest.mark.parametrize(("start", "rows"), [(0, 10), (0, 4), (3, 2), (4, 3), (5, 5), (9, 1), (2, 0)])
 def test_any_rows_are_found_in_whatever_slices_they_lie(tmp_path: Path, start: int, rows: int) -> None:
-    with SavedVariables(LocalFolder(tmp_path), save(tmp_path)) as saved:
+    with SavedVariables(LocalStorage(tmp_path), save(tmp_path)) as saved:
         for kind, sign in (("value", 1), ("exp_avg", -1)):
             target = np.empty(rows * 6, np.float32)
             saved.read((kind, "dense/kernel", start, target))
@@ -92,10 +92,10 @@ def test_any_rows_are_found_in_whatever_slices_they_lie(tmp_path: Path, start: i
     ],
 )
 def test_slices_that_do_not_fit_together_are_damage(tmp_path: Path, tensors: dict[str, Any], said: str) -> None:
-    entry = shard(LocalFolder(tmp_path), 1, "a.safetensors", tensors)
+    entry = shard(LocalStorage(tmp_path), 1, "a.safetensors", tensors)
     manifest = Manifest("digits", 1, 0.0, 0, 0, {}, (), (entry,))
     with pytest.raises(errors.CorruptCheckpoint, match=said):
-        SavedVariables(LocalFolder(tmp_path), manifest)
+        SavedVariables(LocalStorage(tmp_path), manifest)
 
 
 class TestTheFolder:
@@ -289,7 +289,7 @@ class TestOtherFrameworks:
 
     def test_bfloat16_is_imported(self, tmp_path: Path) -> None:
         data = np.arange(4).astype(ml_dtypes.bfloat16)
-        write_tensors(LocalFolder(tmp_path), ["in.safetensors"], [("w", data.dtype, (4,))], [data.view(np.uint8).data])
+        write_tensors(LocalStorage(tmp_path), ["in.safetensors"], [("w", data.dtype, (4,))], [data.view(np.uint8).data])
         found = Checkpoints(str(tmp_path / "checkpoints"))
         assert found.import_file(tmp_path / "in.safetensors", "model").variables == {"w": ((4,), "bfloat16")}
         assert found.read("model")["w"].tolist() == [0, 1, 2, 3]
@@ -308,7 +308,7 @@ class TestOtherFrameworks:
 
     def test_tensors_are_left_out(self, tmp_path: Path) -> None:
         tensors = {"a": np.arange(3), "b": np.zeros(3, ml_dtypes.float8_e4m3fn), "c": np.zeros(2, bool), "d": KERNEL}
-        shard(LocalFolder(tmp_path), 1, "in.safetensors", tensors)
+        shard(LocalStorage(tmp_path), 1, "in.safetensors", tensors)
         file, found = tmp_path / "digits" / "00000001" / "in.safetensors", Checkpoints(str(tmp_path / "c"))
         assert found.import_file(file, "model", skip=["c", "b"]).variables.keys() == {"a", "d"}
         values = found.read("model")
@@ -389,8 +389,8 @@ class TestTheCommands:
         numbered = run("checkpoints", "ls", "digits/1")
         assert (numbered.exit_code, "give JOB alone" in numbered.stderr) == (2, True)
         (tmp_path / "file").touch()
-        no_folder = run("checkpoints", "ls", "--checkpoints", tmp_path / "file")
-        assert (no_folder.exit_code, "it is no folder" in no_folder.stderr) == (1, True)
+        no_storage_message = run("checkpoints", "ls", "--checkpoints", tmp_path / "file")
+        assert (no_storage_message.exit_code, "it is no folder" in no_storage_message.stderr) == (1, True)
 
     def test_a_damaged_one_is_passed_by_aloud(self, tmp_path: Path, run: Any) -> None:
         save(tmp_path, 1)

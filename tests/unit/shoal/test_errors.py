@@ -34,9 +34,9 @@ class TestEachError:
 
 
 def test_codes_are_not_shared():
-    with pytest.raises(TypeError, match="STALE_EPOCH is taken by StaleEpoch"):
+    with pytest.raises(TypeError, match="STALE_GENERATION is taken by StaleGeneration"):
 
-        class Impostor(errors.ShoalError, code="STALE_EPOCH", status="ABORTED"):
+        class Impostor(errors.ShoalError, code="STALE_GENERATION", status="ABORTED"):
             pass
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._wire import Turn, Verdict
+from shoal._wire import EvaluationAck, EvaluationClaim
 from shoal.evaluation import Total
 from shoal.status import Evaluation
 from shoal_worker.arrays import Cpu
@@ -64,20 +64,20 @@ class Program:
 class Coordinator:
     """Gives a turn for each of these, and asks to wait so often."""
 
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[EvaluationClaim] = field(default_factory=list)
     waits: int = 0
     stop: bool = False
     asked: list[tuple[int, bool]] = field(default_factory=list)
     told: list[Evaluation] = field(default_factory=list)
 
-    def ask_evaluation(self, step, *, through=False):
+    def claim_evaluation(self, step, *, through=False):
         self.asked.append((step, through))
-        return self.turns.pop(0) if self.turns else Turn()
+        return self.turns.pop(0) if self.turns else EvaluationClaim()
 
     def report_evaluation(self, result):
         self.told.append(result)
         self.waits -= 1
-        return Verdict(self.waits >= 0, self.stop)
+        return EvaluationAck(self.waits >= 0, self.stop)
 
 
 class Stop(threading.Event):
@@ -115,7 +115,7 @@ def test_figures_are_those_of_the_whole_set_however_it_is_cut(size):
 
 
 def test_a_turn_is_taken_in_order_in_batches_and_told():
-    program, coordinator = Program(), Coordinator([Turn(3)])
+    program, coordinator = Program(), Coordinator([EvaluationClaim(3)])
     assert evaluator(coordinator, program).at_step(20, VALUES)
     assert program.held_out.read == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     [told] = coordinator.told
@@ -136,12 +136,12 @@ def test_it_asks_once_at_each_mark_that_it_comes_to():
 
 
 def test_it_hears_that_the_job_ends_early():
-    assert not evaluator(Coordinator([Turn(0, stop=True)])).at_step(10, VALUES)
-    assert not evaluator(Coordinator([Turn(1)], stop=True)).at_step(10, VALUES), "for what it has found"
+    assert not evaluator(Coordinator([EvaluationClaim(0, stop=True)])).at_step(10, VALUES)
+    assert not evaluator(Coordinator([EvaluationClaim(1)], stop=True)).at_step(10, VALUES), "for what it has found"
 
 
 def test_it_holds_still_until_the_checkpoint_of_what_it_saw_has_begun():
-    coordinator, stop = Coordinator([Turn(1)], waits=3), Stop()
+    coordinator, stop = Coordinator([EvaluationClaim(1)], waits=3), Stop()
     evaluator(coordinator, stop=stop).at_step(10, VALUES)
     assert len(coordinator.told) == 4
     assert len(set(map(id, coordinator.told))) == 1, "the same each time"
@@ -149,13 +149,13 @@ def test_it_holds_still_until_the_checkpoint_of_what_it_saw_has_begun():
 
 
 def test_it_holds_still_no_longer_than_that_is_worth():
-    coordinator = Coordinator([Turn(1)], waits=1_000)
+    coordinator = Coordinator([EvaluationClaim(1)], waits=1_000)
     evaluator(coordinator).at_step(10, VALUES)
     assert len(coordinator.told) < 20
 
 
 def test_at_the_end_it_pulls_only_if_it_is_its_turn():
-    coordinator, pulls = Coordinator([Turn(0), Turn(5)]), []
+    coordinator, pulls = Coordinator([EvaluationClaim(0), EvaluationClaim(5)]), []
     mine = evaluator(coordinator)
     for _ in range(2):
         mine.at_end(33, lambda: pulls.append(1) or VALUES)
@@ -164,7 +164,7 @@ def test_at_the_end_it_pulls_only_if_it_is_its_turn():
 
 
 def test_a_worker_that_is_to_leave_leaves_off():
-    stop, coordinator = Stop(), Coordinator([Turn(1)])
+    stop, coordinator = Stop(), Coordinator([EvaluationClaim(1)])
     program = Program(figures=lambda x: stop.set() or {"mean": x.mean()})
     assert evaluator(coordinator, program, stop=stop).at_step(10, VALUES)
     assert not coordinator.told
@@ -192,7 +192,7 @@ def test_a_worker_that_is_to_leave_leaves_off():
 )
 def test_a_program_that_evaluates_to_nothing_good_is_told_so(figures, said):
     with pytest.raises(errors.ProgramError, match=said):
-        evaluator(Coordinator([Turn(1)]), Program(figures=figures)).at_step(10, VALUES)
+        evaluator(Coordinator([EvaluationClaim(1)]), Program(figures=figures)).at_step(10, VALUES)
 
 
 @pytest.mark.parametrize("figure", [0.5, np.float32(0.5), np.array(0.5), np.full((1,), 0.5), np.full((1, 1), 0.5)])
@@ -204,9 +204,9 @@ def test_a_traceback_begins_with_the_program():
     def joined(self, other):
         raise RuntimeError("not these two")
 
-    measure = type("Measure", (Most,), {"joined": joined})(1.0)
+    measure = type("AggregateMetric", (Most,), {"joined": joined})(1.0)
     with pytest.raises(errors.ProgramError, match="not these two") as caught:
-        evaluator(Coordinator([Turn(1)]), Program(figures=lambda _: {"most": measure})).at_step(10, VALUES)
+        evaluator(Coordinator([EvaluationClaim(1)]), Program(figures=lambda _: {"most": measure})).at_step(10, VALUES)
     assert caught.value.message.count('File "') == 1
 
 
@@ -214,7 +214,7 @@ def test_it_is_tried_out_on_one_batch_of_which_nobody_is_told():
     program, coordinator = Program(), Coordinator()
     mine = evaluator(coordinator, program)
     assert mine.untried
-    mine.try_out(0, VALUES)
+    mine.check_program(0, VALUES)
     assert not mine.untried
     assert program.held_out.read == [[0, 1, 2, 3]]
     assert not coordinator.asked
@@ -255,10 +255,10 @@ def test_what_is_wrong_shows_before_the_first_step(spoil, said):
     program = Program()
     spoil(program)
     with pytest.raises(errors.ProgramError, match=said):
-        evaluator(Coordinator(), program).try_out(7, VALUES)
+        evaluator(Coordinator(), program).check_program(7, VALUES)
 
 
-class InBlocks(Numbers):
+class BlockReader(Numbers):
     """Reads ranges, and no single examples."""
 
     blocks = shoal.program.Blocks([0, 5, 10])
@@ -273,10 +273,10 @@ class InBlocks(Numbers):
 
 def test_examples_in_blocks_are_read_so():
     program = Program()
-    program.held_out = InBlocks(10)
+    program.held_out = BlockReader(10)
     figures = {"mean": pytest.approx(9.0), "most": 18.0}
     assert shoal.evaluate(program, VALUES, batch_size=4) == figures
-    coordinator = Coordinator([Turn(1)])
+    coordinator = Coordinator([EvaluationClaim(1)])
     evaluator(coordinator, program).at_step(10, VALUES)
     assert coordinator.told[0].values == figures
     assert program.held_out.read == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -287,12 +287,12 @@ def test_examples_that_cannot_be_read_are_the_programs_fault(prefetch):
     program = Program(prefetch=prefetch)
     program.held_out.batch = lambda indices: 1 / 0
     with pytest.raises(errors.ProgramError, match=r"held_out.batch, step 10, raised ZeroDivisionError"):
-        evaluator(Coordinator([Turn(1)]), program).at_step(10, VALUES)
+        evaluator(Coordinator([EvaluationClaim(1)]), program).at_step(10, VALUES)
 
 
 def test_no_examples_are_no_set():
     with pytest.raises(errors.ProgramError, match="held_out has no examples"):
-        evaluator(Coordinator([Turn(1)]), Program(count=0)).at_step(10, VALUES)
+        evaluator(Coordinator([EvaluationClaim(1)]), Program(count=0)).at_step(10, VALUES)
     with pytest.raises(errors.ProgramError, match="held_out has no examples"):
         shoal.evaluate(Program(count=0), VALUES)
 

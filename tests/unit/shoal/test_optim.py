@@ -24,10 +24,10 @@ EPSILONS = st.floats(1e-30, 1)
 COUNTS = st.integers(1, 2**53)
 WARMUPS = st.integers(0, 2**53)
 SCHEDULES = st.one_of(
-    st.builds(optim.Constant, SIZES, warmup_steps=WARMUPS),
-    st.builds(optim.Step, SIZES, COUNTS, FACTORS, warmup_steps=WARMUPS),
-    st.builds(optim.Exponential, SIZES, FACTORS, warmup_steps=WARMUPS),
-    st.builds(optim.Cosine, SIZES.map(lambda x: x + 1), COUNTS, FRACTIONS, warmup_steps=WARMUPS),
+    st.builds(optim.ConstantLR, SIZES, warmup_steps=WARMUPS),
+    st.builds(optim.StepLR, SIZES, COUNTS, FACTORS, warmup_steps=WARMUPS),
+    st.builds(optim.ExponentialLR, SIZES, FACTORS, warmup_steps=WARMUPS),
+    st.builds(optim.CosineLR, SIZES.map(lambda x: x + 1), COUNTS, FRACTIONS, warmup_steps=WARMUPS),
 )
 COMMON: dict[str, Any] = {
     "learning_rate": SIZES | SCHEDULES,
@@ -56,7 +56,7 @@ def test_over_the_wire_and_back(optimizer: optim.Optimizer) -> None:
 
 
 def test_the_message_holds_each_number_once() -> None:
-    message = optim.AdamW(optim.Step(0.5, 10, warmup_steps=3), decay_exclude=("*bias",)).to_proto()
+    message = optim.AdamW(optim.StepLR(0.5, 10, warmup_steps=3), decay_exclude=("*bias",)).to_proto()
     assert message.name == "adamw"
     assert dict(message.hyperparameters) == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
     assert message.weight_decay == 0.01
@@ -137,12 +137,12 @@ def test_messages_that_are_not_ours_are_refused(message: dict[str, Any], says: s
         (lambda: UNTYPED.SGD(weight_decay=math.nan), "sgd: weight_decay is nan"),
         (lambda: UNTYPED.SGD(decay_exclude="*bias"), "sgd: decay_exclude is '*bias'; give a tuple"),
         (lambda: UNTYPED.SGD(decay_exclude=(1,)), "sgd: decay_exclude is (1,)"),
-        (lambda: UNTYPED.Step(1.0, 0), "step: step_size is 0"),
-        (lambda: UNTYPED.Step(1.0, 2.5), "step: step_size is 2.5"),
-        (lambda: UNTYPED.Step(1.0, 10, gamma=1.5), "step: gamma is 1.5"),
-        (lambda: UNTYPED.Exponential(1.0, 0.0), "exponential: gamma is 0.0"),
-        (lambda: UNTYPED.Cosine(1.0, 10, minimum=2.0), "cosine: minimum 2.0 is above learning_rate 1.0"),
-        (lambda: UNTYPED.Constant(1.0, warmup_steps=-1), "constant: warmup_steps is -1"),
+        (lambda: UNTYPED.StepLR(1.0, 0), "step: step_size is 0"),
+        (lambda: UNTYPED.StepLR(1.0, 2.5), "step: step_size is 2.5"),
+        (lambda: UNTYPED.StepLR(1.0, 10, gamma=1.5), "step: gamma is 1.5"),
+        (lambda: UNTYPED.ExponentialLR(1.0, 0.0), "exponential: gamma is 0.0"),
+        (lambda: UNTYPED.CosineLR(1.0, 10, minimum=2.0), "cosine: minimum 2.0 is above learning_rate 1.0"),
+        (lambda: UNTYPED.ConstantLR(1.0, warmup_steps=-1), "constant: warmup_steps is -1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(build: Callable[[], Any], says: str) -> None:
@@ -153,7 +153,7 @@ def test_numbers_out_of_range_are_refused(build: Callable[[], Any], says: str) -
 
 def test_specifications_are_frozen_and_comparable() -> None:
     optimizer = optim.Adam(np.float32(0.5), decay_exclude=["*bias"])  # type: ignore[arg-type]
-    assert optimizer == optim.Adam(optim.Constant(0.5), decay_exclude=("*bias",))
+    assert optimizer == optim.Adam(optim.ConstantLR(0.5), decay_exclude=("*bias",))
     assert hash(optimizer) == hash(optim.Adam(0.5, decay_exclude=("*bias",)))
     assert type(optimizer.learning_rate) is float
     assert optimizer != optim.AdamW(0.5, decay_exclude=("*bias",), weight_decay=0.0)
@@ -172,17 +172,17 @@ def rates(schedule: optim.Schedule, *versions: int) -> list[float]:
 
 
 def test_rates() -> None:
-    assert rates(optim.Constant(0.5), 0, 10**9) == [0.5, 0.5]
-    assert rates(optim.Step(1.0, 10, 0.5), 0, 9, 10, 19, 20) == [1, 1, 0.5, 0.5, 0.25]
-    assert rates(optim.Exponential(8.0, 0.5), 0, 1, 3, 10**6) == [8, 4, 1, 0]
-    cosine = optim.Cosine(3.0, 100, minimum=1.0)
+    assert rates(optim.ConstantLR(0.5), 0, 10**9) == [0.5, 0.5]
+    assert rates(optim.StepLR(1.0, 10, 0.5), 0, 9, 10, 19, 20) == [1, 1, 0.5, 0.5, 0.25]
+    assert rates(optim.ExponentialLR(8.0, 0.5), 0, 1, 3, 10**6) == [8, 4, 1, 0]
+    cosine = optim.CosineLR(3.0, 100, minimum=1.0)
     assert rates(cosine, 0, 50, 100, 101, 10**9) == pytest.approx([3, 2, 1, 1, 1], rel=1e-15)
 
 
 def test_warm_up_rises_to_the_rate_and_then_the_schedule_starts() -> None:
-    warm = optim.Step(1.0, 2, 0.5, warmup_steps=4)
+    warm = optim.StepLR(1.0, 2, 0.5, warmup_steps=4)
     assert rates(warm, *range(9)) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
-    assert rates(optim.Constant(2.0, warmup_steps=1), 0, 1) == [2.0, 2.0]
+    assert rates(optim.ConstantLR(2.0, warmup_steps=1), 0, 1) == [2.0, 2.0]
     assert optim.SGD(warm).rate(1) == 0.5
 
 

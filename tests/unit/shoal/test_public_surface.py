@@ -52,7 +52,7 @@ def test_nothing_public_is_missing_from_all():
 
 @pytest.mark.parametrize(
     "name",
-    ["Client", "JobHandle", "LocalCluster", "Session", "Job", "Variable", "Step", "Synchronous", "connect"],
+    ["Client", "JobHandle", "LocalCluster", "Session", "Job", "Variable", "StepOutput", "Synchronous", "connect"],
 )
 def test_what_users_touch_says_what_it_is(name):
     assert len(getattr(shoal, name).__doc__ or "") > 40

@@ -141,14 +141,14 @@ class TestCounts:
         return count_events(registry, clock=lambda: START + 40)
 
     def test_a_checkpoint_lasts_from_its_cut_until_it_is_whole(self, registry, observer):
-        observer.handled(events.CheckpointWritten(JobRef("a", 1), SavedCheckpoint(1, 5, 100, START)))
+        observer.handled(events.CheckpointCommitted(JobRef("a", 1), SavedCheckpoint(1, 5, 100, START)))
         observer.handled(events.CheckpointFailed(JobRef("a", 1), "no room"))
         sample = registry.get_sample_value
         assert sample("shoal_coordinator_checkpoint_seconds_count") == 1
         assert sample("shoal_coordinator_checkpoint_seconds_sum") == 40
         assert sample("shoal_coordinator_checkpoints_total", {"outcome": "written"}) == 1
         assert sample("shoal_coordinator_checkpoints_total", {"outcome": "failed"}) == 1
-        assert sample("shoal_coordinator_events_total", {"event": "CheckpointWritten"}) == 1
+        assert sample("shoal_coordinator_events_total", {"event": "CheckpointCommitted"}) == 1
 
     def test_deaths_and_repeated_calls(self, registry, observer):
         sample = registry.get_sample_value

@@ -41,9 +41,9 @@ class SlowStore(MemoryStore):
 
 
 class Shell:
-    def __init__(self, store, lease_s=60.0):
+    def __init__(self, store, heartbeat_timeout_s=60.0):
         self.failures = []
-        policy = ClusterPolicy(lease_s=lease_s)
+        policy = ClusterPolicy(heartbeat_timeout_s=heartbeat_timeout_s)
         self.coordinator = Coordinator(store, "reef", policy, on_failure=self.failures.append)
         self.coordinator.start()
 

@@ -14,11 +14,11 @@ from shoal_nn import (
     Column,
     Concat,
     Conv2D,
-    Crossed,
     Dense,
     DepthwiseConv2D,
     Dropout,
     Embedding,
+    FeatureCross,
     Flatten,
     Frozen,
     GlobalAvgPool,
@@ -28,7 +28,7 @@ from shoal_nn import (
     ReLU,
     Residual,
     Sequential,
-    Training,
+    TrainingContext,
     one_by_one,
 )
 from shoal_nn.models import mlp
@@ -63,7 +63,7 @@ class TestNames:
 
     def test_gradients_and_state_have_the_same_names(self):
         params, state = NET.init(np.random.default_rng(0), (5, 5, 2))
-        y, after, pullback = NET.apply(params, state, np.ones((2, 5, 5, 2), np.float32), Training(0))
+        y, after, pullback = NET.apply(params, state, np.ones((2, 5, 5, 2), np.float32), TrainingContext(0))
         dparams, dx = pullback(y)
         assert {name: array.shape for name, array in dparams.items()} == SHAPES
         assert {name: array.shape for name, array in after.items()} == STATE
@@ -128,7 +128,7 @@ class TestWrongShapes:
         net = Sequential({"features": Residual(Sequential([layer]), Sequential([layer])), "relu": ReLU()})
         params, state = net.init(np.random.default_rng(0), shape)
         with pytest.raises(errors.InvalidShape) as caught:
-            net.apply(params, state, np.ones((2, *fed), np.float32), Training(0))
+            net.apply(params, state, np.ones((2, *fed), np.float32), TrainingContext(0))
         error = caught.value
         assert re.match(rf"layer 'features/body/0' \({type(layer).__name__}\) got examples of shape ", error.message)
         assert f"shape {fed}, and wants" in error.message
@@ -177,7 +177,7 @@ class TestWrongShapes:
         net = Sequential({"it": layer})
         params, state = net.init(np.random.default_rng(0), (4, 4, 2))
         with pytest.raises(errors.InvalidShape, match=rf"^layer 'it' .* wants floats, not {dtype} .*augment\.ToFloat"):
-            net.apply(params, state, np.ones((2, 4, 4, 2), dtype), Training(0))
+            net.apply(params, state, np.ones((2, 4, 4, 2), dtype), TrainingContext(0))
 
 
 class TestVariables:
@@ -238,14 +238,14 @@ class TestWithoutAGradientByTheInput:
     def test_a_layer_after_one_that_learns_is_named(self, blind):
         net = Sequential({"a": Dense(4), "relu": ReLU(), "b": blind, "c": Dense(2)})
         params, state = net.init(np.random.default_rng(0), (4,))
-        y, _, pullback = net.apply(params, state, np.ones((3, 4), np.float32), Training(0))
+        y, _, pullback = net.apply(params, state, np.ones((3, 4), np.float32), TrainingContext(0))
         with pytest.raises(errors.InvalidLayer, match=r"layer 'b' gives no gradient by its input, and 'a' before it"):
             pullback(y)
 
     def test_it_may_stand_after_what_learns_nothing(self):
         net = Sequential({"a": Frozen(Dense(4)), "relu": ReLU(), "b": Frozen(Dense(4)), "c": Dense(2)})
         params, state = net.init(np.random.default_rng(0), (4,))
-        y, _, pullback = net.apply(params, state, np.ones((3, 4), np.float32), Training(0))
+        y, _, pullback = net.apply(params, state, np.ones((3, 4), np.float32), TrainingContext(0))
         found, dx = pullback(y)
         assert found.keys() == params.keys() == {"c/kernel", "c/bias"}
         assert dx is None
@@ -274,7 +274,7 @@ class TestFeatures:
         net = Parallel({"a": branch, "b": Residual(branch, branch)})
         params, _ = net.init(np.random.default_rng(0), {"age": (), "job": ()})
         assert "b/shortcut/features/job/table" in params
-        y, _, pullback = net.apply(params, {}, PEOPLE, Training(0))
+        y, _, pullback = net.apply(params, {}, PEOPLE, TrainingContext(0))
         assert y.shape == (3, 2)
         assert pullback(y)[0].keys() == params.keys()
 
@@ -285,9 +285,9 @@ class TestFeatures:
             (NET, {}, "{}", "features by name, age, job; of these it got no age, job"),
             (NET, (3,), "(3,)", "features by name, age, job; of these it got no age, job"),
             (NET, {"age": (2,), "job": ()}, "{age: (2,), job: ()}", "age (2, 1), job (4,)"),
-            (Crossed("a", "b", 9), {"a": ()}, "{a: ()}", "features by name, a, b; of these it got no b"),
-            (Crossed("a", "b", 9), (), "()", "features by name, a, b; of these it got no a, b"),
-            (Crossed("a", "b", 9), {"a": (), "b": (2,)}, "{a: (), b: (2,)}", "a and b of one shape"),
+            (FeatureCross("a", "b", 9), {"a": ()}, "{a: ()}", "features by name, a, b; of these it got no b"),
+            (FeatureCross("a", "b", 9), (), "()", "features by name, a, b; of these it got no a, b"),
+            (FeatureCross("a", "b", 9), {"a": (), "b": (2,)}, "{a: (), b: (2,)}", "a and b of one shape"),
         ],
         ids=str,
     )
@@ -314,8 +314,8 @@ class TestFeatures:
     def test_of_the_wrong_kind(self):
         with pytest.raises(errors.InvalidShape, match=r"layer 'age' \(Column\) got .* wants floats, not int64"):
             self.NET.apply({"job/table": np.ones((3, 4))}, {}, {**PEOPLE, "age": PEOPLE["job"]}, False)
-        with pytest.raises(errors.InvalidShape, match=r"Crossed got .* wants whole numbers, not int64 and float32"):
-            Crossed("job", "age", 9).apply({}, {}, PEOPLE, False)
+        with pytest.raises(errors.InvalidShape, match=r"FeatureCross got .* wants whole numbers, not int64 and float32"):
+            FeatureCross("job", "age", 9).apply({}, {}, PEOPLE, False)
 
 
 class TestFrozen:
@@ -334,11 +334,11 @@ class TestFrozen:
         state["1/mean"] += 3
         x = np.random.default_rng(1).normal(size=(2, 4, 4, 2)).astype(np.float32)
         expected, _, pull = self.NET.apply(params, state, x, False)
-        y, after, pullback = Frozen(self.NET).apply({}, params | state, x, Training(3))
+        y, after, pullback = Frozen(self.NET).apply({}, params | state, x, TrainingContext(3))
         np.testing.assert_array_equal(y, expected)
         assert after == {}
         assert pullback(y) == ({}, None)
-        found, dx = Frozen(self.NET, input_gradient=True).apply({}, params | state, x, Training(3))[2](y)
+        found, dx = Frozen(self.NET, input_gradient=True).apply({}, params | state, x, TrainingContext(3))[2](y)
         assert found == {}
         np.testing.assert_array_equal(dx, pull(y)[1])
 
@@ -377,7 +377,7 @@ class TestFrozen:
         (lambda: Parallel({"": ReLU()}), "Parallel: '' cannot be a layer's name"),
         (lambda: Parallel([]), "Parallel: it has no branch"),
         (lambda: ByFeature({}), "ByFeature: it has no branch"),
-        (lambda: Crossed("a", "b", 0), "Crossed: rows is 0"),
+        (lambda: FeatureCross("a", "b", 0), "FeatureCross: rows is 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, says):
@@ -400,7 +400,7 @@ class TestOneByOne:
         net = Sequential({"a": Dense(4), "relu": ReLU(), "b": Dense(3), "c": Dense(2)})
         params, state = net.init(np.random.default_rng(0), (5,))
         x, dy = np.random.default_rng(1).normal(size=(6, 5)), np.ones((6, 2))
-        _, _, pullback = net.apply(params, state, x, Training(0))
+        _, _, pullback = net.apply(params, state, x, TrainingContext(0))
         pairs = one_by_one(pullback, dy)
         assert [next(pairs)[0], next(pairs)[0]] == ["c/kernel", "c/bias"]
         dy[...] = np.nan  # what was given is used up to there, and no more
@@ -416,7 +416,7 @@ class TestOneByOne:
     def test_they_are_what_the_pullback_gives(self, net):
         params, state = net.init(np.random.default_rng(0), (5,))
         x, dy = np.random.default_rng(1).normal(size=(6, 5)), np.random.default_rng(2).normal(size=(6, 3))
-        _, _, pullback = net.apply(params, state, x, Training(0))
+        _, _, pullback = net.apply(params, state, x, TrainingContext(0))
         found, wanted = dict(one_by_one(pullback, dy)), pullback(dy)[0]
         assert found.keys() == wanted.keys() == params.keys()
         for name, gradient in wanted.items():

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from shoal_nn import Dropout, Training
+from shoal_nn import Dropout, TrainingContext
 from support.devices.fake_cupy import FakeArray, fake_cupy
 
 
@@ -15,7 +15,9 @@ def cupy(monkeypatch):
 
 
 def dropped(seed, path):
-    y, _, pullback = Dropout(0.25).apply({}, {}, np.ones((40, 50), np.float32).view(FakeArray), Training(seed, path))
+    y, _, pullback = Dropout(0.25).apply(
+        {}, {}, np.ones((40, 50), np.float32).view(FakeArray), TrainingContext(seed, path)
+    )
     assert isinstance(y, FakeArray)
     _, dx = pullback(np.ones((40, 50), np.float32).view(FakeArray))
     np.testing.assert_array_equal(dx, y)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_nn import Crossed, crossed
+from shoal_nn import FeatureCross, crossed
 
 WORD = 2**64
 PUBLISHED = [7055, 2495, 4158, 2243, 4800]
@@ -46,7 +46,7 @@ def test_the_pairs_are_spread_evenly():
 
 def test_a_layer_crosses_two_of_its_features():
     x = {"a": np.array([[1, 2], [3, 4]]), "b": np.array([[5, 6], [7, 8]]), "c": np.zeros(2)}
-    y, state, pullback = Crossed("b", "a", 50).apply({}, {}, x, False)
+    y, state, pullback = FeatureCross("b", "a", 50).apply({}, {}, x, False)
     np.testing.assert_array_equal(y, crossed(x["b"], x["a"], 50))
     assert (state, pullback(y)) == ({}, ({}, None))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal_nn import Training, mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
+from shoal_nn import TrainingContext, mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from support.devices.golden_layers import (
     CASES,
     LOGITS,
@@ -67,7 +67,7 @@ def test_losses(name, dtype, tolerance):
 def test_a_step_of_resnet18():
     want = GOLDEN["resnet18"]
     params, state = values(RESNET, RESNET_IMAGES[1:])
-    logits, after, pullback = RESNET.apply(params, state, drawn("images", RESNET_IMAGES), Training(0))
+    logits, after, pullback = RESNET.apply(params, state, drawn("images", RESNET_IMAGES), TrainingContext(0))
     loss, by_logits = softmax_cross_entropy(logits, RESNET_LABELS)
     gradients, _ = pullback(by_logits)
     close(logits, want["logits"], "logits", 1e-11)

@@ -13,11 +13,11 @@ from shoal_nn import (
     Column,
     Concat,
     Conv2D,
-    Crossed,
     Dense,
     DepthwiseConv2D,
     Dropout,
     Embedding,
+    FeatureCross,
     Flatten,
     Frozen,
     GlobalAvgPool,
@@ -31,7 +31,7 @@ from shoal_nn import (
     Sequential,
     Sigmoid,
     Tanh,
-    Training,
+    TrainingContext,
 )
 from shoal_nn.models import wide_deep
 from support.devices.gradient_check import apart, check_gradients, seeds, twenty
@@ -50,7 +50,7 @@ paddings = st.one_of(
     st.tuples(sides, sides),
     st.tuples(st.tuples(sides, sides), st.tuples(sides, sides)),
 )
-modes = st.sampled_from([Training(7), False])
+modes = st.sampled_from([TrainingContext(7), False])
 
 
 def larger_than(window, size):
@@ -188,7 +188,7 @@ def test_features_by_name(join, rng, batch, rows, width):
 @given(seeds, batches, st.integers(1, 7), small)
 def test_crossed_features(rng, batch, rows, width):
     features = {name: rng.integers(0, 5, batch) for name in "ab"}
-    check_gradients(Sequential([Crossed("a", "b", rows), Embedding(rows, width)]), features, rng)
+    check_gradients(Sequential([FeatureCross("a", "b", rows), Embedding(rows, width)]), features, rng)
 
 
 @settings(max_examples=20, derandomize=True)  # ReLU: now and then a step would cross where its slope jumps

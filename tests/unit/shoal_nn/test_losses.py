@@ -18,7 +18,7 @@ from shoal_nn import (
     Policy,
     ReLU,
     Sequential,
-    Training,
+    TrainingContext,
     mean_squared_error,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
@@ -160,7 +160,7 @@ class TestMixedPrecision:
         params, state = self.NET.init(rng, x.shape[1:])
         losses, scales = [], []
         for step in range(steps):
-            logits, after, pullback = self.NET.apply(params, state, policy.inputs(x), Training(step))
+            logits, after, pullback = self.NET.apply(params, state, policy.inputs(x), TrainingContext(step))
             assert logits.dtype == policy.inputs(x).dtype
             loss, dlogits = softmax_cross_entropy(policy.outputs(logits), labels)
             with np.errstate(over="ignore", invalid="ignore"):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal.program import Measure
+from shoal.program import AggregateMetric
 from shoal_nn import AreaUnderCurve, accuracy, top_k_accuracy
 
 scores_and_labels = st.lists(st.tuples(st.integers(-4, 4).map(float), st.booleans()), min_size=1, max_size=40)
@@ -53,7 +53,7 @@ class TestAreaUnderCurve:
         ]
         random.shuffle(batches)
         joined = batches[0]
-        assert isinstance(joined, Measure)
+        assert isinstance(joined, AggregateMetric)
         for batch in batches[1:]:
             joined = joined.joined(batch)
         assert same(joined.value(), AreaUnderCurve.of(scores, labels).value())

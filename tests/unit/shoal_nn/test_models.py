@@ -13,7 +13,15 @@ import pytest
 import shoal
 from shoal._cli import options
 from shoal._cli.submit import submit
-from shoal_nn import AreaUnderCurve, Dense, Frozen, Training, programs, sigmoid_cross_entropy, softmax_cross_entropy
+from shoal_nn import (
+    AreaUnderCurve,
+    Dense,
+    Frozen,
+    TrainingContext,
+    programs,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+)
 from shoal_nn.models import frozen, mlp, mobilenet_v2, resnet, small_cnn, wide_deep, with_head
 from shoal_nn.programs import image_classifier, wide_and_deep
 from shoal_worker.programs import load_program
@@ -47,7 +55,7 @@ def test_a_step_has_a_gradient_for_each_parameter_and_moves_each_statistic(name)
     model, shape = SMALL[name]
     params, state = model.init(np.random.default_rng(1), shape)
     x = np.random.default_rng(2).normal(size=(4, *shape)).astype(np.float32)
-    logits, moved, pullback = model.apply(params, state, x, Training(3))
+    logits, moved, pullback = model.apply(params, state, x, TrainingContext(3))
     loss, by_logits = softmax_cross_entropy(logits, np.arange(4))
     gradients, _ = pullback(by_logits)
     assert np.isfinite(loss)
@@ -167,7 +175,7 @@ class TestFineTuning:
         net = frozen(self.WHOLE, until)
         variables, values = net.variables(self.SHAPE), begun(net, self.SHAPE)
         x = np.random.default_rng(2).normal(size=(4, *self.SHAPE)).astype(np.float32)
-        logits, updates, pullback = net.apply(values, values, x, Training(3))
+        logits, updates, pullback = net.apply(values, values, x, TrainingContext(3))
         gradients, dx = pullback(logits)
         assert dx is None
         assert gradients.keys() == {name for name, it in variables.items() if it.trainable}
@@ -218,7 +226,7 @@ class TestWideAndDeep:
         params, _ = self.model().init(rng, FEATURES)
         assert not any(params[name].any() for name in params if name.startswith("wide/"))
         for step in range(200):
-            logits, _, pullback = self.model().apply(params, {}, x, Training(step))
+            logits, _, pullback = self.model().apply(params, {}, x, TrainingContext(step))
             _, by_logits = sigmoid_cross_entropy(logits, labels[:, None])
             gradients, _ = pullback(by_logits)
             params = {

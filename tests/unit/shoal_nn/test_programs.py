@@ -11,7 +11,15 @@ import shoal
 from shoal import errors
 from shoal.data import Arrays
 from shoal.program import BlockDataset
-from shoal_nn import AreaUnderCurve, Dense, OneOfMany, Sequential, Supervised, YesOrNo, supervised
+from shoal_nn import (
+    AreaUnderCurve,
+    BinaryClassification,
+    Dense,
+    MulticlassClassification,
+    Sequential,
+    Supervised,
+    supervised,
+)
 from shoal_nn.models import mlp
 from shoal_nn.programs import MODELS, image_classifier
 from support.programs.model_data import bright
@@ -394,18 +402,18 @@ class Drawn:
 
 def test_a_data_set_is_read_as_it_says_itself():
     net = Sequential({"head": Dense(2)})
-    program = Supervised(net, (2,), Drawn(), Drawn(), OneOfMany())
+    program = Supervised(net, (2,), Drawn(), Drawn(), MulticlassClassification())
     assert program.dataset.prefetch == 0
     assert not isinstance(program.dataset, BlockDataset)
     x, _ = program.dataset.batch(np.arange(3), seed=5)
     assert (x == 5).all()
     with pytest.raises(errors.InvalidShape, match="Dense"):
-        Supervised(net, (), Drawn(), Drawn(), OneOfMany())
+        Supervised(net, (), Drawn(), Drawn(), MulticlassClassification())
 
 
 def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them():
     data = Arrays((IMAGES, LABELS))
-    program = Supervised(mlp(4), (8, 8, 3), data, data, OneOfMany())
+    program = Supervised(mlp(4), (8, 8, 3), data, data, MulticlassClassification())
     values, batch = begun(program), program.dataset.batch(np.arange(4))
     for use in (lambda: program.loss_and_gradients(values, batch, seed=0), lambda: program.evaluate(values, batch)):
         with pytest.raises(errors.InvalidShape, match=r"wants floats, not uint8 .*augment\.ToFloat"):
@@ -414,7 +422,7 @@ def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them():
 
 def test_yes_or_no_is_judged_alike_by_columns_and_by_the_rule_of_its_loss():
     outputs, labels = np.array([[2.0], [-1.0], [0.5]]), np.array([1, 0, 0])
-    figures = YesOrNo().figures(outputs, labels)
+    figures = BinaryClassification().figures(outputs, labels)
     assert figures["accuracy"] == pytest.approx(2 / 3)
     assert isinstance(figures["auc"], AreaUnderCurve)
     assert figures["loss"] == pytest.approx(np.log1p(np.exp([-2.0, -1.0, 0.5])).mean())

@@ -27,7 +27,7 @@ from shoal_nn import (
     Sequential,
     Sigmoid,
     Tanh,
-    Training,
+    TrainingContext,
     normalization,
     pooling,
 )
@@ -180,7 +180,7 @@ def test_batch_norm_of_many_values_away_from_0_is_near():
     x = 100 + 0.1 * np.random.default_rng(0).standard_normal((2**20, 2), np.float32)
     layer = BatchNorm(momentum=1)
     params, state = layer.init(np.random.default_rng(0), (2,))
-    y, after, _ = layer.apply(params, state, x, Training(0))
+    y, after, _ = layer.apply(params, state, x, TrainingContext(0))
     wide = x.astype(np.float64)
     np.testing.assert_allclose(after["mean"], wide.mean(axis=0), rtol=2e-7)
     np.testing.assert_allclose(after["var"], wide.var(axis=0, ddof=1), rtol=1e-5)
@@ -191,7 +191,7 @@ def test_batch_norm_of_many_values_away_from_0_is_near():
 def test_one_value_a_channel_is_normalized_by_the_running_statistics_and_leaves_them():
     layer, x = BatchNorm(), np.array([[2.0, -1.0, 0.5]])
     params, state = prepared(layer, np.random.default_rng(0), (3,))
-    y, after, pullback = layer.apply(params, state, x, Training(0))
+    y, after, pullback = layer.apply(params, state, x, TrainingContext(0))
     expected, _, pull = layer.apply(params, state, x, False)
     np.testing.assert_array_equal(y, expected)
     assert after == state
@@ -228,7 +228,7 @@ def test_the_largest_in_blocks_are_the_same(monkeypatch):
 def normalized(x):
     """The value, all gradients and the running statistics, in training."""
     params, state = prepared(BatchNorm(), np.random.default_rng(3), x.shape[1:])
-    y, moved, pullback = BatchNorm().apply(params, state, x, Training(0))
+    y, moved, pullback = BatchNorm().apply(params, state, x, TrainingContext(0))
     dparams, dx = pullback(np.cos(y))
     return y, *dparams.values(), dx, *moved.values()
 
@@ -309,7 +309,7 @@ def test_running_statistics_move_to_those_of_the_batch(rng, batch, shape, channe
     x = 3 + 2 * rng.standard_normal((batch, *shape, channels))
     layer = BatchNorm(momentum)
     params, state = prepared(layer, rng, x.shape[1:])
-    y, after, _ = layer.apply(params, state, x, Training(0))
+    y, after, _ = layer.apply(params, state, x, TrainingContext(0))
     rows = x.reshape(-1, channels)
     mean, var = rows.mean(axis=0), rows.var(axis=0)
     normal = (x - mean) / np.sqrt(var + layer.epsilon)
@@ -327,7 +327,7 @@ def test_running_statistics_stay_in_float32_when_the_batch_is_of_halves():
     x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float16)
     layer = BatchNorm()
     params, state = layer.init(np.random.default_rng(0), (3,))
-    y, after, _ = layer.apply(params, state, x, Training(0))
+    y, after, _ = layer.apply(params, state, x, TrainingContext(0))
     assert y.dtype == np.float16
     np.testing.assert_allclose(after["mean"], 0.1 * x.astype(np.float32).mean(axis=0), rtol=1e-5)
     assert {array.dtype for array in after.values()} == {np.dtype(np.float32)}
@@ -347,29 +347,29 @@ class TestDropout:
         return layer.apply({}, {}, self.x, train)[0]
 
     def test_keeps_the_mean(self):
-        y = self.drop(Dropout(0.25), Training(1))
+        y = self.drop(Dropout(0.25), TrainingContext(1))
         assert set(np.unique(y)) == {0.0, 1 / 0.75}
         assert abs(y.mean() - 1) < 0.05
 
     def test_is_the_identity_in_evaluation_and_at_rate_0(self):
         assert self.drop(Dropout(0.5), False) is self.x
-        assert self.drop(Dropout(0.0), Training(1)) is self.x
+        assert self.drop(Dropout(0.0), TrainingContext(1)) is self.x
 
     def test_draws_the_same_for_the_same_seed_and_path(self):
         net = Sequential({"a": Dropout(), "b": Sequential({"a": Dropout()})})
-        np.testing.assert_array_equal(self.drop(net, Training(5)), self.drop(net, Training(5)))
-        assert (self.drop(net, Training(5)) != self.drop(net, Training(6))).any()
+        np.testing.assert_array_equal(self.drop(net, TrainingContext(5)), self.drop(net, TrainingContext(5)))
+        assert (self.drop(net, TrainingContext(5)) != self.drop(net, TrainingContext(6))).any()
 
     def test_draws_for_each_layer_anew(self):
-        train = Training(5)
+        train = TrainingContext(5)
         drawn = [self.drop(Dropout(), train.under(name)) for name in ("a", "b")]
         drawn += [self.drop(Dropout(), train.under("a").under("a")), self.drop(Dropout(), train)]
         assert len({each.tobytes() for each in drawn}) == 4
 
     def test_draws_by_its_path_whatever_container_leads_there(self):
         nested = Residual(Sequential({"drop": Dropout()}))
-        alone = self.drop(Dropout(), Training(9).under("body").under("drop"))
-        np.testing.assert_array_equal(self.drop(nested, Training(9)), alone + self.x)
+        alone = self.drop(Dropout(), TrainingContext(9).under("body").under("drop"))
+        np.testing.assert_array_equal(self.drop(nested, TrainingContext(9)), alone + self.x)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -402,12 +402,12 @@ def test_a_layer_computes_in_the_dtype_of_its_input_and_gives_gradients_in_that_
     x = rng.standard_normal((3, 5, 5, 4)).astype(dtype)
     params, state = layer.init(rng, x.shape[1:])
     before = x.copy()
-    y, _, pullback = layer.apply(params, state, x, Training(0))
+    y, _, pullback = layer.apply(params, state, x, TrainingContext(0))
     dparams, dx = pullback(y)
     assert y.dtype == dx.dtype == dtype
     assert {name: array.dtype for name, array in dparams.items()} == dict.fromkeys(params, np.dtype(np.float32))
     np.testing.assert_array_equal(x, before)
-    wide = layer.apply(params, state, x.astype(np.float32), Training(0))
+    wide = layer.apply(params, state, x.astype(np.float32), TrainingContext(0))
     others = (wide[0], *wide[2](y.astype(np.float32)))
     tolerance = 4 * float(ml_dtypes.finfo(dtype).eps)
     for got, wanted in [(y, others[0]), (dx, others[2]), *((dparams[name], others[1][name]) for name in dparams)]:

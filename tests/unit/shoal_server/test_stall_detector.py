@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal_server.stall_detector import Stalls
+from shoal_server.stall_detector import StallDetector
 
 
-class Clock:
+class WorkerClock:
     def __init__(self):
         self.now = 100.0
 
@@ -18,12 +18,12 @@ class Clock:
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return WorkerClock()
 
 
 @pytest.fixture
 def stalls(clock):
-    return Stalls(30.0, clock)
+    return StallDetector(30.0, clock)
 
 
 def test_only_what_waits_too_long_is_ended(stalls, clock):

@@ -6,30 +6,30 @@ from hypothesis import strategies as st
 from shoal._wire.cursor import Cursor
 from shoal_worker.assignment import (
     Assigned,
-    Closing,
+    AssignedJob,
+    AssignmentMachine,
     Effect,
     Event,
     Finish,
+    IncarnationChanged,
     JobOver,
     Leave,
-    Leaving,
-    Machine,
-    Reborn,
     Renew,
-    RetireTrainer,
     StartTrainer,
+    StopAfterBatchRequested,
+    StopRequested,
     StopTrainer,
+    StopTrainerAfterBatch,
     TrainerEnded,
-    Work,
 )
-from shoal_worker.messages import Outcome
+from shoal_worker.messages import TrainerOutcome
 
-A, B = Work("a", 1, 1), Work("b", 2, 1)
-DONE = TrainerEnded(0, Outcome(), progressed=True)
+A, B = AssignedJob("a", 1, 1), AssignedJob("b", 2, 1)
+DONE = TrainerEnded(0, TrainerOutcome(), progressed=True)
 KILLED = TrainerEnded(-9, None, progressed=False)
 
 
-def fed(machine: Machine, *events: Event) -> list[Effect]:
+def fed(machine: AssignmentMachine, *events: Event) -> list[Effect]:
     """The effects of the last event."""
     effects: list[Effect] = []
     for event in events:
@@ -38,9 +38,9 @@ def fed(machine: Machine, *events: Event) -> list[Effect]:
     return effects
 
 
-def registered(*events: Event) -> Machine:
-    machine = Machine()
-    fed(machine, Reborn(1), *events)
+def registered(*events: Event) -> AssignmentMachine:
+    machine = AssignmentMachine()
+    fed(machine, IncarnationChanged(1), *events)
     return machine
 
 
@@ -59,13 +59,13 @@ def test_work_that_is_done_is_finished_and_not_started_again():
 
 def test_a_new_assignment_of_the_same_job_starts_anew():
     machine = registered(Assigned(A), DONE)
-    again = Work("a", 5, 1)
+    again = AssignedJob("a", 5, 1)
     assert fed(machine, Assigned(again)) == [StartTrainer(again)]
 
 
 def test_an_error_is_told():
     machine = registered(Assigned(A))
-    assert fed(machine, TrainerEnded(0, Outcome("ValueError"), progressed=True)) == [Finish("ValueError")]
+    assert fed(machine, TrainerEnded(0, TrainerOutcome("ValueError"), progressed=True)) == [Finish("ValueError")]
 
 
 def test_other_work_waits_until_the_old_trainer_is_gone():
@@ -85,7 +85,7 @@ def test_work_that_is_taken_back_is_stopped_and_nobody_told():
 def test_a_job_that_is_over_is_stopped():
     machine = registered(Assigned(A))
     assert fed(machine, JobOver(A)) == [StopTrainer()]
-    assert fed(machine, TrainerEnded(0, Outcome(), progressed=True)) == []
+    assert fed(machine, TrainerEnded(0, TrainerOutcome(), progressed=True)) == []
     assert fed(machine, Assigned(A)) == []
 
 
@@ -93,21 +93,21 @@ def test_a_killed_trainer_means_a_new_life():
     machine = registered(Assigned(A))
     assert fed(machine, KILLED) == [Renew("the trainer was killed by SIGKILL")]
     assert fed(machine, Assigned(A)) == []  # an answer that was under way
-    again = Work("a", 3, 2)
-    assert fed(machine, Reborn(2), Assigned(again)) == [StartTrainer(again)]
+    again = AssignedJob("a", 3, 2)
+    assert fed(machine, IncarnationChanged(2), Assigned(again)) == [StartTrainer(again)]
 
 
 def test_an_answer_to_an_earlier_life_starts_nothing():
-    assert fed(registered(), Reborn(2), Assigned(A)) == []
+    assert fed(registered(), IncarnationChanged(2), Assigned(A)) == []
 
 
 def test_a_program_that_always_kills_its_process_fails_its_job():
     machine = registered()
     for life in (1, 2):
-        work = Work("a", life, life)
-        assert fed(machine, Reborn(life), Assigned(work)) == [StartTrainer(work)]
+        work = AssignedJob("a", life, life)
+        assert fed(machine, IncarnationChanged(life), Assigned(work)) == [StartTrainer(work)]
         assert fed(machine, KILLED) == [Renew("the trainer was killed by SIGKILL")]
-    [finish] = fed(machine, Reborn(3), Assigned(Work("a", 3, 3)), KILLED)
+    [finish] = fed(machine, IncarnationChanged(3), Assigned(AssignedJob("a", 3, 3)), KILLED)
     assert isinstance(finish, Finish)
     assert "3 times in a row" in finish.error
 
@@ -115,13 +115,13 @@ def test_a_program_that_always_kills_its_process_fails_its_job():
 def test_deaths_after_progress_never_add_up():
     machine = registered()
     for life in range(1, 10):
-        fed(machine, Reborn(life), Assigned(Work("a", life, life)))
+        fed(machine, IncarnationChanged(life), Assigned(AssignedJob("a", life, life)))
         assert fed(machine, TrainerEnded(-9, None, progressed=True)) == [Renew("the trainer was killed by SIGKILL")]
 
 
 def test_a_fenced_trainer_has_not_finished():
     machine = registered(Assigned(A))
-    [renew] = fed(machine, TrainerEnded(0, Outcome("not admitted", fenced=True), progressed=True))
+    [renew] = fed(machine, TrainerEnded(0, TrainerOutcome("not admitted", fenced=True), progressed=True))
     assert renew == Renew("the trainer cannot go on: not admitted")
 
 
@@ -134,15 +134,15 @@ def test_an_exit_without_a_word_fails_the_job():
 
 def test_being_declared_dead_ends_what_runs():
     machine = registered(Assigned(A))
-    assert fed(machine, Reborn(2)) == [StopTrainer()]
-    again = Work("a", 2, 2)
+    assert fed(machine, IncarnationChanged(2)) == [StopTrainer()]
+    again = AssignedJob("a", 2, 2)
     assert fed(machine, Assigned(again)) == []
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == [StartTrainer(again)]
 
 
 def test_closing_waits_for_the_trainer_to_go():
     machine = registered(Assigned(A))
-    assert fed(machine, Closing()) == [StopTrainer()]
+    assert fed(machine, StopRequested()) == [StopTrainer()]
     assert not machine.done
     assert fed(machine, Assigned(B)) == []
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
@@ -151,10 +151,10 @@ def test_closing_waits_for_the_trainer_to_go():
 
 def test_leaving_lets_the_trainer_finish_its_batch():
     machine = registered(Assigned(A))
-    assert fed(machine, Leaving()) == [RetireTrainer()]
-    assert fed(machine, Leaving(), Assigned(A)) == []
+    assert fed(machine, StopAfterBatchRequested()) == [StopTrainerAfterBatch()]
+    assert fed(machine, StopAfterBatchRequested(), Assigned(A)) == []
     assert not machine.done
-    left = Outcome(left=True, cursor=Cursor(3, 16))
+    left = TrainerOutcome(left=True, cursor=Cursor(3, 16))
     assert fed(machine, TrainerEnded(0, left, progressed=True)) == [Leave(Cursor(3, 16))]
     assert machine.done
     assert fed(machine, Assigned(B)) == []
@@ -162,54 +162,54 @@ def test_leaving_lets_the_trainer_finish_its_batch():
 
 def test_leaving_without_work_is_done_at_once():
     machine = registered()
-    assert fed(machine, Leaving()) == []
+    assert fed(machine, StopAfterBatchRequested()) == []
     assert machine.done
 
 
 def test_a_trainer_that_is_through_as_its_daemon_leaves_has_finished():
-    machine = registered(Assigned(A), Leaving())
+    machine = registered(Assigned(A), StopAfterBatchRequested())
     assert fed(machine, DONE) == [Finish("")]
 
 
 def test_a_trainer_that_dies_as_its_daemon_leaves_is_no_reason_for_a_new_life():
-    machine = registered(Assigned(A), Leaving())
+    machine = registered(Assigned(A), StopAfterBatchRequested())
     assert fed(machine, KILLED) == [Leave(None)]
 
 
 def test_leaving_ends_at_once_when_there_is_no_more_time():
-    machine = registered(Assigned(A), Leaving())
-    assert fed(machine, Closing()) == [StopTrainer()]
+    machine = registered(Assigned(A), StopAfterBatchRequested())
+    assert fed(machine, StopRequested()) == [StopTrainer()]
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
     assert machine.done
 
 
 def test_work_that_is_taken_back_meanwhile_is_stopped():
-    machine = registered(Assigned(A), Leaving())
+    machine = registered(Assigned(A), StopAfterBatchRequested())
     assert fed(machine, Assigned(B)) == [StopTrainer()]
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
     assert machine.done
 
 
-works = st.builds(Work, st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 3))
+works = st.builds(AssignedJob, st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 3))
 endings = st.builds(
     TrainerEnded,
     st.sampled_from([0, 1, -9]),
-    st.none() | st.builds(Outcome, st.sampled_from(["", "no"]), st.booleans(), st.booleans()),
+    st.none() | st.builds(TrainerOutcome, st.sampled_from(["", "no"]), st.booleans(), st.booleans()),
     st.booleans(),
 )
 events = st.one_of(
-    st.builds(Reborn, st.integers(1, 3)),
+    st.builds(IncarnationChanged, st.integers(1, 3)),
     st.builds(Assigned, st.none() | works),
     st.builds(JobOver, works),
     endings,
-    st.builds(Leaving),
-    st.builds(Closing),
+    st.builds(StopAfterBatchRequested),
+    st.builds(StopRequested),
 )
 
 
 @given(st.lists(events, max_size=30))
 def test_there_is_never_more_than_one_trainer_and_each_is_stopped_once(history):
-    machine = Machine()
+    machine = AssignmentMachine()
     running, stops = False, 0
     for event in history:
         if isinstance(event, TrainerEnded):

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal._rpc.retries import Retries
 from shoal._training.participant import Report
-from shoal_worker.messages import Figures, decode, encode
+from shoal_worker.messages import TrainerReport, decode, encode
 from shoal_worker.metrics import WorkerMetrics
 
 
@@ -20,7 +20,7 @@ def test_memory_of_the_device_is_shown_while_a_trainer_has_some():
     assert shown() == {"used": None, "pool": None, "limit": None}
     metrics.trainer_started()
     for used in (5, 7):
-        metrics.add(Figures(report, {}, {"used": used, "pool": 10, "limit": 20}))
+        metrics.add(TrainerReport(report, {}, {"used": used, "pool": 10, "limit": 20}))
     assert shown() == {"used": 7, "pool": 10, "limit": 20}
     metrics.trainer_ended()
     assert shown() == {"used": None, "pool": None, "limit": None}
@@ -37,8 +37,8 @@ def test_retries_are_the_trainers_and_the_daemons_own():
     assert shown() == {"coordinator": 0, "server": 0}
     own.count("coordinator")
     assert shown() == {"coordinator": 1, "server": 0}
-    sent = decode(encode(Figures(Report(), {}, retries={"coordinator": 2, "server": 3})))
-    assert isinstance(sent, Figures)
+    sent = decode(encode(TrainerReport(Report(), {}, retries={"coordinator": 2, "server": 3})))
+    assert isinstance(sent, TrainerReport)
     metrics.add(sent)
     own.count("coordinator")
     assert shown() == {"coordinator": 4, "server": 3}

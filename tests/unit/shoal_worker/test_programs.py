@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal import errors
-from shoal.program import Dataset, Program, Step
-from shoal_worker.programs import blamed, load_program
+from shoal.program import Dataset, Program, StepOutput
+from shoal_worker.programs import as_program_error, load_program
 
 _numbers = itertools.count()
 
@@ -157,11 +157,11 @@ def test_blame_keeps_the_cause():
 
     with (
         pytest.raises(errors.ProgramError, match=r"loss raised ValueError: no weights[\s\S]*KeyError: 'w'"),
-        blamed("loss"),
+        as_program_error("loss"),
     ):
         outer()
 
 
 def test_a_step_has_no_updates_unless_given():
-    step = Step(1.0, {})
+    step = StepOutput(1.0, {})
     assert (step.updates, step.metrics) == ({}, {})

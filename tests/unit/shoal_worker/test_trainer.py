@@ -7,7 +7,7 @@ import pytest
 from shoal import errors
 from shoal._wire.cursor import Cursor
 from shoal_worker import trainer
-from shoal_worker.messages import LEAVE, Instructions, Outcome, decode, encode
+from shoal_worker.messages import LEAVE, Instructions, TrainerOutcome, decode, encode
 from shoal_worker.trainer import _read_line, log_failure, outcome_of
 
 
@@ -23,14 +23,19 @@ def test_a_failure_is_in_the_log_with_its_traceback(capfd):
     assert capfd.readouterr().err == "PROGRAM_ERROR: program a:b raised\nTraceback: ?\n"
 
 
-@pytest.mark.parametrize("outcome", [Outcome(), Outcome("another life goes on", fenced=True)])
+@pytest.mark.parametrize("outcome", [TrainerOutcome(), TrainerOutcome("another life goes on", fenced=True)])
 def test_what_is_no_failure_of_the_jobs_is_not(capfd, outcome):
     log_failure(outcome)
     assert capfd.readouterr().err == ""
 
 
 def test_an_outcome_survives_the_way_to_the_daemon():
-    for outcome in (Outcome(), Outcome("no", fenced=True), Outcome(left=True), Outcome(left=True, cursor=Cursor(3, 8))):
+    for outcome in (
+        TrainerOutcome(),
+        TrainerOutcome("no", fenced=True),
+        TrainerOutcome(left=True),
+        TrainerOutcome(left=True, cursor=Cursor(3, 8)),
+    ):
         assert decode(encode(outcome)) == outcome
 
 
@@ -44,7 +49,7 @@ def test_a_trainer_takes_the_device_that_it_is_told_with_its_limit(monkeypatch):
     monkeypatch.setattr(trainer, "choose_device", choose)
     told = Instructions("a:1", "job", "worker-1", 1, 1, "cuda:1", 0.5, ("/programs",), 1.0, 3)
     with pytest.raises(errors.DeviceUnavailable):
-        trainer.train(Instructions.from_line(told.to_line()), lambda _: None, trainer.Words())
+        trainer.train(Instructions.from_line(told.to_line()), lambda _: None, trainer.DaemonMessages())
     assert asked == [("cuda:1", 0.5)]
 
 
@@ -57,7 +62,7 @@ def test_a_word_that_comes_with_the_instructions_is_heard():
 
 
 def test_words_of_the_daemon_are_understood_however_they_come():
-    words = trainer.Words()
+    words = trainer.DaemonMessages()
     for piece in (b"eno", b"ugh\nle", b"ave"):
         words.take(piece)
     assert (words.enough.is_set(), words.leaving.is_set()) == (True, False)

@@ -14,13 +14,13 @@ from shoal._numerics.seeds import takes_seed
 from shoal._training.parameters import PushResult
 from shoal._wire import DataRange, Lease, NoRange
 from shoal._wire.cursor import Cursor
-from shoal.program import Step
+from shoal.program import StepOutput
 from shoal.status import StepTiming
 from shoal_worker.arrays import Cpu
-from shoal_worker.batch_seeds import Draws
+from shoal_worker.batch_seeds import BatchSeeds
 from shoal_worker.batches import LeasedBatches, NoBatches
-from shoal_worker.messages import Figures, decode, encode
-from shoal_worker.training_loop import Training, TrainingConfig
+from shoal_worker.messages import TrainerReport, decode, encode
+from shoal_worker.training_loop import TrainingConfig, TrainingLoop
 from support.devices.fake_cupy import FakeOutOfMemoryError, FakeRuntimeError
 
 EXAMPLES = 20
@@ -152,12 +152,12 @@ class Rig:
         self.program = program or FakeProgram(compute, Examples() if data else None)
         self.done: list[int] = []
         self.leases = list(leases)
-        self.emitted: list[Figures] = []
+        self.emitted: list[TrainerReport] = []
         self.batches = NoBatches()
         if self.program.dataset is not None:
             self.batches = LeasedBatches(self.program.dataset, batch_size, seed=7, lease=self.lease)
         Rig.made.append(self)
-        self.training = Training(
+        self.training = TrainingLoop(
             TrainingConfig(
                 name="tests:program",
                 program=self.program,
@@ -234,7 +234,7 @@ class FakeEvaluator:
     def untried(self):
         return not self.tried
 
-    def try_out(self, step, values):
+    def check_program(self, step, values):
         self.tried.append((step, float(values["w"][0])))
 
     def due(self, step):
@@ -291,7 +291,7 @@ def seeds(*leases, rank=0, start=0, seed=7, max_steps=0):
     rig = Rig(
         [*leases, NoRange.FINISHED],
         program=Noisy(Examples() if leases else None),
-        draws=Draws(seed, rank),
+        draws=BatchSeeds(seed, rank),
         max_steps=max_steps,
     )
     rig.parameters.step = start
@@ -417,7 +417,7 @@ def test_gradients_may_come_one_by_one(whole):
                 rig.clock.now += 1.0
                 yield name, params["w"]
 
-        return Step(1.5, gradients()) if whole else (1.5, gradients())
+        return StepOutput(1.5, gradients()) if whole else (1.5, gradients())
 
     rig = Rig(compute=compute, data=False, max_steps=1)
     push = rig.parameters.push
@@ -441,8 +441,8 @@ def gradients_that_fail(params, batch):
     [
         gradients_that_fail,
         lambda params, batch: (1.5, [np.zeros(3)]),
-        lambda params, batch: Step(1.5, [("w", params["w"]), 3]),
-        lambda params, batch: Step(1.5, None),
+        lambda params, batch: StepOutput(1.5, [("w", params["w"]), 3]),
+        lambda params, batch: StepOutput(1.5, None),
     ],
     ids=["raises", "no pairs", "no pair", "nothing"],
 )
@@ -465,7 +465,7 @@ def test_a_program_whose_gradients_fail_one_by_one_is_blamed(compute):
         (lambda params, batch: (1.0, np.zeros(2)), "returned a tuple"),
         (lambda params, batch: ("low", {}), "step 0, gives the loss as str; give a number, or an array of one element"),
         (lambda params, batch: (np.ones(3), {}), r"step 0, gives the loss as ndarray of shape \(3,\); give a number"),
-        (lambda params, batch: Step(1.0, {}, metrics={"accuracy": "high"}), "gives the metric 'accuracy' as str"),
+        (lambda params, batch: StepOutput(1.0, {}, metrics={"accuracy": "high"}), "gives the metric 'accuracy' as str"),
     ],
 )
 def test_a_program_that_raises_or_returns_something_else_is_blamed(compute, said):
@@ -495,7 +495,7 @@ def test_a_program_that_runs_out_of_memory_says_how_much_it_asked_for_and_with_w
         "Unable to allocate 1.00 EiB"
     ) in raised.value.message
     assert "batch_size smaller" in raised.value.message
-    assert "test_training.py" in raised.value.message, "the program's own lines are shown"
+    assert "test_training_loop.py" in raised.value.message, "the program's own lines are shown"
 
 
 def test_a_pull_that_does_not_fit_on_the_device_says_so():
@@ -559,7 +559,7 @@ def test_a_dataset_that_raises_is_blamed():
 def test_updates_and_metrics_of_a_step_arrive():
     def compute(params, batch):
         metrics = {"accuracy": 0.5, "top5": np.full((1, 1), 0.75)}
-        return Step(np.full(1, 2.0), {"w": params["w"]}, updates={"n": np.array(1)}, metrics=metrics)
+        return StepOutput(np.full(1, 2.0), {"w": params["w"]}, updates={"n": np.array(1)}, metrics=metrics)
 
     rig = Rig(data=False, max_steps=1, compute=compute).run()
     assert rig.parameters.pushes[0][2] == {"n": np.array(1)}

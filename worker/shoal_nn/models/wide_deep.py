@@ -7,7 +7,7 @@ from shoal.initializers import Zeros
 from shoal_nn.activations import ReLU
 from shoal_nn.containers import ByFeature, Concat, Parallel, Sequential
 from shoal_nn.dense import Dense, Embedding
-from shoal_nn.features import Column, Crossed
+from shoal_nn.features import Column, FeatureCross
 from shoal_nn.layer import Layer
 
 
@@ -51,7 +51,7 @@ def wide_deep(
         "features": ByFeature({name: _weights(rows, classes) for name, rows in categories.items()})
     }
     for first, second in crosses:
-        cross = Crossed(first, second, cross_rows)
+        cross = FeatureCross(first, second, cross_rows)
         wide[f"{first}*{second}"] = Sequential({"cross": cross, "weights": _weights(cross_rows, classes)})
     inputs: dict[str, Layer] = {name: Embedding(rows, embedding) for name, rows in categories.items()}
     inputs |= {name: Column() for name in numbers}

@@ -3,11 +3,11 @@
 Workers and evaluations import it; data sets themselves are in `shoal.data`.
 """
 
-from shoal.data._reading.order import Order, ShuffledBlocks, ShuffledExamples, cut
+from shoal.data._reading.order import SampleOrder, ShuffledBlocks, ShuffledSamples, cut
 
 __all__ = [
-    "Order",
+    "SampleOrder",
     "ShuffledBlocks",
-    "ShuffledExamples",
+    "ShuffledSamples",
     "cut",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 from shoal.program import Blocks
 
 
-class Order(ABC):
+class SampleOrder(ABC):
     """The order of each epoch."""
 
     @abstractmethod
@@ -19,7 +19,7 @@ class Order(ABC):
         """The numbers of the examples at the places [start, stop) of an epoch's order, int64, in pieces."""
 
 
-class ShuffledExamples(Order):
+class ShuffledSamples(SampleOrder):
     """A permutation of single examples.
 
     Args:
@@ -38,7 +38,7 @@ class ShuffledExamples(Order):
         yield self._permutation[start:stop]
 
 
-class ShuffledBlocks(Order):
+class ShuffledBlocks(SampleOrder):
     """A permutation of the runs of blocks, then one of the examples of each window of blocks.
 
     Each window's is drawn from a stream of its own, so that a range costs what is in it, however large the epoch.
@@ -112,4 +112,4 @@ def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     return np.repeat(starts - before, lengths) + np.arange(lengths.sum(), dtype=np.int64)
 
 
-__all__ = ["Order", "ShuffledBlocks", "ShuffledExamples", "cut"]
+__all__ = ["SampleOrder", "ShuffledBlocks", "ShuffledSamples", "cut"]

@@ -22,7 +22,7 @@ class _Raised:
     error: BaseException | None
 
 
-class ReadAhead(Generic[T]):
+class Prefetcher(Generic[T]):
     """An iterator over what another one gives, which is read in a thread, at most so many items before they are taken.
 
     An error comes at the place of the item that could not be read, after all items before it. The other iterator is
@@ -97,4 +97,4 @@ class ReadAhead(Generic[T]):
         return not self._closed.is_set()
 
 
-__all__ = ["ReadAhead"]
+__all__ = ["Prefetcher"]

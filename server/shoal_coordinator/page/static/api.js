@@ -42,7 +42,7 @@ async function answered(response) {
 }
 
 // What a path says, asked again every so many seconds as long as it is `live`, and whenever `mark` is another one.
-export function useAsked(path, everySeconds, live, mark = "") {
+export function usePolled(path, everySeconds, live, mark = "") {
   const [answer, setAnswer] = useState({ value: null, error: null });
   useEffect(() => {
     let timer = 0;

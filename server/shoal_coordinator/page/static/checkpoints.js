@@ -1,6 +1,6 @@
 // The checkpoints of a job that are there, newest first.
 
-import { jobPath, useAsked } from "./api.js";
+import { jobPath, usePolled } from "./api.js";
 import { bytes, count, moment } from "./format.js";
 import { html } from "./html.js";
 import { Card, Table } from "./parts.js";
@@ -8,7 +8,7 @@ import { Card, Table } from "./parts.js";
 export function CheckpointList({ job, story }) {
   // Asked again when there is another one: the newest, or the end of an attempt.
   const mark = `${job.checkpoint?.number ?? 0} ${story.happenings.at(-1)?.sequence ?? 0} ${job.state}`;
-  const { value, error } = useAsked(jobPath(job.name, "checkpoints"), 0, false, mark);
+  const { value, error } = usePolled(jobPath(job.name, "checkpoints"), 0, false, mark);
   const columns = [["Number", "number"], ["Step", "number"], ["Bytes", "number"], ["Taken"], ["", ""]];
   const rows = (value?.checkpoints ?? []).map((it) =>
     it.error

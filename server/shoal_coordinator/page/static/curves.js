@@ -2,7 +2,7 @@
 
 import { Chart, dashOf } from "./chart.js";
 import { html, useMemo, useState } from "./html.js";
-import { mean, smoothed } from "./job_story.js";
+import { mean, smoothed } from "./job_history.js";
 import { Card } from "./parts.js";
 
 const SMOOTHING = 0.8;

@@ -1,6 +1,6 @@
 // What became of a job's data, by epoch.
 
-import { jobPath, useAsked } from "./api.js";
+import { jobPath, usePolled } from "./api.js";
 import { count, plural } from "./format.js";
 import { html } from "./html.js";
 import { Card, Numbers, Table } from "./parts.js";
@@ -14,7 +14,7 @@ const KINDS = [
 const MAX_EPOCHS = 8;
 
 export function Data({ name, live, mark }) {
-  const { value, error } = useAsked(jobPath(name, "data"), 2, live, mark);
+  const { value, error } = usePolled(jobPath(name, "data"), 2, live, mark);
   if (!value?.examples) {
     const why = error && !value ? error.message : "No data of its own, or no worker has loaded it yet.";
     return html`<${Card} id="data" title="Data"><p class="empty">${why}</p><//>`;

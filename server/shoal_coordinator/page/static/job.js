@@ -1,16 +1,16 @@
 // The page of one job.
 
-import { get, jobPath, useAsked } from "./api.js";
+import { get, jobPath, usePolled } from "./api.js";
 import { Actions } from "./actions.js";
 import { CheckpointList } from "./checkpoints.js";
 import { Curves } from "./curves.js";
 import { Data } from "./data.js";
 import { count, duration, figure, moment, plural, rate } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { Story } from "./job_story.js";
+import { Story } from "./job_history.js";
 import { Log } from "./log.js";
 import { WorkerTable } from "./members.js";
-import { Card, State, Tile, Voice, isOver } from "./parts.js";
+import { Card, State, Tile, Voice, isFinished } from "./parts.js";
 import { Staleness } from "./staleness.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
@@ -21,8 +21,8 @@ export function JobPage({ name, tell }) {
   const [refused, setRefused] = useState(null);
   const [, setVersion] = useState(0);
   const cluster = useCluster();
-  const live = seen !== null && !isOver(seen.job.state) && !refused;
-  const timings = useAsked(jobPath(name, "timings"), 2, live);
+  const live = seen !== null && !isFinished(seen.job.state) && !refused;
+  const timings = usePolled(jobPath(name, "timings"), 2, live);
   useEffect(() => {
     document.title = `${name} · Shoal`;
     const on = {

@@ -2,7 +2,7 @@
 
 import { duration, figure, figures, moment, rate } from "./format.js";
 import { html } from "./html.js";
-import { Bar, State, Table, isOver } from "./parts.js";
+import { Bar, State, Table, isFinished } from "./parts.js";
 
 const COLUMNS = [
   ["Job"],
@@ -30,7 +30,7 @@ function Row({ job }) {
   return html`<tr data-job=${job.name}>
     <th scope="row"><a href=${`/jobs/${encodeURIComponent(job.name)}`}>${job.name}</a></th>
     <td><${State} state=${job.state} />${job.reason && html`<small class="why">${job.reason}</small>`}</td>
-    <td><${Share} share=${share} left=${progress.seconds_left} over=${isOver(job.state)} /></td>
+    <td><${Share} share=${share} left=${progress.seconds_left} over=${isFinished(job.state)} /></td>
     <td class="number">${rate(progress.samples_per_s ?? 0)}</td>
     <td class="number">${progress.steps ? figure(progress.loss) : ""}</td>
     <td>${job.evaluation ? figures(job.evaluation.values) : ""}</td>

@@ -2,7 +2,7 @@
 
 import { clock } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { newer } from "./job_story.js";
+import { newer } from "./job_history.js";
 import { Card } from "./parts.js";
 
 const SHOWN = 500;

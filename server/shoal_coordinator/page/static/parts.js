@@ -24,7 +24,7 @@ export function State({ state, text = state }) {
   return html`<span class=${`state ${kind}`}><span aria-hidden="true">${shape}</span> ${text}</span>`;
 }
 
-export const isOver = (state) => ["succeeded", "failed", "cancelled"].includes(state);
+export const isFinished = (state) => ["succeeded", "failed", "cancelled"].includes(state);
 
 // A member's state in the words of `shoal status`, and since when.
 export function MemberState({ member, now }) {

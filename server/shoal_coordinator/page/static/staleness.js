@@ -6,7 +6,7 @@ import { Bar, Card, Table } from "./parts.js";
 
 const MAX_ROWS = 12;
 
-// `timings`: what was asked of the coordinator, as `useAsked` gives it.
+// `timings`: what was asked of the coordinator, as `usePolled` gives it.
 export function Staleness({ timings: { value, error } }) {
   const found = Object.entries(value?.staleness ?? {}).map(([versions, pushes]) => [Number(versions), pushes]);
   const rows = binned(found.sort(([a], [b]) => a - b));

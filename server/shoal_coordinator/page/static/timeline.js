@@ -12,7 +12,7 @@ const MAX_BARS = 6;
 const HEIGHT = 150;
 const BAR = 11;
 
-// `timings`: what was asked of the coordinator, as `useAsked` gives it.
+// `timings`: what was asked of the coordinator, as `usePolled` gives it.
 export function Timeline({ timings: { value, error } }) {
   const workers = (value?.workers ?? []).filter((it) => it.steps.length);
   workers.sort((a, b) => a.worker.localeCompare(b.worker, "en", { numeric: true }));

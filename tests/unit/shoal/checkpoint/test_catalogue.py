@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal._checkpoint import manifest as manifests
-from shoal._checkpoint.catalogue import Catalogue, path_of, superfluous
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.catalogue import Catalogue, expired_numbers, path_of
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._checkpoint.tensor_files import write_tensors
 
@@ -40,7 +40,7 @@ def save(catalogue: Catalogue, job: str, number: int, **fields: Any) -> Manifest
 
 @pytest.fixture
 def catalogue(tmp_path: Path) -> Catalogue:
-    return Catalogue(LocalFolder(tmp_path))
+    return Catalogue(LocalStorage(tmp_path))
 
 
 # Manifests.
@@ -228,4 +228,4 @@ def test_manifests_are_json_for_people(catalogue: Catalogue, tmp_path: Path) -> 
     [(1, 0, [1, 2, 3, 4, 5]), (3, 0, [1, 2, 3]), (9, 0, []), (2, 3, [1, 2, 4]), (0, 0, [1, 2, 3, 4, 5])],
 )
 def test_what_is_kept(keep_last: int, keep_every: int, gone: list[int]) -> None:
-    assert superfluous([3, 1, 2, 6, 5, 4], keep_last=keep_last, keep_every=keep_every) == gone
+    assert expired_numbers([3, 1, 2, 6, 5, 4], keep_last=keep_last, keep_every=keep_every) == gone

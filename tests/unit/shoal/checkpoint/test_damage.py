@@ -15,7 +15,7 @@ import pytest
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FILE, Manifest
 from shoal._checkpoint.slices import SavedVariables, tensor_name
 from shoal._checkpoint.tensor_files import write_tensors
@@ -88,13 +88,13 @@ def used_instead(catalogue: Catalogue, what: str) -> float:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("checkpoints")
     for number in (1, 2):
-        save(Catalogue(LocalFolder(root)), number)
+        save(Catalogue(LocalStorage(root)), number)
     return root
 
 
 @pytest.fixture
 def catalogue(root: Path) -> Iterator[Catalogue]:
-    catalogue = Catalogue(LocalFolder(root))
+    catalogue = Catalogue(LocalStorage(root))
     yield catalogue
     assert used(catalogue, check) == used(catalogue, restore) == 2, "a test left damage"
 

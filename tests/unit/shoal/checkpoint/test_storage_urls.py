@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from shoal import errors
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 
 
-def read(folder: LocalFolder, *path: str) -> bytes:
+def read(folder: LocalStorage, *path: str) -> bytes:
     with folder.open(path) as file:
         text = bytearray(file.nbytes)
         file.read_into(0, [memoryview(text)])
@@ -24,7 +24,7 @@ def files(root: Path) -> list[str]:
 
 
 def test_a_file_is_there_once_it_is_written(tmp_path: Path) -> None:
-    folder = LocalFolder(tmp_path / "new" / "root")
+    folder = LocalStorage(tmp_path / "new" / "root")
     assert folder.names([]) == []
     folder.write(["job", "00000001", "a.bin"], [b"ab", memoryview(b"cd"), b""])
     folder.write(["job", "00000001", "a.bin"], [b"ef"])
@@ -37,7 +37,7 @@ def test_a_file_is_there_once_it_is_written(tmp_path: Path) -> None:
 def test_a_file_that_could_not_be_written_leaves_nothing_and_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    folder = LocalFolder(tmp_path)
+    folder = LocalStorage(tmp_path)
     folder.write(["job", "a.bin"], [b"before"])
 
     def full(*_: object, **__: object) -> None:
@@ -65,7 +65,7 @@ def test_other_errors_of_the_writer_pass_through_and_leave_nothing(tmp_path: Pat
         raise KeyError("a defect")
 
     with pytest.raises(KeyError):
-        LocalFolder(tmp_path).write(["a.bin"], pieces())
+        LocalStorage(tmp_path).write(["a.bin"], pieces())
     assert files(tmp_path) == []
 
 
@@ -73,7 +73,7 @@ def test_other_errors_of_the_writer_pass_through_and_leave_nothing(tmp_path: Pat
     "name", ["..", ".", "", "a/b", "/etc", "a\0b", ".hidden", ".tmp-1", "a" * 256, "-x", "ü", "a\n", "a b"]
 )
 def test_names_that_could_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
-    folder = LocalFolder(tmp_path / "root")
+    folder = LocalStorage(tmp_path / "root")
     for use in (
         lambda: folder.write([name], [b""]),
         lambda: folder.write([name, "a"], [b""]),
@@ -97,7 +97,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (root / "file").symlink_to(outside / "secret")
     (root / "real").mkdir()
     (root / "real" / "link").symlink_to(outside)
-    folder = LocalFolder(root)
+    folder = LocalStorage(root)
     for use in (
         lambda: folder.write(["job", "a"], [b""]),
         lambda: folder.open(["job", "secret"]).__enter__(),
@@ -118,11 +118,11 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
         with pytest.raises(errors.StorageFailed, match="it is no file"):
-            LocalFolder(tmp_path).open([name]).__enter__()
+            LocalStorage(tmp_path).open([name]).__enter__()
 
 
 def test_what_is_not_there_is_said_so_or_no_error(tmp_path: Path) -> None:
-    folder = LocalFolder(tmp_path / "root")
+    folder = LocalStorage(tmp_path / "root")
     with pytest.raises(errors.UnknownCheckpoint, match="there is no"):
         folder.open(["job", "a"]).__enter__()
     folder.remove(["job"])
@@ -142,15 +142,15 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeyp
     with pytest.raises(
         errors.StorageFailed, match="Read-only file system; its file system is read-only: mount a volume"
     ):
-        LocalFolder(tmp_path).write(["a"], [b""])
+        LocalStorage(tmp_path).write(["a"], [b""])
 
 
 def test_a_folder_that_is_removed_while_a_file_is_written_is_an_error(tmp_path: Path) -> None:
     def pieces() -> Iterator[bytes]:
         yield b"x"
-        LocalFolder(tmp_path).remove(["job"])
+        LocalStorage(tmp_path).remove(["job"])
 
-    folder = LocalFolder(tmp_path)
+    folder = LocalStorage(tmp_path)
     with pytest.raises(errors.StorageFailed, match="somebody has just removed it"):
         folder.write(["job", "1", "a"], pieces())
     assert files(tmp_path) == []
@@ -160,7 +160,7 @@ def test_a_folder_that_is_removed_while_a_file_is_written_is_an_error(tmp_path: 
 
 def test_a_disk_that_is_full_leaves_nothing_and_is_written_again(tmp_path: Path) -> None:
     """The kernel refuses to let files grow, as a full disk does."""
-    folder, before = LocalFolder(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    folder, before = LocalStorage(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
         with pytest.raises(errors.StorageFailed, match=r"File too large; raise the limit"):
@@ -176,7 +176,7 @@ def test_a_disk_that_fails_when_it_is_read_is_an_error(tmp_path: Path, monkeypat
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    folder = LocalFolder(tmp_path)
+    folder = LocalStorage(tmp_path)
     folder.write(["a"], [b"x"])
     monkeypatch.setattr(os, "preadv", broken)
     with pytest.raises(errors.StorageFailed, match="could not be read: Input/output error"):
@@ -186,6 +186,6 @@ def test_a_disk_that_fails_when_it_is_read_is_an_error(tmp_path: Path, monkeypat
 def test_a_root_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("")
     with pytest.raises(errors.StorageFailed, match="written"):
-        LocalFolder(tmp_path / "root").write(["a"], [b""])
+        LocalStorage(tmp_path / "root").write(["a"], [b""])
     with pytest.raises(errors.StorageFailed, match="listed"):
-        LocalFolder(tmp_path / "root").names([])
+        LocalStorage(tmp_path / "root").names([])

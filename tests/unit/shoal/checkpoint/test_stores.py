@@ -19,8 +19,8 @@ from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.object_store import ObjectStore
 from shoal._checkpoint.slices import SavedVariables, tensor_name
-from shoal._checkpoint.storage import Folder, probe
-from shoal._checkpoint.storage_urls import open_folder
+from shoal._checkpoint.storage import CheckpointStorage, probe
+from shoal._checkpoint.storage_urls import open_storage
 from shoal._checkpoint.tensor_files import open_tensors, write_tensors
 from shoal._cli.app import app
 from shoal.checkpoints import Checkpoints
@@ -29,11 +29,11 @@ MIB = 1 << 20
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
-def folder(request: pytest.FixtureRequest) -> Folder:
+def folder(request: pytest.FixtureRequest) -> CheckpointStorage:
     if request.param == "local":
-        return open_folder(str(request.getfixturevalue("tmp_path")))
+        return open_storage(str(request.getfixturevalue("tmp_path")))
     if request.param == "memory":
-        return open_folder(f"memory://{uuid.uuid4().hex}")
+        return open_storage(f"memory://{uuid.uuid4().hex}")
     bucket: ObjectStore = request.getfixturevalue("bucket")
     return bucket
 
@@ -51,7 +51,7 @@ def bucket(whole_bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Object
         return ObjectStore(f"{whole_bucket.url}/{uuid.uuid4().hex}")
 
 
-def read(folder: Folder, *path: str) -> bytes:
+def read(folder: CheckpointStorage, *path: str) -> bytes:
     with folder.open(path) as file:
         text = bytearray(file.nbytes)
         file.read_into(0, [memoryview(text)])
@@ -67,7 +67,7 @@ def uploads(bucket: ObjectStore) -> list[Any]:
 # All of them.
 
 
-def test_a_file_is_there_once_it_is_written(folder: Folder) -> None:
+def test_a_file_is_there_once_it_is_written(folder: CheckpointStorage) -> None:
     assert folder.names([]) == folder.names(["job"]) == folder.holding(["job"], "a.bin") == []
     folder.write(["job", "00000001", "a.bin"], [b"ab", memoryview(b"cd"), b"", bytearray(b"e")])
     assert read(folder, "job", "00000001", "a.bin") == b"abcde"
@@ -79,18 +79,18 @@ def test_a_file_is_there_once_it_is_written(folder: Folder) -> None:
     assert folder.names(["job", "00000001"]) == ["a.bin", "empty"]
 
 
-def test_a_probe_leaves_nothing(folder: Folder) -> None:
+def test_a_probe_leaves_nothing(folder: CheckpointStorage) -> None:
     probe(folder)
     assert folder.names([]) == []
 
 
-def test_pieces_may_be_of_arrays(folder: Folder) -> None:
+def test_pieces_may_be_of_arrays(folder: CheckpointStorage) -> None:
     x = np.arange(1000, dtype=np.float32)
     folder.write(["x"], [x.view(np.uint8).data, x[500:].data])
     assert read(folder, "x") == x.tobytes() + x[500:].tobytes()
 
 
-def test_any_range_is_read(folder: Folder) -> None:
+def test_any_range_is_read(folder: CheckpointStorage) -> None:
     text = bytes(range(256)) * 4
     folder.write(["a"], [text])
     with folder.open(["a"]) as file:
@@ -104,7 +104,7 @@ def test_any_range_is_read(folder: Folder) -> None:
                 file.read_into(start, [memoryview(bytearray(size))])
 
 
-def test_folders_that_hold_a_name_are_found(folder: Folder) -> None:
+def test_folders_that_hold_a_name_are_found(folder: CheckpointStorage) -> None:
     for path in (["j", "1", "m"], ["j", "2", "x"], ["j", "3", "m"], ["j", "4", "xm"], ["j", "5", "d", "m"], ["j", "m"]):
         folder.write(path, [b"x"])
     folder.write(["jj", "9", "m"], [b"x"])
@@ -115,7 +115,7 @@ def test_folders_that_hold_a_name_are_found(folder: Folder) -> None:
     assert folder.names(["j", "m"]) == []
 
 
-def test_what_is_removed_is_gone_and_nothing_else(folder: Folder) -> None:
+def test_what_is_removed_is_gone_and_nothing_else(folder: CheckpointStorage) -> None:
     for path in (["job", "1", "a"], ["job", "1", "b"], ["job", "1", "deep", "c"], ["job", "10", "a"], ["job2", "a"]):
         folder.write(path, [b"x"])
     folder.remove(["job", "1", "a"])
@@ -128,7 +128,7 @@ def test_what_is_removed_is_gone_and_nothing_else(folder: Folder) -> None:
     folder.remove(["job", "1", "a"])
 
 
-def test_what_is_not_there_is_unknown_and_a_folder_is_no_file(folder: Folder) -> None:
+def test_what_is_not_there_is_unknown_and_a_folder_is_no_file(folder: CheckpointStorage) -> None:
     folder.write(["job", "a"], [b"x"])
     for path in (["b"], ["job", "b"], ["jo"]):
         with pytest.raises(errors.UnknownCheckpoint, match="there is no"):
@@ -138,7 +138,7 @@ def test_what_is_not_there_is_unknown_and_a_folder_is_no_file(folder: Folder) ->
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/etc", "a\0b", ".tmp-1", "a" * 256, "ü", "a\n", "a*", "a?b"])
-def test_names_that_could_lead_elsewhere_are_refused(folder: Folder, name: str) -> None:
+def test_names_that_could_lead_elsewhere_are_refused(folder: CheckpointStorage, name: str) -> None:
     uses: Sequence[Callable[[], Any]] = (
         lambda: folder.write([name], [b""]),
         lambda: folder.write([name, "a"], [b""]),
@@ -156,7 +156,7 @@ def test_names_that_could_lead_elsewhere_are_refused(folder: Folder, name: str) 
 
 @pytest.mark.parametrize("pieces", [0, 1, 5])
 def test_a_writer_that_fails_leaves_what_was_there(
-    folder: Folder, pieces: int, monkeypatch: pytest.MonkeyPatch
+    folder: CheckpointStorage, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "PART_BYTES", 5 * MIB)  # so that parts of it are uploaded by then
     seen = []
@@ -182,14 +182,14 @@ def test_a_writer_that_fails_leaves_what_was_there(
     assert read(folder, "job", "b") == b"after"
 
 
-def test_a_file_of_many_parts(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_many_parts(folder: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "PART_BYTES", 5 * MIB)
     text = np.random.default_rng(1).bytes(23 * MIB + 17)
     folder.write(["a"], (text[start : start + 3 * MIB] for start in range(0, len(text), 3 * MIB)))
     assert read(folder, "a") == text
 
 
-def test_a_checkpoint_is_written_found_read_and_removed(folder: Folder) -> None:
+def test_a_checkpoint_is_written_found_read_and_removed(folder: CheckpointStorage) -> None:
     catalogue = Catalogue(folder)
     kernel = np.arange(60, dtype=np.float32).reshape(10, 6)
     first, second = (save(catalogue, number, kernel + number) for number in (1, 2))
@@ -229,7 +229,7 @@ def of(tensors: dict[str, np.ndarray]) -> tuple[list[Any], list[Any]]:
     ]
 
 
-def test_a_damaged_checkpoint_is_not_read(folder: Folder) -> None:
+def test_a_damaged_checkpoint_is_not_read(folder: CheckpointStorage) -> None:
     catalogue = Catalogue(folder)
     manifest = save(catalogue, 1, np.ones((10, 6), np.float32))
     path = (*path_of("digits", 1), manifest.files[1].name)
@@ -329,7 +329,7 @@ def test_the_commands_take_a_url(bucket: ObjectStore, tmp_path: Path, monkeypatc
     monkeypatch.setattr(object_store, "_system", lambda *_: bucket._system)
     url = bucket.url
     kernel = np.arange(60, dtype=np.float32).reshape(10, 6)
-    save(Catalogue(open_folder(url)), 1, kernel)
+    save(Catalogue(open_storage(url)), 1, kernel)
     file = tmp_path / "out.safetensors"
     for command, said in (
         (["checkpoints", "ls"], "digits/1"),
@@ -392,12 +392,12 @@ def test_a_store_that_nobody_answers_for_fails_soon(s3: str, monkeypatch: pytest
 )  # fmt: skip
 def test_urls_that_are_none_are_refused(url: str) -> None:
     with pytest.raises(errors.BadRequest):
-        open_folder(url)
+        open_storage(url)
 
 
 def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
     with pytest.raises(errors.BadRequest, match="belong in the environment") as told:
-        open_folder("s3://me:hunter2@bucket/a")
+        open_storage("s3://me:hunter2@bucket/a")
     assert "hunter2" not in str(told.value)
     assert "hunter2" not in str(told.value.details)
 
@@ -408,8 +408,8 @@ def test_what_is_not_installed_is_named(package: str, monkeypatch: pytest.Monkey
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(errors.BadRequest, match=r"pip install 'shoal\[s3\]'"):
-        open_folder("s3://bucket")
+        open_storage("s3://bucket")
 
 
 def test_a_path_is_a_folder_of_this_machine_however_it_is_written(tmp_path: Path) -> None:
-    assert open_folder(f"file://{tmp_path}").url == open_folder(f"local://{tmp_path}").url == str(tmp_path)
+    assert open_storage(f"file://{tmp_path}").url == open_storage(f"local://{tmp_path}").url == str(tmp_path)

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from shoal import errors
 from shoal._checkpoint import local_storage, manifest, tensor_files
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FileEntry, sum_of
 from shoal._checkpoint.tensor_files import TensorReader, open_tensors, write_tensors
 from shoal._checkpoint.tensors import decode_header, encode_header
@@ -42,11 +42,11 @@ def write(root: Path, tensors: dict[str, np.ndarray], *, piece: int = 1 << 30) -
     data = (array.reshape(-1).view(np.uint8).data for array in tensors.values())
     pieces = (part[start : start + piece] for part in data for start in range(0, len(part), piece))
     names = [(name, array.dtype, array.shape) for name, array in tensors.items()]
-    return write_tensors(LocalFolder(root), ["f.safetensors"], names, pieces, {"job": "digits"})
+    return write_tensors(LocalStorage(root), ["f.safetensors"], names, pieces, {"job": "digits"})
 
 
 def read(root: Path, entry: FileEntry) -> dict[str, np.ndarray]:
-    with open_tensors(LocalFolder(root), ["f.safetensors"], entry) as reader:
+    with open_tensors(LocalStorage(root), ["f.safetensors"], entry) as reader:
         found = {}
         for name, tensor in reader.contents.tensors.items():
             target = np.empty(math.prod(tensor.shape), tensor.dtype)
@@ -111,7 +111,7 @@ def test_any_pieces_are_filled_with_what_is_there(
             if wanted.random() < 0.7
         ]
         order.shuffle(pieces)
-        with open_tensors(LocalFolder(root), ["f.safetensors"], entry) as reader:
+        with open_tensors(LocalStorage(root), ["f.safetensors"], entry) as reader:
             reader.fill(pieces)
     for start, filled in pieces:
         assert filled == data[start : start + len(filled)]
@@ -122,7 +122,7 @@ def test_a_part_of_a_tensor_reads_no_more_than_its_blocks(tmp_path: Path, monkey
     monkeypatch.setattr(manifest, "BLOCK_BYTES", 1 << 10)
     x = np.arange(10_000, dtype=np.float32)
     entry = write(tmp_path, {"x": x})
-    with open_tensors(LocalFolder(tmp_path), ["f.safetensors"], entry) as reader:
+    with open_tensors(LocalStorage(tmp_path), ["f.safetensors"], entry) as reader:
         counted: list[int] = []
         real = reader._file.read_into
         monkeypatch.setattr(
@@ -142,7 +142,7 @@ def test_a_part_of_a_tensor_reads_no_more_than_its_blocks(tmp_path: Path, monkey
 
 
 def verified(root: Path, entry: FileEntry) -> None:
-    with open_tensors(LocalFolder(root), ["f.safetensors"], entry) as reader:
+    with open_tensors(LocalStorage(root), ["f.safetensors"], entry) as reader:
         reader.verify()
 
 
@@ -175,7 +175,7 @@ def test_a_bit_that_is_another_is_found(tmp_path_factory: Any, bit: float) -> No
 
 def test_a_file_that_shrinks_while_it_is_read_is_damaged(tmp_path: Path) -> None:
     entry = write(tmp_path, {"x": np.arange(3000, dtype=np.float32)})
-    with open_tensors(LocalFolder(tmp_path), ["f.safetensors"], entry) as reader:
+    with open_tensors(LocalStorage(tmp_path), ["f.safetensors"], entry) as reader:
         os.truncate(tmp_path / "f.safetensors", 100)
         with pytest.raises(errors.CorruptCheckpoint, match="cut short"):
             reader.verify()
@@ -241,5 +241,5 @@ def test_names_come_once() -> None:
 
 def test_an_entry_of_another_file_is_refused(tmp_path: Path) -> None:
     entry = write(tmp_path, {"x": np.ones(3, np.float32)})
-    with LocalFolder(tmp_path).open(["f.safetensors"]) as file, pytest.raises(errors.CorruptCheckpoint):
+    with LocalStorage(tmp_path).open(["f.safetensors"]) as file, pytest.raises(errors.CorruptCheckpoint):
         TensorReader(file, FileEntry("f", entry.nbytes, (*entry.sums, "0")), "f")

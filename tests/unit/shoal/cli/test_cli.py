@@ -106,7 +106,7 @@ class TestSubmit:
             metric="accuracy",
             goal="more",
             patience=3,
-            least_gain=0.001,
+            min_delta=0.001,
             checkpoint_best=True,
         )
         assert made.restore == "base/best"
@@ -212,9 +212,9 @@ class TestOptimizers:
             ("momentum:learning_rate=0.1,momentum=0.8,nesterov=true", shoal.optim.Momentum(0.1, 0.8, True)),
             (
                 "adamw:learning_rate=1e-3,schedule=cosine,steps=100,warmup_steps=10",
-                shoal.optim.AdamW(shoal.optim.Cosine(1e-3, steps=100, warmup_steps=10)),
+                shoal.optim.AdamW(shoal.optim.CosineLR(1e-3, steps=100, warmup_steps=10)),
             ),
-            ("adam:schedule=exponential,gamma=0.9", shoal.optim.Adam(shoal.optim.Exponential(1e-3, gamma=0.9))),
+            ("adam:schedule=exponential,gamma=0.9", shoal.optim.Adam(shoal.optim.ExponentialLR(1e-3, gamma=0.9))),
             (
                 "sgd:weight_decay=0.1,decay_exclude=*bias|norm*",
                 shoal.optim.SGD(weight_decay=0.1, decay_exclude=("*bias", "norm*")),

@@ -12,7 +12,7 @@ import shoal
 from shoal import errors
 from shoal._wire import DataRange, Lease, NoRange
 from shoal.data import Arrays, Augmented, Seekable, Subset, split
-from shoal.data.augment import Augmentation, Crop, Flip, Normalise, ToFloat
+from shoal.data.augment import Augmentation, Crop, Flip, Normalize, ToFloat
 from shoal.program import BlockDataset, RandomDataset
 from shoal_nn._mapped import Mapped
 from shoal_worker.batch_seeds import epoch_seed
@@ -21,7 +21,7 @@ from shoal_worker.batches import LeasedBatches, prefetch_of
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), np.uint8)
 NUMBERS = np.arange(40)
 CHANGE = Augmentation(Flip(), Crop(padding=2), ToFloat())
-PLAIN = Augmentation(ToFloat(), Normalise(0.5, 0.25))
+PLAIN = Augmentation(ToFloat(), Normalize(0.5, 0.25))
 
 Pair = namedtuple("Pair", "image label")
 

@@ -102,10 +102,10 @@ def test_bytes_become_numbers_from_0_to_1():
 def test_normalise_is_by_channel():
     floats = augment.to_float(IMAGES, np.float64)
     mean, std = floats.mean((0, 1, 2)), floats.std((0, 1, 2))
-    normal = augment.normalise(floats, mean, std)
+    normal = augment.normalize(floats, mean, std)
     np.testing.assert_allclose(normal.mean((0, 1, 2)), 0, atol=1e-12)
     np.testing.assert_allclose(normal.std((0, 1, 2)), 1)
-    assert augment.normalise(floats.astype(np.float32), 0.5, 2.0).dtype == np.float32
+    assert augment.normalize(floats.astype(np.float32), 0.5, 2.0).dtype == np.float32
     for arguments, said in (
         ((IMAGES, 0, 1), "images are uint8; make them floats first"),
         ((floats, [0, 0], 1), r"mean has the shape \(2,\)"),
@@ -113,7 +113,7 @@ def test_normalise_is_by_channel():
         ((floats, np.nan, 1), "not finite"),
     ):
         with refused(said):
-            augment.normalise(*arguments)
+            augment.normalize(*arguments)
 
 
 def test_draws_are_even_and_of_nothing_but_seed_and_example():
@@ -141,7 +141,7 @@ CHANGE = augment.Augmentation(
     augment.Flip(),
     augment.Crop(padding=2),
     augment.Augmentation(augment.Resize((4, 4)), augment.ToFloat()),
-    augment.Normalise((0.5, 0.4, 0.3), 0.2),
+    augment.Normalize((0.5, 0.4, 0.3), 0.2),
 )
 
 

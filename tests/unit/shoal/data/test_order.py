@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal.data._reading.order import ShuffledBlocks, ShuffledExamples, cut
+from shoal.data._reading.order import ShuffledBlocks, ShuffledSamples, cut
 from shoal.program import Blocks
 
 
@@ -81,7 +81,7 @@ def test_epochs_and_seeds_differ_and_a_window_is_shuffled():
 
 def test_single_examples_are_ordered_as_they_always_were():
     expected = np.random.Generator(np.random.Philox(key=np.array([7, 3], np.uint64))).permutation(20)
-    np.testing.assert_array_equal(numbers(ShuffledExamples(20, 7), 3, 5, 17), expected[5:17])
+    np.testing.assert_array_equal(numbers(ShuffledSamples(20, 7), 3, 5, 17), expected[5:17])
 
 
 @given(st.lists(st.integers(0, 7), max_size=8), st.integers(1, 9))

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from shoal.data._reading.prefetcher import ReadAhead
+from shoal.data._reading.prefetcher import Prefetcher
 from support import waiting
 
 
@@ -19,7 +19,7 @@ def no_thread_is_left():
 
 
 def test_items_come_in_order_and_the_thread_ends_with_them():
-    with ReadAhead(iter(range(100)), 3) as ahead:
+    with Prefetcher(iter(range(100)), 3) as ahead:
         assert list(ahead) == list(range(100))
         assert not readers()
         assert list(ahead) == []
@@ -40,7 +40,7 @@ def test_it_reads_while_others_compute_and_no_farther_than_it_may():
         with changed:
             return changed.wait_for(lambda: len(read) >= count, 20)
 
-    with ReadAhead(items(), 2) as ahead:
+    with Prefetcher(items(), 2) as ahead:
         for taken in range(1, 7):
             assert next(ahead) == taken - 1
             assert reads(taken + 2), "nothing is read while the taker computes"
@@ -54,7 +54,7 @@ def test_an_error_comes_in_its_place_and_nothing_after_it():
         yield 2
         raise SystemExit(3)
 
-    ahead = ReadAhead(items(), 9)
+    ahead = Prefetcher(items(), 9)
     assert (next(ahead), next(ahead)) == (1, 2)
     with pytest.raises(SystemExit, match="3"):
         next(ahead)
@@ -72,7 +72,7 @@ def test_closing_ends_the_iterator_on_its_own_thread():
         finally:
             closed.append(threading.get_ident())
 
-    with ReadAhead(items(), 1) as ahead:
+    with Prefetcher(items(), 1) as ahead:
         home = next(ahead)
     assert closed == [home] != [threading.get_ident()]
     with pytest.raises(StopIteration):
@@ -81,12 +81,12 @@ def test_closing_ends_the_iterator_on_its_own_thread():
 
 def test_what_is_prepared_is_prepared_on_the_thread_and_may_fail():
     where = []
-    with ReadAhead(iter([1]), 1, prepare=lambda: where.append(threading.current_thread().name)) as ahead:
+    with Prefetcher(iter([1]), 1, prepare=lambda: where.append(threading.current_thread().name)) as ahead:
         assert list(ahead) == [1]
     assert where == ["read-ahead"]
 
     def fail():
         raise OSError("no device")
 
-    with ReadAhead(iter([1]), 1, prepare=fail) as ahead, pytest.raises(OSError, match="no device"):
+    with Prefetcher(iter([1]), 1, prepare=fail) as ahead, pytest.raises(OSError, match="no device"):
         next(ahead)

@@ -8,7 +8,7 @@ import pytest
 from shoal import errors
 from shoal._display import records
 from shoal.checkpoints import Checkpoint
-from shoal.events import CheckpointEnded, Evaluated, LogLine, MetricsReported, StateChanged
+from shoal.events import CheckpointEnded, EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 from shoal.status import (
     ClusterStatus,
@@ -98,7 +98,7 @@ def timings() -> Timings:
             records.event(CheckpointEnded(1, 0.0, 1, SAVED, 1.0, "")),
             "event sequence time attempt saved seconds failure",
         ),
-        (records.event(Evaluated(1, 0.0, "w0", EVALUATED, True)), "event sequence time worker result best"),
+        (records.event(EvaluationEnded(1, 0.0, "w0", EVALUATED, True)), "event sequence time worker result best"),
         (records.event(LogLine(1, 0.0, "w0", "x")), "event sequence time worker text"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from shoal import errors
 from shoal._job.checks import Number, flag
 from shoal._job.codecs import Negated, Scalar
-from shoal._job.description import Option, Told, check, decode, described, descriptions, encode, shown, told
+from shoal._job.description import JsonField, Option, check, decode, described, descriptions, encode, shown, told
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.job import Job, SessionOptions
@@ -35,7 +35,8 @@ class Scratch:
         default=3, metadata=described(Number(1, 9), Option("Priority."), Scalar(zero_is_default=True))
     )
     loud: bool = field(
-        default=True, metadata=described(flag, None, Negated("quiet"), told=Told("volume", lambda it: 10 * it.loud))
+        default=True,
+        metadata=described(flag, None, Negated("quiet"), told=JsonField("volume", lambda it: 10 * it.loud)),
     )
     hidden: int = field(default=0, metadata=described(None, None, told=None))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal._memory.borrowed_arrays import lend
-from shoal._transport.segment import Slots
+from shoal._transport.segment import Regions
 
 VIEWS = {
     "a slice": lambda array: array[8:24],
@@ -100,12 +100,12 @@ def test_a_view_in_a_cycle_keeps_it_until_the_collector_comes():
         gc.enable()
 
 
-# Slots.
+# Regions.
 
 
 def test_each_slot_is_lent_to_one_until_nothing_looks_into_it():
     memory = memoryview(bytearray(3 * 4096))
-    slots = Slots([memory[slot * 4096 : (slot + 1) * 4096] for slot in range(3)])
+    slots = Regions([memory[slot * 4096 : (slot + 1) * 4096] for slot in range(3)])
     taken = [slots.take() for _ in range(3)]
     assert [index for index, _ in taken] == [0, 1, 2]
     assert slots.take() is None
@@ -122,7 +122,7 @@ def test_each_slot_is_lent_to_one_until_nothing_looks_into_it():
 
 
 def test_the_slot_that_came_free_last_is_lent_first():
-    slots = Slots([memoryview(bytearray(8)) for _ in range(3)])
+    slots = Regions([memoryview(bytearray(8)) for _ in range(3)])
     for _ in range(3):
         index, array = slots.take()
         assert index == 0
@@ -130,7 +130,7 @@ def test_the_slot_that_came_free_last_is_lent_first():
 
 
 def test_slots_come_free_from_threads_and_from_the_collector():
-    slots = Slots([memoryview(bytearray(8)) for _ in range(2)])
+    slots = Regions([memoryview(bytearray(8)) for _ in range(2)])
     taken = [slots.take(), slots.take()]
     gc.disable()
     try:
@@ -153,4 +153,4 @@ def test_slots_come_free_from_threads_and_from_the_collector():
 @pytest.mark.parametrize("sizes", [[], [0], [8, 4]])
 def test_slots_are_of_one_size(sizes):
     with pytest.raises(ValueError, match="of one size"):
-        Slots([memoryview(bytearray(size)) for size in sizes])
+        Regions([memoryview(bytearray(size)) for size in sizes])

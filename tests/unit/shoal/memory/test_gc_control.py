@@ -22,19 +22,19 @@ def thawed() -> Iterator[None]:
 
 
 def test_nothing_is_collected_meanwhile_and_what_was_made_is_never_looked_at() -> None:
-    with gc_control.spared():
+    with gc_control.frozen_from_gc():
         assert not gc.isenabled()
         loaded = Ring()
     assert gc.isenabled()
     assert not any(found is loaded for found in gc.get_objects())
-    spared = weakref.ref(loaded)
+    frozen_from_gc = weakref.ref(loaded)
     del loaded
     gc.collect()
-    assert spared() is not None
+    assert frozen_from_gc() is not None
 
 
 def test_what_comes_afterwards_is_collected() -> None:
-    with gc_control.spared():
+    with gc_control.frozen_from_gc():
         pass
     ring = Ring()
     gone = weakref.ref(ring)
@@ -44,6 +44,6 @@ def test_what_comes_afterwards_is_collected() -> None:
 
 
 def test_a_start_that_fails_leaves_the_collector_on() -> None:
-    with pytest.raises(OSError, match="in use"), gc_control.spared():
+    with pytest.raises(OSError, match="in use"), gc_control.frozen_from_gc():
         raise OSError("in use")
     assert gc.isenabled()

@@ -50,7 +50,7 @@ def test_the_level_of_a_processor(machine: str, text: str, level: str) -> None:
 def test_without_a_folder_numba_is_left_alone(tmp_path: Path) -> None:
     for environ in ({}, {"SHOAL_KERNELS": str(tmp_path / "none")}):
         before = dict(environ)
-        with kernels.made_ahead(environ) as level:
+        with kernels.precompiled(environ) as level:
             assert level == ""
             assert environ == before
 
@@ -59,7 +59,7 @@ def test_who_tells_numba_otherwise_is_heeded(tmp_path: Path) -> None:
     for each in kernels.levels():
         (tmp_path / each).mkdir()
     environ = {"SHOAL_KERNELS": str(tmp_path), "NUMBA_CACHE_DIR": "/elsewhere"}
-    with kernels.made_ahead(environ) as level:
+    with kernels.precompiled(environ) as level:
         assert level == ""
         assert environ["NUMBA_CACHE_DIR"] == "/elsewhere"
 
@@ -87,20 +87,20 @@ def test_roles_without_kernels_leave_numba_alone(tmp_path: Path, monkeypatch: py
 
 def test_a_level_that_this_machine_makes_no_code_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.BadRequest, match=r"x86-64-v9.*it for: "):
-        kernels.compile_ahead(tmp_path, "x86-64-v9")
+        kernels.precompile(tmp_path, "x86-64-v9")
 
 
 def test_a_compiler_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_KERNEL_THREADS", "none")  # what warm_up refuses
     with pytest.raises(errors.StartFailed, match="SHOAL_KERNEL_THREADS"):
-        kernels.compile_ahead(tmp_path, kernels.levels()[0])
+        kernels.precompile(tmp_path, kernels.levels()[0])
 
 
 # In a process of its own, as the environment is read when Numba is imported.
 LOAD = """
 import sys
 from shoal._numerics import kernels
-with kernels.made_ahead() as level:
+with kernels.precompiled() as level:
     from numba.core.event import install_recorder
     with install_recorder("numba:compile") as compiled:
         kernels.compile_all("shoal.kernels")
@@ -115,7 +115,7 @@ def test_a_role_takes_the_code_from_a_folder_that_it_cannot_write_to(tmp_path: P
     level = kernels.level_of(os.uname().machine, Path("/proc/cpuinfo").read_text())
     if not level:
         pytest.skip("this processor has none of the levels")
-    kernels.compile_ahead(tmp_path, level)
+    kernels.precompile(tmp_path, level)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for path in files:
         path.chmod(0o555 if path.is_dir() else 0o444)

@@ -15,7 +15,7 @@ import pytest
 
 from shoal import errors
 from shoal._role import http_endpoints as _role_pages
-from shoal._role.http_endpoints import RolePages
+from shoal._role.http_endpoints import RoleHttpServer
 from support.waiting import wait_until
 
 
@@ -28,13 +28,13 @@ def registry():
 
 @pytest.fixture
 def pages(registry):
-    pages = RolePages("127.0.0.1:0", registry)
+    pages = RoleHttpServer("127.0.0.1:0", registry)
     yield pages
     pages.stop()
     wait_until(lambda: not any(thread.name.startswith("page") for thread in threading.enumerate()))
 
 
-def fetch(pages: RolePages, path: str, method: str = "GET", **headers: str) -> tuple[int, Message, bytes]:
+def fetch(pages: RoleHttpServer, path: str, method: str = "GET", **headers: str) -> tuple[int, Message, bytes]:
     connection = http.client.HTTPConnection(pages.address, timeout=10)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
@@ -44,7 +44,7 @@ def fetch(pages: RolePages, path: str, method: str = "GET", **headers: str) -> t
         connection.close()
 
 
-def connect(pages: RolePages) -> socket.socket:
+def connect(pages: RoleHttpServer) -> socket.socket:
     host, port = pages.address.rsplit(":", 1)
     return socket.create_connection((host, int(port)), timeout=10)
 
@@ -132,7 +132,7 @@ def test_a_collector_that_hangs_holds_up_neither_health_nor_the_end(registry):
 
     asked, go_on = threading.Event(), threading.Event()
     registry.register(Hanging())
-    pages = RolePages("127.0.0.1:0", registry)
+    pages = RoleHttpServer("127.0.0.1:0", registry)
     with connect(pages) as waiting:
         waiting.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert asked.wait(10)
@@ -146,7 +146,7 @@ def test_a_collector_that_hangs_holds_up_neither_health_nor_the_end(registry):
 def test_the_web_server_is_loaded_with_the_first_connection():
     code = """
 import sys, urllib.request, prometheus_client, shoal._role.http_endpoints
-pages = shoal._role.http_endpoints.RolePages("127.0.0.1:0", prometheus_client.CollectorRegistry())
+pages = shoal._role.http_endpoints.RoleHttpServer("127.0.0.1:0", prometheus_client.CollectorRegistry())
 print(sorted({"uvicorn", "starlette"} & sys.modules.keys()))
 pages.not_ready = ""
 print(urllib.request.urlopen(f"http://{pages.address}/healthz").read())
@@ -157,7 +157,7 @@ pages.stop()
 
 
 def test_its_end_without_a_connection(registry):
-    pages = RolePages("127.0.0.1:0", registry)
+    pages = RoleHttpServer("127.0.0.1:0", registry)
     pages.stop()
     host, port = pages.address.rsplit(":", 1)
     socket.create_server((host, int(port))).close()
@@ -174,7 +174,7 @@ def test_connections_are_few_and_free_again(pages):
 
 
 def test_its_end_is_that_of_its_connections(registry):
-    pages = RolePages("127.0.0.1:0", registry)
+    pages = RoleHttpServer("127.0.0.1:0", registry)
     with connect(pages) as idle:
         assert fetch(pages, "/healthz")[0] == 503, "answered after that connection"
         pages.stop()
@@ -183,12 +183,12 @@ def test_its_end_is_that_of_its_connections(registry):
 
 def test_a_port_that_is_taken(pages, registry):
     with pytest.raises(errors.PortInUse, match=f"cannot serve metrics: .*{pages.address}"):
-        RolePages(pages.address, registry)
+        RoleHttpServer(pages.address, registry)
 
 
 def test_others_are_told_how_to_reach_them(registry):
     for listen, found in (("0.0.0.0:0", "server-0.server"), ("127.0.0.1:0", "127.0.0.1")):
-        pages = RolePages(listen, registry, advertise="server-0.server")
+        pages = RoleHttpServer(listen, registry, advertise="server-0.server")
         try:
             assert re.fullmatch(rf"{re.escape(found)}:[1-9]\d*", pages.address)
         finally:

@@ -15,7 +15,7 @@ from shoal import LocalCluster, errors
 from shoal._cli.app import app
 from shoal._role import flags
 from shoal._role import tf_config as _tf_config
-from shoal._role.identity import Identity, doubt, resolve, role_of_task
+from shoal._role.identity import RoleIdentity, address_warning, resolve, role_of_task
 
 CLUSTER = {
     "chief": ["chief.example:7070"],
@@ -32,66 +32,68 @@ def tf_config(kind: object, index: object = 0, **changes: object) -> dict[str, s
 
 
 def test_by_default_roles_are_on_loopback():
-    assert resolve("coordinator", Identity(), {}) == Identity(listen="127.0.0.1:7070")
-    expected = Identity(name="server-a-1", listen="127.0.0.1:0", coordinator="127.0.0.1:7070")
-    assert resolve("server", Identity(), {"SHOAL_SERVICE": "ignored"}, "server-a-1") == expected
+    assert resolve("coordinator", RoleIdentity(), {}) == RoleIdentity(listen="127.0.0.1:7070")
+    expected = RoleIdentity(name="server-a-1", listen="127.0.0.1:0", coordinator="127.0.0.1:7070")
+    assert resolve("server", RoleIdentity(), {"SHOAL_SERVICE": "ignored"}, "server-a-1") == expected
 
 
 class TestTfConfig:
     @pytest.mark.parametrize(
         ("kind", "index", "expected"),
         [
-            ("chief", 0, Identity(listen="0.0.0.0:7070", advertise="chief.example")),
+            ("chief", 0, RoleIdentity(listen="0.0.0.0:7070", advertise="chief.example")),
             (
                 "ps",
                 1,
-                Identity(
+                RoleIdentity(
                     name="server-1", listen="0.0.0.0:2222", advertise="10.0.0.2", coordinator="chief.example:7070"
                 ),
             ),
             (
                 "worker",
                 "2",
-                Identity(name="worker-2", listen="[::]:2222", advertise="[fd00::7]", coordinator="chief.example:7070"),
+                RoleIdentity(
+                    name="worker-2", listen="[::]:2222", advertise="[fd00::7]", coordinator="chief.example:7070"
+                ),
             ),
         ],
     )
     def test_says_all_that_a_role_needs(self, kind, index, expected):
         environment = tf_config(kind, index)
-        assert resolve(role_of_task(environment), Identity(), environment, "unused") == expected
+        assert resolve(role_of_task(environment), RoleIdentity(), environment, "unused") == expected
 
     def test_a_master_is_a_chief(self):
         environment = tf_config("master", chief=None, master=["old:1"])
-        assert resolve("coordinator", Identity(), environment).listen == "0.0.0.0:1"
-        assert resolve("server", Identity(), tf_config("ps", chief=None, master=["old:1"])).coordinator == "old:1"
+        assert resolve("coordinator", RoleIdentity(), environment).listen == "0.0.0.0:1"
+        assert resolve("server", RoleIdentity(), tf_config("ps", chief=None, master=["old:1"])).coordinator == "old:1"
 
     @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "[::1]"])
     def test_a_cluster_on_one_machine_is_bound_to_it_alone(self, host):
-        assert resolve("worker", Identity(), tf_config("worker", worker=[f"{host}:5"])).listen == f"{host}:5"
+        assert resolve("worker", RoleIdentity(), tf_config("worker", worker=[f"{host}:5"])).listen == f"{host}:5"
 
     def test_an_evaluators_address_is_of_no_use_and_no_harm(self):
-        assert resolve("server", Identity(), tf_config("ps", 0, evaluator=["e:1"])).name == "server-0"
+        assert resolve("server", RoleIdentity(), tf_config("ps", 0, evaluator=["e:1"])).name == "server-0"
 
     def test_other_keys_are_others(self):
         value = {**json.loads(tf_config("ps")["TF_CONFIG"]), "environment": "cloud", "rpc_layer": "grpc"}
-        assert resolve("server", Identity(), {"TF_CONFIG": json.dumps(value)}).name == "server-0"
+        assert resolve("server", RoleIdentity(), {"TF_CONFIG": json.dumps(value)}).name == "server-0"
 
     def test_flags_win_one_by_one(self):
-        told = Identity(name="mine", coordinator="other:1")
+        told = RoleIdentity(name="mine", coordinator="other:1")
         found = resolve("server", told, {**tf_config("ps", chief=None), **POD})
-        assert found == Identity(name="mine", listen="0.0.0.0:2222", advertise="10.0.0.1", coordinator="other:1")
+        assert found == RoleIdentity(name="mine", listen="0.0.0.0:2222", advertise="10.0.0.1", coordinator="other:1")
 
     def test_a_coordinator_that_listens_elsewhere_than_it_is_listed_is_warned(self):
         """As in an image that sets SHOAL_LISTEN. Ports may be forwarded, so it starts."""
         environment = tf_config("chief", chief=["chief.example:2222"])
-        found = resolve("coordinator", Identity(listen="0.0.0.0:7070"), environment)
+        found = resolve("coordinator", RoleIdentity(listen="0.0.0.0:7070"), environment)
         assert found.listen == "0.0.0.0:7070"
-        said = doubt("coordinator", found, environment)
+        said = address_warning("coordinator", found, environment)
         assert re.search(r"at port 2222, and it listens at 0\.0\.0\.0:7070: .*set SHOAL_LISTEN to nothing", said)
-        assert not doubt("coordinator", resolve("coordinator", Identity(), environment), environment)
-        assert not doubt("coordinator", found, {})
+        assert not address_warning("coordinator", resolve("coordinator", RoleIdentity(), environment), environment)
+        assert not address_warning("coordinator", found, {})
         server = tf_config("ps")
-        assert not doubt("server", resolve("server", Identity(listen="0.0.0.0:7070"), server), server)
+        assert not address_warning("server", resolve("server", RoleIdentity(listen="0.0.0.0:7070"), server), server)
 
     def test_an_empty_variable_is_none(self, monkeypatch):
         """So an image's variable is undone by an empty one."""
@@ -111,13 +113,13 @@ class TestTfConfig:
         with pytest.raises(
             errors.BadRequest, match=r"add cluster\.chief .* or give --coordinator or SHOAL_COORDINATOR"
         ):
-            resolve("server", Identity(), {**tf_config("ps", chief=None), **POD})
+            resolve("server", RoleIdentity(), {**tf_config("ps", chief=None), **POD})
 
     def test_another_roles_task(self):
         with pytest.raises(
             errors.BadRequest, match=r"task 1 of worker, a worker, and not a server: start `shoal worker`"
         ):
-            resolve("server", Identity(), tf_config("worker", 1))
+            resolve("server", RoleIdentity(), tf_config("worker", 1))
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -135,13 +137,13 @@ class TestTfConfig:
     )
     def test_what_is_no_description(self, text, said):
         with pytest.raises(errors.BadRequest, match=re.escape(said)) as refused:
-            resolve("server", Identity(), {"TF_CONFIG": text})
+            resolve("server", RoleIdentity(), {"TF_CONFIG": text})
         assert refused.value.message.startswith("TF_CONFIG: ")
 
     @pytest.mark.parametrize("index", [-1, 2, 10**30, "2", "-1", "", "one", "\u0660", " 0", 0.0, 1.5, True, None, [0]])
     def test_an_index_that_is_no_place_in_the_list(self, index):
         with pytest.raises(errors.BadRequest, match=r"task\.index is .*; give|task\.index is .*: give 0 to 1"):
-            resolve("server", Identity(), tf_config("ps", index))
+            resolve("server", RoleIdentity(), tf_config("ps", index))
 
     @pytest.mark.parametrize(
         ("kind", "said"),
@@ -155,7 +157,7 @@ class TestTfConfig:
     )
     def test_a_task_that_is_none_here(self, kind, said):
         with pytest.raises(errors.BadRequest, match=rf"task\.type is .*{said}"):
-            resolve("server", Identity(), tf_config(kind))
+            resolve("server", RoleIdentity(), tf_config(kind))
 
     @pytest.mark.parametrize(
         ("changes", "said"),
@@ -189,11 +191,11 @@ class TestTfConfig:
     )
     def test_a_cluster_that_cannot_be(self, changes, said):
         with pytest.raises(errors.BadRequest, match=re.escape(said)):
-            resolve("server", Identity(), tf_config("ps", **changes))
+            resolve("server", RoleIdentity(), tf_config("ps", **changes))
 
     def test_a_value_of_any_length_is_told_of_in_a_line(self):
         with pytest.raises(errors.BadRequest) as refused:
-            resolve("server", Identity(), tf_config("ps", ps=["x" * 100_000]))
+            resolve("server", RoleIdentity(), tf_config("ps", ps=["x" * 100_000]))
         assert len(refused.value.message) < 300
 
 
@@ -218,7 +220,7 @@ def test_any_json_is_understood_or_refused_with_one_error(value):
     with contextlib.suppress(errors.BadRequest):
         task = _tf_config.read(json.dumps(value))
         assert value["cluster"][task.type][task.index] == f"{task.host}:{task.port}"
-        found = resolve(task.role, Identity(coordinator="given:1"), {"TF_CONFIG": json.dumps(value)})
+        found = resolve(task.role, RoleIdentity(coordinator="given:1"), {"TF_CONFIG": json.dumps(value)})
         assert found.listen.endswith(f":{task.port}")
         assert found.advertise == task.host
 
@@ -231,14 +233,14 @@ def test_any_text_is_understood_or_refused_with_one_error(text):
 
 class TestPod:
     def test_of_a_headless_service(self):
-        assert resolve("server", Identity(), POD, "unused") == Identity(
+        assert resolve("server", RoleIdentity(), POD, "unused") == RoleIdentity(
             name="server-0",
             listen="0.0.0.0:7070",
             advertise="server-0.server.shoal.svc",
             coordinator="coordinator.shoal.svc:7070",
         )
         here = {"SHOAL_POD_NAME": "server-0", "SHOAL_SERVICE": "server"}
-        found = resolve("server", Identity(listen="0.0.0.0:9"), here)
+        found = resolve("server", RoleIdentity(listen="0.0.0.0:9"), here)
         assert (found.advertise, found.coordinator, found.listen) == (
             "server-0.server",
             "coordinator:7070",
@@ -251,29 +253,29 @@ class TestPod:
     )
     def test_of_a_deployment(self, address, advertise, listen):
         environment = {"SHOAL_POD_NAME": "worker-7d9f-x2x4k", "SHOAL_POD_IP": address}
-        found = resolve("worker", Identity(coordinator="c:1"), environment)
-        assert found == Identity(name="worker-7d9f-x2x4k", listen=listen, advertise=advertise, coordinator="c:1")
+        found = resolve("worker", RoleIdentity(coordinator="c:1"), environment)
+        assert found == RoleIdentity(name="worker-7d9f-x2x4k", listen=listen, advertise=advertise, coordinator="c:1")
 
     def test_of_the_coordinator(self):
         environment = {**POD, "SHOAL_POD_NAME": "coordinator-0", "SHOAL_SERVICE": "coordinator"}
-        assert resolve("coordinator", Identity(), environment) == Identity(
+        assert resolve("coordinator", RoleIdentity(), environment) == RoleIdentity(
             listen="0.0.0.0:7070", advertise="coordinator-0.coordinator.shoal.svc"
         )
 
     def test_a_server_that_nobody_could_reach(self):
         environment = {"SHOAL_POD_NAME": "server-0"}
         with pytest.raises(errors.BadRequest, match="set SHOAL_SERVICE to its headless service, or SHOAL_POD_IP"):
-            resolve("server", Identity(), environment)
-        assert resolve("worker", Identity(), environment).advertise == ""
-        for told in (Identity(advertise="here"), Identity(listen="10.0.0.1:7070")):
+            resolve("server", RoleIdentity(), environment)
+        assert resolve("worker", RoleIdentity(), environment).advertise == ""
+        for told in (RoleIdentity(advertise="here"), RoleIdentity(listen="10.0.0.1:7070")):
             assert resolve("server", told, environment).name == "server-0"
 
 
 @pytest.mark.parametrize("name", ["Server_0", "a.b", "x" * 64])
 def test_a_name_that_is_none(name):
     for told, environment in (
-        (Identity(name=name), {}),
-        (Identity(), {"SHOAL_POD_NAME": name, "SHOAL_POD_IP": "::1"}),
+        (RoleIdentity(name=name), {}),
+        (RoleIdentity(), {"SHOAL_POD_NAME": name, "SHOAL_POD_IP": "::1"}),
     ):
         with pytest.raises(errors.BadRequest, match=r"1 to 63 characters .* --name or SHOAL_NAME"):
             resolve("server", told, environment)

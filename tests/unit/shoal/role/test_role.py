@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from shoal import errors
-from shoal._role.lifecycle import _Ends, run_role
+from shoal._role.lifecycle import _StopSignals, run_role
 from support.waiting import wait_until
 
 
@@ -107,7 +107,7 @@ def test_a_signal_that_another_thread_takes_ends_it():
 
 
 def test_a_signal_in_the_midst_of_a_wait_is_heard() -> None:
-    ends = _Ends()
+    ends = _StopSignals()
     with ends.done._cond:  # as its wait has it, for a moment, in the thread that handles
         signal.raise_signal(signal.SIGTERM)
     assert ends.done.wait(10)

@@ -12,9 +12,9 @@ def test_nothing_is_nothing():
 
 def test_figures_add_up_and_go_with_the_lines():
     outbox = Outbox()
-    outbox.add_figures(Report(step=1, accepted=1, samples=4))
+    outbox.add_metrics(Report(step=1, accepted=1, samples=4))
     outbox.add_line("hello")
-    outbox.add_figures(Report(step=2, accepted=1, samples=4))
+    outbox.add_metrics(Report(step=2, accepted=1, samples=4))
     assert outbox.take() == Report(step=2, accepted=2, samples=8, log=("hello",))
     assert outbox.take() is None
 
@@ -31,21 +31,21 @@ def test_lines_wait_until_they_are_taken():
 def test_what_could_not_be_sent_goes_first_the_next_time():
     outbox = Outbox()
     outbox.add_line("one")
-    outbox.add_figures(Report(step=1, accepted=1))
+    outbox.add_metrics(Report(step=1, accepted=1))
     taken = outbox.take()
     assert taken
     outbox.add_line("two")
-    outbox.add_figures(Report(step=2, accepted=1))
+    outbox.add_metrics(Report(step=2, accepted=1))
     outbox.put_back(taken)
     assert outbox.take() == Report(step=2, accepted=2, log=("one", "two"))
 
 
 def test_timings_that_could_not_be_sent_go_with_the_next_as_far_as_they_fit():
     outbox = Outbox()
-    outbox.add_figures(Report(timings=tuple(StepTiming(step, 0.0) for step in range(60))))
+    outbox.add_metrics(Report(timings=tuple(StepTiming(step, 0.0) for step in range(60))))
     taken = outbox.take()
     assert taken
-    outbox.add_figures(Report(timings=tuple(StepTiming(step, 0.0) for step in range(60, 70))))
+    outbox.add_metrics(Report(timings=tuple(StepTiming(step, 0.0) for step in range(60, 70))))
     outbox.put_back(taken)
     again = outbox.take()
     assert again

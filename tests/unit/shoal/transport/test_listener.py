@@ -7,7 +7,7 @@ import pytest
 
 from shoal import _rpc, errors
 from shoal._transport.connection import Frames
-from shoal._transport.handshake import TokenSecurity, greet, sent_error
+from shoal._transport.handshake import TokenSecurity, open_handshake, received_error
 from shoal._transport.lane import Lane
 from shoal._transport.listener import Listener
 from shoal.v1 import parameter_server_pb2 as pb
@@ -116,7 +116,7 @@ def listening(security, limit=2, sessions=None):
 def connected(listener, security):
     lane = Lane.connect("127.0.0.1", listener.address[1], FRAMES, timeout_s=5)
     try:
-        lane.welcomed = greet(lane, security, pb.LaneHello(), within_s=5)
+        lane.welcomed = open_handshake(lane, security, pb.LaneHello(), within_s=5)
         yield lane
     finally:
         lane.close()
@@ -164,7 +164,7 @@ def test_beyond_the_limit_connections_are_refused():
     with listening(token, limit=1) as listener, connected(listener, token) as lane:
         other = Lane.connect("127.0.0.1", listener.address[1], FRAMES, timeout_s=5)
         assert other.begin(within_s=5) is Echo.ERROR
-        error = sent_error(other)
+        error = received_error(other)
         assert isinstance(error, errors.Overloaded)
         assert error.message == "this server takes no more echos, 1 at most; whistle instead"
         other.close()

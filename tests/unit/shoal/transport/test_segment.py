@@ -20,10 +20,10 @@ from shoal._transport.segment import (
     FOLDER_VARIABLE,
     HEADER_BYTES,
     SHM,
+    Regions,
     Segment,
     SegmentLost,
     SegmentUnavailable,
-    Slots,
     sweep,
 )
 
@@ -188,7 +188,7 @@ def test_no_descriptor_is_left(folder):
 def test_a_slot_outlives_the_segment_and_the_slots(folder):
     segment = Segment.create(4096, directory=folder)
     guest = opened(segment, folder)
-    slots = Slots([guest.view(0, 4096)])
+    slots = Regions([guest.view(0, 4096)])
     _, array = slots.take()
     guest.close()
     segment.close()

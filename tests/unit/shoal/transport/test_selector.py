@@ -12,7 +12,7 @@ from shoal._system import Registry
 from shoal._transport import registry
 from shoal._transport.registry import register, registered, unregister
 from shoal._transport.selector import Selector
-from shoal._transport.transport import Target, Transport, TransportFactory, Unavailable
+from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
 from shoal.v1 import parameter_server_pb2 as pb
 
 REFUSED = errors.Unreachable("a firewall")
@@ -101,7 +101,7 @@ def test_the_best_is_taken(factories, rpc):
 
 
 def test_the_server_is_asked_once_what_it_offers(factories, rpc):
-    factories[0].failing = Unavailable("not here")
+    factories[0].failing = TransportUnavailable("not here")
     assert opened(Selector("test"), rpc) == "good"
     assert rpc.asked == 1
 
@@ -115,7 +115,7 @@ def test_a_server_that_does_not_say_what_it_offers_is_no_refusal(factories, rpc)
 
 
 def test_what_is_unavailable_is_passed_over_in_silence_and_tried_again(factories, rpc):
-    factories[0].failing = Unavailable("not here")
+    factories[0].failing = TransportUnavailable("not here")
     selector = Selector("test")
     with capture_logs() as logs:
         assert [opened(selector, rpc) for _ in range(2)] == ["good", "good"]
@@ -124,7 +124,7 @@ def test_what_is_unavailable_is_passed_over_in_silence_and_tried_again(factories
 
 
 def test_a_carrier_that_is_not_offered_is_not_tried_again(factories, rpc):
-    factories[0].failing = Unavailable("not here", for_good=True)
+    factories[0].failing = TransportUnavailable("not here", for_good=True)
     selector = Selector("test")
     assert [opened(selector, rpc) for _ in range(2)] == ["last", "last"]
     assert [it.tried for it in factories] == [1, 0, 2]
@@ -173,7 +173,7 @@ def test_where_nothing_is_left_the_last_refusal_is_raised_and_all_are_tried_agai
             opened(selector, rpc)
         assert factories[2].tried == tried
     for factory in factories:
-        factory.failing = Unavailable("not here")
+        factory.failing = TransportUnavailable("not here")
     with pytest.raises(errors.Unreachable, match=r"no transport for this client \(.*not here; .*not here.*\)"):
         opened(selector, rpc)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal import errors
 from shoal._wire import framing
 from shoal._wire.chunks import Chunk
-from shoal._wire.framing import Assembler, Run, arenas_of, copy_elements, messages, slot_offsets
+from shoal._wire.framing import ArenaRange, Assembler, arenas_of, copy_elements, messages, region_offsets
 from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal._wire.limits import CHUNK_BYTES
 
@@ -46,7 +46,7 @@ class Putting:
         for number, (key, layout) in enumerate(self.arenas.items()):
             self.sent[key] = (np.arange(layout.elements) + number).astype(layout.wire)
             # As Arrival has it: memory of the variables, in as many runs as it likes.
-            runs[key] = [Run(a, b, np.zeros(b - a, layout.dtype)) for a, b in cut(draw, layout.elements)]
+            runs[key] = [ArenaRange(a, b, np.zeros(b - a, layout.dtype)) for a, b in cut(draw, layout.elements)]
             self.memory[key] = runs[key]
         self.assembler = Assembler(self.arenas, runs, receive)
 
@@ -130,7 +130,7 @@ class TestAssembler:
     )
     def test_what_is_wrong_is_said_and_nothing_is_touched(self, chunk, said):
         target = np.full(10, 7, np.float32)
-        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [Run(0, 10, target)]})
+        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [ArenaRange(0, 10, target)]})
         with pytest.raises(errors.BadChunk, match=said):
             assembler.add(chunk)
         assert (target == 7).all()
@@ -138,7 +138,7 @@ class TestAssembler:
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10)), max_size=20))
     def test_what_overlaps_is_refused_wherever_it_lies(self, pieces):
         target = np.zeros(10, np.float32)
-        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [Run(0, 10, target)]})
+        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [ArenaRange(0, 10, target)]})
         came = set()
         for start, count in pieces:
             elements = set(range(start, start + count))
@@ -160,7 +160,7 @@ class TestAssembler:
 
     def test_gaps_are_bounded(self, monkeypatch):
         monkeypatch.setattr(framing, "_MAX_PIECES", 3)
-        assembler = Assembler({(0, 0): arena(100)}, {(0, 0): [Run(0, 100, np.zeros(100, np.float32))]})
+        assembler = Assembler({(0, 0): arena(100)}, {(0, 0): [ArenaRange(0, 100, np.zeros(100, np.float32))]})
         for start in range(0, 24, 8):
             assembler.add(Chunk(0, 0, start, memoryview(bytes(4))))
         with pytest.raises(errors.BadChunk, match="more than 3 gaps"):
@@ -174,7 +174,7 @@ class TestAssembler:
         """Wherever it lies: in whatever chunk, in whatever run."""
         elements = np.arange(10, dtype=np.float32)
         elements[[6, 8]] = np.nan, np.inf
-        runs = [Run(0, 5, np.empty(5, np.float32)), Run(5, 10, np.empty(5, np.float32))]
+        runs = [ArenaRange(0, 5, np.empty(5, np.float32)), ArenaRange(5, 10, np.empty(5, np.float32))]
 
         def receive(target, source):
             copy_elements(target, source)
@@ -190,7 +190,7 @@ class TestAssembler:
     def test_elements_that_the_kernel_put_there_are_looked_at_too(self):
         target = np.array([0, 1, np.nan, np.inf], np.float32)
         layouts = {(0, 0): arena(4)}
-        runs = {(0, 0): [Run(0, 4, target)]}
+        runs = {(0, 0): [ArenaRange(0, 4, target)]}
         assembler = Assembler(layouts, runs, accept=lambda elements: bool(np.isfinite(elements).all()))
         assembler.filled(Chunk(0, 0, 0, memoryview(b"")), 16)
         assembler.finish()
@@ -198,10 +198,10 @@ class TestAssembler:
 
     def test_the_kernel_is_not_asked_to_convert_or_to_scatter_widely(self):
         halves = Assembler(
-            {(0, 0): arena(4, "float32", wire="float16")}, {(0, 0): [Run(0, 4, np.zeros(4, np.float32))]}
+            {(0, 0): arena(4, "float32", wire="float16")}, {(0, 0): [ArenaRange(0, 4, np.zeros(4, np.float32))]}
         )
         assert halves.memory(Chunk(0, 0, 0, memoryview(b"")), 8) is None
-        runs = [Run(index, index + 1, np.zeros(1, np.float32)) for index in range(65)]
+        runs = [ArenaRange(index, index + 1, np.zeros(1, np.float32)) for index in range(65)]
         scattered = Assembler({(0, 0): arena(65)}, {(0, 0): runs})
         assert len(scattered.memory(Chunk(0, 0, 0, memoryview(b"")), 64 * 4)) == 64
         assert scattered.memory(Chunk(0, 0, 0, memoryview(b"")), 65 * 4) is None
@@ -213,7 +213,7 @@ class TestAssembler:
             elements = np.arange(9).astype(dtype)
             message = bytes(shift) + elements.tobytes()
             target = np.zeros(9, dtype)
-            assembler = Assembler({(0, 0): arena(9, dtype)}, {(0, 0): [Run(0, 9, target)]})
+            assembler = Assembler({(0, 0): arena(9, dtype)}, {(0, 0): [ArenaRange(0, 9, target)]})
             assembler.add(Chunk(0, 0, 0, memoryview(message)[shift:]))
             assembler.finish()
             np.testing.assert_array_equal(target, elements)
@@ -223,7 +223,7 @@ class TestAssembler:
         layout = arena(4, "float32", wire=wire)
         target = np.zeros(4, np.float32)
         sent = np.array([1, -2.5, np.inf, 2**-10], layout.wire)
-        assembler = Assembler({(0, 0): layout}, {(0, 0): [Run(0, 4, target)]})
+        assembler = Assembler({(0, 0): layout}, {(0, 0): [ArenaRange(0, 4, target)]})
         assembler.add(Chunk(0, 0, 0, memoryview(sent.tobytes())))
         assembler.finish()
         np.testing.assert_array_equal(target, sent.astype(np.float32))
@@ -232,7 +232,7 @@ class TestAssembler:
 class TestSlots:
     @given(layouts)
     def test_arenas_lie_in_order_aligned_and_apart(self, shards):
-        offsets, end = slot_offsets(shards)
+        offsets, end = region_offsets(shards)
         assert [*offsets] == [*arenas_of(shards)]
         free = 0
         for key, layout in arenas_of(shards).items():
@@ -247,10 +247,10 @@ class TestSlots:
             ShardLayout(4, (arena(17), arena(3, "float64"))),
             ShardLayout(2, (arena(16, "float32", wire="bfloat16"),)),
         ]
-        assert slot_offsets(shards) == ({(4, 0): 0, (4, 1): 128, (2, 0): 192}, 256)
+        assert region_offsets(shards) == ({(4, 0): 0, (4, 1): 128, (2, 0): 192}, 256)
 
     def test_none_take_no_room(self):
-        assert slot_offsets([]) == ({}, 0)
+        assert region_offsets([]) == ({}, 0)
 
 
 def test_arenas_of_some_aggregations_keep_their_numbers():

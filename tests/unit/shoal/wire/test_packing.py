@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._transport.segment import Slots
+from shoal._transport.segment import Regions
 from shoal._wire import framing, packing, plans
 from shoal._wire import pull_decoder as _arrival
 from shoal._wire.chunks import Chunk
-from shoal._wire.framing import Assembler, arenas_of, slot_arrays, slot_offsets
+from shoal._wire.framing import Assembler, arenas_of, region_arrays, region_offsets
 from shoal._wire.layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
 from shoal._wire.limits import CHUNK_BYTES
-from shoal._wire.packing import Complete, Packer
-from shoal._wire.pull_decoder import Arrival
+from shoal._wire.packing import CompleteArrays, Packer
+from shoal._wire.pull_decoder import PullDecoder
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_coordinator.cluster import plan_shards
@@ -68,11 +68,13 @@ def sent(placement: Placement, arrays: Mapping[str, np.ndarray], aggregations: l
     packer = Packer(placement)
     packer.check(arrays, aggregations)
     return [
-        chunk for layout in layouts_of(placement) for chunk in packer.chunks([layout], Complete(arrays), aggregations)
+        chunk
+        for layout in layouts_of(placement)
+        for chunk in packer.chunks([layout], CompleteArrays(arrays), aggregations)
     ]
 
 
-def received(placement: Placement, chunks: list[Chunk], arrival: Arrival) -> dict[str, np.ndarray]:
+def received(placement: Placement, chunks: list[Chunk], arrival: PullDecoder) -> dict[str, np.ndarray]:
     arenas = arenas_of(layouts_of(placement))
     assembler = Assembler(arenas, {key: arrival.runs(key, arena) for key, arena in arenas.items()})
     for chunk in chunks:
@@ -83,13 +85,13 @@ def received(placement: Placement, chunks: list[Chunk], arrival: Arrival) -> dic
 
 def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Memory as another process fills it: what is in no arena stays what it was."""
-    slot = np.full(slot_offsets(layouts_of(placement))[1], 0xA5, np.uint8)
-    Packer(placement).write(layouts_of(placement), Complete(arrays), EVERY, slot)
+    slot = np.full(region_offsets(layouts_of(placement))[1], 0xA5, np.uint8)
+    Packer(placement).write(layouts_of(placement), CompleteArrays(arrays), EVERY, slot)
     return slot
 
 
-def adopted(placement: Placement, slot: np.ndarray, arrival: Arrival) -> dict[str, np.ndarray]:
-    arenas = slot_arrays(slot, layouts_of(placement))
+def adopted(placement: Placement, slot: np.ndarray, arrival: PullDecoder) -> dict[str, np.ndarray]:
+    arenas = region_arrays(slot, layouts_of(placement))
     for key, elements in arenas.items():
         arrival.expect(key, elements)
     for key, elements in arenas.items():
@@ -157,7 +159,7 @@ def test_what_is_chunked_is_put_together_the_same(
     placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed)
     with limits(chunk_bytes, scattered_bytes):
         chunks = sent(placement, arrays, EVERY)
-        values = received(placement, chunks, Arrival(Packer(placement), fresh))
+        values = received(placement, chunks, PullDecoder(Packer(placement), fresh))
     check_values(values, arrays, job, wire)
 
 
@@ -196,7 +198,7 @@ def test_what_is_written_to_a_slot_is_adopted_the_same(
     placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed)
     slot = slot_with(placement, arrays)
     with limits(CHUNK_BYTES, scattered_bytes):
-        values = adopted(placement, slot, Arrival(Packer(placement), fresh))
+        values = adopted(placement, slot, PullDecoder(Packer(placement), fresh))
     check_values(values, arrays, job, wire)
 
 
@@ -205,7 +207,7 @@ def test_a_slot_holds_the_bytes_that_travel_as_chunks(
     job: dict[str, Variable], shards: int, wire: str, seed: int
 ) -> None:
     placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed=False)
-    slot, (offsets, end) = slot_with(placement, arrays), slot_offsets(layouts_of(placement))
+    slot, (offsets, end) = slot_with(placement, arrays), region_offsets(layouts_of(placement))
     inside = np.zeros(end, bool)
     for chunk in sent(placement, arrays, EVERY):
         start = offsets[chunk.shard, chunk.arena] + chunk.offset
@@ -224,9 +226,9 @@ def test_only_the_aggregations_asked_for_are_packed() -> None:
     assert layout.arenas[chunk.arena].aggregation is Aggregation.TRAINABLE
     assert np.frombuffer(chunk.data, np.float32).tolist() == [1.0] * 4
 
-    slot = np.full(slot_offsets([layout])[1], 0xA5, np.uint8)
-    Packer(placement).write([layout], Complete(arrays), TRAINABLE, slot)
-    offset = slot_offsets([layout])[0][0, chunk.arena]
+    slot = np.full(region_offsets([layout])[1], 0xA5, np.uint8)
+    Packer(placement).write([layout], CompleteArrays(arrays), TRAINABLE, slot)
+    offset = region_offsets([layout])[0][0, chunk.arena]
     assert slot[offset : offset + 16].view(np.float32).tolist() == [1.0] * 4
     assert np.count_nonzero(slot != 0xA5) == 16
 
@@ -315,7 +317,7 @@ def test_a_large_arena_with_a_part_of_a_variable_is_received_where_it_belongs_an
     whole = sum(variable.nbytes for variable in SPLIT.values())
     for scattered_bytes in (1, 1 << 26):
         memory = Counted()
-        arrival = Arrival(Packer(placement), memory)
+        arrival = PullDecoder(Packer(placement), memory)
         with limits(CHUNK_BYTES, scattered_bytes):
             runs = [run for key, arena in arenas_of(layouts_of(placement)).items() for run in arrival.runs(key, arena)]
             values = received(placement, sent(placement, arrays, EVERY), arrival)
@@ -328,7 +330,7 @@ def test_a_large_arena_with_a_part_of_a_variable_is_received_where_it_belongs_an
     # Asked again, as when a call is repeated, for what comes in one piece; no variable is there twice.
     memory = Counted()
     with limits(CHUNK_BYTES, 1):
-        received(placement, sent(placement, arrays, EVERY), Arrival(Packer(placement), memory))
+        received(placement, sent(placement, arrays, EVERY), PullDecoder(Packer(placement), memory))
     assert memory.nbytes == whole
 
 
@@ -337,7 +339,7 @@ def test_an_arena_that_comes_again_replaces_what_had_come() -> None:
     placement = placed(SPLIT, 2)
     first, second = (drawn_arrays(SPLIT, seed, transposed=False) for seed in (1, 2))
     for scattered_bytes in (1, 1 << 26):
-        arrival = Arrival(Packer(placement), fresh)
+        arrival = PullDecoder(Packer(placement), fresh)
         with limits(CHUNK_BYTES, scattered_bytes):
             received(placement, sent(placement, first, EVERY), arrival)
             values = received(placement, sent(placement, second, EVERY), arrival)
@@ -350,8 +352,8 @@ def test_values_that_come_elsewhere_than_expected_are_those_that_came(wire: str,
     """Such as those of a pull that is made again, since the first one's lane was lost."""
     placement = placed(SPLIT, 2, wire)
     lost, arrays = (drawn_arrays(SPLIT, seed, transposed=False) for seed in (1, 2))
-    arrival = Arrival(Packer(placement), fresh)
-    for key, elements in slot_arrays(slot_with(placement, lost), layouts_of(placement)).items():
+    arrival = PullDecoder(Packer(placement), fresh)
+    for key, elements in region_arrays(slot_with(placement, lost), layouts_of(placement)).items():
         arrival.expect(key, elements)
     if where == "as chunks":
         values = received(placement, sent(placement, arrays, EVERY), arrival)
@@ -364,11 +366,11 @@ def test_adopted_values_are_views_of_their_slot_and_keep_it_taken() -> None:
     job = {"kernel": Variable((3, 4)), "bias": Variable(5)}
     placement, arrays = placed(job), drawn_arrays(job, 0, transposed=False)
     source = slot_with(placement, arrays)
-    slots = Slots([memoryview(bytearray(source.nbytes))])
+    slots = Regions([memoryview(bytearray(source.nbytes))])
     taken = slots.take()
     assert taken
     np.copyto(taken[1], source)
-    values = adopted(placement, taken[1], Arrival(Packer(placement), pytest.fail))
+    values = adopted(placement, taken[1], PullDecoder(Packer(placement), pytest.fail))
     assert all(np.shares_memory(value, taken[1]) for value in values.values())
     check_values(values, arrays, job, "float32")
     kept = values["bias"][2:]
@@ -387,11 +389,11 @@ def test_adopted_values_are_views_of_their_slot_and_keep_it_taken() -> None:
 def test_values_that_had_to_be_copied_give_their_slot_back(job: dict[str, Variable], wire: str) -> None:
     placement, arrays = placed(job, 2, wire), drawn_arrays(job, 0, transposed=False)
     source = slot_with(placement, arrays)
-    slots = Slots([memoryview(bytearray(source.nbytes))])
+    slots = Regions([memoryview(bytearray(source.nbytes))])
     taken = slots.take()
     assert taken
     np.copyto(taken[1], source)
-    values = adopted(placement, taken[1], Arrival(Packer(placement), fresh))
+    values = adopted(placement, taken[1], PullDecoder(Packer(placement), fresh))
     del taken
     assert slots.take()
     check_values(values, arrays, job, wire)
@@ -400,7 +402,7 @@ def test_values_that_had_to_be_copied_give_their_slot_back(job: dict[str, Variab
 def test_values_may_be_changed_and_stay_apart() -> None:
     job = {"a": Variable(4), "b": Variable(4)}
     placement, arrays = placed(job), drawn_arrays(job, 0, transposed=False)
-    values = received(placement, sent(placement, arrays, EVERY), Arrival(Packer(placement), fresh))
+    values = received(placement, sent(placement, arrays, EVERY), PullDecoder(Packer(placement), fresh))
     values["a"] += 1
     np.testing.assert_array_equal(values["b"], arrays["b"])
 
@@ -511,7 +513,7 @@ def test_ten_thousand_small_arrays_are_packed_in_no_time() -> None:
         start = time.thread_time()
         packer.check(arrays, TRAINABLE)
         for shard in placement.shards:
-            for _ in packer.chunks([shard.layout], Complete(arrays), TRAINABLE):
+            for _ in packer.chunks([shard.layout], CompleteArrays(arrays), TRAINABLE):
                 pass
         return time.thread_time() - start
 

@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
-from shoal._wire.push_stream import Outgoing
+from shoal._wire.push_stream import PushStream
 
 PATIENCE_S = 30
 
 
 @dataclass(frozen=True)
-class Group:
+class SliceGroup:
     names: tuple[str, ...]
 
 
-groups = st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4).map(tuple).map(Group), max_size=8)
+groups = st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4).map(tuple).map(SliceGroup), max_size=8)
 
 
 @given(groups, st.permutations("abcdef"))
 def test_each_group_comes_once_and_with_the_last_of_its_arrays(wanted, order):
-    outgoing = Outgoing()
+    outgoing = PushStream()
     given_out = []
     taken = outgoing.ready(wanted)
     there = set()
@@ -41,9 +41,9 @@ def test_each_group_comes_once_and_with_the_last_of_its_arrays(wanted, order):
 
 
 def test_several_senders_get_each_their_own_groups_while_arrays_come():
-    outgoing = Outgoing()
+    outgoing = PushStream()
     names = [f"v{number}" for number in range(300)]
-    shares = [[Group((name,)) for name in names[first::3]] for first in range(3)]
+    shares = [[SliceGroup((name,)) for name in names[first::3]] for first in range(3)]
     with ThreadPoolExecutor(3) as pool:
         senders = [pool.submit(lambda share=share: list(outgoing.ready(share))) for share in shares]
         for name in names:
@@ -54,11 +54,11 @@ def test_several_senders_get_each_their_own_groups_while_arrays_come():
 
 @pytest.mark.parametrize("when", ["before", "while they wait"])
 def test_a_failure_ends_all_senders(when):
-    outgoing = Outgoing()
+    outgoing = PushStream()
     begun = threading.Event()
 
     def send():
-        for _ in outgoing.ready([Group(("a",)), Group(("b",))]):
+        for _ in outgoing.ready([SliceGroup(("a",)), SliceGroup(("b",))]):
             begun.set()
 
     outgoing.add("a", None)
@@ -76,9 +76,9 @@ def test_a_failure_ends_all_senders(when):
 
 
 def test_a_failure_after_the_end_is_none():
-    outgoing = Outgoing()
+    outgoing = PushStream()
     outgoing.add("a", 1)
     outgoing.end()
     outgoing.fail()
     outgoing.wait()
-    assert list(outgoing.ready([Group(("a",))])) == [Group(("a",))]
+    assert list(outgoing.ready([SliceGroup(("a",))])) == [SliceGroup(("a",))]

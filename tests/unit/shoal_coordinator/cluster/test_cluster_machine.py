@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from shoal import errors
-from shoal._wire import Heard, Lease, NoRange
+from shoal._wire import Lease, NoRange, ReportAck
 from shoal._wire.cursor import Cursor
 from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
@@ -16,11 +16,11 @@ from shoal_coordinator.cluster import machine as cluster_module
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
 from shoal_coordinator.messages import (
     AdmitWorker,
-    CountCheckpoints,
     CreateShards,
     DropShards,
     RemoveWorker,
-    Restored,
+    RestoredCheckpoint,
+    ScanCheckpoints,
     TakeCut,
     events,
 )
@@ -66,7 +66,7 @@ def test_a_job_from_submission_to_success(rig):
     assert rig.state("a") is JobState.RUNNING
 
     rig.now += 10
-    assert rig.report("a", "w0", step=5, accepted=5, samples=160, values={"loss": 0.5}) is Heard.GO_ON
+    assert rig.report("a", "w0", step=5, accepted=5, samples=160, values={"loss": 0.5}) is ReportAck.CONTINUE
     assert rig.status("a").progress.samples_per_s == pytest.approx(16)
     while isinstance(lease := rig.lease("a", "w0"), Lease):
         rig.lease("a", "w0", lease.number)
@@ -196,7 +196,7 @@ def test_the_trainer_of_an_earlier_job_of_that_name_cannot_speak_for_the_new_one
     rig.submit(job())
     life = rig.lives["w0"]
     assert rig.part("a", "w0") != old
-    assert rig.handle(events.WorkerReported("a", "w0", life, accepted=500, assignment=old)) is Heard.OVER
+    assert rig.handle(events.WorkerReported("a", "w0", life, accepted=500, assignment=old)) is ReportAck.DONE
     assert rig.handle(events.LeaseRequested("a", "w0", life, 1, old)) is NoRange.FINISHED
     rig.handle(events.WorkerFinished("a", "w0", life, "UNKNOWN_JOB", old))
     for late in (
@@ -239,7 +239,7 @@ def test_cancelling_stops_the_workers(rig):
     rig.start("a", "w0", "w1")
     assert rig.handle(events.JobCancelled("a")).state is JobState.CANCELLED
     assert rig.beat("w0", "w1") == [None, None]
-    assert rig.report("a", "w0", step=1, accepted=1) is Heard.OVER
+    assert rig.report("a", "w0", step=1, accepted=1) is ReportAck.DONE
     assert rig.lease("a", "w0") is NoRange.FINISHED
     assert rig.enter("a", "w0").state is JobState.CANCELLED
     rig.finish("a", "w0", "too late to matter")
@@ -413,7 +413,7 @@ def test_a_worker_without_a_part_is_told_so(rig):
     with pytest.raises(errors.Cancelled):
         rig.describe("a", "w1")
     assert rig.lease("a", "w1") is NoRange.FINISHED
-    assert rig.report("a", "w1") is Heard.OVER
+    assert rig.report("a", "w1") is ReportAck.DONE
     with pytest.raises(errors.UnknownJob):
         rig.enter("nope", "w1")
 
@@ -493,7 +493,9 @@ def test_nobody_is_blamed_for_the_coordinators_own_absence(rig):
 
 
 def test_every_kind_of_event_is_handled(rig):
-    kinds = {kind.__name__ for kind in [*events.Event.__subclasses__(), *events.Outcome.__subclasses__()]} - {"Outcome"}
+    kinds = {kind.__name__ for kind in [*events.Event.__subclasses__(), *events.EffectOutcome.__subclasses__()]} - {
+        "EffectOutcome"
+    }
     assert {kind.__name__ for kind in rig.machine._handlers} == kinds
 
 
@@ -752,7 +754,7 @@ class TestGoingBack:
         for _ in range(3):
             running.handle(events.CheckpointRequested("a"))
             counts = running.pending.pop()
-            running.handle(events.CheckpointsCounted(counts.job, 0, effect=counts.number))
+            running.handle(events.CheckpointsScanned(counts.job, 0, effect=counts.number))
             cut = running.pending.pop()
             given.append(cut.checkpoint)
             running.crash()  # the next coordinator knows it, too
@@ -772,7 +774,7 @@ class TestGoingBack:
         for worker in ("w0", "w1"):
             running.finish("a", worker)
         assert running.state("a") is JobState.RUNNING
-        while not isinstance(running.pending[0], CountCheckpoints):
+        while not isinstance(running.pending[0], ScanCheckpoints):
             effect = running.pending.pop(0)
             running.handle(events.EffectDone(effect=effect.number))
         [effect] = running.pending
@@ -785,7 +787,7 @@ class TestGoingBack:
         for worker in ("w0", "w1"):
             running.finish("a", worker)
         for attempt in range(3):
-            while not isinstance(running.pending[0], CountCheckpoints):
+            while not isinstance(running.pending[0], ScanCheckpoints):
                 running.handle(events.EffectDone(effect=running.pending.pop(0).number))
             [effect] = running.pending
             running.pending.clear()
@@ -809,7 +811,7 @@ class TestGoingBack:
         rig.describe("a", "w0", {"w": GIVEN["w"], "head": GIVEN["w"]})
         [create] = rig.pending
         rig.pending.clear()
-        restored = Restored(create.sources[0], 0, frozenset("w"), None, state_pb2.TallyRecord())
+        restored = RestoredCheckpoint(create.sources[0], 0, frozenset("w"), None, state_pb2.TallyRecord())
         rig.handle(events.ShardsCreated(create.job, restored, effect=create.number))
         rig.enter("a", "w0")
         rig.perform()

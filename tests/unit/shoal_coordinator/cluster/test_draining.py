@@ -7,7 +7,7 @@ from shoal._wire import Lease
 from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
 from shoal_coordinator.job.recovery import MAX_FRUITLESS
-from shoal_coordinator.messages import CountCheckpoints, CreateShards, DropShards, TakeCut, WriteCheckpoint, events
+from shoal_coordinator.messages import CommitCheckpoint, CreateShards, DropShards, ScanCheckpoints, TakeCut, events
 from support.clusters.cluster_rig import KEEPING, Rig, job, session
 
 
@@ -52,7 +52,7 @@ class TestAJobIsSaved:
         before = homes(running)
         assert running.drain("s1") == ("a",)
         assert running.drain("s1") == ("a",), "a repeat only reads"
-        assert [type(effect) for effect in running.pending] == [CountCheckpoints]
+        assert [type(effect) for effect in running.pending] == [ScanCheckpoints]
         cut = perform(running, TakeCut)
         assert cut.last
         assert running.drain("s1") == ("a",)
@@ -86,13 +86,13 @@ class TestAJobIsSaved:
 
     def test_while_a_second_server_goes_after_the_cut(self, running):
         running.drain("s0")
-        perform(running, WriteCheckpoint)
+        perform(running, CommitCheckpoint)
         assert running.drain("s1") == ("a",)
         running.perform()
         assert running.drain("s0") == running.drain("s1") == ()
         assert (len(running.saved), running.status("a").restarts) == (1, 1)
 
-    @pytest.mark.parametrize("kind", [CountCheckpoints, TakeCut, WriteCheckpoint, DropShards])
+    @pytest.mark.parametrize("kind", [ScanCheckpoints, TakeCut, CommitCheckpoint, DropShards])
     def test_over_the_coordinators_death(self, running, kind):
         running.drain("s1")
         perform(running, kind, step=7)
@@ -109,7 +109,7 @@ class TestAJobIsSaved:
 
     def test_once_more_where_a_cut_was_made_before_the_server_said_anything(self, running):
         running.handle(events.CheckpointRequested("a"))
-        write = perform(running, WriteCheckpoint)
+        write = perform(running, CommitCheckpoint)
         assert not write.cut.held_by
         assert running.drain("s1") == ("a",)
         assert perform(running, TakeCut).last
@@ -131,7 +131,7 @@ class TestAJobIsSaved:
     def test_and_so_is_what_was_asked_for_meanwhile(self, running):
         """Since the last cut nothing was committed, so it has all that one more would have."""
         running.drain("s1")
-        perform(running, WriteCheckpoint, step=7)
+        perform(running, CommitCheckpoint, step=7)
         asked = running.handle(events.CheckpointRequested("a"))
         assert asked.number == 2
         running.perform()
@@ -145,7 +145,7 @@ class TestAJobIsSaved:
         running.lease("a", "w0", before.number)
         running.report("a", "w0", step=1, accepted=1, samples=32)
         running.drain("s1")
-        perform(running, WriteCheckpoint, step=1)
+        perform(running, CommitCheckpoint, step=1)
         running.lease("a", "w1", after.number)  # its commit was held back, for 20 s
         running.report("a", "w1", step=1, accepted=1, samples=32)
         assert running.status("a").progress.samples == 64
@@ -179,7 +179,7 @@ class TestAJobThatCannotBeSaved:
             fail(running)
         assert running.drain("s1") == ("a",)
         for attempt in range(10):
-            assert [type(effect) for effect in running.pending] == [CountCheckpoints], f"given up after {attempt}"
+            assert [type(effect) for effect in running.pending] == [ScanCheckpoints], f"given up after {attempt}"
             fail(running)
             assert not running.pending, "not at once"
             assert running.drain("s1") == ("a",)
@@ -203,7 +203,7 @@ class TestAJobThatCannotBeSaved:
         running.handle(events.CheckpointRequested("a"))
         running.perform(step=3)
         running.drain("s1")
-        perform(running, WriteCheckpoint)  # which hangs
+        perform(running, CommitCheckpoint)  # which hangs
         running.pending.clear()
         running.pass_time(30)
         assert running.drain("s1") == ("a",)
@@ -351,4 +351,4 @@ class TestTheServer:
         with pytest.raises(errors.BadRequest, match="w0 is a worker; servers alone are drained"):
             rig.drain("w0")
         with pytest.raises(errors.Fenced):
-            rig.handle(events.ServerDrained("s1", rig.lives["s1"] + 1))
+            rig.handle(events.DrainRequested("s1", rig.lives["s1"] + 1))

@@ -81,12 +81,12 @@ def test_a_server_that_goes_is_expected_back_for_a_while():
     server = members.register(Registration(Role.SERVER, "s0", "p0", "h:1"), START)
     members.register(Registration(Role.SERVER, "s1", "p1", "h:2"), START)
     assert members.expected(START) == {}
-    members.announce_leave(server)
+    members.start_draining(server)
     assert [member.id for member in members.staying] == ["s1"]
-    assert (members.is_leaving("s0"), members.is_leaving("s1"), members.is_leaving("s9")) == (True, False, False)
+    assert (members.is_draining("s0"), members.is_draining("s1"), members.is_draining("s9")) == (True, False, False)
     assert members.expected(START + 999) == {"s0": 0.0}, "it has not gone yet"
     members.leave("s0", server.incarnation, START + 10)
-    assert not members.is_leaving("s0")
+    assert not members.is_draining("s0")
     assert members.expected(START + 69) == {"s0": START + 70}
     assert members.expected(START + 70) == {}
     members.register(Registration(Role.SERVER, "s0", "p2", "h:1"), START + 30)

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from shoal import errors
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._wire.layout import Placement
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.effects import checkpoint_commit
-from shoal_coordinator.effects.effect_runner import Performer, Report
+from shoal_coordinator.effects.effect_runner import EffectRunner, Report
 from shoal_coordinator.messages import (
     AdmitWorker,
-    CheckpointsCounted,
-    CountCheckpoints,
-    CutMade,
-    Held,
+    CheckpointsScanned,
+    CommitCheckpoint,
+    CutTaken,
+    HoldResult,
     JobRef,
+    ScanCheckpoints,
     ServerRef,
-    WriteCheckpoint,
     events,
 )
 from shoal_coordinator.messages.events import CheckpointFailed, WorkerAdmitted
@@ -30,7 +30,7 @@ from shoal_coordinator.messages.events import CheckpointFailed, WorkerAdmitted
 A, B = JobRef("a", 1), JobRef("b", 2)
 
 
-class Machine:
+class EffectHost:
     """Takes outcomes in."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Machine:
     def report(self, outcome: Report) -> None:
         self.outcomes.put(outcome)
 
-    def held(self, event: events.CutHeld) -> Held:
+    def held(self, event: events.CutHeld) -> HoldResult:
         raise NotImplementedError
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
@@ -49,7 +49,7 @@ class Machine:
         return self.outcomes.get(timeout=30)
 
 
-class Hanging(LocalFolder):
+class Hanging(LocalStorage):
     """A folder that does not answer until it is told to."""
 
     def __init__(self, root: Path) -> None:
@@ -62,8 +62,8 @@ class Hanging(LocalFolder):
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
+def machine() -> EffectHost:
+    return EffectHost()
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def folder(tmp_path: Path) -> Hanging:
 
 
 @pytest.fixture
-def performer(machine: Machine, folder: Hanging) -> Iterator[Performer]:
-    performer = Performer(machine, folder=folder)
+def performer(machine: EffectHost, folder: Hanging) -> Iterator[EffectRunner]:
+    performer = EffectRunner(machine, folder=folder)
     yield performer
     folder.answers.set()
     performer.stop()
@@ -83,39 +83,39 @@ def admits(job: JobRef, number: int) -> AdmitWorker:
     return AdmitWorker(job, "w0", 1, 0, 3, servers=(), number=number)
 
 
-def writes(number: int) -> WriteCheckpoint:
-    cut = CutMade(A, 1, 0, 0, 0.0, None, state_pb2.TallyRecord())
-    return WriteCheckpoint(A, Placement("a", 1, {}, ()), Job("m:f", name="a"), cut, number=number)
+def writes(number: int) -> CommitCheckpoint:
+    cut = CutTaken(A, 1, 0, 0, 0.0, None, state_pb2.TallyRecord())
+    return CommitCheckpoint(A, Placement("a", 1, {}, ()), Job("m:f", name="a"), cut, number=number)
 
 
 def test_a_storage_that_hangs_holds_up_nobody_who_trains(
-    performer: Performer, machine: Machine, folder: Hanging
+    performer: EffectRunner, machine: EffectHost, folder: Hanging
 ) -> None:
     """Of the job itself, nor of another one, however many wait for it."""
-    hanging = [CountCheckpoints(JobRef(f"job-{number}", number), number=100 + number) for number in range(20)]
-    performer.submit([CountCheckpoints(A, number=1), admits(A, 2), *hanging, admits(B, 3)])
+    hanging = [ScanCheckpoints(JobRef(f"job-{number}", number), number=100 + number) for number in range(20)]
+    performer.submit([ScanCheckpoints(A, number=1), admits(A, 2), *hanging, admits(B, 3)])
     admitted = {machine.next(), machine.next()}
     assert admitted == {WorkerAdmitted(A, 3, 0, effect=2), WorkerAdmitted(B, 3, 0, effect=3)}
     folder.answers.set()
     counted = [machine.next() for _ in range(21)]
-    assert CheckpointsCounted(A, 0, effect=1) in counted
+    assert CheckpointsScanned(A, 0, effect=1) in counted
 
 
 def test_a_count_waits_for_what_is_left_of_an_earlier_job_of_the_name(
-    performer: Performer, machine: Machine, folder: Hanging, monkeypatch: pytest.MonkeyPatch
+    performer: EffectRunner, machine: EffectHost, folder: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose checkpoint may become whole meanwhile."""
 
-    def write(*_: object) -> events.Outcome:
+    def write(*_: object) -> events.EffectOutcome:
         folder.write(("a", "00000005", "shard"), [b"x"])
         return events.EffectDone(effect=1)
 
     monkeypatch.setattr(checkpoint_commit, "write", write)
     folder.answers.set()
-    performer.submit([writes(1), CountCheckpoints(JobRef("a", 2), number=2)])
+    performer.submit([writes(1), ScanCheckpoints(JobRef("a", 2), number=2)])
     assert [machine.next(), machine.next()] == [
         events.EffectDone(effect=1),
-        CheckpointsCounted(JobRef("a", 2), 5, effect=2),
+        CheckpointsScanned(JobRef("a", 2), 5, effect=2),
     ]
 
 
@@ -136,8 +136,8 @@ def _named(error: errors.ShoalError) -> str:
     ids=lambda it: _named(it) if isinstance(it, errors.ShoalError) else str(it),
 )
 def test_after_which_failures_of_a_checkpoint_the_shards_are_lost(
-    performer: Performer,
-    machine: Machine,
+    performer: EffectRunner,
+    machine: EffectHost,
     monkeypatch: pytest.MonkeyPatch,
     error: errors.ShoalError,
     lost: bool,

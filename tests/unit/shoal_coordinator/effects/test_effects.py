@@ -8,7 +8,7 @@ import pytest
 
 from shoal import errors, optim
 from shoal._checkpoint.catalogue import Catalogue, path_of
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FILE, Manifest
 from shoal._checkpoint.tensor_files import write_tensors
 from shoal._wire.cursor import Cursor
@@ -22,19 +22,19 @@ from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, checkpoint_restore
-from shoal_coordinator.effects.effect_runner import Performer
+from shoal_coordinator.effects.effect_runner import EffectRunner
 from shoal_coordinator.job import Ledger
 from shoal_coordinator.messages import (
-    CountCheckpoints,
+    CommitCheckpoint,
     CreateShards,
-    CutMade,
-    Held,
+    CutTaken,
+    HoldResult,
     JobRef,
+    ScanCheckpoints,
     ServerRef,
     TakeCut,
-    WriteCheckpoint,
 )
-from shoal_coordinator.messages.events import RestorePutOff
+from shoal_coordinator.messages.events import RestoreDeferred
 
 REF = JobRef("a", 1)
 VARIABLES = {"w": Variable((8,), partitioner=FixedShards(2))}
@@ -60,7 +60,7 @@ class Servers:
     def at_once(self, servers):
         outer = self
 
-        class Together:
+        class ConcurrentCalls:
             def call(self, method, request, *, timeout_s=0.0):
                 return [outer.call(server, method, request) for server in servers]
 
@@ -68,7 +68,7 @@ class Servers:
                 outer.calls += [(method, server.member) for server in servers]
                 outer.told = request
 
-        yield Together()
+        yield ConcurrentCalls()
 
     def check_wanted(self, server, why=""):
         if not self.wanted:
@@ -84,7 +84,7 @@ class Servers:
         return pb.CollectFilesReply(done=True, files=[pb.SavedFile(name=name, bytes=entry.nbytes, sums=entry.sums)])
 
 
-class Machine:
+class EffectHost:
     """The coordinator, as far as performing needs it."""
 
     def __init__(self):
@@ -97,7 +97,7 @@ class Machine:
 
 @pytest.fixture
 def catalogue(tmp_path):
-    return Catalogue(LocalFolder(tmp_path))
+    return Catalogue(LocalStorage(tmp_path))
 
 
 @pytest.fixture
@@ -118,12 +118,12 @@ def placement():
 
 def cut(number, **fields):
     known = {"step": 7, "version": 7, "time": 100.0 + number, "data": None, "tally": state_pb2.TallyRecord()}
-    return CutMade(REF, number, **{**known, **fields})
+    return CutTaken(REF, number, **{**known, **fields})
 
 
 def write(servers, catalogue, number, policy=None, *, best=None, keep=(), **fields):
     made = cut(number, **fields)
-    effect = WriteCheckpoint(REF, placement(), spec(checkpoints=policy), made, best, keep, number=number)
+    effect = CommitCheckpoint(REF, placement(), spec(checkpoints=policy), made, best, keep, number=number)
     return checkpoint_commit.write(effect, servers, catalogue)
 
 
@@ -138,7 +138,7 @@ class TestTheCut:
             pb.WorkerProgress(worker="w0", incarnation=3, committed=4, finished=5),
             pb.WorkerProgress(worker="w0", incarnation=3, committed=5, finished=4),
         ]
-        servers.answers["Hold"] = lambda server, _: pb.HoldReply(workers=[progress[SERVERS.index(server)]])
+        servers.answers["HoldCommits"] = lambda server, _: pb.HoldCommitsReply(workers=[progress[SERVERS.index(server)]])
         seen = []
 
         def save(server, request):
@@ -155,8 +155,8 @@ class TestTheCut:
         ledger.lease("w0", 0, 1)
 
         def held():
-            assert [method for method, _ in servers.calls] == ["Hold", "Hold"], "some server lets commits pass"
-            return Held(ledger.to_proto(), {"w0": 0}, state_pb2.TallyRecord(loss=0.5))
+            assert [method for method, _ in servers.calls] == ["HoldCommits", "HoldCommits"], "some server lets commits pass"
+            return HoldResult(ledger.to_proto(), {"w0": 0}, state_pb2.TallyRecord(loss=0.5))
 
         made = checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
         assert (made.number, made.step, made.version, made.tally.loss) == (4, 4, 5, 0.5)
@@ -165,11 +165,11 @@ class TestTheCut:
         assert (worker.committed, worker.finished) == (5, 5)
         data = Ledger.resumed(made.data, epochs=1, workers=1)
         assert data.account().total.done == 16
-        assert [method for method, _ in servers.calls] == ["Hold", "Hold", "Save", "Save"]
+        assert [method for method, _ in servers.calls] == ["HoldCommits", "HoldCommits", "Save", "Save"]
 
     def test_of_a_job_without_data_has_none(self, servers):
         self.answers(servers)
-        held = Held(None, {}, state_pb2.TallyRecord())
+        held = HoldResult(None, {}, state_pb2.TallyRecord())
         assert checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, lambda: held).data is None
 
     @pytest.mark.parametrize(("last", "pause_s"), [(False, 0.0), (True, 20.0)])
@@ -180,12 +180,12 @@ class TestTheCut:
             pauses.append(request.hold_s)
             return pb.SaveReply()
 
-        servers.answers |= {"Hold": pb.HoldReply(), "Save": save}
+        servers.answers |= {"HoldCommits": pb.HoldCommitsReply(), "Save": save}
         effect = TakeCut(REF, 1, SERVERS, 7, last, number=5)
-        made = checkpoint_cut.take_cut(effect, servers, lambda: Held(None, {}, state_pb2.TallyRecord()))
+        made = checkpoint_cut.take_cut(effect, servers, lambda: HoldResult(None, {}, state_pb2.TallyRecord()))
         assert (pauses, made.held_by) == ([pause_s, pause_s], 5 if last else 0)
 
-    @pytest.mark.parametrize("fails", ["Hold", "Save", "held"])
+    @pytest.mark.parametrize("fails", ["HoldCommits", "Save", "held"])
     def test_that_fails_anywhere_holds_back_nobody_any_longer(self, servers, fails):
         self.answers(servers)
         answer = servers.answers.get(fails)
@@ -196,12 +196,12 @@ class TestTheCut:
         def held():
             if fails == "held":
                 raise errors.Cancelled("job a is over")
-            return Held(None, {}, state_pb2.TallyRecord())
+            return HoldResult(None, {}, state_pb2.TallyRecord())
 
         with pytest.raises((errors.Unreachable, errors.Cancelled)):
             checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
-        assert servers.calls[-2:] == [("GiveUpHold", "s0"), ("GiveUpHold", "s1")]
-        assert servers.told == pb.GiveUpHoldRequest(job="a", cut=17)
+        assert servers.calls[-2:] == [("ResumeCommits", "s0"), ("ResumeCommits", "s1")]
+        assert servers.told == pb.ResumeCommitsRequest(job="a", cut=17)
 
 
 def test_of_a_later_life_the_progress_counts_however_small():
@@ -212,9 +212,9 @@ def test_of_a_later_life_the_progress_counts_however_small():
 
 
 def test_numbers_are_counted_torn_ones_included(catalogue):
-    assert checkpoint_commit.count(CountCheckpoints(REF, number=3), catalogue).largest == 0
+    assert checkpoint_commit.count(ScanCheckpoints(REF, number=3), catalogue).largest == 0
     catalogue.folder.write((*path_of("a", 8), "torn"), [b"x"])
-    counted = checkpoint_commit.count(CountCheckpoints(REF, number=3), catalogue)
+    counted = checkpoint_commit.count(ScanCheckpoints(REF, number=3), catalogue)
     assert (counted.job, counted.largest, counted.effect) == (REF, 8, 3)
 
 
@@ -301,9 +301,9 @@ class TestTheManifest:
         servers.answers["CollectFiles"] = errors.StorageFailed("the disk is full")
         with pytest.raises(errors.StorageFailed, match="the disk is full"):
             write(servers, catalogue, 1, held_by=held_by)
-        told = [call for call in servers.calls if call[0] == "GiveUpHold"]
-        assert told == ([("GiveUpHold", "s0"), ("GiveUpHold", "s1")] if held_by else [])
-        assert not held_by or servers.told == pb.GiveUpHoldRequest(job="a", cut=held_by)
+        told = [call for call in servers.calls if call[0] == "ResumeCommits"]
+        assert told == ([("ResumeCommits", "s0"), ("ResumeCommits", "s1")] if held_by else [])
+        assert not held_by or servers.told == pb.ResumeCommitsRequest(job="a", cut=held_by)
 
     @pytest.mark.parametrize("held_by", [0, 5])
     def test_is_told_whether_the_job_goes_back_to_it(self, servers, catalogue, held_by):
@@ -366,10 +366,10 @@ class TestTheWayBack:
             raise errors.StorageFailed("503, slow down")
 
         monkeypatch.setattr(catalogue.folder, "open", away)
-        machine = Machine()
-        performer = Performer(machine, folder=catalogue.folder)
+        machine = EffectHost()
+        performer = EffectRunner(machine, folder=catalogue.folder)
         performer.submit([CreateShards(REF, placement(), spec(), (CheckpointChoice("a", 1),), number=9)])
-        assert machine.outcomes.get(timeout=20) == RestorePutOff(REF, "503, slow down", effect=9)
+        assert machine.outcomes.get(timeout=20) == RestoreDeferred(REF, "503, slow down", effect=9)
         performer.stop()
 
     def test_refuses_another_optimizer_unless_values_alone_are_asked_for(self, servers, catalogue):

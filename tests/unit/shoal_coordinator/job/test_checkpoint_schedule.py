@@ -9,7 +9,7 @@ from shoal.checkpoint_policy import NEVER, CheckpointChoice, CheckpointPolicy
 from shoal.job import Job
 from shoal.status import SavedCheckpoint
 from shoal.v1 import job_pb2
-from shoal_coordinator.job.checkpoint_schedule import Checkpointing
+from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
 
 START = 1_000.0
 
@@ -19,11 +19,11 @@ def saved(number, step=0):
 
 
 def by_time(every_s=60.0):
-    return Checkpointing(CheckpointPolicy(every_s=every_s), START)
+    return CheckpointSchedule(CheckpointPolicy(every_s=every_s), START)
 
 
 def by_steps(every_steps=100):
-    return Checkpointing(CheckpointPolicy(every_s=0, every_steps=every_steps), START)
+    return CheckpointSchedule(CheckpointPolicy(every_s=0, every_steps=every_steps), START)
 
 
 class TestWhenOneIsDue:
@@ -48,7 +48,7 @@ class TestWhenOneIsDue:
             assert saves.due(START, following)
 
     def test_on_demand_alone(self):
-        saves = Checkpointing(NEVER, START)
+        saves = CheckpointSchedule(NEVER, START)
         assert not saves.due(START + 10**9, 10**9)
         assert saves.request(START) == saves.request(START) == 1
         assert saves.due(START, 0)
@@ -88,7 +88,7 @@ class TestWhenOneIsDue:
         assert saves.due(now + 3610, 0)
 
     def test_nobody_tries_again_what_nobody_asked_for(self):
-        saves = Checkpointing(NEVER, START)
+        saves = CheckpointSchedule(NEVER, START)
         saves.request(START)
         saves.begin(START, 0)
         saves.failed("the disk is full")
@@ -106,7 +106,7 @@ class TestWhenOneIsDue:
 
 class TestWithoutAFolder:
     def test_none_is_due_whatever_the_job_asks_for(self):
-        saves = Checkpointing(CheckpointPolicy(every_steps=1), START, possible=False)
+        saves = CheckpointSchedule(CheckpointPolicy(every_steps=1), START, possible=False)
         assert not saves.possible
         assert not saves.at_end
         assert not saves.due(START + 10**9, 10**9)
@@ -119,8 +119,8 @@ class TestWithoutAFolder:
         before.written(saved(1), ())
         before.begin(START, 0)
         before.request(START)
-        saves = Checkpointing(CheckpointPolicy(), START, possible=False)
-        saves.take_up(before.to_proto())
+        saves = CheckpointSchedule(CheckpointPolicy(), START, possible=False)
+        saves.restore_from(before.to_proto())
         saves.validate()
         assert saves.to_proto() == before.to_proto()
         assert (saves.newest, saves.busy, saves.pending) == (saved(1), True, True)
@@ -134,7 +134,7 @@ def test_a_number_is_larger_than_any_before_it_and_any_that_the_folder_has():
     saves = by_time()
     assert [saves.take_number(above=largest) for largest in (0, 0, 7, 3)] == [1, 2, 8, 9]
     other = by_time()
-    other.take_up(saves.to_proto())
+    other.restore_from(saves.to_proto())
     assert other.take_number(above=0) == 10
 
 
@@ -165,7 +165,7 @@ def test_a_record_is_all_that_there_is(calls):
                 saves.restart(START + 9, 20)
         saves.validate()
     other = by_time()
-    other.take_up(saves.to_proto())
+    other.restore_from(saves.to_proto())
     assert other.to_proto() == saves.to_proto()
     assert (other.saved, other.failure, other.busy, other.pending) == (
         saves.saved,

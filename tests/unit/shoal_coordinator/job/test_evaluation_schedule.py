@@ -7,12 +7,12 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._wire import Heard
+from shoal._wire import ReportAck
 from shoal.evaluation_policy import EvaluationPolicy
-from shoal.events import Evaluated
+from shoal.events import EvaluationEnded
 from shoal.status import Evaluation, JobState
-from shoal_coordinator.job.evaluation_schedule import Evaluating
-from shoal_coordinator.messages import CountCheckpoints, TakeCut, WriteCheckpoint
+from shoal_coordinator.job.evaluation_schedule import EvaluationSchedule
+from shoal_coordinator.messages import CommitCheckpoint, ScanCheckpoints, TakeCut
 from shoal_coordinator.messages.events import CheckpointFailed, CheckpointRequested
 from support.clusters.cluster_rig import KEEPING, Rig, job
 
@@ -44,14 +44,14 @@ def rig():
 
 
 def evaluations(rig):
-    return [event for event in rig.machine.job("a").log.after(0) if isinstance(event, Evaluated)]
+    return [event for event in rig.machine.job("a").log.after(0) if isinstance(event, EvaluationEnded)]
 
 
 # Whose turn it is.
 
 
 def test_the_first_to_come_to_a_mark_evaluates_and_nobody_else():
-    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
     assert machine.ask(1, 9, (2,), through=False) == 0
     assert machine.ask(1, 13, (2,), through=False) == 1
     assert machine.ask(2, 10, (1,), through=False) == 0
@@ -62,7 +62,7 @@ def test_the_first_to_come_to_a_mark_evaluates_and_nobody_else():
 
 
 def test_one_that_dies_meanwhile_is_not_waited_for():
-    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
     assert machine.ask(1, 10, (2,), through=False) == 1
     machine.release(1)
     assert machine.ask(2, 12, (), through=False) == 0
@@ -72,16 +72,16 @@ def test_one_that_dies_meanwhile_is_not_waited_for():
 
 
 def test_at_the_end_the_last_one_that_is_through_evaluates():
-    machine = Evaluating(EvaluationPolicy())
+    machine = EvaluationSchedule(EvaluationPolicy())
     assert machine.ask(1, 10, (2, 3), through=True) == 0
     machine.release(1)
     assert machine.ask(2, 10, (3,), through=True) == 0
     assert machine.ask(3, 11, (2,), through=True) == 1, "the other has said so, and is about to go"
-    assert Evaluating(EvaluationPolicy(every_steps=5, at_end=False)).ask(1, 10, (), through=True) == 0
+    assert EvaluationSchedule(EvaluationPolicy(every_steps=5, at_end=False)).ask(1, 10, (), through=True) == 0
 
 
 def test_a_result_counts_once_and_is_taken_from_who_was_asked():
-    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
     number = machine.ask(1, 10, (2,), through=False)
     assert machine.report(2, found(number, loss=1.0)) is None
     assert machine.report(1, found(number + 1, loss=1.0)) is None
@@ -97,12 +97,12 @@ def test_a_result_counts_once_and_is_taken_from_who_was_asked():
     [
         ({}, [0.5, 0.6, 0.6, 0.7], [True, True, False, True]),
         ({"goal": "less"}, [0.5, 0.6, 0.4], [True, False, True]),
-        ({"least_gain": 0.1}, [0.5, 0.55, 0.65], [True, False, True]),
+        ({"min_delta": 0.1}, [0.5, 0.55, 0.65], [True, False, True]),
         ({}, [NAN, NAN, 0.1, NAN], [False, False, True, False]),
     ],
 )
 def test_which_is_the_best(policy, values, best):
-    assert evaluate(Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", **policy)), values) == best
+    assert evaluate(EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", **policy)), values) == best
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_is_better_follows_from_the_name_where_it_is_not_said(metric, less)
 
 
 def test_patience_counts_those_since_the_best():
-    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
+    machine = EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
     evaluate(machine, [0.5, 0.4, 0.6, 0.6])
     assert not machine.stopping
     assert machine.report(1, found(machine.ask(1, 50, (), through=False), 50, accuracy=0.5))
@@ -129,14 +129,14 @@ def test_patience_counts_those_since_the_best():
 
 
 def test_a_job_that_is_through_did_not_stop_early():
-    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1))
+    machine = EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1))
     evaluate(machine, [0.5])
     machine.report(1, found(machine.ask(1, 12, (), through=True), 12, accuracy=0.4))
     assert not machine.stopping
 
 
 def test_a_run_that_gives_no_number_has_no_best_and_patience_ends():
-    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
+    machine = EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
     assert evaluate(machine, [NAN, NAN]) == [False, False]
     assert machine.best is None
     assert machine.stopping == "stopped early: accuracy was no number in 2 evaluations"
@@ -144,10 +144,10 @@ def test_a_run_that_gives_no_number_has_no_best_and_patience_ends():
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_after_going_back_steps_that_were_evaluated_come_again(kept):
-    machine = Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
+    machine = EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
     evaluate(machine, [0.5, 0.9, 0.4, 0.4])
     if kept:
-        machine.checkpoint_written(1, best=2)
+        machine.checkpoint_committed(1, best=2)
     machine.restart()
     machine.validate(())
     assert not machine.stopping
@@ -161,7 +161,7 @@ def test_after_going_back_steps_that_were_evaluated_come_again(kept):
 
 def test_who_asks_again_is_answered_as_before():
     """The answer was lost, or the coordinator died behind it."""
-    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
     assert machine.ask(1, 10, (2,), through=False) == machine.ask(1, 10, (2,), through=False) == 1
     assert machine.ask(2, 10, (1,), through=False) == 0
     machine.release(1)
@@ -169,14 +169,14 @@ def test_who_asks_again_is_answered_as_before():
 
 
 def test_one_that_was_evaluating_when_it_came_to_its_end_evaluates_the_end():
-    machine = Evaluating(EvaluationPolicy(every_steps=10))
+    machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
     machine.ask(1, 10, (), through=False)
     assert machine.ask(1, 10, (), through=True) == 2
     assert machine.report(1, found(1, loss=1.0)) is None
 
 
 def test_the_end_is_at_the_furthest_step_that_anybody_took():
-    machine = Evaluating(EvaluationPolicy())
+    machine = EvaluationSchedule(EvaluationPolicy())
     machine.ask(1, 90, (2,), through=True)
     machine.release(1)
     result, _ = machine.report(2, found(machine.ask(2, 60, (), through=True), 60, loss=1.0))
@@ -184,14 +184,16 @@ def test_the_end_is_at_the_furthest_step_that_anybody_took():
 
 
 def test_it_goes_on_from_its_record():
-    machine, again = (Evaluating(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1)) for _ in range(2))
+    machine, again = (
+        EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1)) for _ in range(2)
+    )
     evaluate(machine, [0.5, 0.4])
     machine.ask(1, 30, (2,), through=True)
     machine.expect_checkpoint(3)
-    assert machine.cut_made(3) == found(1, 10, accuracy=0.5)
-    machine.checkpoint_written(2, best=1)
+    assert machine.cut_taken(3) == found(1, 10, accuracy=0.5)
+    machine.checkpoint_committed(2, best=1)
     machine.expect_checkpoint(4)
-    again.take_up(machine.to_proto())
+    again.restore_from(machine.to_proto())
     again.validate({1})
     assert again.to_proto() == machine.to_proto()
     assert (again.latest, again.best, again.kept) == (machine.latest, machine.best, 2)
@@ -217,7 +219,7 @@ def test_a_job_tells_what_was_found_and_stops_early(rig):
     ]
     rig.crash()  # what was decided is known to the next coordinator
     assert rig.ask("a", "w1", 40).stop
-    assert rig.report("a", "w1", step=40) is Heard.ENOUGH
+    assert rig.report("a", "w1", step=40) is ReportAck.ENOUGH
     assert rig.lease("a", "w0").name == "FINISHED"
     rig.workers("w2")
     assert rig.status("a").workers == ("w0", "w1")
@@ -237,17 +239,17 @@ def test_the_best_ones_checkpoint_is_taken_while_its_evaluator_waits_and_stays(r
     assert rig.evaluate("a", "w0", first, accuracy=0.5).wait
     rig.perform(step=10)
     assert not rig.evaluate("a", "w0", first, accuracy=0.5).wait, "the cut is made"
-    written = [effect for effect in rig.performed if isinstance(effect, WriteCheckpoint)]
+    written = [effect for effect in rig.performed if isinstance(effect, CommitCheckpoint)]
     assert [(effect.cut.number, effect.best.number, effect.keep) for effect in written] == [(1, first, ())]
     rig.handle(CheckpointRequested("a"))
     rig.perform(step=12)
-    [*_, later] = [effect for effect in rig.performed if isinstance(effect, WriteCheckpoint)]
+    [*_, later] = [effect for effect in rig.performed if isinstance(effect, CommitCheckpoint)]
     assert (later.cut.number, later.best, later.keep) == (2, None, (1,)), "another one, which leaves it"
     assert len(evaluations(rig)) == 1
 
 
 def fail_checkpoint(rig):
-    [effect] = [it for it in rig.pending if isinstance(it, CountCheckpoints | TakeCut | WriteCheckpoint)]
+    [effect] = [it for it in rig.pending if isinstance(it, ScanCheckpoints | TakeCut | CommitCheckpoint)]
     rig.pending.clear()
     rig.handle(CheckpointFailed(effect.job, "the disk is full", effect=effect.number))
 
@@ -259,7 +261,7 @@ def test_a_checkpoint_of_the_best_that_fails_is_tried_again_and_nobody_waits_for
     assert not rig.evaluate("a", "w0", number, accuracy=0.5).wait
     rig.pass_time(12)
     rig.perform(step=14)
-    [written] = [effect for effect in rig.performed if isinstance(effect, WriteCheckpoint)]
+    [written] = [effect for effect in rig.performed if isinstance(effect, CommitCheckpoint)]
     assert (written.best.number, written.cut.step) == (number, 14)
     assert rig.machine.job("a")._saving.evaluating.kept == 1
 
@@ -346,7 +348,7 @@ def test_a_cluster_without_a_folder_cannot_keep_the_best():
         ({"metric": ""}, "metric of evaluation is ''"),
         ({"metric": "score"}, "'score', whose name does not say whether less or more of it is better; set goal to"),
         ({"goal": "most"}, "goal of evaluation is 'most'"),
-        ({"least_gain": NAN}, "least_gain of evaluation is nan"),
+        ({"min_delta": NAN}, "min_delta of evaluation is nan"),
         ({"at_end": False}, "neither by steps nor at the end"),
         ({"patience": 3}, "patience of evaluation without every_steps"),
     ],
@@ -358,7 +360,7 @@ def test_policies_that_make_no_sense(fields, said):
 
 def test_a_policy_travels_with_its_job():
     policy = EvaluationPolicy(
-        every_steps=7, at_end=False, metric="auc", goal="less", patience=3, least_gain=0.5, checkpoint_best=True
+        every_steps=7, at_end=False, metric="auc", goal="less", patience=3, min_delta=0.5, checkpoint_best=True
     )
     spec = job(evaluation=policy)
     assert shoal.Job.from_proto(spec.to_proto()).evaluation == policy

@@ -5,13 +5,13 @@ import pytest
 from shoal._wire import Lease, NoRange
 from shoal._wire.layout import Placement
 from shoal.consistency import Asynchronous
-from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
+from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, StepTiming, Timings
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job.event_log import EventLog
-from shoal_coordinator.job.machine import JobLife
+from shoal_coordinator.job.machine import JobMachine
 from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.messages import JobDescribed, JobRef, WorkerReported
 
@@ -22,7 +22,7 @@ VARIABLES = {"w": Variable((8, 4))}
 def running(workers=1, examples=100, possible=False, **options):
     """A job that runs since START; `possible`: with a folder of checkpoints, to which it can go back."""
     spec = Job("m:f", name="a", workers=workers, consistency=Asynchronous(), **options)
-    job = JobLife.begun(Submission(JobRef("a", 1), spec), START - 5, checkpoints=possible)
+    job = JobMachine.begun(Submission(JobRef("a", 1), spec), START - 5, checkpoints=possible)
     names = [f"w{rank}" for rank in range(workers)]
     for number, name in enumerate(names):
         job.enrol(name, number + 1, number + 1, START - 4)
@@ -135,7 +135,7 @@ def test_what_ended_stays_ended():
 
 
 def test_data_is_leased_only_while_it_runs():
-    job = JobLife.begun(Submission(JobRef("a", 1), Job("m:f", name="a")), START)
+    job = JobMachine.begun(Submission(JobRef("a", 1), Job("m:f", name="a")), START)
     job.enrol("w0", 1, 1, START)
     assert job.lease("w0", 0) is NoRange.WAIT
 
@@ -181,7 +181,7 @@ def test_figures_and_log_lines_do_not_push_out_what_is_kept():
     records = []
     log = EventLog(records.append, max_events=3)
     for number in range(1, 5):
-        log.append(Evaluated(log.next, START, "w0", Evaluation(number, 10 * number, {"auc": 0.5}), True))
+        log.append(EvaluationEnded(log.next, START, "w0", Evaluation(number, 10 * number, {"auc": 0.5}), True))
         for _ in range(5):
             log.append(LogLine(log.next, START, "w0", "a line"))
             log.validate()

@@ -10,20 +10,20 @@ from shoal.job import Job
 from shoal.status import SavedCheckpoint
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.job.checkpoint_schedule import Checkpointing
+from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
-from shoal_coordinator.job.parts import Description
+from shoal_coordinator.job.parts import ProgramDescription
 from shoal_coordinator.job.recovery import MAX_FRUITLESS, Recovery
-from shoal_coordinator.messages import Restored
+from shoal_coordinator.messages import RestoredCheckpoint
 
 START = 1_000.0
 GONE = "server s0 is gone"
 EXAMPLES, RANGE = 100, 10
-PROGRAM = Description({"w": Variable((8, 4)), "b": Variable(4)}, EXAMPLES)
+PROGRAM = ProgramDescription({"w": Variable((8, 4)), "b": Variable(4)}, EXAMPLES)
 
 
 def checkpoints(*numbers, possible=True):
-    saves = Checkpointing(CheckpointPolicy(), START, possible=possible)
+    saves = CheckpointSchedule(CheckpointPolicy(), START, possible=possible)
     for number in numbers:
         saves.begin(START, 0)
         saves.written(SavedCheckpoint(number, 0, 100, START), ())
@@ -52,7 +52,9 @@ def data(done=0, examples=EXAMPLES):
 
 def restored(source="a/2", variables=("b", "w"), **options):
     tally = state_pb2.TallyRecord()
-    return Restored(CheckpointChoice.parse(source), 7, frozenset(variables), **{"data": None, "tally": tally} | options)
+    return RestoredCheckpoint(
+        CheckpointChoice.parse(source), 7, frozenset(variables), **{"data": None, "tally": tally} | options
+    )
 
 
 def resume(machine, checkpoint, program=PROGRAM):
@@ -200,7 +202,7 @@ class TestGoingOn:
 
     def test_given_values_that_are_not_restored_are_to_be_sent(self):
         given = Variable((8, 4), initializer=Given())
-        program = Description({"w": given, "v": given, "b": Variable(4)}, EXAMPLES)
+        program = ProgramDescription({"w": given, "v": given, "b": Variable(4)}, EXAMPLES)
         for variables, given, assigned in (("wvb", {"w", "v"}, True), ("wb", {"w"}, False), ("b", set(), False)):
             resumption = resume(recovery(2), restored(variables=variables), program)
             assert (resumption.problem, resumption.given, resumption.assigned) == ("", given, assigned)
@@ -214,11 +216,11 @@ def test_a_record_is_all_that_there_is():
     machine.put_off("503", START)
     record, again = state_pb2.JobRecord(), state_pb2.JobRecord()
     machine.write_to(record)
-    other.take_up(record)
+    other.restore_from(record)
     other.write_to(again)
     assert (again, other.restarts) == (record, 2)
     assert other.waits_for_servers(1, START)
     assert (other.lack, other.waits_for_storage(START + 1)) == (machine.lack, True)
     fresh = recovery()
-    fresh.take_up(record)
+    fresh.restore_from(record)
     assert fresh.sources == (CheckpointChoice("b", 7),)

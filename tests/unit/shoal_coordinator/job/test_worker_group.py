@@ -4,8 +4,8 @@ import pytest
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.parts import Participant
-from shoal_coordinator.job.worker_group import Crew
+from shoal_coordinator.job.parts import GroupMember
+from shoal_coordinator.job.worker_group import WorkerGroup
 from shoal_coordinator.messages import WorkerReported
 
 SPEC = Job("m:f", name="a", workers=2, min_workers=1, max_workers=3)
@@ -14,9 +14,9 @@ SPEC = Job("m:f", name="a", workers=2, min_workers=1, max_workers=3)
 @pytest.fixture
 def crew():
     """Two workers."""
-    crew = Crew(SPEC)
+    crew = WorkerGroup(SPEC)
     for rank, worker in enumerate(("w0", "w1")):
-        crew.enrol(Participant(worker, rank + 1, rank, rank + 11))
+        crew.enrol(GroupMember(worker, rank + 1, rank, rank + 11))
     crew.validate()
     return crew
 
@@ -32,13 +32,13 @@ def test_ranks_are_taken_by_those_that_work_and_those_that_are_through(crew):
     crew.vacate(leave(crew, "w1"))
     assert crew.free(range(3)) == [1, 2]
     assert (crew.names, crew.finished) == (("w0",), 1)
-    assert crew.is_through("w0")
-    assert not crew.is_through("w1")
+    assert crew.is_finished("w0")
+    assert not crew.is_finished("w1")
 
 
 def test_a_rank_that_a_session_is_through_with_may_be_taken_again():
-    crew = Crew(Job(name="s"))
-    crew.enrol(Participant("x", 1, 0, 11))
+    crew = WorkerGroup(Job(name="s"))
+    crew.enrol(GroupMember("x", 1, 0, 11))
     crew.finish(leave(crew, "x"))
     assert crew.free(range(1)) == [0]
 
@@ -86,9 +86,9 @@ def test_a_record_is_all_that_there_is(crew):
     crew.finish(leave(crew, "w1"))
     crew.active["w0"].described = True
     crew.elect_assigner()
-    record, again, other = state_pb2.JobRecord(), state_pb2.JobRecord(), Crew(SPEC)
+    record, again, other = state_pb2.JobRecord(), state_pb2.JobRecord(), WorkerGroup(SPEC)
     crew.write_to(record)
-    other.take_up(record)
+    other.restore_from(record)
     other.write_to(again)
     other.validate()
     assert again == record

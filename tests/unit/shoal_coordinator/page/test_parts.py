@@ -15,9 +15,9 @@ from shoal._cli import cluster as cluster_commands
 from shoal._cli.app import app
 from shoal._cli.cluster import _free_page
 from shoal._role import flags
-from shoal.events import Evaluated, LogLine, MetricsReported, StateChanged
+from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, MemberStatus, Progress, Role, ServerLoad
-from shoal_coordinator.page.history import thinned
+from shoal_coordinator.page.history import downsampled
 from shoal_coordinator.page.rates import Rates, ServerRates
 from shoal_coordinator.page.reader import Mark
 from shoal_coordinator.page.responses import encode, status_of
@@ -32,11 +32,11 @@ def reported(sequence, worker="w0"):
 class TestThinned:
     def test_few_events_are_all_told(self):
         events = [StateChanged(1, 0.0, JobState.RUNNING, ""), reported(2), LogLine(3, 0.0, "w0", "x")]
-        assert thinned(events) == events
+        assert downsampled(events) == events
 
     def test_figures_are_spread_evenly_and_every_workers_last_one_is_there(self):
         events = [reported(number, f"w{number % 4}") for number in range(1, 4_001)]
-        picked = thinned(events, points=40)
+        picked = downsampled(events, points=40)
         assert [event.sequence for event in picked] == sorted(event.sequence for event in picked)
         for worker in range(4):
             own = [event.sequence for event in picked if event.worker == f"w{worker}"]
@@ -46,17 +46,18 @@ class TestThinned:
 
     def test_more_workers_than_points(self):
         events = [reported(number, f"w{number}") for number in range(1, 100)]
-        assert thinned(events, points=10) == events, "the last one of each"
+        assert downsampled(events, points=10) == events, "the last one of each"
 
     def test_evaluations_are_the_jobs_whoever_made_them(self):
         events = [
-            Evaluated(number, 0.0, f"w{number % 2}", Evaluation(number, number, {}), False) for number in range(1, 101)
+            EvaluationEnded(number, 0.0, f"w{number % 2}", Evaluation(number, number, {}), False)
+            for number in range(1, 101)
         ]
-        assert [event.sequence for event in thinned(events, points=5)] == [20, 40, 60, 80, 100]
+        assert [event.sequence for event in downsampled(events, points=5)] == [20, 40, 60, 80, 100]
 
     def test_of_lines_the_latest(self):
         events = [LogLine(number, 0.0, "w0", "x") for number in range(1, 101)]
-        assert [event.sequence for event in thinned(events, latest=2)] == [99, 100]
+        assert [event.sequence for event in downsampled(events, latest=2)] == [99, 100]
 
 
 @pytest.mark.parametrize("kind", errors.ShoalError.catalogue.values(), ids=lambda kind: kind.__name__)

@@ -14,7 +14,15 @@ from shoal.status import JobState, JobStatus, Progress, Role
 from shoal.v1 import job_pb2, state_pb2
 from shoal_coordinator.cluster import Cluster, ClusterPolicy
 from shoal_coordinator.job import event_log
-from shoal_coordinator.messages import AdmitWorker, Attempt, CountCheckpoints, DropShards, Held, RemoveWorker, events
+from shoal_coordinator.messages import (
+    AdmitWorker,
+    DropShards,
+    HoldResult,
+    RemoveWorker,
+    ScanCheckpoints,
+    TakeCheckpointResult,
+    events,
+)
 from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored
 from support.clusters.cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
 
@@ -105,7 +113,7 @@ def test_leases_count_from_the_restart(rig):
 
 
 def test_members_with_short_leases_get_time_to_come_back(rig):
-    found = restored(rig.disk.load(), ClusterPolicy(lease_s=1.0), rig.now)
+    found = restored(rig.disk.load(), ClusterPolicy(heartbeat_timeout_s=1.0), rig.now)
     for later in range(4, 49, 4):
         found.handle(events.TimePassed(), rig.now + later / 10)
     assert all(member.alive for member in found.status(rig.now + 4.8).members)
@@ -334,7 +342,7 @@ class TestWithoutItsFolder:
         """Has the workers come through; what is left to perform is the last checkpoint."""
         for worker in ("w0", "w1"):
             rig.finish("a", worker)
-        while not isinstance(rig.pending[0], CountCheckpoints):
+        while not isinstance(rig.pending[0], ScanCheckpoints):
             rig.handle(events.EffectDone(effect=rig.pending.pop(0).number))
         [cut] = rig.pending
         return cut
@@ -367,7 +375,7 @@ class TestWithoutItsFolder:
         rig.handle(events.CheckpointRequested("a"))
         if counted:
             count = rig.pending.pop()
-            rig.handle(events.CheckpointsCounted(count.job, 0, effect=count.number))
+            rig.handle(events.CheckpointsScanned(count.job, 0, effect=count.number))
         [effect] = rig.pending
         self.lose_folder(rig)
         assert rig.pending == [effect], "it is tried, and fails"
@@ -469,9 +477,9 @@ def comparable(answer):
     match answer:
         case JobStatus():
             return replace(answer, progress=Progress())
-        case Attempt():
+        case TakeCheckpointResult():
             return answer.number
-        case Held():
+        case HoldResult():
             return answer.ledger, answer.ranks
     return answer
 

@@ -10,11 +10,11 @@ import pytest
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
-from shoal._checkpoint.local_storage import LocalFolder
+from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
-from shoal_server.checkpoints.writer import Saver
+from shoal_server.checkpoints.writer import CheckpointWriter
 from shoal_server.shards.snapshot import Snapshot
 from support.waiting import wait_until
 
@@ -22,7 +22,7 @@ VARIABLES = {"w": Variable((4,))}
 F32 = np.dtype(np.float32)
 
 
-class Folder(LocalFolder):
+class CheckpointStorage(LocalStorage):
     """A folder whose writes into a job's part of it wait until the test lets them go on."""
 
     def __init__(self, root: Path) -> None:
@@ -42,13 +42,13 @@ class Folder(LocalFolder):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
+def folder(tmp_path: Path) -> CheckpointStorage:
+    return CheckpointStorage(tmp_path)
 
 
 @pytest.fixture
-def saver(folder: Folder) -> Iterator[Saver]:
-    saver = Saver(folder)
+def saver(folder: CheckpointStorage) -> Iterator[CheckpointWriter]:
+    saver = CheckpointWriter(folder)
     yield saver
     for held in folder.held.values():
         held.set()
@@ -60,20 +60,22 @@ def snapshot(shard: int = 0, value: float = 0.0) -> Snapshot:
     return Snapshot(1, ShardLayout(shard, (arena,)), [np.full(4, value, F32)], [{}]).begin_saving()
 
 
-def begin(saver: Saver, job: str, number: int, cut: int, *snapshots: Snapshot) -> tuple[Snapshot, ...]:
+def begin(saver: CheckpointWriter, job: str, number: int, cut: int, *snapshots: Snapshot) -> tuple[Snapshot, ...]:
     saver.begin(job, number, cut, VARIABLES, snapshots)
     return snapshots
 
 
-def collect(saver: Saver, job: str, number: int) -> list[FileEntry]:
+def collect(saver: CheckpointWriter, job: str, number: int) -> list[FileEntry]:
     files = saver.collect(job, number, within_s=30)
     assert files is not None
     return files
 
 
-def test_what_an_earlier_cut_writes_late_is_not_in_a_checkpoint_of_its_number(folder: Folder, tmp_path: Path) -> None:
+def test_what_an_earlier_cut_writes_late_is_not_in_a_checkpoint_of_its_number(
+    folder: CheckpointStorage, tmp_path: Path
+) -> None:
     """A job is cancelled while its servers save, nothing of it to be seen yet; then one of its name is submitted."""
-    late, other = Saver(folder), Saver(LocalFolder(tmp_path))
+    late, other = CheckpointWriter(folder), CheckpointWriter(LocalStorage(tmp_path))
     folder.hold("j")
     begin(late, "j", 1, 17, snapshot(0, 1.0))
     assert folder.begun["j"].wait(30)
@@ -90,7 +92,7 @@ def test_what_an_earlier_cut_writes_late_is_not_in_a_checkpoint_of_its_number(fo
     assert folder.names(("j",)) == []
 
 
-def test_no_job_is_forgotten_for_there_being_many(folder: Folder, saver: Saver) -> None:
+def test_no_job_is_forgotten_for_there_being_many(folder: CheckpointStorage, saver: CheckpointWriter) -> None:
     jobs = [f"job-{number}" for number in range(100)]
     folder.hold(*jobs)
     for number, job in enumerate(jobs):
@@ -102,7 +104,7 @@ def test_no_job_is_forgotten_for_there_being_many(folder: Folder, saver: Saver) 
         assert [file.name for file in collect(saver, job, 1)] == [f"shard-00000-{number + 1}.safetensors"]
 
 
-def test_a_write_that_hangs_does_not_hold_up_another_job(folder: Folder, saver: Saver) -> None:
+def test_a_write_that_hangs_does_not_hold_up_another_job(folder: CheckpointStorage, saver: CheckpointWriter) -> None:
     folder.hold("hangs")
     begin(saver, "hangs", 1, 1, snapshot())
     assert folder.begun["hangs"].wait(30)
@@ -110,7 +112,7 @@ def test_a_write_that_hangs_does_not_hold_up_another_job(folder: Folder, saver: 
     assert collect(saver, "other", 1)
 
 
-def test_dropping_a_job_frees_what_is_not_written(folder: Folder, saver: Saver) -> None:
+def test_dropping_a_job_frees_what_is_not_written(folder: CheckpointStorage, saver: CheckpointWriter) -> None:
     folder.hold("a")
     first = begin(saver, "a", 1, 1, snapshot(0), snapshot(1))
     assert folder.begun["a"].wait(30)
@@ -129,7 +131,7 @@ def test_dropping_a_job_frees_what_is_not_written(folder: Folder, saver: Saver) 
 
 
 def test_a_later_one_of_a_job_takes_the_place_of_an_earlier_one_and_comes_after_it(
-    folder: Folder, saver: Saver
+    folder: CheckpointStorage, saver: CheckpointWriter
 ) -> None:
     folder.hold("a")
     [running] = begin(saver, "a", 1, 1, snapshot())
@@ -143,7 +145,7 @@ def test_a_later_one_of_a_job_takes_the_place_of_an_earlier_one_and_comes_after_
     assert folder.names(("a",)) == ["00000001", "00000003"]
 
 
-def test_all_are_given_up_with_the_shards_of_all_jobs(folder: Folder, saver: Saver) -> None:
+def test_all_are_given_up_with_the_shards_of_all_jobs(folder: CheckpointStorage, saver: CheckpointWriter) -> None:
     folder.hold("a", "b")
     kept = [begin(saver, job, 1, 1, snapshot(0), snapshot(1)) for job in ("a", "b")]
     saver.clear()
@@ -154,7 +156,7 @@ def test_all_are_given_up_with_the_shards_of_all_jobs(folder: Folder, saver: Sav
     wait_until(lambda: not any(it.in_use for pair in kept for it in pair), what="the end of all snapshots")
 
 
-def test_a_defect_is_told_and_keeps_nothing(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_told_and_keeps_nothing(saver: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("boom")
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_server.optimizers import conversions, kernels
-from shoal_server.optimizers.kernel_threads import Crew
+from shoal_server.optimizers.kernel_threads import KernelThreads
 
 HALVES = (np.float16, ml_dtypes.bfloat16)
 KEPT = (np.float32, np.float64, np.int64)
 RECEIVED = [*((dtype, dtype) for dtype in KEPT), *((np.float32, half) for half in HALVES)]
 SENT = [(wire, kept) for kept, wire in RECEIVED]
 GUARD = 0xAB
-CREWS = {helpers: Crew(helpers, clock=lambda: 0.0) for helpers in (0, 3)}
+CREWS = {helpers: KernelThreads(helpers, clock=lambda: 0.0) for helpers in (0, 3)}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,11 +11,11 @@ import pytest
 
 from shoal import errors
 from shoal_server.optimizers import kernel_threads
-from shoal_server.optimizers.kernel_threads import Crew
+from shoal_server.optimizers.kernel_threads import KernelThreads
 from support.waiting import wait_until
 
 
-class Clock:
+class WorkerClock:
     """Stands still but when told: on a busy machine helpers would be left alone for a while, as they should."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ def together(threads: int) -> Callable[[], int]:
 
 @pytest.mark.parametrize("helpers", [1, 3])
 def test_every_helper_comes_and_the_caller_works_too(helpers: int) -> None:
-    crew = Crew(helpers, Clock())
+    crew = KernelThreads(helpers, WorkerClock())
     for _ in range(50):
         results = crew.share(together(1 + helpers))
         assert results[0] == here()
@@ -50,11 +50,11 @@ def test_every_helper_comes_and_the_caller_works_too(helpers: int) -> None:
 
 
 def test_without_helpers_the_caller_works_alone() -> None:
-    assert Crew(0, Clock()).share(here) == [here()]
+    assert KernelThreads(0, WorkerClock()).share(here) == [here()]
 
 
 def test_helpers_that_are_busy_are_not_waited_for() -> None:
-    crew, begun, end = Crew(1, Clock()), threading.Event(), threading.Event()
+    crew, begun, end = KernelThreads(1, WorkerClock()), threading.Event(), threading.Event()
 
     def busy() -> None:
         begun.set()
@@ -75,7 +75,7 @@ def test_helpers_that_are_busy_are_not_waited_for() -> None:
 
 
 def test_a_helper_that_has_begun_is_waited_for() -> None:
-    crew, begun = Crew(1, Clock()), threading.Event()
+    crew, begun = KernelThreads(1, WorkerClock()), threading.Event()
     ended: list[int] = []
     caller = here()
 
@@ -94,7 +94,7 @@ def test_a_helper_that_has_begun_is_waited_for() -> None:
 
 @pytest.mark.parametrize("at_fault", ["caller", "helper"])
 def test_what_anybody_raises_reaches_the_caller_when_all_have_ended(at_fault: str) -> None:
-    crew, both, caller = Crew(1, Clock()), threading.Barrier(2), here()
+    crew, both, caller = KernelThreads(1, WorkerClock()), threading.Barrier(2), here()
     ended: list[int] = []
 
     def work() -> None:
@@ -110,7 +110,7 @@ def test_what_anybody_raises_reaches_the_caller_when_all_have_ended(at_fault: st
 
 
 def test_many_callers_at_once_all_get_their_own_results() -> None:
-    crew = Crew(2, Clock())
+    crew = KernelThreads(2, WorkerClock())
     failures: list[int] = []
 
     def call(mine: int) -> None:
@@ -126,7 +126,7 @@ def test_many_callers_at_once_all_get_their_own_results() -> None:
 
 
 def test_an_idle_helper_holds_no_arrays() -> None:
-    crew, both = Crew(1, Clock()), threading.Barrier(2)
+    crew, both = KernelThreads(1, WorkerClock()), threading.Barrier(2)
 
     def use(array: np.ndarray) -> None:
         both.wait()
@@ -146,8 +146,8 @@ def test_an_idle_helper_holds_no_arrays() -> None:
 
 @pytest.mark.parametrize(("waited", "rest"), [(0.01, 0.2), (0.0001, 0)])
 def test_helpers_rest_twenty_times_what_a_caller_had_to_wait(waited: float, rest: float) -> None:
-    clock, caller = Clock(), here()
-    crew, begun, is_waited_for = Crew(1, clock), threading.Event(), threading.Event()
+    clock, caller = WorkerClock(), here()
+    crew, begun, is_waited_for = KernelThreads(1, clock), threading.Event(), threading.Event()
 
     def slow_helper() -> None:
         if here() == caller:

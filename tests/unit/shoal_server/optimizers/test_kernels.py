@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal_server.optimizers import arrays, compilation, conversions, kernels
-from shoal_server.optimizers.kernel_threads import Crew
+from shoal_server.optimizers.kernel_threads import KernelThreads
 
 FLOATS = (np.float32, np.float64)
 CHECKED = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -116,7 +116,7 @@ def test_bits_do_not_depend_on_how_an_arena_is_cut(dtype: Any, size: int, cuts: 
 
 def test_threads_claim_every_element_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the results of all of them count."""
-    crew = Crew(3, clock=lambda: 0.0)
+    crew = KernelThreads(3, clock=lambda: 0.0)
     monkeypatch.setattr(kernels, "crew", lambda: crew)
     monkeypatch.setattr(kernels, "LARGE", 0)
     size = 20 * BLOCK + 17

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from shoal import optim
 from shoal._wire.layout import Aggregation
 from shoal_server.optimizers import kernels, update_rules
-from shoal_server.optimizers.kernel_threads import Crew
+from shoal_server.optimizers.kernel_threads import KernelThreads
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "optimizers.json").read_text())
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
 FLOATS = (np.float32, np.float64)
-CREW = Crew(3, clock=lambda: 0.0)
+CREW = KernelThreads(3, clock=lambda: 0.0)
 EVERY = [
     optim.SGD(weight_decay=0.1),
     optim.Momentum(),
@@ -44,7 +44,7 @@ class Trainee:
         self.rule = update_rules.rule_for(optimizer)
         self.values = np.array(values, dtype)
         self.slots = {slot: np.full(self.values.size, self.rule.initial(slot), dtype) for slot in self.rule.slots}
-        self.segments = update_rules.segments_for(list((sizes or {"w": self.values.size}).items()), optimizer)
+        self.segments = update_rules.decay_ranges_for(list((sizes or {"w": self.values.size}).items()), optimizer)
         self.version = 0
 
     def apply(self, gradient: Any, lr_scale: float = 1.0) -> None:
@@ -154,7 +154,7 @@ def trained_in(share: Any, optimizer: optim.Optimizer, dtype: Any, monkeypatch: 
     bounds = np.array([0, 7, 7, 50_001, kernels.BLOCK + 1, 3 * kernels.BLOCK - 1, size])
     decay = np.array([0.1, 0.7, 0.0, 0.02, 0.3, 0.1])
     trainee = Trainee(optimizer, np.linspace(-1, 1, size), dtype)
-    trainee.segments = update_rules.Segments(bounds, decay)
+    trainee.segments = update_rules.DecayRanges(bounds, decay)
     monkeypatch.setattr(kernels, "share", share)
     for _ in range(2):
         trainee.apply(np.sin(np.arange(size)))
@@ -227,7 +227,7 @@ SLICES = st.lists(st.tuples(st.sampled_from(["w", "v", "w/bias", "v/bias"]), st.
 @given(slices=SLICES, decay=st.sampled_from([0.0, 0.01]))
 def test_segments_say_each_elements_decay_in_the_fewest_runs(slices: list[tuple[str, int]], decay: float) -> None:
     optimizer = optim.SGD(weight_decay=decay, decay_exclude=("*bias",))
-    segments = update_rules.segments_for(slices, optimizer)
+    segments = update_rules.decay_ranges_for(slices, optimizer)
     expected = [0.0 if name.endswith("bias") else decay for name, elements in slices for _ in range(elements)]
     assert np.repeat(segments.decay, np.diff(segments.bounds)).tolist() == expected
     assert segments.bounds[0] == 0
@@ -251,12 +251,12 @@ def test_an_empty_arena_is_updated_in_peace() -> None:
         ({"slots": {"momentum_buffer": np.ones(2, np.float32)}}, r"float32\(2,\) does not go"),
         ({"slots": {}}, "momentum_buffer are missing"),
         ({"values": np.ones((3, 1), np.float32), "gradient": np.ones((3, 1), np.float32)}, "arrays are flat"),
-        ({"segments": update_rules.segments_for([("w", 5)], optim.SGD())}, "cover 5 elements of an arena of 3"),
+        ({"segments": update_rules.decay_ranges_for([("w", 5)], optim.SGD())}, "cover 5 elements of an arena of 3"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(changed: dict[str, Any], message: str) -> None:
     values, slot = np.ones(3, np.float32), np.ones(3, np.float32)
-    segments = update_rules.segments_for([("w", 3)], optim.SGD())
+    segments = update_rules.decay_ranges_for([("w", 3)], optim.SGD())
     arguments: dict[str, Any] = {
         "values": values,
         "gradient": np.ones(3, np.float32),

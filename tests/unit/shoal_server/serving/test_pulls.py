@@ -11,8 +11,8 @@ from shoal import consistency, errors, initializers, optim
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal._wire.limits import CHUNK_BYTES
 from shoal.variables import Variable
-from shoal_server.serving.pulls import Answer, PendingPull, replies
-from shoal_server.shards.shard import JobTerms, Shard, Stamp
+from shoal_server.serving.pulls import PendingPull, PullGrant, replies
+from shoal_server.shards.shard import JobShardConfig, Shard, Stamp
 from support.pull_replies import decode_values
 
 STAMP = Stamp("a", 1, 5)
@@ -82,12 +82,12 @@ def test_answers_are_taken_once_each_and_wake_once_each(pull, shards, wakes):
     shards[2].answer(7)
     shards[0].answer(5)
     assert wakes.count == 2
-    assert pull.take() == [Answer(shards[2], 7), Answer(shards[0], 5)]
+    assert pull.take() == [PullGrant(shards[2], 7), PullGrant(shards[0], 5)]
     assert pull.take() == []
     assert pull.waits
     shards[1].answer(6)
     assert not pull.waits
-    assert pull.take() == [Answer(shards[1], 6)]
+    assert pull.take() == [PullGrant(shards[1], 6)]
 
 
 def test_shards_may_answer_while_they_are_asked(wakes):
@@ -154,7 +154,7 @@ def real_shard(number, elements, mode=None):
     name = f"v{number}"
     variable = Variable((elements,), initializer=initializers.Uniform(-1, 1))
     arena = ArenaLayout(variable.dtype, variable.aggregation, (Slice(name, 0, elements, 0),), elements)
-    terms = JobTerms("job", 3, {name: variable}, optim.SGD(1.0), mode or consistency.Synchronous(), number)
+    terms = JobShardConfig("job", 3, {name: variable}, optim.SGD(1.0), mode or consistency.Synchronous(), number)
     shard = Shard(terms, ShardLayout(number, (arena,)))
     shard.admit("a", 1, 0)
     return shard
@@ -196,7 +196,7 @@ def decoded(answers, **options):
 def test_replies_begin_with_all_headers_and_carry_each_shard_whole():
     sizes = (3, CHUNK_BYTES // 4 + 5, 7)
     shards = [real_shard(number, size) for number, size in enumerate(sizes)]
-    messages = decoded([Answer(shard, 4) for shard in shards], headers_only=False)
+    messages = decoded([PullGrant(shard, 4) for shard in shards], headers_only=False)
     assert [(h.shard, h.generation, h.version, h.step) for h in messages[0][0]] == [(n, 3, 0, 4) for n in range(3)]
     assert not any(headers for headers, _ in messages[1:])
     assert all(chunks for _, chunks in messages)
@@ -208,14 +208,14 @@ def test_replies_begin_with_all_headers_and_carry_each_shard_whole():
 
 
 def test_replies_to_a_barrier_are_headers_alone():
-    [(headers, chunks)] = decoded([Answer(real_shard(number, 3), 4) for number in range(2)], headers_only=True)
+    [(headers, chunks)] = decoded([PullGrant(real_shard(number, 3), 4) for number in range(2)], headers_only=True)
     assert [(header.shard, header.version, header.step) for header in headers] == [(0, 0, 4), (1, 0, 4)]
     assert not chunks
 
 
 def test_replies_that_are_given_up_let_their_shards_go():
     shard = real_shard(0, CHUNK_BYTES)
-    with suppress(KeyboardInterrupt), replies([Answer(shard, 0)], headers_only=False) as messages:
+    with suppress(KeyboardInterrupt), replies([PullGrant(shard, 0)], headers_only=False) as messages:
         next(messages)
         assert shard._snapshot.in_use
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal import errors
-from shoal_server.shards.commit_gate import HOLD_S, Gate
+from shoal_server.shards.commit_gate import HOLD_S, CommitGate
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-class Clock:
+class WorkerClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -24,19 +24,19 @@ class Clock:
         return self.now
 
 
-def passed(gate: Gate) -> bool:
+def passed(gate: CommitGate) -> bool:
     with gate.passing():
         return True
 
 
 def test_commits_pass_side_by_side() -> None:
-    gate = Gate()
+    gate = CommitGate()
     with gate.passing(), gate.passing():
         pass
 
 
 def test_a_cut_waits_for_commits_that_have_begun(threads: ThreadPoolExecutor) -> None:
-    gate, begun, end = Gate(), threading.Event(), threading.Event()
+    gate, begun, end = CommitGate(), threading.Event(), threading.Event()
 
     def commit() -> None:
         with gate.passing():
@@ -53,7 +53,7 @@ def test_a_cut_waits_for_commits_that_have_begun(threads: ThreadPoolExecutor) ->
 
 
 def test_commits_wait_until_the_cut_is_made(threads: ThreadPoolExecutor) -> None:
-    gate = Gate()
+    gate = CommitGate()
     gate.hold(1)
     waiting = [threads.submit(passed, gate) for _ in range(2)]
     with gate.held(1):
@@ -62,8 +62,8 @@ def test_commits_wait_until_the_cut_is_made(threads: ThreadPoolExecutor) -> None
 
 
 def test_a_cut_that_nobody_makes_is_over_after_a_while() -> None:
-    clock = Clock()
-    gate = Gate(clock)
+    clock = WorkerClock()
+    gate = CommitGate(clock)
     gate.hold(1)
     clock.now += HOLD_S
     assert passed(gate)
@@ -73,13 +73,13 @@ def test_a_cut_that_nobody_makes_is_over_after_a_while() -> None:
 
 def test_commits_that_wait_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal_server.shards.commit_gate.HOLD_S", 0.05)
-    gate = Gate()
+    gate = CommitGate()
     gate.hold(1)
     assert passed(gate)
 
 
 def test_a_later_cut_takes_the_place_of_an_earlier_one() -> None:
-    gate = Gate()
+    gate = CommitGate()
     gate.hold(1)
     gate.hold(2)
     with pytest.raises(errors.Cancelled), gate.held(1):
@@ -90,7 +90,7 @@ def test_a_later_cut_takes_the_place_of_an_earlier_one() -> None:
 
 
 def test_a_cut_that_fails_lets_commits_pass() -> None:
-    gate = Gate()
+    gate = CommitGate()
     gate.hold(1)
     with pytest.raises(KeyError), gate.held(1):
         raise KeyError
@@ -99,7 +99,7 @@ def test_a_cut_that_fails_lets_commits_pass() -> None:
 
 def test_commits_that_do_not_end_fail_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal_server.shards.commit_gate.HOLD_S", 0.05)
-    gate = Gate()
+    gate = CommitGate()
     with gate.passing():
         with pytest.raises(errors.Overloaded, match="cut again later"):
             gate.hold(1)
@@ -107,7 +107,7 @@ def test_commits_that_do_not_end_fail_the_cut(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_cut_that_is_given_up_lets_commits_pass_at_once(threads: ThreadPoolExecutor) -> None:
-    gate = Gate(Clock())  # by itself it would never open
+    gate = CommitGate(WorkerClock())  # by itself it would never open
     gate.hold(1)
     waiting = threads.submit(passed, gate)
     gate.give_up(2)  # another cut's, which comes late
@@ -119,8 +119,8 @@ def test_a_cut_that_is_given_up_lets_commits_pass_at_once(threads: ThreadPoolExe
 
 
 def test_commits_wait_after_a_cut_to_which_the_job_goes_back(threads: ThreadPoolExecutor) -> None:
-    clock = Clock()
-    gate = Gate(clock)
+    clock = WorkerClock()
+    gate = CommitGate(clock)
     gate.hold(1)
     with gate.held(1, 20.0):
         pass
@@ -132,8 +132,8 @@ def test_commits_wait_after_a_cut_to_which_the_job_goes_back(threads: ThreadPool
 
 
 def test_they_wait_no_longer_than_that_nor_where_nothing_was_cut() -> None:
-    clock = Clock()
-    gate = Gate(clock)
+    clock = WorkerClock()
+    gate = CommitGate(clock)
     gate.hold(1)
     with gate.held(1, 20.0):
         pass
@@ -146,7 +146,7 @@ def test_they_wait_no_longer_than_that_nor_where_nothing_was_cut() -> None:
 
 
 def test_a_cut_takes_over_from_one_that_still_holds() -> None:
-    gate = Gate(Clock())
+    gate = CommitGate(WorkerClock())
     gate.hold(1)
     with gate.held(1, 20.0):
         pass
@@ -158,7 +158,7 @@ def test_a_cut_takes_over_from_one_that_still_holds() -> None:
 
 
 def test_what_waits_goes_on_when_the_shards_are_gone(threads: ThreadPoolExecutor) -> None:
-    gate = Gate(Clock())
+    gate = CommitGate(WorkerClock())
     gate.hold(1)
     waiting = threads.submit(passed, gate)
     assert not waiting.done()
@@ -169,7 +169,7 @@ def test_what_waits_goes_on_when_the_shards_are_gone(threads: ThreadPoolExecutor
 
 
 def test_a_cut_that_is_being_made_is_not_given_up(threads: ThreadPoolExecutor) -> None:
-    gate = Gate()
+    gate = CommitGate()
     gate.hold(1)
     with gate.held(1):
         gate.give_up(1)

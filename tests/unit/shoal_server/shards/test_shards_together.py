@@ -21,13 +21,13 @@ from shoal_server.shards.events import (
     AnswerFence,
     AnswerPull,
     AnswerPush,
-    CutMade,
-    Progress,
+    CutRequested,
     PullRequested,
     PushCommitted,
     PushStaged,
     WorkerAdmitted,
     WorkerFenced,
+    WorkerProgress,
     WorkerReleased,
 )
 from shoal_server.shards.state import ShardState
@@ -92,7 +92,7 @@ class Simulation:
                 finished[event.worker] = max(finished[event.worker], event.step)
             case PushCommitted():
                 finished[event.worker] = event.step + 1
-            case CutMade():
+            case CutRequested():
                 for worker, progress in event.progress.items():
                     finished[worker] = max(finished[worker], progress.finished)
         for effect in effects:
@@ -202,11 +202,11 @@ class Simulation:
 
     def cut(self):
         """What a coordinator does for a checkpoint, while all commits are held back: the cut's version and step."""
-        furthest: dict[str, Progress] = {}
+        furthest: dict[str, WorkerProgress] = {}
         for shard in self.shards:
             for worker, progress in shard.progress().items():
                 furthest[worker] = furthest.get(worker, progress).joined(progress)
-        answers = [self.send(index, CutMade(furthest))[-1] for index in self.shuffled()]
+        answers = [self.send(index, CutRequested(furthest))[-1] for index in self.shuffled()]
         assert all(isinstance(answer, AnswerCut) for answer in answers)
         backups = getattr(self.mode, "backup_workers", 0)
         if not backups:

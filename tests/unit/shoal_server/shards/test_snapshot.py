@@ -15,7 +15,7 @@ from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.optimizers import conversions
 from shoal_server.shards import snapshot
-from shoal_server.shards.shard import JobTerms, Shard, Stamp
+from shoal_server.shards.shard import JobShardConfig, Shard, Stamp
 from shoal_server.shards.snapshot import Snapshot
 
 CHUNK_BYTES = 4000  # small, so that few elements make several chunks
@@ -185,7 +185,7 @@ def shard(memory=None, size=3000):
         ArenaLayout(spec.dtype, spec.aggregation, (Slice(name, 0, spec.shape[0], 0),), spec.shape[0])
         for name, spec in variables.items()
     ]
-    terms = JobTerms("job", 1, variables, optim.SGD(1.0), consistency.Asynchronous(), 0)
+    terms = JobShardConfig("job", 1, variables, optim.SGD(1.0), consistency.Asynchronous(), 0)
     made = Shard(terms, ShardLayout(0, tuple(arenas)), memory=memory)
     made.admit("a", 1, 0)
     return made

@@ -17,7 +17,7 @@ const ORI_VT         = pre + "vt";
 const TITLE          = pre + "title";
 const WRAP           = pre + "wrap";
 const UNDER          = pre + "under";
-const OVER           = pre + "over";
+const DONE           = pre + "over";
 const AXIS           = pre + "axis";
 const OFF            = pre + "off";
 const SELECT         = pre + "select";
@@ -2958,7 +2958,7 @@ function uPlot(opts, data, then) {
 
 	const under = self.under = placeDiv(UNDER, wrap);
 	wrap.appendChild(can);
-	const over = self.over = placeDiv(OVER, wrap);
+	const over = self.over = placeDiv(DONE, wrap);
 
 	opts = copy(opts);
 

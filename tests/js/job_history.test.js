@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Points, Story, mean, newer, smoothed } from "../../server/shoal_coordinator/page/static/job_story.js";
+import { Points, Story, mean, newer, smoothed } from "../../server/shoal_coordinator/page/static/job_history.js";
 
 const reported = (time, samples, { worker = "w0", step = samples, loss = 1 } = {}) => ({
   event: "metrics",

@@ -3,7 +3,7 @@
 import { plural } from "./format.js";
 
 const MAX_POINTS = 4_000; // of a figure, of a worker
-const MAX_FIGURES = 12;
+const MAX_METRICS = 12;
 const MAX_WORKERS = 64;
 const MAX_LINES = 2_000;
 const MAX_HAPPENINGS = 500;
@@ -53,7 +53,7 @@ export class Story {
 
   _metrics({ worker, step, values, progress, time }) {
     for (const [name, value] of Object.entries(values)) {
-      const byWorker = entry(this.figures, name, MAX_FIGURES, () => new Map());
+      const byWorker = entry(this.figures, name, MAX_METRICS, () => new Map());
       if (byWorker) entry(byWorker, worker, MAX_WORKERS, () => new Points())?.add(step, value);
     }
     this.reportedAt = time;
@@ -63,7 +63,7 @@ export class Story {
 
   _evaluation({ result }) {
     for (const [name, value] of Object.entries(result.values)) {
-      entry(this.evaluations, name, MAX_FIGURES, () => new Points())?.add(result.step, value);
+      entry(this.evaluations, name, MAX_METRICS, () => new Points())?.add(result.step, value);
     }
   }
 
