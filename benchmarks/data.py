@@ -62,15 +62,15 @@ def read(folder: str, rank: int, window: int) -> Callable[[], dict[str, int]]:
     from shoal_worker.batches import LeasedBatches  # noqa: PLC0415
 
     dataset = Parquet(folder, window=window)
-    examples = len(dataset)
-    size = default_range_size(examples, WORKERS, BATCH)
-    starts = iter(range(rank * size, examples, WORKERS * size))
+    samples = len(dataset)
+    size = default_range_size(samples, WORKERS, BATCH)
+    starts = iter(range(rank * size, samples, WORKERS * size))
 
     def lease(done: int) -> Lease | NoRange:
         start = next(starts, None)
         if start is None:
             return NoRange.FINISHED
-        return Lease(done + 1, DataRange(0, start, min(start + size, examples)))
+        return Lease(done + 1, DataRange(0, start, min(start + size, samples)))
 
     def run() -> dict[str, int]:
         batches = LeasedBatches(dataset, BATCH, SEED, lease)

@@ -42,20 +42,20 @@ class Images:
     Args:
         depth: of the residual network.
         size: of an image, down and across.
-        examples: in the data set.
+        samples: in the data set.
         notes: the file that times are written to; empty: none.
     """
 
-    def __init__(self, depth: int, size: int, examples: int, notes: str = "") -> None:
+    def __init__(self, depth: int, size: int, samples: int, notes: str = "") -> None:
         self.net, self.shape = resnet(depth), (size, size, 3)
         self.dataset = self
-        self._examples, self._notes = examples, notes
+        self._samples, self._notes = samples, notes
         rng = np.random.default_rng(0)
         self._x = rng.normal(size=(BATCH, *self.shape)).astype(np.float32)
         self._y = rng.integers(0, 1000, BATCH)
 
     def __len__(self) -> int:
-        return self._examples
+        return self._samples
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._x[: len(indices)], self._y[: len(indices)]
@@ -96,7 +96,7 @@ def through_cluster(device: str, depth: int, size: int, batch: int, steps: int) 
     """The same steps as a job."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
-        settings: dict[str, Any] = {"depth": depth, "size": size, "examples": batch * steps, "notes": str(notes)}
+        settings: dict[str, Any] = {"depth": depth, "size": size, "samples": batch * steps, "notes": str(notes)}
         with (
             shoal.LocalCluster(
                 servers=1, workers=1, path=[HERE], flags={"worker": ["--device", device.partition(" ")[0]]}

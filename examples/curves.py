@@ -22,14 +22,14 @@ class Curve:
 
     Attributes:
         name: of the curve.
-        examples: that the job had trained on at each.
-        accuracy: of the held-out examples then.
+        samples: that the job had trained on at each.
+        accuracy: of the held-out samples then.
         loss: of them.
         seconds: from the job's start to its end.
     """
 
     name: str
-    examples: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class Curve:
             case MetricsReported(progress=progress):
                 self._seen = progress.samples
             case EvaluationEnded(result=result):
-                self.examples.append(self._seen)
+                self.samples.append(self._seen)
                 self.accuracy.append(result.values["accuracy"])
                 self.loss.append(result.values["loss"])
 
@@ -61,7 +61,7 @@ def trained(client: shoal.Client, job: shoal.Job, name: str) -> Curve:
     with ProgressBar(job) as bar:
         result = client.submit(job).wait(callbacks=[curve, bar])
     curve.seconds = result.seconds
-    curve.examples[-1] = result.progress.samples
+    curve.samples[-1] = result.progress.samples
     return curve
 
 
@@ -73,11 +73,11 @@ def save(out: Path, name: str, title: str, panels: Sequence[tuple[str, Iterable[
     record = {}
     for axes, (heading, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for curve, (colour, dashes) in zip(curves, cycle(STYLES), strict=False):
-            thousands = [count / 1000 for count in curve.examples]
+            thousands = [count / 1000 for count in curve.samples]
             label = f"{curve.name}: {curve.last:.3f}"
             axes.plot(thousands, curve.accuracy, dashes, color=colour, marker=".", linewidth=1.8, label=label)
             record[curve.name] = {key: value for key, value in asdict(curve).items() if not key.startswith("_")}
-        axes.set(title=heading, xlabel="examples seen, thousands", ylabel="accuracy on held-out images")
+        axes.set(title=heading, xlabel="samples seen, thousands", ylabel="accuracy on held-out images")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
     figure.savefig(out / f"{name}.png", dpi=120)

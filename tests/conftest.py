@@ -12,7 +12,7 @@ from support.clusters.local import Mended, local_cluster
 # A coordinator that a test starts by its command line has no page: those of several tests would want the same port.
 os.environ["SHOAL_PAGE_LISTEN"] = ""
 
-# The first example of a test may compile or load kernels, and machines differ: no example has a deadline of its own.
+# The first sample of a test may compile or load kernels, and machines differ: no sample has a deadline of its own.
 hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
 

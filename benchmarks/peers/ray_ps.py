@@ -1,6 +1,6 @@
 """Ray's parameter-server pattern, one actor each: python ray_ps.py dense|small (pip install ray numpy).
 
-As the project got it, with the measurements that its targets come from; the pattern is that of Ray's example "Parameter
+As the project got it, with the measurements that its targets come from; the pattern is that of Ray's sample "Parameter
 Server".
 """
 

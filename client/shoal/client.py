@@ -92,7 +92,7 @@ class JobHandle:
         return (str(event) for event in self.events(follow=follow) if isinstance(event, LogLine))
 
     def data(self) -> DataAccount:
-        """What became of the job's data: which examples are done, who holds which, and which still wait.
+        """What became of the job's data: which samples are done, who holds which, and which still wait.
 
         Raises:
             UnknownJob: there is no such job, or none any more.

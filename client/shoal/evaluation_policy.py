@@ -1,4 +1,4 @@
-"""What a job says of evaluation: when its held-out examples are evaluated, and what follows from it."""
+"""What a job says of evaluation: when its held-out samples are evaluated, and what follows from it."""
 
 import math
 import re
@@ -38,7 +38,7 @@ def _check_gain(field: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPolicy:
-    """When the program's held-out examples are evaluated, by one worker, and what the job makes of it.
+    """When the program's held-out samples are evaluated, by one worker, and what the job makes of it.
 
     The program has `held_out` and `evaluate`: see `shoal.program.EvaluatedProgram`.
 
@@ -66,7 +66,7 @@ class EvaluationPolicy:
         default=0,
         metadata=described(
             Number(0, UINT64, _COUNT),
-            Option("Steps from one evaluation of the held-out examples to the next.", ["--evaluate-every"], "STEPS"),
+            Option("Steps from one evaluation of the held-out samples to the next.", ["--evaluate-every"], "STEPS"),
         ),
     )
     at_end: bool = field(

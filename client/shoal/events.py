@@ -73,7 +73,7 @@ class CheckpointEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEnded(Event):
-    """A worker has evaluated the variables on the program's held-out examples.
+    """A worker has evaluated the variables on the program's held-out samples.
 
     Attributes:
         worker: its member id.

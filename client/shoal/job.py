@@ -79,8 +79,8 @@ class Job:
         optimizer: what turns gradients into updates.
         settings: keyword arguments of the factory; they travel as JSON, so tuples arrive as lists.
         epochs: passes over the data set.
-        batch_size: examples a step, of one worker.
-        range_size: examples that a worker leases at a time, a multiple of batch_size. 0: the coordinator chooses.
+        batch_size: samples a step, of one worker.
+        range_size: samples that a worker leases at a time, a multiple of batch_size. 0: the coordinator chooses.
         max_steps: steps after which a worker stops, though data is left. 0: no limit.
         shards: how many the variables are cut into. 0: four a server, or one if they would be smaller than 1 MiB.
         seed: of initial values and of the order of the data.
@@ -98,7 +98,7 @@ class Job:
         partial_restore: take the values of those variables that both have, and begin anew otherwise: fine-tuning.
         checkpoints: when they are taken and which are kept. None: every ten minutes and at the end, in a cluster that
             has a folder of checkpoints.
-        evaluation: when the program's held-out examples are evaluated, and what follows: early stopping, checkpoints of
+        evaluation: when the program's held-out samples are evaluated, and what follows: early stopping, checkpoints of
             the best. None: never.
 
     Raises:
@@ -188,9 +188,7 @@ class Job:
     )
     batch_size: int = field(
         default=32,
-        metadata=described(
-            Number(1, UINT32), Option("Examples in a step of one worker."), Scalar(zero_is_default=True)
-        ),
+        metadata=described(Number(1, UINT32), Option("Samples in a step of one worker."), Scalar(zero_is_default=True)),
     )
     range_size: int = field(
         default=0,

@@ -44,7 +44,7 @@ class AggregateMetric(Protocol):
     """A figure of a whole set that is not the mean of its batches' figures."""
 
     def joined(self, other: Self) -> Self:
-        """That of both sets together, which have no example in common."""
+        """That of both sets together, which have no sample in common."""
         ...
 
     def value(self) -> float:
@@ -54,24 +54,24 @@ class AggregateMetric(Protocol):
 
 @runtime_checkable
 class Dataset(Protocol):
-    """The examples of one pass, by number. Every worker of a job has the same data set.
+    """The samples of one pass, by number. Every worker of a job has the same data set.
 
     Batches are read a little ahead of their step, in a thread of their own, while the program computes; from one thread
     at a time. A data set that must not be called then, since it shares more than constants with `loss_and_gradients`,
     has an attribute `prefetch = 0`: each batch is read at its step, in the loop's thread. Another whole number is how
     many batches to read ahead; without the attribute there are 2. What comes is the same.
 
-    Held-out examples (`EvaluatedProgram`) are read in a thread of their own, too, perhaps at the same time as those to
+    Held-out samples (`EvaluatedProgram`) are read in a thread of their own, too, perhaps at the same time as those to
     train on. Where both are parts of one object, made by hand, that object needs a lock of its own; those of
     `shoal.data.split` and `shoal.data.Subset` have one together.
     """
 
     def __len__(self) -> int:
-        """Examples in one pass. 0: none, and the job is stepped `max_steps` times with no batch."""
+        """Samples in one pass. 0: none, and the job is stepped `max_steps` times with no batch."""
         ...
 
     def batch(self, indices: np.ndarray) -> Any:
-        """The examples with these numbers (int64, each in [0, len), in random order), joined to a batch.
+        """The samples with these numbers (int64, each in [0, len), in random order), joined to a batch.
 
         NumPy arrays in what it returns, also inside tuples, lists and dicts, are brought to the worker's device.
         """
@@ -80,9 +80,9 @@ class Dataset(Protocol):
 
 @runtime_checkable
 class RandomDataset(Protocol):
-    """A data set that draws random numbers as it reads: images that are flipped, examples with noise.
+    """A data set that draws random numbers as it reads: images that are flipped, samples with noise.
 
-    Each call comes with the seed of the epoch. What an example is changed to follows from that seed and its number
+    Each call comes with the seed of the epoch. What a sample is changed to follows from that seed and its number
     alone (`numpy.random.default_rng([seed, number])`, or `shoal.data.augment.uniforms` for a whole batch): then it is
     the same on whichever worker and in whichever batch it is read, and another in the next epoch. One that is read in
     blocks likewise has `batches(plan, *, seed)`. `shoal.data.Augmented` is one.
@@ -96,7 +96,7 @@ class RandomDataset(Protocol):
         """As of `Dataset`.
 
         Args:
-            indices: numbers of examples.
+            indices: numbers of samples.
             seed: from [0, 2**63), of the epoch; it follows from the job's seed.
         """
         ...
@@ -104,18 +104,18 @@ class RandomDataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """How a data set is best read: in blocks of examples, each in one go.
+    """How a data set is best read: in blocks of samples, each in one go.
 
-    A permutation of single examples would ask files that are read in sequence for one random example after the other.
+    A permutation of single samples would ask files that are read in sequence for one random sample after the other.
     Of a data set with blocks the order of an epoch is drawn from them instead: a permutation of the runs of blocks,
-    then one of the examples of each window of blocks. It depends on the seed, the epoch and what is below, and on
+    then one of the samples of each window of blocks. It depends on the seed, the epoch and what is below, and on
     nothing else.
 
     Args:
-        starts: int64 [blocks + 1], rising from 0 to the number of examples: block b is the examples from starts[b] up
+        starts: int64 [blocks + 1], rising from 0 to the number of samples: block b is the samples from starts[b] up
             to starts[b + 1].
-        window: blocks, one after the other in the epoch's order, whose examples are shuffled together; a worker holds
-            about three times as many in memory. 0: the examples of a block stay in their order.
+        window: blocks, one after the other in the epoch's order, whose samples are shuffled together; a worker holds
+            about three times as many in memory. 0: the samples of a block stay in their order.
         runs: int64 [runs + 1], rising from 0 to the number of blocks: the blocks of a run stay one after the other,
             since they are cheaper to read so (parts of a Parquet row group). None: each block is a run of its own.
 
@@ -146,8 +146,8 @@ class Blocks:
         return len(self.starts) - 1
 
     @property
-    def examples(self) -> int:
-        """Examples in all blocks."""
+    def samples(self) -> int:
+        """Samples in all blocks."""
         return int(self.starts[-1])
 
 
@@ -170,7 +170,7 @@ class BlockDataset(Dataset, Protocol):
     def batches(self, plan: Iterable[np.ndarray]) -> Iterator[Any]:
         """What `batch` gives, for each item of the plan, in its order.
 
-        The plan is one leased range, in batches. Ranges may end within a block, and then its other examples are another
+        The plan is one leased range, in batches. Ranges may end within a block, and then its other samples are another
         worker's. A generator is closed when no more is wanted. The plan may be iterated on any one thread.
         """
         ...
@@ -181,14 +181,14 @@ class Program(Protocol):
     """What the factory of a job returns: variables, data, and a function that gives gradients.
 
     A job names the factory as `package.module:factory` and gives its keyword arguments as settings. Each worker
-    imports it, calls it once, and owns the loop: it leases examples, pulls, computes, pushes and reports.
+    imports it, calls it once, and owns the loop: it leases samples, pulls, computes, pushes and reports.
 
-    Example:
+    Sample:
         A linear model, in `regression.py`; submit it with `shoal submit regression:linear --set features=8`.
 
             import numpy as np
 
-            class Examples:
+            class Samples:
                 def __init__(self, features):
                     rng = np.random.default_rng(0)
                     self.x = rng.normal(size=(1000, features)).astype(np.float32)
@@ -202,7 +202,7 @@ class Program(Protocol):
 
             class Linear:
                 def __init__(self, features):
-                    self.dataset = Examples(features)
+                    self.dataset = Samples(features)
                     self.features = features
 
                 def variables(self):
@@ -223,7 +223,7 @@ class Program(Protocol):
 
     @property
     def dataset(self) -> Dataset | RandomDataset | None:
-        """The examples, or None: `loss_and_gradients` then gets None as its batch, `max_steps` times a worker."""
+        """The samples, or None: `loss_and_gradients` then gets None as its batch, `max_steps` times a worker."""
         ...
 
     def variables(self) -> Mapping[str, Variable | np.ndarray]:
@@ -276,7 +276,7 @@ class RandomProgram(Protocol):
 
 @runtime_checkable
 class EvaluatedProgram(Protocol):
-    """A program with examples that it does not train on, to be evaluated while it trains.
+    """A program with samples that it does not train on, to be evaluated while it trains.
 
     A job whose `evaluation` says when has one of its workers do it: all of them in order, in batches of the job's size,
     with the variables as they were pulled for its step. Before its first step each worker evaluates one batch, so that
@@ -285,7 +285,7 @@ class EvaluatedProgram(Protocol):
 
     @property
     def held_out(self) -> Dataset:
-        """The examples, one at least. As of `dataset`: read ahead in a thread, and by name, not by a method."""
+        """The samples, one at least. As of `dataset`: read ahead in a thread, and by name, not by a method."""
         ...
 
     def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | AggregateMetric]:
@@ -296,7 +296,7 @@ class EvaluatedProgram(Protocol):
             batch: what `held_out.batch` returned, on the worker's device.
 
         Returns:
-            Numbers, or arrays of one element, are means of the batch, of which the mean over all examples is taken.
+            Numbers, or arrays of one element, are means of the batch, of which the mean over all samples is taken.
             What is no mean of batches, such as the area under a curve, is a `AggregateMetric` of the batch, and they are
             joined.
         """

@@ -81,7 +81,7 @@ class Session:
             membership.start()
             self._participant = Participant(coordinator, job, self.worker, membership.incarnation)
             if variables is not None:
-                self._participant.describe({name: plain(value) for name, value in variables.items()}, examples=0)
+                self._participant.describe({name: plain(value) for name, value in variables.items()}, samples=0)
             self._parameters: Pipeline = opened.enter_context(self._participant.enter())
             opened.pop_all()
         self._membership = membership

@@ -44,8 +44,8 @@ class Progress:
 
     Attributes:
         steps: pushes that servers accepted, of all workers.
-        samples: examples in them.
-        total_samples: examples in all epochs; 0: not known. Of a job with `max_steps`, as many as its `workers` train
+        samples: samples in them.
+        total_samples: samples in all epochs; 0: not known. Of a job with `max_steps`, as many as its `workers` train
             on until then, if that is less: an estimate, for batches may be smaller, and workers come and go.
         epoch: the pass over the data set, from 0.
         samples_per_s: over the time since the job began to run.
@@ -127,13 +127,13 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The program's held-out examples, seen once by the variables of a step.
+    """The program's held-out samples, seen once by the variables of a step.
 
     Attributes:
         number: counts the job's, from 1; one whose worker died leaves a gap.
         step: of the worker that evaluated.
-        values: what the program makes of the examples: {"accuracy": 0.93}.
-        examples: how many there are.
+        values: what the program makes of the samples: {"accuracy": 0.93}.
+        samples: how many there are.
         seconds: how long it took.
         time: seconds of Unix time: when it was reported.
     """
@@ -141,7 +141,7 @@ class Evaluation:
     number: int
     step: int
     values: Mapping[str, float]
-    examples: int = 0
+    samples: int = 0
     seconds: float = 0.0
     time: float = 0.0
 
@@ -151,7 +151,7 @@ class Evaluation:
             number=self.number,
             step=self.step,
             values=self.values,
-            examples=self.examples,
+            samples=self.samples,
             seconds=self.seconds,
             time=self.time,
         )
@@ -160,7 +160,7 @@ class Evaluation:
     def from_proto(cls, message: job_pb2.Evaluation) -> "Evaluation":
         """The evaluation that a message carries."""
         values = dict(sorted(message.values.items()))
-        return cls(message.number, message.step, values, message.examples, message.seconds, message.time)
+        return cls(message.number, message.step, values, message.samples, message.seconds, message.time)
 
 
 @dataclass(frozen=True, slots=True)

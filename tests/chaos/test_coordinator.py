@@ -80,7 +80,7 @@ def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
     gate = tmp_path / "gate"
     client.submit(shoal.Job("support.programs.broken:fine", name="done", optimizer=optim.SGD(1.0), batch_size=8)).wait()
     steps = STEPS_A_RUN * RUNS
-    # Passes, since each push carries an entry for every example: in one pass, runs would make steps larger, too.
+    # Passes, since each push carries an entry for every sample: in one pass, runs would make steps larger, too.
     job = client.submit(paced(gate, STEPS_A_RUN, name="long", epochs=RUNS))
     waiting = client.submit(shoal.Job("support.programs.broken:fine", name="waiting", workers=9))
     wait_until(lambda: state_of(job) is shoal.JobState.RUNNING, what="the job's start")
@@ -115,7 +115,7 @@ def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
     assert refusals(cluster) == 0, "a pull or a push failed"
     entries = [event.reason for event in job.events() if isinstance(event, shoal.events.StateChanged)]
     assert not [reason for reason in entries if "is gone" in reason]
-    print(f"{steps} steps, each example {RUNS} times; no job lost, no push refused, no trainer dead")
+    print(f"{steps} steps, each sample {RUNS} times; no job lost, no push refused, no trainer dead")
 
 
 def spread(seconds):

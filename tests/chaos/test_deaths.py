@@ -55,10 +55,10 @@ def test_a_worker_that_dies_is_not_waited_for_and_its_data_goes_to_another(small
     gate.touch()
     job.wait(timeout_s=60)
     seen = client.pull(job)["seen"]
-    assert seen.min() >= 1, "an example was never trained on"
+    assert seen.min() >= 1, "a sample was never trained on"
 
 
-def test_every_example_is_seen_exactly_once_when_nobody_dies(client, tmp_path):
+def test_every_sample_is_seen_exactly_once_when_nobody_dies(client, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
     job = client.submit(gated(gate, workers=2, epochs=3))

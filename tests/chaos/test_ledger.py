@@ -18,7 +18,7 @@ KILLS = forms.runs(2, 30)
 
 
 def counting(gate, **options):
-    """A job that counts its examples, and takes its time for each step until the gate is open."""
+    """A job that counts its samples, and takes its time for each step until the gate is open."""
     settings = {"gate": str(gate), "seconds": 0.02, "size": SIZE}
     return shoal.Job(
         "support.programs.broken:Paced",
@@ -47,7 +47,7 @@ def check_account(job):
 
 @forms.in_full
 @pytest.mark.parametrize("mode", [shoal.Synchronous(), shoal.Asynchronous()], ids=str)
-def test_every_example_is_visited_exactly_once_an_epoch_without_kills(client, tmp_path, mode):
+def test_every_sample_is_visited_exactly_once_an_epoch_without_kills(client, tmp_path, mode):
     gate = tmp_path / "gate"
     gate.touch()
     job = client.submit(counting(gate, consistency=mode))
@@ -57,14 +57,14 @@ def test_every_example_is_visited_exactly_once_an_epoch_without_kills(client, tm
 
 
 @pytest.mark.timeout(120 + 20 * KILLS)
-def test_every_example_is_visited_at_least_once_an_epoch_however_many_workers_are_killed(
+def test_every_sample_is_visited_at_least_once_an_epoch_however_many_workers_are_killed(
     small_cluster, client, tmp_path
 ):
     """Random ones, at random moments; jobs follow one another until there were enough kills."""
     kills, seed = 0, random.randrange(2**32)
     chance, pause = random.Random(seed), threading.Event()
     print(f"seed {seed}")
-    with forms.tally("worker_kill_ledger", KILLS, "examples once more in a job") as tally:
+    with forms.tally("worker_kill_ledger", KILLS, "samples once more in a job") as tally:
         while kills < KILLS:
             gate, before = tmp_path / f"gate-{kills}", kills
             job = client.submit(counting(gate, consistency=chance.choice([shoal.Synchronous(), shoal.Asynchronous()])))
@@ -77,9 +77,9 @@ def test_every_example_is_visited_at_least_once_an_epoch_however_many_workers_ar
             gate.touch()
             job.wait(timeout_s=120)
             seen = client.pull(job)["seen"]
-            assert seen.min() >= EPOCHS, f"seed {seed}: an example was never trained on"
+            assert seen.min() >= EPOCHS, f"seed {seed}: a sample was never trained on"
             check_account(job)
             again = int(seen.sum()) - SIZE * EPOCHS
-            print(f"{kills} kills; {again} examples were trained on once more, of {SIZE * EPOCHS}")
+            print(f"{kills} kills; {again} samples were trained on once more, of {SIZE * EPOCHS}")
             client.drop(job)
             tally.passes(again, kills - before)

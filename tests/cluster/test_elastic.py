@@ -32,7 +32,7 @@ def client(cluster):
 
 
 def paced(gate, **options):
-    """A job that counts its examples, and takes its time for each step until the gate is open."""
+    """A job that counts its samples, and takes its time for each step until the gate is open."""
     settings = {"gate": str(gate), "seconds": 0.06, "size": SIZE}
     return shoal.Job(
         "support.programs.broken:Paced",
@@ -77,7 +77,7 @@ def test_a_worker_joins_a_running_job_within_seconds(cluster, client, tmp_path):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_workers_join_and_leave_and_each_example_is_visited_once(cluster, client, tmp_path, mode):
+def test_workers_join_and_leave_and_each_sample_is_visited_once(cluster, client, tmp_path, mode):
     gate = tmp_path / "gate"
     job = client.submit(paced(gate, max_workers=3, consistency=mode))
     wait_until(pushed(job, "worker-0"), what="the first worker's push")

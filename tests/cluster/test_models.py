@@ -36,7 +36,7 @@ def test_a_model_is_fine_tuned_its_head_alone_and_then_whole(client, tmp_path):
     data = {"data": bright(tmp_path / "bright.npz", 160, channels=3)}
     judged = {"evaluation": shoal.EvaluationPolicy(metric="accuracy")}
     first, whole = train(client, "image_classifier", {**data, **IMAGES}, **judged)
-    assert first.evaluation.examples == 16
+    assert first.evaluation.samples == 16
     assert first.evaluation.values.keys() == {"loss", "accuracy"}
 
     new = {**data, **IMAGES, "head": "digits"}
@@ -76,7 +76,7 @@ def test_a_table_is_learned_asynchronously_and_the_best_is_by_auc(client, tmp_pa
     )
     assert result.best.values.keys() == {"loss", "accuracy", "auc"}
     assert result.best.values["auc"] >= result.evaluation.values["auc"] > 0.9
-    assert result.evaluation.examples == 300
+    assert result.evaluation.samples == 300
 
 
 def test_steps_that_overflow_in_float16_are_rejected_until_a_scale_fits(client, tmp_path):

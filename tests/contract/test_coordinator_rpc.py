@@ -225,7 +225,7 @@ def test_the_account_of_the_data_and_what_one_that_leaves_gives_back(crew):
     crew.submit(job(batch_size=8, range_size=32))
     assert DataAccount.from_proto(crew.job("GetData", job="a")) == DataAccount(), "nothing is known of it yet"
     for worker in ("w0", "w1"):
-        crew.describe("a", worker, examples=100)
+        crew.describe("a", worker, samples=100)
     wait_until(lambda: crew.job("Join", job="a", worker="w0").HasField("placement"))
     crew.job("Join", job="a", worker="w1")
     crew.join("a", "w0")
@@ -340,8 +340,8 @@ def test_workers_of_unknown_jobs_and_fenced_workers(crew, method):
 def test_a_description_that_conflicts(crew):
     crew.submit(job())
     crew.describe("a", "w0")
-    with pytest.raises(errors.InvalidJob, match="63 examples instead of 64"):
-        crew.describe("a", "w1", examples=63)
+    with pytest.raises(errors.InvalidJob, match="63 samples instead of 64"):
+        crew.describe("a", "w1", samples=63)
     assert crew.state("a") is JobState.FAILED
     with pytest.raises(errors.JobFailed):
         crew.describe("a", "w0")
@@ -358,7 +358,7 @@ def test_descriptions_that_make_no_sense(crew):
     with pytest.raises(errors.InvalidVariable):
         crew.job("Describe", job="a", worker="w0", variables=[variable])
     with pytest.raises(errors.InvalidJob, match="at most"):
-        crew.describe("a", "w0", examples=2**63)
+        crew.describe("a", "w0", samples=2**63)
     crew.describe("a", "w0", {"w": Variable(4, initializer=Given())})
 
 

@@ -158,7 +158,7 @@ def test_a_job_goes_on_from_the_store_and_its_checkpoint(started, checkpoints, m
         for index, address in enumerate(servers.addresses):
             assert register_server(calls, f"server-{index}", address) == 6 + index
         part = part_of(calls, "w0", register_worker(calls, "w0"), coordinator.settle)
-        part.describe({**MIXED, **GIVEN}, examples=64)
+        part.describe({**MIXED, **GIVEN}, samples=64)
         coordinator.settle()
         with part.enter() as training:
             assert training.step == 3
@@ -167,7 +167,7 @@ def test_a_job_goes_on_from_the_store_and_its_checkpoint(started, checkpoints, m
             counts = client.job("running").data().total
             assert (counts.done, counts.leased, counts.loose, counts.untouched) == (20, 0, 12, 96)
             leased = part.lease()
-            cursor = Cursor(leased.number, leased.range.examples)
+            cursor = Cursor(leased.number, leased.range.samples)
             training.push(whole_numbers(TRAINED, 2), updates=updates(5), cursor=cursor)
             assert_values(client.pull("running"), "one step after running/3")
             part.report(report_of(4))

@@ -140,7 +140,7 @@ class TestWhatItSays:
 
     def test_data(self, page, trained):
         data = page.get(f"/api/jobs/{trained}/data").json()
-        assert (data["name"], data["examples"], data["held"][0]["worker"]) == (trained, 64, "w0")
+        assert (data["name"], data["samples"], data["held"][0]["worker"]) == (trained, 64, "w0")
         assert data["in_progress"][0]["leased"] == data["total"]["leased"] > 0
 
     def test_timings(self, alone):

@@ -46,9 +46,9 @@ def test_the_spec_is_fetched_once(rig):
 
 def test_describe_turns_arrays_into_given_variables(rig):
     array = np.zeros((2, 3))
-    rig.participant.describe({"w": array, "b": Variable(1)}, examples=50)
+    rig.participant.describe({"w": array, "b": Variable(1)}, samples=50)
     [request] = rig.record.requests
-    assert (request.job, request.worker, request.incarnation, request.examples) == ("digits", "worker-1", 4, 50)
+    assert (request.job, request.worker, request.incarnation, request.samples) == ("digits", "worker-1", 4, 50)
     assert list(request.variables) == [variable_from_array(array).to_proto("w"), Variable(1).to_proto("b")]
 
 
@@ -107,7 +107,7 @@ def test_calls_that_are_made_again_are_counted_by_what_was_called(rig):
 def test_the_assigning_worker_sends_the_values_once_and_says_so(rig):
     rig.jobs.assigns = True
     rig.jobs.joins = [rig.joined(False, placed=False), rig.joined(False), rig.joined(False), rig.joined(True)]
-    rig.participant.describe({"w": np.ones(2, np.float32), "b": np.full(1, 3.0, np.float32)}, examples=0)
+    rig.participant.describe({"w": np.ones(2, np.float32), "b": np.full(1, 3.0, np.float32)}, samples=0)
     rig.participant.enter().close()
     np.testing.assert_array_equal(rig.server.values, [1, 1, 3])
     assert sum(request.HasField("header") for request in rig.record.of(pb.PushRequest)) == 1
@@ -117,7 +117,7 @@ def test_the_assigning_worker_sends_the_values_once_and_says_so(rig):
 def test_variables_that_are_not_given_keep_their_values(rig):
     rig.jobs.assigns = True
     rig.jobs.joins = [rig.joined(False), rig.joined(True)]
-    rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, examples=0)
+    rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, samples=0)
     rig.participant.enter().close()
     np.testing.assert_array_equal(rig.server.values, [1, 1, 9])
 
@@ -126,14 +126,14 @@ def test_values_that_were_restored_are_not_sent(rig):
     rig.jobs.assigns = True
     rig.jobs.joins = [rig.joined(False), rig.joined(True)]
     rig.jobs.joins[0].restored.append("b")
-    rig.participant.describe({"w": np.ones(2, np.float32), "b": np.full(1, 3.0, np.float32)}, examples=0)
+    rig.participant.describe({"w": np.ones(2, np.float32), "b": np.full(1, 3.0, np.float32)}, samples=0)
     rig.participant.enter().close()
     np.testing.assert_array_equal(rig.server.values, [1, 1, 9])
 
 
 def test_the_other_workers_send_nothing(rig):
     rig.jobs.joins = [rig.joined(False), rig.joined(True)]
-    rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, examples=0)
+    rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, samples=0)
     rig.participant.enter().close()
     assert rig.record.of(pb.PushRequest) == []
 

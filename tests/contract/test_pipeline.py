@@ -17,7 +17,7 @@ from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
-from shoal_worker.training_loop import TrainingLoop, TrainingConfig
+from shoal_worker.training_loop import TrainingConfig, TrainingLoop
 from support.clusters import history_server
 from support.clusters.cluster_probe import leads_of
 from support.clusters.shard_servers import ShardServers
@@ -141,13 +141,13 @@ class Numbers:
     """Learns nothing: every step's gradient is 1."""
 
     def __init__(self, size):
-        self.dataset = Examples(size)
+        self.dataset = Samples(size)
 
     def loss_and_gradients(self, params, batch):
         return 0.0, gradient(1)
 
 
-class Examples:
+class Samples:
     def __init__(self, size):
         self.size = size
 
@@ -158,11 +158,11 @@ class Examples:
         return indices
 
 
-def train(servers, pipeline, name, lease, *, examples=40, max_steps=0):
+def train(servers, pipeline, name, lease, *, samples=40, max_steps=0):
     """A worker's real loop, from its first step to its leaving; what it counted."""
     emitted = []
-    with pipeline, closing(LeasedBatches(Examples(examples), 2, 0, lease)) as batches:
-        config = TrainingConfig(name=name, program=Numbers(examples), device=Cpu(), max_steps=max_steps)
+    with pipeline, closing(LeasedBatches(Samples(samples), 2, 0, lease)) as batches:
+        config = TrainingConfig(name=name, program=Numbers(samples), device=Cpu(), max_steps=max_steps)
         TrainingLoop(config, pipeline, batches, emit=emitted.append).run()
     servers.remove(name)
     return sum(figures.report.accepted for figures in emitted)

@@ -68,7 +68,7 @@ def test_the_first_starts_the_job_and_describes_it(coordinator, session):
     (described,) = coordinator.described
     assert [variable.name for variable in described.variables] == ["w"]
     assert described.variables[0].initializer.name == "given"
-    assert described.examples == 0
+    assert described.samples == 0
 
 
 def test_leaving_finishes_and_reports(coordinator, client, servers):

@@ -291,7 +291,11 @@ def test_training_a_job_is_one_trace_a_step_through_every_role(cluster, monkeypa
     assert tree(spans, created) == {"CreateShards": 1, "CreateShards/CreateShards": 1}
     (checkpoint,) = [span for span in roots(spans, "checkpoint") if span.attributes.get("shoal.checkpoint") == "j/1"]
     below = tree(spans, checkpoint)
-    assert {"TakeCut/HoldCommits/HoldCommits", "TakeCut/Save/Save", "CommitCheckpoint/CollectFiles/CollectFiles"} <= below.keys()
+    assert {
+        "TakeCut/HoldCommits/HoldCommits",
+        "TakeCut/Save/Save",
+        "CommitCheckpoint/CollectFiles/CollectFiles",
+    } <= below.keys()
 
 
 def test_a_session_and_a_readers_pull_are_traced(cluster):

@@ -32,14 +32,14 @@ PROGRAM = """
 import os, signal, sys
 import numpy as np
 
-class Examples:
+class Samples:
     def __len__(self):
         return 16
     def batch(self, indices):
         return indices
 
 class Program:
-    dataset = Examples()
+    dataset = Samples()
     def variables(self):
         return {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
     def loss_and_gradients(self, params, batch):
@@ -131,7 +131,7 @@ def test_metrics_tell_of_the_trainer_and_of_lines_that_wait(cluster, start, regi
 def test_a_job_that_runs_out_of_memory_fails_and_the_daemon_lives_on(cluster, start):
     daemon = start("np.empty(1 << 57)")
     [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
-    assert "ran out of memory on cpu, with a batch of 4 examples: Unable to allocate 1.00 EiB" in finish.error
+    assert "ran out of memory on cpu, with a batch of 4 samples: Unable to allocate 1.00 EiB" in finish.error
     assert daemon._thread.is_alive()
 
 

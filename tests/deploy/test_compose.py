@@ -167,8 +167,8 @@ def test_its_image_is_this_version():
 
 def test_the_example_of_an_environment_has_the_defaults():
     lines = (COMPOSE_FILE.parent / ".env.example").read_text().splitlines()
-    example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    assert example == default_of_variables()
+    sample = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert sample == default_of_variables()
 
 
 def built(image):

@@ -35,9 +35,9 @@ def test_what_is_computed_from_a_pull_is_right_while_the_next_is_on_its_way(devi
 
 def test_a_batch_that_does_not_fit_says_what_was_asked_for(device):
     with (
-        pytest.raises(errors.ProgramError, match=r"with a batch of 64 examples: Out of memory allocating \d"),
+        pytest.raises(errors.ProgramError, match=r"with a batch of 64 samples: Out of memory allocating \d"),
         as_out_of_memory_error(
-            "program a:b: loss_and_gradients, step 0,", f"{device.name}, with a batch of 64 examples"
+            "program a:b: loss_and_gradients, step 0,", f"{device.name}, with a batch of 64 samples"
         ),
     ):
         device.xp.empty(1 << 50, np.uint8)

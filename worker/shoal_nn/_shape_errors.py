@@ -9,7 +9,7 @@ def shape_error(layer: str, kind: str, what: str, got: str, wants: str, change: 
     Args:
         layer: its path in the model; empty for a layer by itself; of a function, that has none, its kind.
         kind: the class's name, or the function's.
-        what: it got: "examples of shape".
+        what: it got: "samples of shape".
         got: of that: "(3, 4)".
         wants: instead.
         change: what may be at fault.

@@ -14,7 +14,7 @@ _STEEPNESS = math.sqrt(2 / math.pi)
 
 
 class Activation(StatelessLayer):
-    """Takes examples of any shape."""
+    """Takes samples of any shape."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return shape

@@ -66,7 +66,7 @@ class _Container(Layer):
 class Sequential(_Container):
     """One layer after the other.
 
-    Example:
+    Sample:
         A small network for images. Its variables are "conv/kernel", "conv/bias", "head/kernel" and "head/bias".
 
             net = Sequential({
@@ -141,7 +141,7 @@ class Merge(ABC):
 
     @abstractmethod
     def output_shape(self, shapes: list[Shape]) -> Shape | None:
-        """Of an example; None where these do not go together."""
+        """Of a sample; None where these do not go together."""
 
     @abstractmethod
     def join(self, outputs: list[Array]) -> Array:
@@ -279,11 +279,11 @@ class Parallel(_Branches):
 class ByFeature(_Branches):
     """Branches that are each fed the feature of their name, and whose outputs are joined.
 
-    What it is fed is a mapping: {"age": [batch, ...], "occupation": [batch, ...]}; so are the shapes of an example that
+    What it is fed is a mapping: {"age": [batch, ...], "occupation": [batch, ...]}; so are the shapes of a sample that
     `variables` and the like take: {"age": (), "occupation": ()}. Features that no branch is named after are left alone.
     Features are data, and there is no dx.
 
-    Example:
+    Sample:
         [batch, 9] of two features, one of numbers of rows and one of floats.
 
             ByFeature({"occupation": Embedding(21, 8), "age": Column()}, Concat())

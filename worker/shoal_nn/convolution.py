@@ -69,7 +69,7 @@ class _Convolution(Windowed):
     @property
     @abstractmethod
     def _last_axes(self) -> tuple[int | None, int | None]:
-        """Lengths of a kernel's, whatever the examples: None where they decide."""
+        """Lengths of a kernel's, whatever the samples: None where they decide."""
 
     @abstractmethod
     def _channels(self, kernel: Array) -> int:

@@ -1,4 +1,4 @@
-"""Layers that mix an example's features: Dense, and Embedding, its form for features that are numbers of rows."""
+"""Layers that mix a sample's features: Dense, and Embedding, its form for features that are numbers of rows."""
 
 from dataclasses import dataclass
 

@@ -17,7 +17,7 @@ from shoal_nn._ops import is_float
 from shoal_nn._shape_errors import shape_error
 from shoal_worker.arrays import Namespace
 
-# Of one example or an array: lengths of the axes. A model's shapes leave the batch out.
+# Of one sample or an array: lengths of the axes. A model's shapes leave the batch out.
 Shape = tuple[int, ...]
 # What a layer is fed: a Shape, or of features by name (`ByFeature`) a Mapping of such; no type describes both.
 LayerInput = Any
@@ -102,10 +102,10 @@ class Layer(ABC):
 
     @abstractmethod
     def output_shape(self, shape: LayerInput) -> Shape:
-        """The shape of an example of the output, for examples of this shape.
+        """The shape of a sample of the output, for examples of this shape.
 
         Raises:
-            InvalidShape: the layer does not take such examples.
+            InvalidShape: the layer does not take such samples.
         """
 
     def variables(self, shape: LayerInput) -> dict[str, Variable]:
@@ -114,7 +114,7 @@ class Layer(ABC):
         A program's `variables()` can return them: then the servers draw the first values.
 
         Raises:
-            InvalidShape: the layer does not take such examples.
+            InvalidShape: the layer does not take such samples.
         """
         self.output_shape(shape)
         return {}
@@ -143,10 +143,10 @@ class Layer(ABC):
 
         Args:
             rng: draws one number for each variable, in their order.
-            shape: of an example.
+            shape: of a sample.
 
         Raises:
-            InvalidShape: the layer does not take such examples.
+            InvalidShape: the layer does not take such samples.
         """
         params: dict[str, np.ndarray] = {}
         state: dict[str, np.ndarray] = {}
@@ -159,10 +159,10 @@ class Layer(ABC):
         return params, state
 
     def _require(self, fits: bool, got: LayerInput, wants: str) -> None:
-        """Raises InvalidShape unless the examples that the layer got fit; containers add the way to the layer."""
+        """Raises InvalidShape unless the samples that the layer got fit; containers add the way to the layer."""
         if not fits:
             kind, change = type(self).__name__, "it, or what comes before it"
-            raise shape_error("", kind, "examples of shape", _shown(got), wants, change)
+            raise shape_error("", kind, "samples of shape", _shown(got), wants, change)
 
     def _require_floats(self, x: Array) -> None:
         """Raises InvalidShape for whole numbers: in their dtype there is nothing to learn from."""
@@ -176,7 +176,7 @@ class Layer(ABC):
         if len(got) != len(shape) or not all(want in (None, has) for want, has in zip(shape, got, strict=True)):
             what = f"the variable {name!r} of shape" if name in arrays else "variables, but not"
             wants = f"[{', '.join('any' if length is None else str(length) for length in shape)}]"
-            change = "what it is given: the variables that it describes, for the examples that it is fed"
+            change = "what it is given: the variables that it describes, for the samples that it is fed"
             raise shape_error("", type(self).__name__, what, str(got) if name in arrays else repr(name), wants, change)
         return array
 
@@ -207,7 +207,7 @@ class StatelessLayer(Layer):
 
 
 def shape_of(x: Array | Mapping[str, Array]) -> LayerInput:
-    """Of an example of what a layer is fed."""
+    """Of a sample of what a layer is fed."""
     return {name: shape_of(each) for name, each in x.items()} if isinstance(x, Mapping) else x.shape[1:]
 
 

@@ -20,7 +20,7 @@ def accuracy(logits: Array, labels: Array) -> Array:
 
     Returns:
         The mean, an array of no dimension on their device. Of equal logits that of the lower class counts as the
-        larger; an example with NaN among its logits counts as wrong.
+        larger; a sample with NaN among its logits counts as wrong.
 
     Raises:
         InvalidShape: the shapes do not go together, or there is one class only.
@@ -54,15 +54,15 @@ def top_k_accuracy(logits: Array, labels: Array, k: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class AreaUnderCurve:
-    """The area under the ROC curve: how likely a positive example has a higher score than a negative one; ties half.
+    """The area under the ROC curve: how likely a positive sample has a higher score than a negative one; ties half.
 
     It is exact, by the ranks of all scores (Mann and Whitney, "On a test of whether one of two random variables is
     stochastically larger than the other", 1947), so it is no mean of batches but a `shoal.program.AggregateMetric`, which holds
-    5 bytes an example on the host, 9 where logits are float64.
+    5 bytes a sample on the host, 9 where logits are float64.
 
     Args:
-        scores: of batches, each [examples].
-        labels: of the same batches, each [examples], whether they are positive.
+        scores: of batches, each [samples].
+        labels: of the same batches, each [samples], whether they are positive.
     """
 
     scores: tuple[np.ndarray, ...]
@@ -94,7 +94,7 @@ class AreaUnderCurve:
         return AreaUnderCurve(self.scores + other.scores, self.labels + other.labels)
 
     def value(self) -> float:
-        """From 0 to 1; NaN where all examples are of one class, or a score is NaN."""
+        """From 0 to 1; NaN where all samples are of one class, or a score is NaN."""
         xp = namespace_of(self.labels[0])
         scores, positive = xp.concatenate(self.scores), xp.concatenate(self.labels)
         _, group = xp.unique(scores, return_inverse=True)  # equal scores are a group, from the lowest

@@ -1,4 +1,4 @@
-"""Normalization: of a channel over the batch, of an example over its features."""
+"""Normalization: of a channel over the batch, of a sample over its features."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class BatchNorm(Layer):
     In training, mean and variance are the batch's, the variance divided by its n values a channel, and the running ones
     move: running = (1 - momentum) * running + momentum * batch, where the batch's variance is divided by n - 1. In
     evaluation they are the running ones. All as PyTorch has it; Keras calls 1 - momentum the momentum, and divides by n
-    in both places. A batch with one value a channel, such as a last example on its own, has no variance: it is
+    in both places. A batch with one value a channel, such as a last sample on its own, has no variance: it is
     normalized by the running statistics, as in evaluation, and does not move them. Ioffe and Szegedy, "Batch
     normalization" (ICML 2015).
 

@@ -128,7 +128,7 @@ class GlobalAvgPool(StatelessLayer):
 
 @dataclass(frozen=True)
 class Flatten(StatelessLayer):
-    """All of an example's axes as one."""
+    """All of a sample's axes as one."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return (math.prod(shape),)

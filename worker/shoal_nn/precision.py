@@ -68,7 +68,7 @@ class LossScale:
     A gradient that overflows is of no use: the step is skipped, and the scale halved. After `interval` good steps it is
     doubled. An object never changes: `after` gives the next one.
 
-    Example:
+    Sample:
         A step of a loop that keeps `scale`:
 
             logits, new_state, pullback = net.apply(params, state, policy.inputs(x), Training(seed))

@@ -209,15 +209,15 @@ def _folder(folder: Path, size: int) -> _Images:
 
 def _npz(file: Path, _: int) -> _Images:
     arrays = sources.Arrays(file)
-    example = arrays.batch(np.arange(1))
-    if not isinstance(example, dict) or not {"images", "labels"} <= example.keys():
-        found = ", ".join(example) if isinstance(example, dict) else "one without a name"
+    sample = arrays.batch(np.arange(1))
+    if not isinstance(sample, dict) or not {"images", "labels"} <= sample.keys():
+        found = ", ".join(sample) if isinstance(sample, dict) else "one without a name"
         raise errors.InvalidData(
             f"{file} has not the arrays images and labels, but {found}; write it with numpy.savez(file, images=..., "
             "labels=...)"
         )
-    if example["images"].ndim not in {3, 4}:
-        shape = ", ".join(["n", *map(str, example["images"].shape[1:])])
+    if sample["images"].ndim not in {3, 4}:
+        shape = ", ".join(["n", *map(str, sample["images"].shape[1:])])
         raise errors.InvalidData(f"images in {file} are [{shape}]; give [n, height, width, channels]")
 
     def pair(batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -229,7 +229,7 @@ def _npz(file: Path, _: int) -> _Images:
             )
         return images if images.ndim == 4 else images[..., np.newaxis], batch["labels"]
 
-    return _Images(Mapped(arrays, pair), None, pair(example)[0])
+    return _Images(Mapped(arrays, pair), None, pair(sample)[0])
 
 
 _FORMATS: Mapping[str, Callable[[Path, int], _Images]] = {

@@ -1,4 +1,4 @@
-"""A program of any layer: it learns labels, and is judged by held-out examples. Not which examples these are."""
+"""A program of any layer: it learns labels, and is judged by held-out samples. Not which samples these are."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ class Objective(ABC):
 
         Args:
             labels: [batch].
-            shape: of an example of the outputs.
+            shape: of a sample of the outputs.
 
         Raises:
             InvalidData: the outputs cannot be what a label says.
@@ -50,10 +50,10 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class MulticlassClassification(Objective):
-    """A class for each example: outputs [batch, classes], labels [batch], whole numbers.
+    """A class for each sample: outputs [batch, classes], labels [batch], whole numbers.
 
     Args:
-        top: evaluations tell the share of examples whose label is among so many, too; 1: they do not.
+        top: evaluations tell the share of samples whose label is among so many, too; 1: they do not.
     """
 
     top: int = 1
@@ -62,7 +62,7 @@ class MulticlassClassification(Objective):
         classes = shape[-1]
         if labels.dtype.kind not in "iu" or labels.ndim != 1:
             raise errors.InvalidData(
-                f"labels are {labels.dtype} of shape {labels.shape}; give each example the number of its class, a "
+                f"labels are {labels.dtype} of shape {labels.shape}; give each sample the number of its class, a "
                 "whole number"
             )
         low, high = int(labels.min()), int(labels.max())
@@ -85,7 +85,7 @@ class MulticlassClassification(Objective):
 
 @dataclass(frozen=True)
 class BinaryClassification(Objective):
-    """Yes or no for each example: outputs [batch, 1], labels [batch], 0 or 1. Evaluations tell the AUC."""
+    """Yes or no for each sample: outputs [batch, 1], labels [batch], 0 or 1. Evaluations tell the AUC."""
 
     def check(self, labels: np.ndarray, shape: Shape) -> None:  # noqa: ARG002 - whatever it is
         wrong = (labels != 0) & (labels != 1)
@@ -103,16 +103,16 @@ class BinaryClassification(Objective):
 
 
 class Supervised:
-    """Trains a layer on examples with labels: a `shoal.program.RandomProgram`, and an `EvaluatedProgram`.
+    """Trains a layer on samples with labels: a `shoal.program.RandomProgram`, and an `EvaluatedProgram`.
 
         def factory():
             training, held_out = split(Arrays((images, labels)), 0.1)
             return Supervised(small_cnn(10), (28, 28, 1), training, held_out, MulticlassClassification())
 
     Args:
-        net: gives outputs for a batch of examples.
-        shape: of an example, or by feature.
-        dataset: whose batches are tuples of examples and labels; or features by name, the label among them.
+        net: gives outputs for a batch of samples.
+        shape: of a sample, or by feature.
+        dataset: whose batches are tuples of samples and labels; or features by name, the label among them.
         held_out: likewise.
         objective: what the outputs are to be.
         label: the label's name among the features; empty: batches are tuples.
@@ -120,7 +120,7 @@ class Supervised:
             refused by the servers, as any that is not finite, and passed by.
 
     Raises:
-        InvalidShape: the net does not take such examples; also from a step, of whole numbers where floats are due. From
+        InvalidShape: the net does not take such samples; also from a step, of whole numbers where floats are due. From
             a batch, InvalidData: a label makes no sense.
     """
 

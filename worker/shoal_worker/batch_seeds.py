@@ -9,7 +9,7 @@ _OF_DATA, _OF_STEPS, _OF_EPOCHS = 0, 1, 2
 class BatchSeeds:
     """Gives each batch of a job a seed of its own.
 
-    It depends on the job's seed and on which examples these are: epoch, and place in its order. So a batch that is
+    It depends on the job's seed and on which samples these are: epoch, and place in its order. So a batch that is
     trained on again, after a death or from a checkpoint, draws the same numbers, on whichever worker, of however many.
     Where a program makes its own batches, it depends on the step and the worker's rank.
 

@@ -1,4 +1,4 @@
-"""Which examples come next, and their reading: leased ranges of an epoch's order, cut into batches, read ahead."""
+"""Which samples come next, and their reading: leased ranges of an epoch's order, cut into batches, read ahead."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -24,9 +24,9 @@ class Batch:
 
     Attributes:
         data: what the data set gave; None where the program makes its own batches.
-        samples: examples in it.
+        samples: samples in it.
         cursor: where a worker is that has trained on it; None where no data is leased.
-        place: its epoch, and the place of its first example in that epoch's order; None where no data is leased.
+        place: its epoch, and the place of its first sample in that epoch's order; None where no data is leased.
     """
 
     data: Any
@@ -39,7 +39,7 @@ class Batches(ABC):
     """A source of batches.
 
     Attributes:
-        batch_size: examples of a batch, of which a range's last may have fewer; 0: the program makes its own.
+        batch_size: samples of a batch, of which a range's last may have fewer; 0: the program makes its own.
     """
 
     batch_size = 0
@@ -70,13 +70,13 @@ class Batches(ABC):
 class LeasedBatches(Batches):
     """Batches of the ranges that the coordinator leases, in order.
 
-    Every worker draws the same order of an epoch from the seed, so a range means the same examples whoever has it.
+    Every worker draws the same order of an epoch from the seed, so a range means the same samples whoever has it.
     What is read ahead is of the range in hand: nothing that is not leased, and nothing after `close`. A data set that
     takes a seed is given its epoch's.
 
     Args:
-        dataset: of the program, with one example at least.
-        batch_size: examples; the last batch of a range may have fewer.
+        dataset: of the program, with one sample at least.
+        batch_size: samples; the last batch of a range may have fewer.
         seed: of the job.
         lease: asks the coordinator, `Participant.lease`.
         prepare: called on the thread that reads, before it does.
@@ -101,7 +101,7 @@ class LeasedBatches(Batches):
         self._prepare = prepare
         self._held: int = 0  # lease of the range in hand; 0: none
         self._start: tuple[int, int] = (0, 0)  # epoch, and where in its order that range begins
-        self._taken: int = 0  # examples of it
+        self._taken: int = 0  # samples of it
         self._samples: deque[int] = deque()  # of the batches that are left of that range
         self._reading: Iterator[Any] = iter(())  # those batches
 
@@ -121,9 +121,9 @@ class LeasedBatches(Batches):
             return answer
         leased = answer.range
         self._held, self._start, self._taken = answer.number, (leased.epoch, leased.start), 0
-        size, examples = self.batch_size, leased.examples
-        self._samples.extend(min(size, examples - start) for start in range(0, examples, size))
-        if examples:
+        size, samples = self.batch_size, leased.samples
+        self._samples.extend(min(size, samples - start) for start in range(0, samples, size))
+        if samples:
             self._read(leased.epoch, cut(self._order.numbers(leased.epoch, leased.start, leased.stop), size))
         return None
 
@@ -155,7 +155,7 @@ class LeasedBatches(Batches):
 
 
 class NoBatches(Batches):
-    """For programs without a data set: there is always one more step to take, with no examples."""
+    """For programs without a data set: there is always one more step to take, with no samples."""
 
     @property
     def in_hand(self) -> bool:
@@ -176,18 +176,18 @@ class NoBatches(Batches):
 
 
 def order_of(dataset: Dataset | RandomDataset, seed: int) -> SampleOrder:
-    """The order that suits the data set: of its blocks if it says which, else of single examples.
+    """The order that suits the data set: of its blocks if it says which, else of single samples.
 
     Raises:
-        ProgramError: its blocks are not all of its examples, or it has no `batches` to read them by.
+        ProgramError: its blocks are not all of its samples, or it has no `batches` to read them by.
     """
-    blocks, examples = getattr(dataset, "blocks", None), len(dataset)
+    blocks, samples = getattr(dataset, "blocks", None), len(dataset)
     if not isinstance(blocks, Blocks):
-        return ShuffledSamples(examples, seed)
+        return ShuffledSamples(samples, seed)
     kind = type(dataset).__name__
-    if blocks.examples != examples:
+    if blocks.samples != samples:
         raise errors.ProgramError(
-            f"the blocks of data set {kind} are {blocks.examples} examples, and len() says {examples}; make them agree"
+            f"the blocks of data set {kind} are {blocks.samples} samples, and len() says {samples}; make them agree"
         )
     if not callable(getattr(dataset, "batches", None)):
         raise errors.ProgramError(f"data set {kind} has blocks, but no batches(plan); see shoal.program.BlockDataset")
@@ -222,7 +222,7 @@ def ahead_of(
 
     Args:
         dataset: to be read.
-        plan: numbers of examples, a batch an item.
+        plan: numbers of samples, a batch an item.
         seed: for a data set that takes one; None: it is read as it is.
         prepare: called on the thread that reads, before it does.
 

@@ -1,4 +1,4 @@
-"""A program's held-out examples, evaluated when it is this worker's turn."""
+"""A program's held-out samples, evaluated when it is this worker's turn."""
 
 import threading
 import time
@@ -45,7 +45,7 @@ class Evaluator:
         device: where; active on this thread.
         turns: the way to the coordinator.
         policy: how often to ask, and what one of the figures has to be.
-        batch_size: examples.
+        batch_size: samples.
         stop: set to leave off.
         clock: seconds, from any start.
 
@@ -89,7 +89,7 @@ class Evaluator:
             params: the variables as they were pulled for it, on the device.
 
         Raises:
-            ProgramError: the examples cannot be read or evaluated, or none of the figures is the job's metric.
+            ProgramError: the samples cannot be read or evaluated, or none of the figures is the job's metric.
         """
         self._untried = False
         found = self._evaluated(params, step, most=1)
@@ -132,8 +132,8 @@ class Evaluator:
         found = self._evaluated(params, step)
         if found is None:
             return False
-        figures, examples = found
-        result = Evaluation(number, step, figures, examples, self._clock() - start)
+        figures, samples = found
+        result = Evaluation(number, step, figures, samples, self._clock() - start)
         deadline, delay = self._clock() + _CUT_WITHIN_S, _FIRST_POLL_S
         while (verdict := self._turns.report_evaluation(result)).wait:
             if self._clock() > deadline or self._stop.wait(delay):
@@ -144,7 +144,7 @@ class Evaluator:
     def _evaluated(
         self, params: Mapping[str, Array], step: int, most: int | None = None
     ) -> tuple[dict[str, float], int] | None:
-        """The figures, and of how many examples; None: this worker is to leave.
+        """The figures, and of how many samples; None: this worker is to leave.
 
         Args:
             params: the variables.
@@ -163,7 +163,7 @@ class Evaluator:
                 with self._blamed("evaluate", step):
                     total.add(program.evaluate(params, batch), len(numbers))
         with self._blamed("evaluate", step):
-            return total.figures(), total.examples
+            return total.figures(), total.samples
 
     def _blamed(self, what: str, step: int) -> AbstractContextManager[None]:
         return told(f"program {self._name}: {what}, step {step},", computing_on(self._device, self._batch_size))

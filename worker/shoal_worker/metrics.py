@@ -19,7 +19,7 @@ from shoal_worker.messages import BUCKETS_S, PHASES, Durations, TrainerReport
 
 _COUNTERS = {
     "steps": "Pushes that servers accepted.",
-    "samples": "Examples in accepted pushes.",
+    "samples": "Samples in accepted pushes.",
     "rejected": "Pushes refused for NaN or Inf.",
     "dropped": "Pushes that came after their step had closed.",
     "trainer_crashes": "Trainers that were killed, not by this daemon, or refused by servers.",

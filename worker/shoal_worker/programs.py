@@ -66,7 +66,7 @@ def told(who: str, where: str) -> Iterator[None]:
 
 def computing_on(device: Device, batch_size: int) -> str:
     """Where a program computes, for `as_out_of_memory_error`; a batch size of 0: it makes its own batches."""
-    return device.name + (f", with a batch of {batch_size} examples" if batch_size else "")
+    return device.name + (f", with a batch of {batch_size} samples" if batch_size else "")
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def as_out_of_memory_error(who: str, where: str) -> Iterator[None]:
 
     Args:
         who: begins the message, as for `as_program_error`.
-        where: of which device, and with how large a batch: "cuda:0 NVIDIA H200, with a batch of 64 examples".
+        where: of which device, and with how large a batch: "cuda:0 NVIDIA H200, with a batch of 64 samples".
     """
     try:
         yield

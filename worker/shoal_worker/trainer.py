@@ -143,8 +143,8 @@ def train(instructions: Instructions, emit: Emit, words: DaemonMessages) -> Trai
         )
         name = participant.spec.program
         program = load_program(name, participant.spec.settings)
-        examples = _examples_of(name, program)
-        participant.describe(variables_of(name, program, device), examples)
+        samples = _samples_of(name, program)
+        participant.describe(variables_of(name, program, device), samples)
         batches = _batches(name, program, participant, device)
         evaluator = _evaluator(name, program, participant, device, leaving)
         try:
@@ -200,7 +200,7 @@ def variables_of(name: str, program: Program, device: Device) -> Mapping[str, Va
         return {key: value if isinstance(value, Variable) else device.to_host(value) for key, value in given.items()}
 
 
-def _examples_of(name: str, program: Program) -> int:
+def _samples_of(name: str, program: Program) -> int:
     with as_program_error(f"program {name}: len(dataset)"):
         return 0 if program.dataset is None else len(program.dataset)
 
@@ -212,7 +212,7 @@ def _batches(name: str, program: Program, participant: Participant, device: Devi
             return LeasedBatches(dataset, spec.batch_size, spec.seed, participant.lease, prepare=device.activate)
     if not spec.max_steps:
         raise errors.InvalidJob(
-            f"job {spec.name}: program {spec.program} has no examples, so nothing says when it ends; set max_steps"
+            f"job {spec.name}: program {spec.program} has no samples, so nothing says when it ends; set max_steps"
         )
     return NoBatches()
 

@@ -119,7 +119,7 @@ class TrainingLoop:
     Args:
         config: what to train, and how.
         parameters: where values come from, brought to the device or not, and gradients go.
-        batches: which examples come next.
+        batches: which samples come next.
         emit: is given the figures about every half second, and once at the end, however it ends. Must not block long.
         traces: of this worker's steps; those of `parameters`.
         clock: seconds, from any start.

@@ -97,7 +97,7 @@ def data(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Shows the account of a job's data: which examples are done, who holds which, and which still wait."""
+    """Shows the account of a job's data: which samples are done, who holds which, and which still wait."""
     columns = ["epoch", "done", "leased", "loose", "untouched", "held by"]
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         account = client.job(job).data()
@@ -215,9 +215,9 @@ def _notes(status: JobStatus) -> list[str]:
 
 
 def _data_title(job: str, account: DataAccount) -> str:
-    if not account.examples:
+    if not account.samples:
         return f"{job} has no data, or no worker has loaded its program yet"
-    return f"{job}: {account.examples:,} examples a pass · {account.epochs} epochs · epoch {account.epoch} now"
+    return f"{job}: {account.samples:,} samples a pass · {account.epochs} epochs · epoch {account.epoch} now"
 
 
 def _counts(count: DataCount) -> list[str]:

@@ -80,7 +80,7 @@ def evaluation(found: Evaluation | None) -> dict[str, Any] | None:
         "number": found.number,
         "step": found.step,
         "values": dict(found.values),
-        "examples": found.examples,
+        "samples": found.samples,
         "seconds": found.seconds,
         "time": found.time,
     }
@@ -131,7 +131,7 @@ def data(job: str, account: DataAccount) -> dict[str, Any]:
     """What became of a job's data."""
     return {
         "name": job,
-        "examples": account.examples,
+        "samples": account.samples,
         "epochs": account.epochs,
         "epoch": account.epoch,
         "total": data_count(account.total),
@@ -141,12 +141,12 @@ def data(job: str, account: DataAccount) -> dict[str, Any]:
 
 
 def data_count(count: DataCount) -> dict[str, int]:
-    """Examples by what became of them."""
+    """Samples by what became of them."""
     return {"done": count.done, "leased": count.leased, "loose": count.loose, "untouched": count.untouched}
 
 
 def held_range(held: HeldRange) -> dict[str, Any]:
-    """Examples that a worker has."""
+    """Samples that a worker has."""
     return {
         "worker": held.worker,
         "rank": held.rank,

@@ -8,7 +8,7 @@ from shoal.v1 import job_pb2
 
 @dataclass(frozen=True, slots=True)
 class DataCount:
-    """Examples by what became of them.
+    """Samples by what became of them.
 
     Attributes:
         done: trained on.
@@ -30,7 +30,7 @@ class DataCount:
 
 @dataclass(frozen=True, slots=True)
 class HeldRange:
-    """Examples [start, stop) of an epoch's order, which a worker trains on."""
+    """Samples [start, stop) of an epoch's order, which a worker trains on."""
 
     worker: str
     rank: int
@@ -44,7 +44,7 @@ class DataAccount:
     """What became of a job's data.
 
     Attributes:
-        examples: of one pass; 0: the job has no data, or no worker has loaded its program yet.
+        samples: of one pass; 0: the job has no data, or no worker has loaded its program yet.
         epochs: passes.
         epoch: the first that is not all done, from 0; the last one when they all are.
         total: of all epochs.
@@ -52,7 +52,7 @@ class DataAccount:
         held: which worker has what.
     """
 
-    examples: int = 0
+    samples: int = 0
     epochs: int = 0
     epoch: int = 0
     total: DataCount = DataCount()
@@ -63,7 +63,7 @@ class DataAccount:
     def from_proto(cls, message: job_pb2.GetDataReply) -> "DataAccount":
         """The account that a message carries."""
         return cls(
-            examples=message.examples,
+            samples=message.samples,
             epochs=message.epochs,
             epoch=message.epoch,
             total=DataCount.from_proto(message.total),

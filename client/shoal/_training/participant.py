@@ -80,8 +80,8 @@ class Participant:
             self._spec = Job.from_proto(self._status().spec)
         return self._spec
 
-    def describe(self, variables: Mapping[str, Variable | np.ndarray], examples: int) -> None:
-        """Says what the program trains: its variables and the number of its examples (0: no data set).
+    def describe(self, variables: Mapping[str, Variable | np.ndarray], samples: int) -> None:
+        """Says what the program trains: its variables and the number of its samples (0: no data set).
 
         An array stands for a variable that begins with the array's values, as `variable_from_array` says.
 
@@ -93,7 +93,7 @@ class Participant:
         request = job_pb2.DescribeRequest(
             **self._identity,
             variables=[_variable(value).to_proto(name) for name, value in variables.items()],
-            examples=examples,
+            samples=samples,
         )
         self._coordinator.call(self._jobs.Describe, request)
         self._given = given
@@ -137,7 +137,7 @@ class Participant:
         return Pipeline(parameters, overlap=overlap, bring=bring, traces=traces)
 
     def lease(self, done: int = 0) -> Lease | NoRange:
-        """Takes the next range of examples.
+        """Takes the next range of samples.
 
         Args:
             done: the lease of a range that is trained on; 0: none.

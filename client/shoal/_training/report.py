@@ -23,7 +23,7 @@ class Report:
         accepted: pushes that servers took.
         rejected: pushes refused for NaN or Inf.
         dropped: pushes that came after their step had closed.
-        samples: examples in the accepted pushes.
+        samples: samples in the accepted pushes.
         values: means over the accepted pushes: "loss" and more, METRICS at most; the first ones are kept, and "loss".
         staleness: accepted pushes by their staleness, in STALENESS_BUCKETS.
         log: lines of the program's output.

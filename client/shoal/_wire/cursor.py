@@ -7,7 +7,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A place in a range of data: so many examples of what was leased have been trained on."""
+    """A place in a range of data: so many samples of what was leased have been trained on."""
 
     lease: int
     consumed: int

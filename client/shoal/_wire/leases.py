@@ -1,4 +1,4 @@
-"""Ranges of a job's examples, and what a worker that asks the coordinator for one is answered."""
+"""Ranges of a job's samples, and what a worker that asks the coordinator for one is answered."""
 
 import enum
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from shoal.v1 import job_pb2, state_pb2
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataRange:
-    """Examples [start, stop) of an epoch's seeded permutation; epochs count from 0."""
+    """Samples [start, stop) of an epoch's seeded permutation; epochs count from 0."""
 
     epoch: int
     start: int
     stop: int
 
     @property
-    def examples(self) -> int:
+    def samples(self) -> int:
         """How many there are."""
         return self.stop - self.start
 
     def after(self, consumed: int) -> "DataRange":
-        """What is left of it behind so many examples; they may be more than there are."""
+        """What is left of it behind so many samples; they may be more than there are."""
         return DataRange(self.epoch, min(self.start + consumed, self.stop), self.stop)
 
     def to_proto(self, lease: int = 0) -> job_pb2.DataRange:

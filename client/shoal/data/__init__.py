@@ -1,10 +1,10 @@
-"""Sources of examples: what a program's `dataset` may be, beside a class of its own.
+"""Sources of samples: what a program's `dataset` may be, beside a class of its own.
 
 - `Arrays`: NumPy arrays, or .npy and .npz files, mapped into memory.
 - `Parquet` and `Csv`: files, here or on any URL that fsspec knows. They need `shoal[data]`: pyarrow and fsspec.
 - `Idx`, `Cifar10` and `ImageFolder`: images with labels; the last needs `shoal[images]`: Pillow. What is done to images
   before a model sees them is in `shoal.data.augment`.
-- `Augmented`: another one with its images changed. `Subset` and `split`: some examples of another one.
+- `Augmented`: another one with its images changed. `Subset` and `split`: some samples of another one.
 - `Seekable`: whatever can be read from any position on.
 
 Each is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks (`shoal.program.BlockDataset`): a worker

@@ -18,14 +18,14 @@ _ZIP_HEADER = struct.Struct("<4s22xHH")
 
 
 class Arrays:
-    """NumPy arrays whose first dimension is the examples.
+    """NumPy arrays whose first dimension is the samples.
 
         dataset = Arrays({"x": "images.npy", "y": labels})
         dataset = Arrays("train.npz")
 
     A batch has the structure of what is given: an array for an array, a dict for a dict or an .npz file, a tuple for a
-    tuple. Files are mapped: a batch reads the pages that its examples are on, and the system keeps what it has room
-    for. Members of an .npz file that are compressed (`numpy.savez_compressed`) cannot be, and are read whole. Examples
+    tuple. Files are mapped: a batch reads the pages that its samples are on, and the system keeps what it has room
+    for. Members of an .npz file that are compressed (`numpy.savez_compressed`) cannot be, and are read whole. Samples
     are shuffled one by one, which asks a disk for random reads.
 
     Args:
@@ -34,7 +34,7 @@ class Arrays:
 
     Raises:
         InvalidData: a file is not there, is damaged or holds Python objects; or the arrays have different lengths, or
-            no example.
+            no sample.
     """
 
     def __init__(self, arrays: Any, *, prefetch: int = DEFAULT_PREFETCH) -> None:
@@ -42,7 +42,7 @@ class Arrays:
         self._arrays = list(opened.values())
         self.prefetch = prefetch
         if not len(self):
-            raise errors.InvalidData("Arrays has arrays of no rows; give one example at least")
+            raise errors.InvalidData("Arrays has arrays of no rows; give one sample at least")
 
     def __len__(self) -> int:
         return len(self._arrays[0])

@@ -19,7 +19,7 @@ class Augmented(DatasetWrapper):
         dataset = Augmented(training, Augmentation(Flip(), Crop(padding=4), plain))
         test = Augmented(held_out, plain)
 
-    An example is changed alike whoever reads it and in whichever batch it comes, and in another way in each epoch. As
+    A sample is changed alike whoever reads it and in whichever batch it comes, and in another way in each epoch. As
     the worker reads ahead, the images are changed while the program computes. Data that a model is judged by should not
     change from one look to the next: steps that draw nothing need no seed, and `batch(indices)` does for them.
 
@@ -49,7 +49,7 @@ class Augmented(DatasetWrapper):
         self._augmentation, self._images = augmentation, images
 
     def batch(self, indices: np.ndarray, *, seed: int | None = None) -> Any:
-        """The examples with these numbers, their images changed.
+        """The samples with these numbers, their images changed.
 
         Raises:
             ProgramError: there is no seed, and a step draws.
@@ -93,7 +93,7 @@ class Augmented(DatasetWrapper):
                 f"Augmented: item {self._images!r} of a batch of {type(self.dataset).__name__} is a "
                 f"{type(images).__name__}; images are NumPy arrays"
             )
-        return self._augmentation(images, seed=0 if seed is None else seed, examples=numbers)
+        return self._augmentation(images, seed=0 if seed is None else seed, samples=numbers)
 
 
 __all__ = ["Augmented"]

@@ -28,7 +28,7 @@ class _Stream:
 class BlockReader(ABC):
     """The part that all data sets in blocks share; yours, too, if you write `read_blocks` and `join`.
 
-    Batches are made in chapters: so many batches as the blocks in memory have the examples of. The examples of a
+    Batches are made in chapters: so many batches as the blocks in memory have the samples of. The samples of a
     chapter are gathered at once, one call a column, and its batches are slices. While one chapter is trained on, a
     thread reads and gathers the next; so about three windows of blocks are in memory: what is trained on, what comes
     next, and the blocks that the latter was gathered from.
@@ -53,7 +53,7 @@ class BlockReader(ABC):
         """Reads the blocks first, first + 1, ..., stop - 1 of one run, one after the other; perhaps not all are taken.
 
         Returns:
-            Arrays whose first dimension is the block's examples, in their order.
+            Arrays whose first dimension is the block's samples, in their order.
         """
 
     @abstractmethod
@@ -61,15 +61,15 @@ class BlockReader(ABC):
         """What a program gets as its batch, of arrays like those of `read_blocks`."""
 
     def __len__(self) -> int:
-        return self.blocks.examples
+        return self.blocks.samples
 
     def batch(self, indices: np.ndarray) -> Any:
-        """The examples with these numbers, whichever they are; reads the whole of each block that they are in."""
+        """The samples with these numbers, whichever they are; reads the whole of each block that they are in."""
         numbers = np.asarray(indices, np.int64)
         if not len(numbers):
-            raise errors.InvalidData("a batch of no examples was asked for; give one number at least")
+            raise errors.InvalidData("a batch of no samples was asked for; give one number at least")
         if numbers.min() < 0 or numbers.max() >= len(self):
-            raise IndexError(f"examples {numbers.min()} to {numbers.max()} were asked for, of {len(self)}")
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()} were asked for, of {len(self)}")
         return self.join(self._gather([numbers], self._blocks_of(numbers)))
 
     def batches(self, plan: Iterable[np.ndarray]) -> Iterator[Any]:
@@ -104,7 +104,7 @@ class BlockReader(ABC):
             yield self._gather(chapter, blocks), [len(batch) for batch in chapter]
 
     def _are_in(self, numbers: np.ndarray, blocks: Collection[int]) -> bool:
-        """Whether all of these examples are in these few blocks."""
+        """Whether all of these samples are in these few blocks."""
         if len(blocks) == 1:
             start, stop = self._bounds(*blocks)
             return bool(numbers.min() >= start and numbers.max() < stop)
@@ -116,7 +116,7 @@ class BlockReader(ABC):
         return found
 
     def _blocks_of(self, numbers: np.ndarray) -> list[int]:
-        """The blocks of these examples, as they are first used."""
+        """The blocks of these samples, as they are first used."""
         homes, firsts = np.unique(np.searchsorted(self.blocks.starts, numbers, side="right") - 1, return_index=True)
         return [int(home) for home in homes[np.argsort(firsts)]]
 
@@ -124,7 +124,7 @@ class BlockReader(ABC):
         return int(self.blocks.starts[block]), int(self.blocks.starts[block + 1])
 
     def _gather(self, chapter: Sequence[np.ndarray], blocks: Collection[int]) -> Columns:
-        """The examples of some batches, in their order; they are in these blocks."""
+        """The samples of some batches, in their order; they are in these blocks."""
         numbers = chapter[0] if len(chapter) == 1 else np.concatenate(chapter)
         if not self.blocks.window and len(blocks) == 1 and _consecutive(numbers):
             (block,) = blocks
@@ -188,7 +188,7 @@ class BlockReader(ABC):
         if columns is None or found != {stop - start}:
             told = " and ".join(str(number) for number in sorted(found)) or "no"
             raise errors.InvalidData(
-                f"{type(self).__name__} gave {told} rows for the examples {start} to {stop - 1}; the data must not "
+                f"{type(self).__name__} gave {told} rows for the samples {start} to {stop - 1}; the data must not "
                 "change while a job runs"
             )
         return columns

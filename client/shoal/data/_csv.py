@@ -45,7 +45,7 @@ class Csv(BlockReader):
         quote: one character, around values with delimiters or line feeds in them, twice within them for itself; "":
             none.
         fill: by column, what stands in the place of an empty value. Without it they are refused, but for texts.
-        window: blocks whose examples are shuffled together, see `shoal.data.Blocks`.
+        window: blocks whose samples are shuffled together, see `shoal.data.Blocks`.
         block_bytes: about how long a block is in its file; 1 GiB at most.
         prefetch: batches to read ahead, and one window of blocks; 0: everything is read in turn.
 

@@ -35,13 +35,13 @@ class DatasetWrapper(ABC):
 
     @abstractmethod
     def _changed(self, batch: Any, numbers: np.ndarray, seed: int | None) -> Any:
-        """What is made of a batch: of the examples with these numbers, read with this seed, or without."""
+        """What is made of a batch: of the samples with these numbers, read with this seed, or without."""
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def batch(self, indices: np.ndarray, *, seed: int | None = None) -> Any:
-        """The examples with these numbers, changed."""
+        """The samples with these numbers, changed."""
         return self._changed(seeded(self.dataset.batch, seed)(indices), indices, seed)
 
     def batches(self, plan: Iterable[np.ndarray], *, seed: int | None = None) -> Iterator[Any]:

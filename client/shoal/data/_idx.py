@@ -31,7 +31,7 @@ class Idx:
 
     A batch is the tuple (images, labels): images [n, height, width, channels] of the file's dtype, one channel where
     the file has none, and labels int64 [n]. Plain files are mapped into memory: a batch reads the pages that its
-    examples are on. Files in gzip are unpacked into memory once, when the data set is made.
+    samples are on. Files in gzip are unpacked into memory once, when the data set is made.
 
     Args:
         images: the path of a file of three or four dimensions.
@@ -120,7 +120,7 @@ def _header(name: str, file: IO[bytes] | gzip.GzipFile) -> tuple[np.dtype, tuple
         raise errors.InvalidData(f"{name} ends within its header; it was cut short: copy it again from its source")
     shape = struct.unpack(f">{magic[3]}I", sizes)
     if not all(shape):
-        raise errors.InvalidData(f"{name} has the dimensions {shape}, and so no numbers; give one example at least")
+        raise errors.InvalidData(f"{name} has the dimensions {shape}, and so no numbers; give one sample at least")
     return np.dtype(_TYPES[magic[2]]), shape
 
 

@@ -48,7 +48,7 @@ class Parquet(BlockReader):
         files: a path, a pattern, a folder or a URL that fsspec knows, or a list of these.
         columns: to read, in this order; None: all.
         fill: by column, what stands in the place of a null, in a list of its elements. Without it nulls are refused.
-        window: blocks whose examples are shuffled together, see `shoal.data.Blocks`. 0: rows stay in order within a
+        window: blocks whose samples are shuffled together, see `shoal.data.Blocks`. 0: rows stay in order within a
             block, and their batches are read-only views of what was decoded: the fastest, for rows that were shuffled
             before.
         block_bytes: about what a block may take in memory.

@@ -1,4 +1,4 @@
-"""Examples of any kind that can be read from a position on."""
+"""Samples of any kind that can be read from a position on."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -27,17 +27,17 @@ class Seekable(BlockReader):
     Args:
         source: has `len()` and one of these methods. It is called from one thread at a time, for blocks of the ranges
             that are leased alone.
-            `read(start, stop)`: the examples from start up to stop, as an array of stop - start rows, or a dict or
+            `read(start, stop)`: the samples from start up to stop, as an array of stop - start rows, or a dict or
             tuple of such arrays.
-            `iterate(start)`: an iterator of single examples from number start on, each a number or an array, or a dict
+            `iterate(start)`: an iterator of single samples from number start on, each a number or an array, or a dict
             or tuple of these; always of the same shapes.
-        block: examples that are read at a time; the last block has what is left.
-        window: blocks whose examples are shuffled together; 0: examples stay in order within their block, and batches
+        block: samples that are read at a time; the last block has what is left.
+        window: blocks whose samples are shuffled together; 0: samples stay in order within their block, and batches
             may share memory with what `read` returned.
         prefetch: batches to read ahead; 0: everything is read in turn.
 
     Raises:
-        InvalidData: the source has no examples or no such method, or a number is out of range; from a batch: what the
+        InvalidData: the source has no samples or no such method, or a number is out of range; from a batch: what the
             source gave has other lengths or another structure.
     """
 
@@ -49,10 +49,10 @@ class Seekable(BlockReader):
                 f"Seekable was given a {kind}, which lacks len(), or both read(start, stop) and iterate(start)"
             )
         check_number("block", block, least=1)
-        examples = len(source)
-        if not examples:
-            raise errors.InvalidData(f"Seekable: the {kind} has no examples, by its len(); give one at least")
-        starts = np.append(np.arange(0, examples, block), examples)
+        samples = len(source)
+        if not samples:
+            raise errors.InvalidData(f"Seekable: the {kind} has no samples, by its len(); give one at least")
+        starts = np.append(np.arange(0, samples, block), samples)
         super().__init__(Blocks(starts, window), prefetch=prefetch)
         self._kind = kind
         self._read: Callable[[int, int], Any] = source.read if callable(read) else _reader_of(source.iterate, kind)
@@ -62,7 +62,7 @@ class Seekable(BlockReader):
     def read_blocks(self, first: int, stop: int) -> Iterator[Columns]:
         for block in range(first, stop):
             start, end = (int(number) for number in self.blocks.starts[block : block + 2])
-            who = f"what {self._kind} gave for the examples {start} to {end - 1}"
+            who = f"what {self._kind} gave for the samples {start} to {end - 1}"
             arrays, rebuild = flatten(self._read(start, end), who)
             if self._names is None:
                 self._names, self._rebuild = [*arrays], rebuild
@@ -79,27 +79,27 @@ class Seekable(BlockReader):
 
 def _reader_of(iterate: Callable[[int], Iterator[Any]], kind: str) -> Callable[[int, int], Any]:
     def read(start: int, stop: int) -> Any:
-        examples = list(islice(iterate(start), stop - start))
-        if len(examples) != stop - start:
+        samples = list(islice(iterate(start), stop - start))
+        if len(samples) != stop - start:
             raise errors.InvalidData(
-                f"{kind}.iterate({start}) ended after {len(examples)} examples, and len() says that {stop - start} and "
+                f"{kind}.iterate({start}) ended after {len(samples)} samples, and len() says that {stop - start} and "
                 "more follow; make them agree"
             )
-        return _stacked(examples)
+        return _stacked(samples)
 
     return read
 
 
-def _stacked(examples: list[Any]) -> Any:
-    """Single examples as arrays of all, in the structure of the first."""
-    match first := examples[0]:
+def _stacked(samples: list[Any]) -> Any:
+    """Single samples as arrays of all, in the structure of the first."""
+    match first := samples[0]:
         case dict():
-            return {key: _stacked([example[key] for example in examples]) for key in first}
+            return {key: _stacked([sample[key] for sample in samples]) for key in first}
         case tuple() | list():
-            items = [_stacked([example[place] for example in examples]) for place in range(len(first))]
+            items = [_stacked([sample[place] for sample in samples]) for place in range(len(first))]
             named = type(first) is not tuple and isinstance(first, tuple)
             return type(first)(*items) if named else type(first)(items)
-    return np.stack([np.asarray(example) for example in examples])
+    return np.stack([np.asarray(sample) for sample in samples])
 
 
 __all__ = ["Seekable"]

@@ -27,7 +27,7 @@ def flatten(value: Any, who: str) -> tuple[dict[str, np.ndarray], Rebuild]:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name or 'the array'}: {length}" for name, length in lengths.items())
-        raise errors.InvalidData(f"{who} has arrays of different lengths ({told}); each needs a row for every example")
+        raise errors.InvalidData(f"{who} has arrays of different lengths ({told}); each needs a row for every sample")
     return arrays, lambda others: _replace(template, iter(others))
 
 
@@ -43,7 +43,7 @@ def _collect(value: Any, path: str, arrays: dict[str, np.ndarray], who: str) -> 
     array = np.asarray(value) if isinstance(value, np.ndarray) else value
     if not isinstance(array, np.ndarray) or not array.ndim:
         kind = "an array without dimensions" if isinstance(array, np.ndarray) else f"a {type(value).__name__}"
-        raise errors.InvalidData(f"{who}{path} is {kind}; give an array whose first dimension is the examples")
+        raise errors.InvalidData(f"{who}{path} is {kind}; give an array whose first dimension is the samples")
     arrays[path] = array
     return None
 

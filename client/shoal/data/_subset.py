@@ -1,4 +1,4 @@
-"""Some examples of a data set as a data set of their own: to train on most of it, and to judge by the rest."""
+"""Some samples of a data set as a data set of their own: to train on most of it, and to judge by the rest."""
 
 import threading
 from typing import Any
@@ -17,7 +17,7 @@ _locks: "WeakValueDictionary[int, threading.RLock]" = WeakValueDictionary()
 
 
 class Subset:
-    """Some examples of another data set, numbered anew from 0.
+    """Some samples of another data set, numbered anew from 0.
 
         first = Subset(dataset, slice(1000))
 
@@ -26,27 +26,27 @@ class Subset:
 
     Args:
         dataset: that is not read in blocks.
-        examples: their numbers in it, in the order in which they are to be numbered; or a slice.
+        samples: their numbers in it, in the order in which they are to be numbered; or a slice.
 
     Attributes:
         dataset: as given.
         prefetch: of the data set.
 
     Raises:
-        InvalidData: the data set is read in blocks; or these are no numbers of its examples, or none at all.
+        InvalidData: the data set is read in blocks; or these are no numbers of its samples, or none at all.
     """
 
-    def __init__(self, dataset: Dataset | RandomDataset, examples: slice | ArrayLike) -> None:
+    def __init__(self, dataset: Dataset | RandomDataset, samples: slice | ArrayLike) -> None:
         size = _size_of(dataset, "Subset")
-        numbers = np.arange(size)[examples] if isinstance(examples, slice) else np.array(examples)
+        numbers = np.arange(size)[samples] if isinstance(samples, slice) else np.array(samples)
         if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu":
             raise errors.InvalidData(
-                f"Subset: examples are {numbers.dtype} of shape {numbers.shape}; give a slice or a list of whole "
+                f"Subset: samples are {numbers.dtype} of shape {numbers.shape}; give a slice or a list of whole "
                 "numbers, with one of them at least"
             )
         if numbers.min() < 0 or numbers.max() >= size:
             raise errors.InvalidData(
-                f"Subset: examples are {numbers.min()} to {numbers.max()}, and {type(dataset).__name__} has those from "
+                f"Subset: samples are {numbers.min()} to {numbers.max()}, and {type(dataset).__name__} has those from "
                 f"0 to {size - 1}"
             )
         self.dataset = dataset
@@ -60,28 +60,28 @@ class Subset:
         return len(self._numbers)
 
     def batch(self, indices: np.ndarray, *, seed: int | None = None) -> Any:
-        """What the data set gives for these examples; with the seed, if it takes one."""
+        """What the data set gives for these samples; with the seed, if it takes one."""
         with self._lock:
             return seeded(self.dataset.batch, seed)(self._numbers[indices])
 
 
 def split(dataset: Dataset | RandomDataset, share: float, seed: int = 0) -> tuple[Subset, Subset]:
-    """Two data sets of one, with no example in common: to train on, and to hold out.
+    """Two data sets of one, with no sample in common: to train on, and to hold out.
 
     Args:
         dataset: that is not read in blocks.
-        share: of the examples that are held out, more than 0 and less than 1; rounded to whole examples.
+        share: of the samples that are held out, more than 0 and less than 1; rounded to whole samples.
         seed: decides which; with the same one they are the same on every worker.
 
     Raises:
-        InvalidData: the data set is read in blocks, or one of the two would have no example.
+        InvalidData: the data set is read in blocks, or one of the two would have no sample.
     """
     size = _size_of(dataset, "split")
     held_out = round(size * share) if 0 < share < 1 else 0
     if not 0 < held_out < size:
         raise errors.InvalidData(
-            f"split: a share of {share!r} of {size} examples leaves one side with none; give one between 0 and 1 that "
-            "is an example at least, and not all of them"
+            f"split: a share of {share!r} of {size} samples leaves one side with none; give one between 0 and 1 that "
+            "is a sample at least, and not all of them"
         )
     shuffled = np.random.default_rng(seed).permutation(size)
     # Rising, since neighbours are read faster where they lie in a file.
@@ -98,7 +98,7 @@ def _lock_of(dataset: Any) -> threading.RLock:
 def _size_of(dataset: Dataset | RandomDataset, who: str) -> int:
     if isinstance(getattr(dataset, "blocks", None), Blocks):
         raise errors.InvalidData(
-            f"{who}: {type(dataset).__name__} is read in blocks, which some of its examples are not; "
+            f"{who}: {type(dataset).__name__} is read in blocks, which some of its samples are not; "
             "put what is held out into files of its own, and make a data set of each"
         )
     return len(dataset)

@@ -1,7 +1,7 @@
 """What is done to images before a model sees them: functions of whole batches, and steps that draw their arguments.
 
 Images are [n, height, width, channels]. Functions take what was drawn as arguments. An `Augmentation` draws it from a
-seed and the examples' numbers alone: an example is changed alike with the same seed, in whichever batch it comes.
+seed and the samples' numbers alone: a sample is changed alike with the same seed, in whichever batch it comes.
 """
 
 from collections.abc import Sequence
@@ -138,14 +138,14 @@ def normalize(images: np.ndarray, mean: ArrayLike, std: ArrayLike) -> np.ndarray
     return normal
 
 
-def uniforms(seed: int | Sequence[int], examples: np.ndarray, count: int) -> np.ndarray:
-    """Numbers from [0, 1) for each example, float64 [n, count], that depend on the seed and its number alone.
+def uniforms(seed: int | Sequence[int], samples: np.ndarray, count: int) -> np.ndarray:
+    """Numbers from [0, 1) for each sample, float64 [n, count], that depend on the seed and its number alone.
 
-    SplitMix64's finalizer, once over the example's number and once over the place in its row, each with half of the
+    SplitMix64's finalizer, once over the sample's number and once over the place in its row, each with half of the
     mixed seed.
     """
     keys = np.random.SeedSequence(seed).generate_state(2, np.uint64)
-    rows = splitmix64(examples.astype(np.uint64) * GOLDEN + keys[0])
+    rows = splitmix64(samples.astype(np.uint64) * GOLDEN + keys[0])
     places = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN + keys[1]
     drawn: np.ndarray = (splitmix64(rows[:, np.newaxis] + places) >> np.uint64(11)) * 2.0**-53
     return drawn
@@ -156,7 +156,7 @@ class Transform(Protocol):
 
     @property
     def draws(self) -> int:
-        """Random numbers that it needs for each example; 0: none."""
+        """Random numbers that it needs for each sample; 0: none."""
         ...
 
     def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
@@ -251,7 +251,7 @@ class Augmentation:
         change = Augmentation(Flip(), Crop(padding=4), ToFloat(), Normalise(0.29, 0.35))
         x = change(x, seed=seed)
 
-    There is no generator behind it, and so no state: what is drawn follows from the seed and the examples' numbers. A
+    There is no generator behind it, and so no state: what is drawn follows from the seed and the samples' numbers. A
     step that is added behind others changes nothing of what they draw.
 
     Args:
@@ -266,21 +266,21 @@ class Augmentation:
         return sum(step.draws for step in self.steps)
 
     def __call__(
-        self, images: np.ndarray, *, seed: int | Sequence[int], examples: np.ndarray | None = None
+        self, images: np.ndarray, *, seed: int | Sequence[int], samples: np.ndarray | None = None
     ) -> np.ndarray:
         """The batch, changed.
 
         Args:
             images: [n, height, width, channels].
-            seed: a whole number, 0 or more, or several. With `examples`, of the epoch; without, of the batch, such as a
+            seed: a whole number, 0 or more, or several. With `samples`, of the epoch; without, of the batch, such as a
                 `shoal.program.RandomProgram` gets one.
-            examples: their numbers in the data set, whole numbers [n]; None: their places in the batch.
+            samples: their numbers in the data set, whole numbers [n]; None: their places in the batch.
 
         Raises:
             InvalidData: the images have other dimensions, or a step cannot do with them.
         """
         _check(images, "Augmentation")
-        numbers = np.arange(len(images)) if examples is None else np.asarray(examples)
+        numbers = np.arange(len(images)) if samples is None else np.asarray(samples)
         if len(numbers) != len(images):
             raise errors.InvalidData(
                 f"Augmentation: {len(images)} images have {len(numbers)} numbers; give one for each"

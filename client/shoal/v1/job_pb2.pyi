@@ -292,9 +292,9 @@ class JobSpec(_message.Message):
     epochs: _builtins.int
     """Passes over the data set. 0: 1."""
     batch_size: _builtins.int
-    """Examples a batch. 0: 32."""
+    """Samples a batch. 0: 32."""
     range_size: _builtins.int
-    """Examples a lease, a multiple of batch_size. 0: the coordinator chooses."""
+    """Samples a lease, a multiple of batch_size. 0: the coordinator chooses."""
     max_steps: _builtins.int
     """Steps after which a worker stops, though data is left. 0: no limit."""
     wire: _tensor_pb2.DType.ValueType
@@ -361,7 +361,7 @@ Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
 
 @_typing.final
 class EvaluationPolicy(_message.Message):
-    """When the program's held-out examples are evaluated, and what follows from it."""
+    """When the program's held-out samples are evaluated, and what follows from it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -597,7 +597,7 @@ Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
 
 @_typing.final
 class Evaluation(_message.Message):
-    """The program's held-out examples, seen once by the variables of a step."""
+    """The program's held-out samples, seen once by the variables of a step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -624,14 +624,15 @@ class Evaluation(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
-    EXAMPLES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Counts a job's, from 1; one whose worker died leaves a gap."""
     step: _builtins.int
     """The worker's own."""
-    examples: _builtins.int
+    samples: _builtins.int
+    """the name in manifests of checkpoints"""
     seconds: _builtins.float
     """How long it took."""
     time: _builtins.float
@@ -646,13 +647,13 @@ class Evaluation(_message.Message):
         number: _builtins.int = ...,
         step: _builtins.int = ...,
         values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        examples: _builtins.int = ...,
+        samples: _builtins.int = ...,
         seconds: _builtins.float = ...,
         time: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "number", b"number", "seconds", b"seconds", "step", b"step", "time", b"time", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "samples", b"samples", "seconds", b"seconds", "step", b"step", "time", b"time", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -676,7 +677,7 @@ class Progress(_message.Message):
     """Pushes that servers accepted, of all workers."""
     samples: _builtins.int
     total_samples: _builtins.int
-    """Examples to be trained on, at most: those of all epochs, or as many as fit max_steps. 0: not known."""
+    """Samples to be trained on, at most: those of all epochs, or as many as fit max_steps. 0: not known."""
     epoch: _builtins.int
     """From 0."""
     samples_per_s: _builtins.float
@@ -986,17 +987,17 @@ Global___GetDataRequest: _TypeAlias = GetDataRequest  # noqa: Y015
 
 @_typing.final
 class GetDataReply(_message.Message):
-    """In each epoch, and in all of them together, done, leased, loose and untouched examples add up."""
+    """In each epoch, and in all of them together, done, leased, loose and untouched samples add up."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EXAMPLES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     IN_PROGRESS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
-    examples: _builtins.int
+    samples: _builtins.int
     """Of one pass; 0: the job has no data, or has not been described yet, and the rest is 0 too."""
     epochs: _builtins.int
     """Passes."""
@@ -1017,7 +1018,7 @@ class GetDataReply(_message.Message):
     def __init__(
         self,
         *,
-        examples: _builtins.int = ...,
+        samples: _builtins.int = ...,
         epochs: _builtins.int = ...,
         epoch: _builtins.int = ...,
         total: Global___DataCount | None = ...,
@@ -1026,7 +1027,7 @@ class GetDataReply(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "epochs", b"epochs", "examples", b"examples", "held", b"held", "in_progress", b"in_progress", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "epochs", b"epochs", "held", b"held", "in_progress", b"in_progress", "samples", b"samples", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1034,7 +1035,7 @@ Global___GetDataReply: _TypeAlias = GetDataReply  # noqa: Y015
 
 @_typing.final
 class DataCount(_message.Message):
-    """Examples by what became of them."""
+    """Samples by what became of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1467,13 +1468,13 @@ class DescribeRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     VARIABLES_FIELD_NUMBER: _builtins.int
-    EXAMPLES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
-    examples: _builtins.int
-    """Examples of one pass, at most 2^48. 0: the program has no data set of its own and is stepped max_steps times."""
+    samples: _builtins.int
+    """Samples of one pass, at most 2^48. 0: the program has no data set of its own and is stepped max_steps times."""
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells one part in a job from another of the same name. Sessions: 0."""
     @_builtins.property
@@ -1485,12 +1486,12 @@ class DescribeRequest(_message.Message):
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         variables: _abc.Iterable[_tensor_pb2.Variable] | None = ...,
-        examples: _builtins.int = ...,
+        samples: _builtins.int = ...,
         assignment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "examples", b"examples", "incarnation", b"incarnation", "job", b"job", "variables", b"variables", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "incarnation", b"incarnation", "job", b"job", "samples", b"samples", "variables", b"variables", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1595,7 +1596,7 @@ Global___JoinReply: _TypeAlias = JoinReply  # noqa: Y015
 
 @_typing.final
 class DataRange(_message.Message):
-    """Examples [start, stop) of the epoch's seeded permutation."""
+    """Samples [start, stop) of the epoch's seeded permutation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -214,7 +214,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """Leases the next range of examples and marks an earlier one as done.
+        """Leases the next range of samples and marks an earlier one as done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

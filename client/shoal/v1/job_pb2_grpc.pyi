@@ -64,7 +64,7 @@ class JobsStub:
     Join: _grpc.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]
     """Enters a job. Answers `ready` false until the variables are placed and this worker is admitted."""
     Lease: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]
-    """Leases the next range of examples and marks an earlier one as done."""
+    """Leases the next range of samples and marks an earlier one as done."""
     ClaimEvaluation: _grpc.UnaryUnaryMultiCallable[_job_pb2.ClaimEvaluationRequest, _job_pb2.ClaimEvaluationReply]
     """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
     one, it answers the same.
@@ -111,7 +111,7 @@ class JobsAsyncStub(JobsStub):
     Join: _aio.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]  # type: ignore[assignment]
     """Enters a job. Answers `ready` false until the variables are placed and this worker is admitted."""
     Lease: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]  # type: ignore[assignment]
-    """Leases the next range of examples and marks an earlier one as done."""
+    """Leases the next range of samples and marks an earlier one as done."""
     ClaimEvaluation: _aio.UnaryUnaryMultiCallable[_job_pb2.ClaimEvaluationRequest, _job_pb2.ClaimEvaluationReply]  # type: ignore[assignment]
     """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
     one, it answers the same.
@@ -233,7 +233,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.LeaseReply, _abc.Awaitable[_job_pb2.LeaseReply]]:
-        """Leases the next range of examples and marks an earlier one as done."""
+        """Leases the next range of samples and marks an earlier one as done."""
 
     @_abc_1.abstractmethod
     def ClaimEvaluation(

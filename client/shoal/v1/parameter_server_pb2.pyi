@@ -219,7 +219,7 @@ class DataCursor(_message.Message):
     lease: _builtins.int
     """DataRange.lease."""
     consumed: _builtins.int
-    """Examples of it, from its start, that were trained on."""
+    """Samples of it, from its start, that were trained on."""
     def __init__(
         self,
         *,

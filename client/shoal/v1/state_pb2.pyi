@@ -140,10 +140,10 @@ class PlanRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VARIABLES_FIELD_NUMBER: _builtins.int
-    EXAMPLES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     HOME_FIELD_NUMBER: _builtins.int
-    examples: _builtins.int
+    samples: _builtins.int
     """Of one pass."""
     @_builtins.property
     def variables(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Variable]:
@@ -163,13 +163,13 @@ class PlanRecord(_message.Message):
         self,
         *,
         variables: _abc.Iterable[_tensor_pb2.Variable] | None = ...,
-        examples: _builtins.int = ...,
+        samples: _builtins.int = ...,
         placement: _tensor_pb2.Placement | None = ...,
         home: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "home", b"home", "placement", b"placement", "variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["home", b"home", "placement", b"placement", "samples", b"samples", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -446,7 +446,7 @@ class LedgerRecord(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    EXAMPLES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     RANGE_SIZE_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
@@ -456,12 +456,14 @@ class LedgerRecord(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
-    examples: _builtins.int
-    """Of one pass; 0: no data."""
+    samples: _builtins.int
+    """Of one pass; 0: no data.
+    the name in manifests of checkpoints
+    """
     epochs: _builtins.int
     """Passes."""
     range_size: _builtins.int
-    """Examples a lease."""
+    """Samples a lease."""
     leases: _builtins.int
     """The latest lease's number."""
     epoch: _builtins.int
@@ -480,7 +482,7 @@ class LedgerRecord(_message.Message):
 
     @_builtins.property
     def done(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """Examples that are done, by epoch, of this one and those after it."""
+        """Samples that are done, by epoch, of this one and those after it."""
 
     @_builtins.property
     def ranks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -489,7 +491,7 @@ class LedgerRecord(_message.Message):
     def __init__(
         self,
         *,
-        examples: _builtins.int = ...,
+        samples: _builtins.int = ...,
         epochs: _builtins.int = ...,
         range_size: _builtins.int = ...,
         next: _job_pb2.DataRange | None = ...,
@@ -502,7 +504,7 @@ class LedgerRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "examples", b"examples", "held", b"held", "leases", b"leases", "loose", b"loose", "next", b"next", "range_size", b"range_size", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "held", b"held", "leases", b"leases", "loose", b"loose", "next", b"next", "range_size", b"range_size", "ranks", b"ranks", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

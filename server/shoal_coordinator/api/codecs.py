@@ -79,7 +79,7 @@ def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:
 def data_message(account: DataAccount) -> job_pb2.GetDataReply:
     """What became of a job's data."""
     return job_pb2.GetDataReply(
-        examples=account.examples,
+        samples=account.samples,
         epochs=account.epochs,
         epoch=account.epoch,
         total=_count_message(account.total),

@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 TIMINGS = 64
 # What one request may carry; a report's limits are in `shoal._wire.limits`.
 MAX_ERROR_CHARACTERS = 64 << 10
-MAX_EXAMPLES = 1 << 48
+MAX_SAMPLES = 1 << 48
 # Threads beside those of the watchers, which tell further ones that there are too many.
 _SPARE_THREADS = 2
 
@@ -185,15 +185,15 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
-        if request.examples > MAX_EXAMPLES:
-            raise errors.InvalidJob(f"a pass of {request.examples} examples; at most {MAX_EXAMPLES} are counted")
+        if request.samples > MAX_SAMPLES:
+            raise errors.InvalidJob(f"a pass of {request.samples} samples; at most {MAX_SAMPLES} are counted")
         described = self._coordinator.handle(
             events.JobDescribed(
                 request.job,
                 request.worker,
                 request.incarnation,
                 _variables(request.variables),
-                request.examples,
+                request.samples,
                 request.assignment,
             )
         )

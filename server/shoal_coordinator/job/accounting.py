@@ -47,19 +47,19 @@ class Accounting:
 
     @property
     def _total_samples(self) -> int:
-        """Examples until the job's end; 0: not known. By its steps, it is as many as there are in full batches."""
+        """Samples until the job's end; 0: not known. By its steps, it is as many as there are in full batches."""
         spec, of_data = self._spec, self.ledger.samples if self.ledger else 0
         by_steps = spec.max_steps * spec.workers * spec.batch_size
         return min(of_data, by_steps) if by_steps else of_data
 
     def held(self, ranks: Mapping[str, int]) -> HoldResult:
         """The coordinator's part of a cut; `ranks` are the live workers'."""
-        data = self.ledger.to_proto() if self.ledger and self.ledger.examples else None
+        data = self.ledger.to_proto() if self.ledger and self.ledger.samples_per_epoch else None
         return HoldResult(data, ranks, self.tally.to_proto({}))
 
-    def begin(self, examples: int) -> None:
-        """The job is described: an epoch has so many examples, none of which is done."""
-        self.ledger = Ledger.of(self._spec, examples, self.ledger_changed)
+    def begin(self, samples: int) -> None:
+        """The job is described: an epoch has so many samples, none of which is done."""
+        self.ledger = Ledger.of(self._spec, samples, self.ledger_changed)
         self.ledger_changed()
 
     def restart(self) -> None:
@@ -67,7 +67,7 @@ class Accounting:
         self.tally, self.steps = ProgressTotals(), StepTimings()
         self._changed(JobRecordKind.TALLY)
         if self.ledger:
-            self.begin(self.ledger.examples)
+            self.begin(self.ledger.samples_per_epoch)
 
     def resume_data(self, ledger: Ledger) -> None:
         """The data goes on where a checkpoint has it."""

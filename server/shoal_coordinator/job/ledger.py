@@ -1,6 +1,6 @@
-"""Which of a job's examples are trained on, by whom, and which still wait. Pure: no clock, no I/O.
+"""Which of a job's samples are trained on, by whom, and which still wait. Pure: no clock, no I/O.
 
-The examples of every epoch are cut into ranges, numbered through all epochs from 0. A range is untouched, loose, leased
+The samples of every epoch are cut into ranges, numbered through all epochs from 0. A range is untouched, loose, leased
 or done; the lease of a worker that dies or leaves is taken back, and what it had not trained on goes out before what is
 untouched. So every example is visited at least once an epoch, and exactly once when nobody fails.
 
@@ -48,14 +48,16 @@ class Ledger:
     """The ranges of one job.
 
     Args:
-        examples: in one epoch. 0: the job has no data; nothing is leased, and workers stop by their steps.
+        samples_per_epoch: how many. 0: the job has no data; nothing is leased, and workers stop by their steps.
         epochs: passes.
-        range_size: examples a lease; the last one of an epoch may be shorter.
+        range_size: samples a lease; the last one of an epoch may be shorter.
         changed: told that the record is another one now.
     """
 
-    def __init__(self, examples: int, epochs: int, range_size: int, changed: Callable[[], None] = lambda: None) -> None:
-        self.examples, self.epochs = examples, epochs
+    def __init__(
+        self, samples_per_epoch: int, epochs: int, range_size: int, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self.samples_per_epoch, self.epochs = samples_per_epoch, epochs
         self._changed = changed
         self._range_size = range_size
         self._next = 0  # number of the first range that was neither leased nor passed over
@@ -64,14 +66,14 @@ class Ledger:
         self._ranks: dict[str, int] = {}  # of those that hold one
         self._leases = 0
         self._epoch = 0  # all epochs before this one are done
-        self._done: dict[int, int] = {}  # examples, by epoch, of this one and those after it
+        self._done: dict[int, int] = {}  # samples, by epoch, of this one and those after it
         # Those that were told to wait though something is loose. Not in the record: at worst, one waits once more.
         self._patient: set[str] = set()
 
     @property
     def finished(self) -> bool:
         """Whether every example of every epoch is done; never so without data."""
-        return bool(self.examples) and self._untouched == 0 and not self._loose and not self._held
+        return bool(self.samples_per_epoch) and self._untouched == 0 and not self._loose and not self._held
 
     @property
     def epoch(self) -> int:
@@ -81,7 +83,7 @@ class Ledger:
     @property
     def samples(self) -> int:
         """Examples in all epochs; 0: the job has no data."""
-        return self.examples * self.epochs
+        return self.samples_per_epoch * self.epochs
 
     def held_by(self, worker: str) -> Lease | None:
         """What a worker holds."""
@@ -114,7 +116,7 @@ class Ledger:
         if held is None or held.number != number:
             return False
         self._let_go(worker)
-        self._count(held.range, held.range.examples)
+        self._count(held.range, held.range.samples)
         self._changed()
         return True
 
@@ -123,7 +125,7 @@ class Ledger:
 
         Args:
             worker: who holds it.
-            consumed: examples of it, the first ones, that are done.
+            consumed: samples of it, the first ones, that are done.
 
         Returns:
             What is left of it; None: nothing.
@@ -158,16 +160,16 @@ class Ledger:
         """What is done, who holds what, and what waits."""
         leased, loose = Counter[int](), Counter[int]()
         for lease in self._held.values():
-            leased[lease.range.epoch] += lease.range.examples
+            leased[lease.range.epoch] += lease.range.samples
         for part in self._loose:
-            loose[part.range.epoch] += part.range.examples
+            loose[part.range.epoch] += part.range.samples
         begun = sorted(self._done.keys() | leased.keys() | loose.keys())
         in_progress = {}
         for epoch in begun[:_MOST_EPOCHS]:
             parts = self._done.get(epoch, 0), leased[epoch], loose[epoch]
-            in_progress[epoch] = DataCount(*parts, untouched=self.examples - sum(parts))
+            in_progress[epoch] = DataCount(*parts, untouched=self.samples_per_epoch - sum(parts))
         return DataAccount(
-            examples=self.examples,
+            samples=self.samples_per_epoch,
             epochs=self.epochs,
             epoch=self.epoch,
             total=DataCount(self._done_in_all, leased.total(), loose.total(), self._untouched),
@@ -181,7 +183,7 @@ class Ledger:
     def to_proto(self) -> state_pb2.LedgerRecord:
         """The record of this ledger."""
         return state_pb2.LedgerRecord(
-            examples=self.examples,
+            samples=self.samples_per_epoch,
             epochs=self.epochs,
             range_size=self._range_size,
             next=self._range(self._next).to_proto(),
@@ -196,7 +198,7 @@ class Ledger:
     @classmethod
     def from_proto(cls, record: state_pb2.LedgerRecord, changed: Callable[[], None] = lambda: None) -> "Ledger":
         """The ledger that a record is of."""
-        ledger = cls(record.examples, record.epochs, record.range_size, changed)
+        ledger = cls(record.samples, record.epochs, record.range_size, changed)
         ledger._next = record.next.epoch * ledger._ranges + record.next.start // max(1, record.range_size)
         ledger._loose = [_Loose.from_proto(part) for part in record.loose]
         ledger._held = {worker: Lease(part.lease, DataRange.from_proto(part)) for worker, part in record.held.items()}
@@ -206,10 +208,10 @@ class Ledger:
         return ledger
 
     @classmethod
-    def of(cls, spec: Job, examples: int, changed: Callable[[], None] = lambda: None) -> "Ledger":
-        """The ledger of a job of which nothing is done, and whose data set has so many examples."""
-        size = spec.range_size or default_range_size(examples, spec.workers, spec.batch_size)
-        return cls(examples, spec.epochs, size, changed)
+    def of(cls, spec: Job, samples_per_epoch: int, changed: Callable[[], None] = lambda: None) -> "Ledger":
+        """The ledger of a job of which nothing is done, and whose data set has so many samples."""
+        size = spec.range_size or default_range_size(samples_per_epoch, spec.workers, spec.batch_size)
+        return cls(samples_per_epoch, spec.epochs, size, changed)
 
     @classmethod
     def resumed(
@@ -243,13 +245,13 @@ class Ledger:
         assert self._ranks.keys() == self._held.keys(), "a rank without a lease, or a lease without a rank"
         assert len({lease.number for lease in self._held.values()}) == len(held), "a lease in two hands"
         assert loose == sorted(loose)
-        assert all(part.examples > 0 for part in held + loose), "an empty range"
+        assert all(part.samples > 0 for part in held + loose), "an empty range"
         assert all(a.epoch < b.epoch or a.stop <= b.start for a, b in itertools.pairwise(sorted(held + loose)))
         assert all(part < self._range(self._next) for part in held + loose), "overlap"
-        pending = sum(part.examples for part in held + loose)
-        assert self._done_in_all + pending + self._untouched == self.samples, "examples were lost or counted twice"
-        assert all(self._epoch <= epoch and 0 < count <= self.examples for epoch, count in self._done.items())
-        assert self.finished == (bool(self.examples) and self._done_in_all == self.samples)
+        pending = sum(part.samples for part in held + loose)
+        assert self._done_in_all + pending + self._untouched == self.samples, "samples were lost or counted twice"
+        assert all(self._epoch <= epoch and 0 < count <= self.samples_per_epoch for epoch, count in self._done.items())
+        assert self.finished == (bool(self.samples_per_epoch) and self._done_in_all == self.samples)
 
     # Which range is next.
 
@@ -298,7 +300,7 @@ class Ledger:
     @property
     def _ranges(self) -> int:
         """How many make up an epoch."""
-        return -(-self.examples // max(1, self._range_size))
+        return -(-self.samples_per_epoch // max(1, self._range_size))
 
     @property
     def _end(self) -> int:
@@ -309,25 +311,25 @@ class Ledger:
     def _untouched(self) -> int:
         """Examples that were neither leased nor passed over."""
         first = self._range(self._next)
-        return (self.epochs - first.epoch) * self.examples - first.start
+        return (self.epochs - first.epoch) * self.samples_per_epoch - first.start
 
     @property
     def _done_in_all(self) -> int:
-        return self._epoch * self.examples + sum(self._done.values())
+        return self._epoch * self.samples_per_epoch + sum(self._done.values())
 
     def _range(self, number: int) -> DataRange:
         epoch, place = divmod(number, max(1, self._ranges))
         start = place * self._range_size
-        return DataRange(epoch, start, min(start + self._range_size, self.examples))
+        return DataRange(epoch, start, min(start + self._range_size, self.samples_per_epoch))
 
     def _let_go(self, worker: str) -> None:
         del self._held[worker], self._ranks[worker]
 
     def _split(self, part: DataRange, consumed: int, owner: int | None) -> DataRange | None:
-        """Counts a range's first examples as done; the rest, if there is one, is loose."""
+        """Counts a range's first samples as done; the rest, if there is one, is loose."""
         left = part.after(consumed)
-        self._count(part, part.examples - left.examples)
-        if not left.examples:
+        self._count(part, part.samples - left.samples)
+        if not left.samples:
             return None
         insort(self._loose, _Loose(left, owner), key=lambda loose: loose.range)
         return left
@@ -335,11 +337,11 @@ class Ledger:
     def _count(self, part: DataRange, done: int) -> None:
         if done:
             self._done[part.epoch] = self._done.get(part.epoch, 0) + done
-        while self._done.get(self._epoch) == self.examples:
+        while self._done.get(self._epoch) == self.samples_per_epoch:
             del self._done[self._epoch]
             self._epoch += 1
 
 
-def default_range_size(examples: int, workers: int, batch_size: int) -> int:
+def default_range_size(samples: int, workers: int, batch_size: int) -> int:
     """Examples a lease: whole batches, at least one, and small enough that workers end an epoch close together."""
-    return max(1, examples // (_RANGES_A_WORKER * workers * batch_size)) * batch_size
+    return max(1, samples // (_RANGES_A_WORKER * workers * batch_size)) * batch_size

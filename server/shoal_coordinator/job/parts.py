@@ -92,7 +92,7 @@ class ProgramDescription:
     """What the program trains."""
 
     variables: Mapping[str, Variable]
-    examples: int
+    samples: int
 
     @property
     def given(self) -> frozenset[str]:
@@ -101,8 +101,8 @@ class ProgramDescription:
 
     def conflict(self, second: "ProgramDescription") -> str:
         """Where another description of the same job differs; empty: nowhere."""
-        if self.examples != second.examples:
-            return f"{second.examples} examples instead of {self.examples}"
+        if self.samples != second.samples:
+            return f"{second.samples} samples instead of {self.samples}"
         for name in sorted(self.variables.keys() | second.variables.keys()):
             here, there = self.variables.get(name), second.variables.get(name)
             if here is None or there is None:

@@ -96,7 +96,7 @@ class Plan:
             return None
         record = state_pb2.PlanRecord(
             variables=[variable.to_proto(name) for name, variable in self.description.variables.items()],
-            examples=self.description.examples,
+            samples=self.description.samples,
             placement=self.placement.to_proto() if self.placement else None,
             home=self.home,
         )
@@ -116,7 +116,7 @@ class Plan:
         if plan is None:
             return
         variables = dict(variable_from_proto(variable) for variable in plan.variables)
-        self.description = ProgramDescription(variables, plan.examples)
+        self.description = ProgramDescription(variables, plan.samples)
         self.home = tuple(plan.home)
         if plan.HasField("placement"):
             placement = tensor_pb2.Placement()

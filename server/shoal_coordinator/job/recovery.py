@@ -158,7 +158,7 @@ class Recovery:
             self._source = restored.source
         spec, given = self._spec, program.given & restored.variables
         data, ledger, problem = restored.data, None, ""
-        if data is not None and data.examples == program.examples and restored.seed == spec.seed:
+        if data is not None and data.samples == program.samples and restored.seed == spec.seed:
             ledger = Ledger.resumed(data, epochs=spec.epochs, workers=spec.workers, changed=changed)
             if ledger.finished and restored.source not in self._own:
                 problem = f"nothing is left to do: {restored.source} has done {spec.epochs} epochs; ask for more"
@@ -192,7 +192,7 @@ def _note(restored: RestoredCheckpoint, variables: frozenset[str], *, data_anew:
         "not restored": sorted(variables - restored.variables),
         "left out": sorted(restored.variables - variables),
         "passed by": restored.passed_by,
-        "its data begins anew": ["another seed, or another number of examples"] if data_anew else [],
+        "its data begins anew": ["another seed, or another number of samples"] if data_anew else [],
     }
     notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
     return f"goes on from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")

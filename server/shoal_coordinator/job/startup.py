@@ -61,12 +61,12 @@ class JobStartup:
         Raises:
             InvalidJob: the program has no variables.
         """
-        plan, description = self._plan, ProgramDescription(dict(event.variables), event.examples)
+        plan, description = self._plan, ProgramDescription(dict(event.variables), event.samples)
         if not description.variables:
             raise errors.InvalidJob(f"the program of job {self._spec.name} has no variables; there is nothing to train")
         if plan.description is None:
             plan.describe(description)
-            self._accounting.begin(event.examples)
+            self._accounting.begin(event.samples)
         elif conflict := plan.description.conflict(description):
             return f"{event.worker} describes the job in another way than its first worker: {conflict}"
         self._crew.describe(event.worker)

@@ -108,13 +108,13 @@ class CutHeld(Event[HoldResult]):
 
 @dataclass(frozen=True, slots=True)
 class JobDescribed(Event[DescribeResult]):
-    """A worker has loaded the program; `examples` are those of one pass."""
+    """A worker has loaded the program; `samples` are those of one pass."""
 
     job: str
     worker: str
     incarnation: int
     variables: Mapping[str, Variable]
-    examples: int
+    samples: int
     assignment: int = 0  # which part in a job of that name it has; 0: a session's
 
 

@@ -39,21 +39,21 @@ def warm_up() -> float:
         dispatcher.disable_compile()
         # Numba learns at a first call how arguments convert to a signature's types, and not safely if threads make it
         # at once: each may intern a type of its own for what are the same arguments.
-        for arguments in itertools.chain.from_iterable(map(_examples, signatures)):
+        for arguments in itertools.chain.from_iterable(map(_samples, signatures)):
             dispatcher(*arguments)
     return time.perf_counter() - started
 
 
-def _examples(signature: tuple[Any, ...]) -> Iterator[list[Any]]:
+def _samples(signature: tuple[Any, ...]) -> Iterator[list[Any]]:
     """Calls after which there is nothing left to learn: of every type that converts, each array has been one.
 
     They are zeros, so nothing of an arena is claimed.
     """
     for read_only, unaligned in itertools.product((False, True), repeat=2):
-        yield [_example(each, read_only=read_only, unaligned=unaligned) for each in signature]
+        yield [_sample(each, read_only=read_only, unaligned=unaligned) for each in signature]
 
 
-def _example(each: Any, *, read_only: bool, unaligned: bool) -> Any:
+def _sample(each: Any, *, read_only: bool, unaligned: bool) -> Any:
     """An argument of this type; an array is read-only or not aligned only if the type's may be."""
     if each is types.none:
         return None

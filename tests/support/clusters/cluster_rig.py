@@ -147,10 +147,10 @@ class Rig:
         return job.assignment_of(worker) if job else 0
 
     def describe(
-        self, name: str, worker: str, variables: Mapping[str, Variable] = VARIABLES, examples: int = 100
+        self, name: str, worker: str, variables: Mapping[str, Variable] = VARIABLES, samples: int = 100
     ) -> Any:
         part = self.part(name, worker)
-        return self.handle(events.JobDescribed(name, worker, self.lives[worker], variables, examples, part))
+        return self.handle(events.JobDescribed(name, worker, self.lives[worker], variables, samples, part))
 
     def enter(self, name: str, worker: str, assigned: bool = False) -> Any:
         part = self.part(name, worker)
@@ -170,7 +170,7 @@ class Rig:
 
     def evaluate(self, name: str, worker: str, number: int, **values: Any) -> Any:
         """Reports an evaluation; what follows for the worker."""
-        result = Evaluation(number, 7, values, examples=10, seconds=0.5)
+        result = Evaluation(number, 7, values, samples=10, seconds=0.5)
         part = self.part(name, worker)
         return self.handle(events.EvaluationReported(name, worker, self.lives[worker], result, part))
 
@@ -248,11 +248,11 @@ class Rig:
         self.handle(events.CheckpointCommitted(effect.job, saved, best=best, last=last, effect=effect.number))
 
     def start(
-        self, name: str, *workers: str, variables: Mapping[str, Variable] = VARIABLES, examples: int = 100
+        self, name: str, *workers: str, variables: Mapping[str, Variable] = VARIABLES, samples: int = 100
     ) -> "Rig":
         """Brings a job to RUNNING."""
         for worker in workers:
-            self.describe(name, worker, variables, examples)
+            self.describe(name, worker, variables, samples)
         self.perform()
         for worker in workers:
             self.enter(name, worker)

@@ -163,11 +163,11 @@ class Rig:
         return reply.status
 
     def describe(
-        self, name: str, worker: str, variables: Mapping[str, Variable] | None = None, examples: int = 64
+        self, name: str, worker: str, variables: Mapping[str, Variable] | None = None, samples: int = 64
     ) -> Any:
         variables = variables or {"w": Variable((8, 4)), "v": Variable((8, 4))}  # a shard for each server
         messages = [variable.to_proto(key) for key, variable in variables.items()]
-        return self.job("Describe", job=name, worker=worker, variables=messages, examples=examples)
+        return self.job("Describe", job=name, worker=worker, variables=messages, samples=samples)
 
     def state(self, name: str) -> JobState:
         return JobState.from_proto(self.job("Get", job=name).status.state)

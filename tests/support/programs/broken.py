@@ -88,7 +88,7 @@ class Exits(Program):
 
 
 class Gated(Program):
-    """Goes on only while the file is there, and counts its examples in a variable."""
+    """Goes on only while the file is there, and counts its samples in a variable."""
 
     def __init__(self, gate: str, size: int = 64) -> None:
         super().__init__(size)
@@ -127,7 +127,7 @@ class Accelerated(Program):
 
 
 class Paced(Gated):
-    """Counts its examples in a variable, and takes `seconds` for each step until the file is there."""
+    """Counts its samples in a variable, and takes `seconds` for each step until the file is there."""
 
     def __init__(self, gate: str, seconds: float, size: int = 64) -> None:
         super().__init__(gate, size)

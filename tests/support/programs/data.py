@@ -1,4 +1,4 @@
-"""Programs whose examples are in files."""
+"""Programs whose samples are in files."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ class Counted:
     """Counts updates, by SGD of rate 1: in a synchronous job, its value is the number of the step.
 
     Args:
-        size: examples to train on.
+        size: samples to train on.
         seconds: of a step.
         slow: seconds of the evaluation of a batch, but for a worker's first, by which it is tried out.
         kill: a file; the first worker that evaluates another batch makes it, and dies.

@@ -32,7 +32,7 @@ def stepped(program: Any, values: Any, batch: Any = None, *, seed: int = 3) -> A
 
 
 def trained(program: Any, steps: int, rate: float, *, batch: Any = 64) -> dict[str, Any]:
-    """All variables after steps of SGD, from examples drawn at random."""
+    """All variables after steps of SGD, from samples drawn at random."""
     values = begun(program)
     rng = np.random.default_rng(0)
     for number in range(steps):

@@ -15,7 +15,7 @@ class Watched:
     """Learns to be 1 slowly enough to be watched, and is evaluated.
 
     Args:
-        size: examples to train on.
+        size: samples to train on.
         seconds: of a step.
         hostile: it writes what a page must not take for HTML.
         slow: a file; the first worker makes it, and takes three times as long.

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Rows:
-    """Eight examples, two batches of four."""
+    """Eight samples, two batches of four."""
 
     def __len__(self) -> int:
         return 8

@@ -57,7 +57,7 @@ def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worke
         take_checkpoint(coordinator, "first")
     part = worker.part("first")
     assert part.spec.seed == 5
-    part.describe({**MIXED, **GIVEN}, examples=64)
+    part.describe({**MIXED, **GIVEN}, samples=64)
     wire.advance(2.0)
     with part.enter() as training:
         for step in range(3):
@@ -71,7 +71,7 @@ def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worke
             part.report(report_of(step + 1, log=(f"step {step} is done",)))
             turn = part.claim_evaluation(step + 1)
             if turn.number:
-                found = Evaluation(turn.number, step + 1, {"loss": 0.25, "accuracy": 0.75}, examples=16, seconds=1.5)
+                found = Evaluation(turn.number, step + 1, {"loss": 0.25, "accuracy": 0.75}, samples=16, seconds=1.5)
                 part.report_evaluation(found)
             if step == 1:
                 take_checkpoint(coordinator, "first")
@@ -91,7 +91,7 @@ def _later_jobs(wire: Wire, client: Client, worker: Worker) -> None:
     with pinned_draws():
         again = client.submit(job_of("again", restore="first/1"))
     part = worker.part("again")
-    part.describe({**MIXED, **GIVEN}, examples=64)
+    part.describe({**MIXED, **GIVEN}, samples=64)
     with part.enter() as training:
         training.pull()
         wire.mark()

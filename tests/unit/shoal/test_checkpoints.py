@@ -33,7 +33,7 @@ def shard(folder: LocalStorage, number: int, name: str, tensors: dict[str, np.nd
     return write_tensors(folder, (*path_of("digits", number), name), named, data)
 
 
-BEST = Evaluation(5, 12, {"accuracy": 0.93, "loss": float("nan")}, examples=360, seconds=0.5, time=9.0)
+BEST = Evaluation(5, 12, {"accuracy": 0.93, "loss": float("nan")}, samples=360, seconds=0.5, time=9.0)
 
 
 def save(root: Path, number: int = 1, *, best: Evaluation | None = None) -> Manifest:
@@ -436,7 +436,7 @@ class TestTheCommands:
         assert record["number"] == 1
         assert record["evaluation"] == {
             **{"number": 5, "step": 12, "values": {"accuracy": 0.93, "loss": None}},
-            **{"examples": 360, "seconds": 0.5, "time": 9.0},
+            **{"samples": 360, "seconds": 0.5, "time": 9.0},
         }
         assert json.loads(run("checkpoints", "show", "digits", "--json").stdout)["evaluation"] is None
         save(tmp_path, 3, best=replace(BEST, step=1_010))

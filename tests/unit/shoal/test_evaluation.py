@@ -1,4 +1,4 @@
-"""Evaluating held-out examples: figures of a whole set, here and by a worker whose turn it is."""
+"""Evaluating held-out samples: figures of a whole set, here and by a worker whose turn it is."""
 
 import threading
 from dataclasses import dataclass, field
@@ -119,7 +119,7 @@ def test_a_turn_is_taken_in_order_in_batches_and_told():
     assert evaluator(coordinator, program).at_step(20, VALUES)
     assert program.held_out.read == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     [told] = coordinator.told
-    assert (told.number, told.step, told.examples) == (3, 20, 10)
+    assert (told.number, told.step, told.samples) == (3, 20, 10)
     assert told.values == {"mean": pytest.approx(9.0), "most": 18.0}
     assert told.seconds > 0
 
@@ -221,7 +221,7 @@ def test_it_is_tried_out_on_one_batch_of_which_nobody_is_told():
     assert not coordinator.told
 
 
-def without_examples(program):
+def without_samples(program):
     program.held_out = Numbers(0)
 
 
@@ -244,7 +244,7 @@ def of_another_name(program):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (without_examples, "held_out has no examples"),
+        (without_samples, "held_out has no samples"),
         (with_a_method, "held_out is a method without __len__ and batch.*as an attribute or a property"),
         (with_a_list, "held_out is a list without"),
         (that_raises, "program tests:program: evaluate, step 7, raised ZeroDivisionError"),
@@ -259,7 +259,7 @@ def test_what_is_wrong_shows_before_the_first_step(spoil, said):
 
 
 class BlockReader(Numbers):
-    """Reads ranges, and no single examples."""
+    """Reads ranges, and no single samples."""
 
     blocks = shoal.program.Blocks([0, 5, 10])
 
@@ -271,7 +271,7 @@ class BlockReader(Numbers):
         raise AssertionError("it is read by batches(plan)")
 
 
-def test_examples_in_blocks_are_read_so():
+def test_samples_in_blocks_are_read_so():
     program = Program()
     program.held_out = BlockReader(10)
     figures = {"mean": pytest.approx(9.0), "most": 18.0}
@@ -283,21 +283,21 @@ def test_examples_in_blocks_are_read_so():
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_examples_that_cannot_be_read_are_the_programs_fault(prefetch):
+def test_samples_that_cannot_be_read_are_the_programs_fault(prefetch):
     program = Program(prefetch=prefetch)
     program.held_out.batch = lambda indices: 1 / 0
     with pytest.raises(errors.ProgramError, match=r"held_out.batch, step 10, raised ZeroDivisionError"):
         evaluator(Coordinator([EvaluationClaim(1)]), program).at_step(10, VALUES)
 
 
-def test_no_examples_are_no_set():
-    with pytest.raises(errors.ProgramError, match="held_out has no examples"):
+def test_no_samples_are_no_set():
+    with pytest.raises(errors.ProgramError, match="held_out has no samples"):
         evaluator(Coordinator([EvaluationClaim(1)]), Program(count=0)).at_step(10, VALUES)
-    with pytest.raises(errors.ProgramError, match="held_out has no examples"):
+    with pytest.raises(errors.ProgramError, match="held_out has no samples"):
         shoal.evaluate(Program(count=0), VALUES)
 
 
-def test_a_program_without_held_out_examples_is_refused_at_the_start():
+def test_a_program_without_held_out_samples_is_refused_at_the_start():
     program = Program()
     del program.held_out
     with pytest.raises(errors.ProgramError, match=r"no `held_out` or no method evaluate\(\)"):
@@ -308,4 +308,4 @@ def test_a_total_of_measures_alone():
     total = Total()
     total.add({"most": Most(3.0)}, 2)
     total.add({"most": Most(5.0)}, 2)
-    assert (total.figures(), total.examples) == ({"most": 5.0}, 4)
+    assert (total.figures(), total.samples) == ({"most": 5.0}, 4)

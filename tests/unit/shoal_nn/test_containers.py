@@ -130,7 +130,7 @@ class TestWrongShapes:
         with pytest.raises(errors.InvalidShape) as caught:
             net.apply(params, state, np.ones((2, *fed), np.float32), TrainingContext(0))
         error = caught.value
-        assert re.match(rf"layer 'features/body/0' \({type(layer).__name__}\) got examples of shape ", error.message)
+        assert re.match(rf"layer 'features/body/0' \({type(layer).__name__}\) got samples of shape ", error.message)
         assert f"shape {fed}, and wants" in error.message
         assert wants in error.message
         assert error.details["layer"] == "features/body/0"
@@ -157,7 +157,7 @@ class TestWrongShapes:
             assert str(fed) in caught.value.message
 
     def test_by_itself_a_layer_is_named_by_its_kind(self):
-        with pytest.raises(errors.InvalidShape, match=r"^layer Dense got examples of shape \(\), and wants one axis"):
+        with pytest.raises(errors.InvalidShape, match=r"^layer Dense got samples of shape \(\), and wants one axis"):
             Dense(3).output_shape(())
 
     def test_branches_that_do_not_go_together_are_all_named(self):
@@ -308,13 +308,15 @@ class TestFeatures:
                 ask()
             error = caught.value
             kind = type(layer).__name__
-            assert error.message.startswith(f"layer 'deep/0' ({kind}) got examples of shape {got}, and wants ")
+            assert error.message.startswith(f"layer 'deep/0' ({kind}) got samples of shape {got}, and wants ")
             assert wants in error.message
 
     def test_of_the_wrong_kind(self):
         with pytest.raises(errors.InvalidShape, match=r"layer 'age' \(Column\) got .* wants floats, not int64"):
             self.NET.apply({"job/table": np.ones((3, 4))}, {}, {**PEOPLE, "age": PEOPLE["job"]}, False)
-        with pytest.raises(errors.InvalidShape, match=r"FeatureCross got .* wants whole numbers, not int64 and float32"):
+        with pytest.raises(
+            errors.InvalidShape, match=r"FeatureCross got .* wants whole numbers, not int64 and float32"
+        ):
             FeatureCross("job", "age", 9).apply({}, {}, PEOPLE, False)
 
 

@@ -22,8 +22,8 @@ logits_and_labels = st.integers(2, 5).flatmap(
 )
 
 
-def arrays(examples):
-    scores, labels = zip(*examples, strict=True)
+def arrays(samples):
+    scores, labels = zip(*samples, strict=True)
     return np.array(scores, np.float32), np.array(labels, np.int64)
 
 
@@ -39,14 +39,14 @@ def same(a, b):
 
 class TestAreaUnderCurve:
     @given(scores_and_labels)
-    def test_is_the_share_of_pairs_in_order(self, examples):
-        scores, labels = arrays(examples)
+    def test_is_the_share_of_pairs_in_order(self, samples):
+        scores, labels = arrays(samples)
         found, expected = AreaUnderCurve.of(scores, labels).value(), of_pairs(scores, labels)
         assert found == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
     @given(scores_and_labels, st.lists(st.integers(0, 40), max_size=4), st.randoms())
-    def test_does_not_depend_on_the_batches(self, examples, cuts, random):
-        scores, labels = arrays(examples)
+    def test_does_not_depend_on_the_batches(self, samples, cuts, random):
+        scores, labels = arrays(samples)
         batches = [
             AreaUnderCurve.of(part, of_part)
             for part, of_part in zip(np.split(scores, sorted(cuts)), np.split(labels, sorted(cuts)), strict=True)
@@ -92,8 +92,8 @@ class TestAreaUnderCurve:
 
 class TestAccuracy:
     @given(logits_and_labels, st.integers(1, 5))
-    def test_is_of_those_whose_label_is_among_the_first(self, examples, k):
-        logits, labels = arrays(examples)
+    def test_is_of_those_whose_label_is_among_the_first(self, samples, k):
+        logits, labels = arrays(samples)
         ranked = np.argsort(-logits, axis=1, kind="stable")  # of equal ones the lower class first, as argmax has it
         expected = np.mean([label in row[:k] for label, row in zip(labels, ranked, strict=True)])
         assert top_k_accuracy(logits, labels, k) == pytest.approx(expected)

@@ -76,7 +76,7 @@ def pictures(folder, part, classes=("ant", "bee"), each=6):
 
 
 def fits(program, shape, training, judging):
-    """The program has these examples, and takes a step and an evaluation."""
+    """The program has these samples, and takes a step and an evaluation."""
     assert (program.shape, len(program.dataset), len(program.held_out)) == (shape, training, judging)
     values = begun(program)
     assert np.isfinite(stepped(program, values).loss)
@@ -199,7 +199,7 @@ def test_settings_that_there_are_not(npz, settings, said):
         ({"head": "hidden0"}, errors.InvalidLayer, "a head 'hidden0' takes no last part's place"),
         ({"train_from": "body"}, errors.InvalidLayer, "there is no 'body'; choose of flatten, hidden0, relu0, head"),
         ({"mean": [0.5, 0.5]}, errors.InvalidData, "give a number, or one for each of 3 channels"),
-        ({"held_out_share": 0}, errors.InvalidData, "a share of 0 of 40 examples"),
+        ({"held_out_share": 0}, errors.InvalidData, "a share of 0 of 40 samples"),
         ({"data": "none.npz"}, errors.InvalidData, "none.npz is not there"),
         ({"model": "small_cnn", "size": 1}, errors.InvalidShape, "layer 'pool1'"),
     ],
@@ -254,7 +254,7 @@ def test_folders_of_other_classes(tmp_path):
     [
         (LABELS + 9, "the label 12 is of none of the model's 4 classes, 0 to 3; give the model more classes, or mend"),
         (LABELS - 1, "the label -1 is of none"),
-        (LABELS / 2, "labels are float64 of shape .*; give each example the number of its class"),
+        (LABELS / 2, "labels are float64 of shape .*; give each sample the number of its class"),
         (np.eye(4, dtype=int)[LABELS], r"labels are int64 of shape \(40, 4\)"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_convolution_in_blocks_is_the_same(monkeypatch):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_blocks_are_what_the_cache_holds_and_never_less_than_an_example():
+def test_blocks_are_what_the_cache_holds_and_never_less_than_an_sample():
     half = windows.BLOCK // 2
     assert list(windows.blocks(np, 5, half)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
     assert list(windows.blocks(np, 2, 10 * half)) == [slice(0, 1), slice(1, 2)]

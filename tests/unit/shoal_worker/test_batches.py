@@ -226,7 +226,7 @@ def test_a_prefetch_that_is_no_number_of_batches_is_refused(given):
 def test_blocks_that_do_not_fit_the_data_set_are_refused():
     dataset = Squares(90)
     dataset.blocks = Blocks(np.array([0, 100]))
-    with pytest.raises(errors.ProgramError, match=r"are 100 examples, and len\(\) says 90"):
+    with pytest.raises(errors.ProgramError, match=r"are 100 samples, and len\(\) says 90"):
         order_of(dataset, 0)
     dataset.size = 100
     with pytest.raises(errors.ProgramError, match=r"blocks, but no batches\(plan\)"):

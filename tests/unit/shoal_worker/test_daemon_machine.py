@@ -1,4 +1,4 @@
-"""What a worker's daemon decides to run: by example, and over drawn histories."""
+"""What a worker's daemon decides to run: by sample, and over drawn histories."""
 
 from hypothesis import given
 from hypothesis import strategies as st

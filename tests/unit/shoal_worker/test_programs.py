@@ -15,14 +15,14 @@ _numbers = itertools.count()
 _GOOD = """
 import numpy as np
 
-class Examples:
+class Samples:
     def __len__(self):
         return 10
     def batch(self, indices):
         return indices
 
 class Good:
-    dataset = Examples()
+    dataset = Samples()
     def __init__(self, hidden):
         self.hidden = hidden
     def variables(self):

@@ -101,7 +101,7 @@ class FakeParameters:
         return answer
 
 
-class Examples:
+class Samples:
     def __init__(self, length: int = EXAMPLES) -> None:
         self.length = length
 
@@ -113,7 +113,7 @@ class Examples:
 
 
 class FakeProgram:
-    def __init__(self, compute: Callable | None = None, dataset: Examples | None = None) -> None:
+    def __init__(self, compute: Callable | None = None, dataset: Samples | None = None) -> None:
         self.dataset = dataset
         self.batches: list[np.ndarray | None] = []
         self.compute = compute or (lambda params, batch: (1.5, {"w": params["w"]}))
@@ -149,7 +149,7 @@ class Rig:
         self.clock = FakeClock()
         self.stop = FakeStop(self.clock)
         self.parameters = FakeParameters(self.clock, list(answers), overlap=overlap)
-        self.program = program or FakeProgram(compute, Examples() if data else None)
+        self.program = program or FakeProgram(compute, Samples() if data else None)
         self.done: list[int] = []
         self.leases = list(leases)
         self.emitted: list[TrainerReport] = []
@@ -290,7 +290,7 @@ def seeds(*leases, rank=0, start=0, seed=7, max_steps=0):
     """What a program is given that trains on these leases; without any, that makes its own batches."""
     rig = Rig(
         [*leases, NoRange.FINISHED],
-        program=Noisy(Examples() if leases else None),
+        program=Noisy(Samples() if leases else None),
         draws=BatchSeeds(seed, rank),
         max_steps=max_steps,
     )
@@ -491,7 +491,7 @@ def test_a_program_that_runs_out_of_memory_says_how_much_it_asked_for_and_with_w
     with pytest.raises(errors.ProgramError) as raised:
         rig.run()
     assert (
-        "program tests:program: loss_and_gradients, step 0, ran out of memory on cpu, with a batch of 4 examples: "
+        "program tests:program: loss_and_gradients, step 0, ran out of memory on cpu, with a batch of 4 samples: "
         "Unable to allocate 1.00 EiB"
     ) in raised.value.message
     assert "batch_size smaller" in raised.value.message
@@ -507,7 +507,7 @@ def test_a_pull_that_does_not_fit_on_the_device_says_so():
     rig.parameters.pull = pull
     with pytest.raises(
         errors.ProgramError,
-        match=r"the pull for step 0 ran out of memory on cpu, with a batch of 4 examples: .*allocating 400 bytes",
+        match=r"the pull for step 0 ran out of memory on cpu, with a batch of 4 samples: .*allocating 400 bytes",
     ):
         rig.run()
 
@@ -531,7 +531,7 @@ def test_a_library_that_finds_no_room_beside_the_pool_is_out_of_memory_too(said)
     def compute(params, batch):
         raise FakeRuntimeError(said)
 
-    with pytest.raises(errors.ProgramError, match=f"ran out of memory on cpu, with a batch of 4 examples: {said}"):
+    with pytest.raises(errors.ProgramError, match=f"ran out of memory on cpu, with a batch of 4 samples: {said}"):
         Rig([Lease(1, DataRange(0, 0, 8))], compute=compute).run()
 
 

@@ -1,6 +1,6 @@
 """Convolutions of arrays, and their gradients: by matrix products over windows, or tap by tap where there is no sum.
 
-Windows are copied to the rows of a matrix (im2col) for a block of examples at a time, as much as stays in the cache;
+Windows are copied to the rows of a matrix (im2col) for a block of samples at a time, as much as stays in the cache;
 the pullback copies them again, so that between the two nothing is kept but the input. What a block is copied to is used
 for all of them. From one step to the next the allocator keeps it (`shoal.tune_allocator`, CuPy's pool).
 """
@@ -89,7 +89,7 @@ def _scatter(kernel: Array, dy: Array, windows: Windows) -> Array:
 def _rows(
     xp: Namespace, x: Array, windows: Windows, dtype: np.dtype[Any], kernel_bytes: int
 ) -> Iterator[tuple[slice, Array]]:
-    """Blocks of examples, with their windows as the rows of a matrix, which the next block overwrites."""
+    """Blocks of samples, with their windows as the rows of a matrix, which the next block overwrites."""
     if windows.window == (1, 1) and windows.exact:
         down, across = windows.strides
         yield slice(None), x[:, ::down, ::across].astype(dtype, copy=False).reshape(-1, x.shape[3])
@@ -110,10 +110,10 @@ def _rows(
 
 def _window_view(xp: Namespace, padded: Array, windows: Windows) -> Array:
     """[batch, *outputs, window height, window width * channels]: a window's row is one run of memory, and copied so."""
-    example, line, place, element = padded.strides
+    sample, line, place, element = padded.strides
     (down, across), (height, width) = windows.strides, windows.window
     shape = (len(padded), *windows.outputs, height, width * padded.shape[3])
-    return xp.lib.stride_tricks.as_strided(padded, shape, (example, line * down, place * across, line, element))
+    return xp.lib.stride_tricks.as_strided(padded, shape, (sample, line * down, place * across, line, element))
 
 
 def convolve_each(x: Array, kernel: Array, windows: Windows) -> Array:
@@ -165,7 +165,7 @@ def gradients_each(
 
 
 def _cost_each(x: Array, windows: Windows) -> int:
-    """Bytes an example takes: the image, the sums and one term."""
+    """Bytes a sample takes: the image, the sums and one term."""
     elements = math.prod(windows.padded) + 2 * math.prod(windows.outputs)
     return elements * int(x.shape[3]) * max(int(x.dtype.itemsize), 4)
 

@@ -90,7 +90,7 @@ def _convolve(x: Any, kernel: Any, y: Any, strides: Any, before: Any) -> None:
 def _gradients(x: Any, kernel: Any, dy: Any, by_kernel: Any, dx: Any, strides: Any, before: Any) -> None:
     """Adds to by_kernel and dx, which are zeros."""
     (_, inputs_down, inputs_across, channels), (height, width) = x.shape, kernel.shape[:2]
-    of_one = np.empty_like(by_kernel)  # an example's sum first: long sums lose more
+    of_one = np.empty_like(by_kernel)  # a sample's sum first: long sums lose more
     for n in range(dy.shape[0]):
         of_one[:] = 0
         for i in range(dy.shape[1]):

@@ -96,7 +96,7 @@ def blocks(xp: Namespace, count: int, nbytes: int, least: int = 0) -> Iterator[s
 
     Args:
         xp: the namespace of the arrays.
-        count: examples.
+        count: samples.
         nbytes: of working memory, for each.
         least: bytes that are worth as much: of what is read or written anew with every block.
     """

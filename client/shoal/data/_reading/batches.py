@@ -16,7 +16,7 @@ def read(
 
     Args:
         dataset: to be read.
-        plan: numbers of examples, a batch an item.
+        plan: numbers of samples, a batch an item.
         seed: for a data set that takes one; None: it is read as it is.
     """
     if isinstance(getattr(dataset, "blocks", None), Blocks):

@@ -1,4 +1,4 @@
-"""In which order the examples of an epoch come, from the job's seed alone. What is read of it is not known here.
+"""In which order the samples of an epoch come, from the job's seed alone. What is read of it is not known here.
 
 A leased range is a range of places in this order. Who reads it, and how many others there are, changes nothing.
 """
@@ -16,30 +16,30 @@ class SampleOrder(ABC):
 
     @abstractmethod
     def numbers(self, epoch: int, start: int, stop: int) -> Iterator[np.ndarray]:
-        """The numbers of the examples at the places [start, stop) of an epoch's order, int64, in pieces."""
+        """The numbers of the samples at the places [start, stop) of an epoch's order, int64, in pieces."""
 
 
 class ShuffledSamples(SampleOrder):
-    """A permutation of single examples.
+    """A permutation of single samples.
 
     Args:
-        examples: of one pass.
+        samples: of one pass.
         seed: of the job.
     """
 
-    def __init__(self, examples: int, seed: int) -> None:
-        self._examples, self._seed = examples, seed
+    def __init__(self, samples: int, seed: int) -> None:
+        self._samples, self._seed = samples, seed
         self._epoch: int | None = None  # that _permutation belongs to
         self._permutation = np.empty(0, np.int64)
 
     def numbers(self, epoch: int, start: int, stop: int) -> Iterator[np.ndarray]:
         if epoch != self._epoch:
-            self._permutation, self._epoch = _generator(self._seed, epoch).permutation(self._examples), epoch
+            self._permutation, self._epoch = _generator(self._seed, epoch).permutation(self._samples), epoch
         yield self._permutation[start:stop]
 
 
 class ShuffledBlocks(SampleOrder):
-    """A permutation of the runs of blocks, then one of the examples of each window of blocks.
+    """A permutation of the runs of blocks, then one of the samples of each window of blocks.
 
     Each window's is drawn from a stream of its own, so that a range costs what is in it, however large the epoch.
 

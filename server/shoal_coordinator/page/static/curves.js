@@ -1,4 +1,4 @@
-// Curves of a job: a chart for each figure, of training by worker or as a mean, and of held-out examples.
+// Curves of a job: a chart for each figure, of training by worker or as a mean, and of held-out samples.
 
 import { Chart, dashOf } from "./chart.js";
 import { html, useMemo, useState } from "./html.js";

@@ -15,23 +15,23 @@ const MAX_EPOCHS = 8;
 
 export function Data({ name, live, mark }) {
   const { value, error } = usePolled(jobPath(name, "data"), 2, live, mark);
-  if (!value?.examples) {
+  if (!value?.samples) {
     const why = error && !value ? error.message : "No data of its own, or no worker has loaded it yet.";
     return html`<${Card} id="data" title="Data"><p class="empty">${why}</p><//>`;
   }
   const begun = value.in_progress.slice(0, MAX_EPOCHS);
   return html`<${Card} id="data" title="Data">
-    <p>${plural(value.examples, "example")} an epoch; ${plural(Math.min(value.epoch, value.epochs), "epoch")} of ${count(value.epochs)} before this one.</p>
+    <p>${plural(value.samples, "sample")} an epoch; ${plural(Math.min(value.epoch, value.epochs), "epoch")} of ${count(value.epochs)} before this one.</p>
     <${Share} label="All epochs" counts=${value.total} />
     ${begun.map((it) => html`<${Share} key=${it.epoch} label=${`Epoch ${it.epoch + 1}`} counts=${it} />`)}
     <ul class="legend">${KINDS.map(([kind, words]) => html`<li><span class=${`key ${kind}`}
         aria-hidden="true"></span> ${words}</li>`)}</ul>
-    <${Numbers} title="Data">${() => html`<${Examples} value=${value} begun=${begun} />`}<//>
+    <${Numbers} title="Data">${() => html`<${Samples} value=${value} begun=${begun} />`}<//>
   <//>`;
 }
 
-function Examples({ value, begun }) {
-  const columns = [["Examples"], ...KINDS.map(([, words]) => [words, "number"])];
+function Samples({ value, begun }) {
+  const columns = [["Samples"], ...KINDS.map(([, words]) => [words, "number"])];
   const all = [{ label: "All epochs", ...value.total }, ...begun.map((it) => ({ label: `Epoch ${it.epoch + 1}`, ...it }))];
   const rows = all.map(
     (it) => html`<tr key=${it.label}>
@@ -39,7 +39,7 @@ function Examples({ value, begun }) {
       ${KINDS.map(([kind]) => html`<td class="number">${count(it[kind])}</td>`)}
     </tr>`,
   );
-  return html`<${Table} label="Examples by what became of them" columns=${columns} rows=${rows} />`;
+  return html`<${Table} label="Samples by what became of them" columns=${columns} rows=${rows} />`;
 }
 
 function Share({ label, counts }) {

@@ -284,7 +284,7 @@ class TestJobs:
         assert run("data", job).stdout.splitlines()[0] == "digits has no data, or no worker has loaded its program yet"
         count = job_pb2.DataCount(done=1000, leased=64, loose=32, untouched=701)
         coordinator.data = job_pb2.GetDataReply(
-            examples=1797,
+            samples=1797,
             epochs=2,
             epoch=0,
             total=job_pb2.DataCount(done=1000, leased=64, loose=32, untouched=2498),
@@ -292,7 +292,7 @@ class TestJobs:
             held=[job_pb2.HeldRange(worker="worker-1", rank=1, range=job_pb2.DataRange(start=1000, stop=1064))],
         )
         title, _, epoch, total = run("data", job).stdout.splitlines()
-        assert title == "digits: 1,797 examples a pass · 2 epochs · epoch 0 now"
+        assert title == "digits: 1,797 samples a pass · 2 epochs · epoch 0 now"
         assert epoch.split() == ["0", "1,000", "64", "32", "701", "worker-1", "[1,000,", "1,064)"]
         assert total.split() == ["all", "1,000", "64", "32", "2,498"]
         (record,) = records(run("data", job, "--json").stdout)
@@ -361,7 +361,7 @@ class TestJobs:
 
     def test_say_what_evaluations_found(self, coordinator, run, capsys):
         policy = shoal.EvaluationPolicy(every_steps=20, metric="top1", patience=1)
-        latest = job_pb2.Evaluation(number=2, step=40, values={"top1": 0.5, "loss": 1.25, "auc": 0.75}, examples=9)
+        latest = job_pb2.Evaluation(number=2, step=40, values={"top1": 0.5, "loss": 1.25, "auc": 0.75}, samples=9)
         best = job_pb2.Evaluation(number=1, step=20, values={"top1": 0.625, "loss": 1.5})
         evaluated = shoal.Job("m:f", name="tested", evaluation=policy)
         progress = job_pb2.Progress(steps=60, samples=40, total_samples=100, samples_per_s=5, loss=1.0)
@@ -392,7 +392,7 @@ class TestJobs:
         )
         assert record["evaluation"] == {
             **{"number": 2, "step": 40, "values": {"top1": 0.5, "loss": 1.25, "auc": 0.75}},
-            **{"examples": 9, "seconds": 0.0, "time": 0.0},
+            **{"samples": 9, "seconds": 0.0, "time": 0.0},
         }
         assert record["progress"]["seconds_left"] == 0
         (record,) = records(run("jobs", "--json").stdout)

@@ -1,4 +1,4 @@
-"""Data sets made of another one: with its images changed, or with some of its examples."""
+"""Data sets made of another one: with its images changed, or with some of its samples."""
 
 import itertools
 import threading
@@ -45,7 +45,7 @@ def in_blocks(prefetch=0):
 
 
 def trained_on(dataset, ranges, *, batch_size=4, job_seed=3):
-    """What a program gets, by epoch and example."""
+    """What a program gets, by epoch and sample."""
     answers = [*ranges, NoRange.FINISHED]
     batches = LeasedBatches(dataset, batch_size, job_seed, lambda done: answers.pop(0))
     seen = {}
@@ -65,7 +65,7 @@ def epoch(number, *cuts):
 
 @pytest.mark.parametrize("make", [plain, in_blocks])
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_an_example_is_changed_by_its_epoch_s_seed_and_its_number_whoever_reads_it(make, prefetch):
+def test_a_sample_is_changed_by_its_epoch_s_seed_and_its_number_whoever_reads_it(make, prefetch):
     dataset = Augmented(make(prefetch), CHANGE)
     assert isinstance(dataset, RandomDataset)
     assert isinstance(dataset, shoal.Dataset)
@@ -74,11 +74,11 @@ def test_an_example_is_changed_by_its_epoch_s_seed_and_its_number_whoever_reads_
     assert len(seen) == 80
     for number in (0, 1):
         seed = epoch_seed(3, number)
-        expected = CHANGE(IMAGES, seed=seed, examples=NUMBERS)
-        np.testing.assert_array_equal([seen[number, example] for example in range(40)], expected)
-    for example, image in trained_on(dataset, epoch(1, 6, 19), batch_size=5).items():
-        np.testing.assert_array_equal(image, seen[example])
-    same = sum(np.array_equal(seen[0, example], seen[1, example]) for example in range(40))
+        expected = CHANGE(IMAGES, seed=seed, samples=NUMBERS)
+        np.testing.assert_array_equal([seen[number, sample] for sample in range(40)], expected)
+    for sample, image in trained_on(dataset, epoch(1, 6, 19), batch_size=5).items():
+        np.testing.assert_array_equal(image, seen[sample])
+    same = sum(np.array_equal(seen[0, sample], seen[1, sample]) for sample in range(40))
     assert same < 8, "of 50 ways to change an image, another epoch should take other ones"
 
 
@@ -167,7 +167,7 @@ def test_the_images_are_where_they_are_said_to_be_and_the_rest_stays(arrays, ima
     dataset = Arrays(arrays)
     before, after = dataset.batch(np.array([5, 2])), Augmented(dataset, CHANGE, images=images).batch([5, 2], seed=1)
     assert type(after) is type(before)
-    np.testing.assert_array_equal(after[images], CHANGE(IMAGES[[5, 2]], seed=1, examples=np.array([5, 2])))
+    np.testing.assert_array_equal(after[images], CHANGE(IMAGES[[5, 2]], seed=1, samples=np.array([5, 2])))
     labels = "label" if isinstance(after, dict) else 1 - images % 2
     assert after[labels].tolist() == [5, 2]
 
@@ -226,12 +226,12 @@ def test_a_batches_generator_that_is_closed_closes_the_one_within():
     assert closed
 
 
-# Some of the examples.
+# Some of the samples.
 
 
-@pytest.mark.parametrize("examples", [slice(30, None, -10), [30, 20, 10, 0], np.array([30, 20, 10, 0], np.uint8)])
-def test_a_subset_has_these_examples_in_this_order(examples):
-    subset = Subset(plain(), examples)
+@pytest.mark.parametrize("samples", [slice(30, None, -10), [30, 20, 10, 0], np.array([30, 20, 10, 0], np.uint8)])
+def test_a_subset_has_these_samples_in_this_order(samples):
+    subset = Subset(plain(), samples)
     images, numbers = subset.batch(np.array([3, 0, 1]))
     assert len(subset) == 4
     assert numbers.tolist() == [0, 30, 20]
@@ -239,26 +239,26 @@ def test_a_subset_has_these_examples_in_this_order(examples):
 
 
 @pytest.mark.parametrize(
-    ("examples", "said"),
+    ("samples", "said"),
     [
         ([], "float64 of shape \\(0,\\); give a slice or a list of whole numbers, with one"),
         (slice(5, 5), r"int64 of shape \(0,\)"),
         (NUMBERS > 3, "bool of shape"),
         ([[1]], r"of shape \(1, 1\)"),
         ([1.5], "float64 of shape"),
-        ([0, 40], "examples are 0 to 40, and Arrays has those from 0 to 39"),
-        ([-1], "examples are -1 to -1"),
+        ([0, 40], "samples are 0 to 40, and Arrays has those from 0 to 39"),
+        ([-1], "samples are -1 to -1"),
     ],
 )
-def test_examples_that_there_are_not(examples, said):
+def test_samples_that_there_are_not(samples, said):
     with pytest.raises(errors.InvalidData, match=said):
-        Subset(plain(), examples)
+        Subset(plain(), samples)
 
 
 def test_a_subset_is_not_changed_with_the_array_that_it_was_made_from():
-    examples = np.array([4, 5])
-    subset = Subset(plain(), examples)
-    examples[:] = 0
+    samples = np.array([4, 5])
+    subset = Subset(plain(), samples)
+    samples[:] = 0
     assert subset.batch(np.arange(2))[1].tolist() == [4, 5]
 
 
@@ -307,7 +307,7 @@ def test_parts_of_one_data_set_are_not_read_at_the_same_time():
 
 @pytest.mark.parametrize("share", [0, 1, 1.5, -0.1, 0.01, 0.99, float("nan")])
 def test_a_split_with_nothing_on_one_side_is_refused(share):
-    with pytest.raises(errors.InvalidData, match="of 40 examples leaves one side with none"):
+    with pytest.raises(errors.InvalidData, match="of 40 samples leaves one side with none"):
         split(plain(), share)
 
 

@@ -291,7 +291,7 @@ class Sought:
 @pytest.mark.parametrize(
     ("read", "said"),
     [
-        (lambda start, stop: X[start : stop - 1], r"Sought gave for the examples 0 to 9 has 9 rows; give 10"),
+        (lambda start, stop: X[start : stop - 1], r"Sought gave for the samples 0 to 9 has 9 rows; give 10"),
         (lambda start, stop: {"a": X[start:stop], "b": X}, "arrays of different lengths"),
         (lambda start, stop: None, "is a NoneType"),
         (lambda start, stop: {f"from {start}": X[start:stop]}, r"has the arrays .*from 10.* and before it was"),
@@ -305,7 +305,7 @@ def test_a_source_that_gives_something_else(read, said):
 def test_a_source_that_is_none():
     with refused(r"was given a list, which lacks len\(\), or both read"):
         Seekable([1, 2])
-    with refused("has no examples"):
+    with refused("has no samples"):
         Seekable(Sought(0, print))
     with refused("block is 0"):
         Seekable(Sought(3, print), block=0)
@@ -317,5 +317,5 @@ def test_a_source_that_is_none():
         def iterate(self, start):
             return iter(range(start, 7))
 
-    with refused(re.escape("Ends.iterate(5) ended after 2 examples")):
+    with refused(re.escape("Ends.iterate(5) ended after 2 samples")):
         Seekable(Ends(), block=5).batch(np.array([9]))

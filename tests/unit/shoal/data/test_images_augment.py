@@ -1,4 +1,4 @@
-"""What is done to images: each function against a plain loop, and draws that depend on seed and example alone."""
+"""What is done to images: each function against a plain loop, and draws that depend on seed and sample alone."""
 
 import numpy as np
 import pytest
@@ -116,7 +116,7 @@ def test_normalise_is_by_channel():
             augment.normalize(*arguments)
 
 
-def test_draws_are_even_and_of_nothing_but_seed_and_example():
+def test_draws_are_even_and_of_nothing_but_seed_and_sample():
     drawn = augment.uniforms(3, np.arange(20_000), 3)
     assert drawn.min() >= 0
     assert drawn.max() < 1
@@ -145,15 +145,15 @@ CHANGE = augment.Augmentation(
 )
 
 
-def test_an_example_is_changed_alike_in_whichever_batch_it_comes():
+def test_a_sample_is_changed_alike_in_whichever_batch_it_comes():
     before = IMAGES.copy()
     numbers = np.array([40, 7, 12, 3, 99, 1000])
-    whole = CHANGE(IMAGES, seed=9, examples=numbers)
+    whole = CHANGE(IMAGES, seed=9, samples=numbers)
     assert (whole.shape, whole.dtype) == ((6, 4, 4, 3), np.float32)
     for part in ([5, 1], [2]):
-        np.testing.assert_array_equal(CHANGE(IMAGES[part], seed=9, examples=numbers[part]), whole[part])
-    assert (CHANGE(IMAGES, seed=10, examples=numbers) != whole).any()
-    epochs = [CHANGE(IMAGES, seed=[9, epoch], examples=numbers) for epoch in (0, 1, 1)]
+        np.testing.assert_array_equal(CHANGE(IMAGES[part], seed=9, samples=numbers[part]), whole[part])
+    assert (CHANGE(IMAGES, seed=10, samples=numbers) != whole).any()
+    epochs = [CHANGE(IMAGES, seed=[9, epoch], samples=numbers) for epoch in (0, 1, 1)]
     assert (epochs[0] != epochs[1]).any()
     np.testing.assert_array_equal(epochs[1], epochs[2])
     np.testing.assert_array_equal(IMAGES, before)
@@ -188,7 +188,7 @@ def test_what_makes_no_sense_is_refused():
     with refused(r"images have the shape \(5, 7, 3\); give \[n, height, width, channels\]"):
         CHANGE(IMAGES[0], seed=0)
     with refused("6 images have 2 numbers"):
-        CHANGE(IMAGES, seed=0, examples=np.arange(2))
+        CHANGE(IMAGES, seed=0, samples=np.arange(2))
     with refused("smaller than 9 x 9"):
         augment.Augmentation(augment.Crop(1, (9, 9)))(IMAGES, seed=0)
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Every example once an epoch, in an order that nothing but the seed, the epoch and the blocks decides."""
+"""Every sample once an epoch, in an order that nothing but the seed, the epoch and the blocks decides."""
 
 import itertools
 
@@ -24,8 +24,8 @@ def blocks(draw):
     return Blocks(starts(lengths), draw(st.integers(0, 5)), runs)
 
 
-def ranges(draw, examples):
-    cuts = sorted(draw(st.sets(st.integers(0, examples))) | {0, examples})
+def ranges(draw, samples):
+    cuts = sorted(draw(st.sets(st.integers(0, samples))) | {0, samples})
     return list(itertools.pairwise(cuts))
 
 
@@ -35,11 +35,11 @@ def numbers(order, epoch, start, stop):
 
 
 @given(st.data(), blocks(), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
-def test_every_example_comes_once_however_the_epoch_is_cut(data, layout, seed, epoch):
-    whole = numbers(ShuffledBlocks(layout, seed), epoch, 0, layout.examples)
-    assert sorted(whole) == list(range(layout.examples))
+def test_every_sample_comes_once_however_the_epoch_is_cut(data, layout, seed, epoch):
+    whole = numbers(ShuffledBlocks(layout, seed), epoch, 0, layout.samples)
+    assert sorted(whole) == list(range(layout.samples))
     one = ShuffledBlocks(layout, seed)
-    parts = ranges(data.draw, layout.examples)
+    parts = ranges(data.draw, layout.samples)
     for start, stop in data.draw(st.permutations(parts)):
         fresh = data.draw(st.booleans())
         order = ShuffledBlocks(layout, seed) if fresh else one
@@ -48,7 +48,7 @@ def test_every_example_comes_once_however_the_epoch_is_cut(data, layout, seed, e
 
 @given(blocks(), st.integers(0, 9))
 def test_a_window_holds_so_many_blocks_and_runs_stay_together(layout, seed):
-    whole = numbers(ShuffledBlocks(layout, seed), 3, 0, layout.examples)
+    whole = numbers(ShuffledBlocks(layout, seed), 3, 0, layout.samples)
     homes = np.searchsorted(layout.starts, whole, side="right") - 1
     step, lengths = max(1, layout.window), np.diff(layout.starts)
     place, sequence = 0, []
@@ -79,7 +79,7 @@ def test_epochs_and_seeds_differ_and_a_window_is_shuffled():
     assert (np.diff(first) != 1).any()
 
 
-def test_single_examples_are_ordered_as_they_always_were():
+def test_single_samples_are_ordered_as_they_always_were():
     expected = np.random.Generator(np.random.Philox(key=np.array([7, 3], np.uint64))).permutation(20)
     np.testing.assert_array_equal(numbers(ShuffledSamples(20, 7), 3, 5, 17), expected[5:17])
 

@@ -136,22 +136,22 @@ def case(request, tmp_path):
 
 
 class TestEverySource:
-    def test_is_a_data_set_of_so_many_examples(self, case):
+    def test_is_a_data_set_of_so_many_samples(self, case):
         assert isinstance(case.dataset, Dataset)
         assert len(case.dataset) == ROWS
         blocks = getattr(case.dataset, "blocks", None)
         assert isinstance(case.dataset, BlockDataset) is isinstance(blocks, Blocks)
 
-    def test_gives_the_examples_that_are_asked_for(self, case):
+    def test_gives_the_samples_that_are_asked_for(self, case):
         rng = np.random.default_rng(1)
         for numbers in (np.arange(ROWS), rng.permutation(ROWS), rng.integers(0, ROWS, 300), np.array([ROWS - 1])):
             case.check(case.dataset.batch(numbers), numbers)
 
-    def test_has_no_example_but_its_own(self, case):
+    def test_has_no_sample_but_its_own(self, case):
         with pytest.raises(IndexError):
             case.dataset.batch(np.array([0, ROWS]))
 
-    def test_every_example_comes_once_an_epoch_and_is_itself(self, case):
+    def test_every_sample_comes_once_an_epoch_and_is_itself(self, case):
         for epoch in range(2):
             seen = np.zeros(ROWS, int)
             pieces = list(order_of(case.dataset, 7).numbers(epoch, 0, ROWS))

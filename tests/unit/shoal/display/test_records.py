@@ -31,7 +31,7 @@ PROGRESS = (
     "steps samples total_samples epoch samples_per_s loss staleness_p50 staleness_max rejected dropped ended "
     "seconds_left"
 )
-EVALUATION = "number step values examples seconds time"
+EVALUATION = "number step values samples seconds time"
 COUNT = "done leased loose untouched"
 LOAD = "updates received_bytes sent_bytes waiting_pulls"
 MEMBER = "member role state incarnation address device metrics_address alive silent_s shards bytes job load leaving"
@@ -68,7 +68,7 @@ def timings() -> Timings:
             "job number created_at step version bytes passed_by evaluation",
         ),
         (records.damaged_checkpoint(DAMAGED), "job number error"),
-        (records.data("a", ACCOUNT), "name examples epochs epoch total in_progress held"),
+        (records.data("a", ACCOUNT), "name samples epochs epoch total in_progress held"),
         (records.data("a", ACCOUNT)["total"], COUNT),
         (records.data("a", ACCOUNT)["in_progress"][0], f"epoch {COUNT}"),
         (records.data("a", ACCOUNT)["held"][0], "worker rank epoch start stop"),

@@ -179,7 +179,7 @@ def test_a_worker_that_dies_after_another_was_through_is_replaced_while_data_is_
 
 def test_a_worker_that_dies_when_all_is_done_is_not_replaced(rig):
     rig.submit(job(range_size=96))
-    rig.start("a", "w0", "w1", examples=64)
+    rig.start("a", "w0", "w1", samples=64)
     leased = rig.lease("a", "w0")
     rig.lease("a", "w0", done=leased.number)
     rig.finish("a", "w0")
@@ -385,17 +385,17 @@ def test_one_that_has_described_before_sends_the_given_values_of_one_that_died(o
 
 
 @pytest.mark.parametrize(
-    ("variables", "examples", "said"),
+    ("variables", "samples", "said"),
     [
-        (VARIABLES, 99, "99 examples instead of 100"),
+        (VARIABLES, 99, "99 samples instead of 100"),
         ({"w": Variable((8, 5)), "b": Variable(4)}, 100, "variable 'w' is"),
         ({"w": Variable((8, 4))}, 100, "variable 'b' is only in one of the two"),
     ],
 )
-def test_a_different_description_fails_the_job(rig, variables, examples, said):
+def test_a_different_description_fails_the_job(rig, variables, samples, said):
     rig.submit(job())
     rig.describe("a", "w0")
-    assert said in rig.describe("a", "w1", variables, examples).conflict
+    assert said in rig.describe("a", "w1", variables, samples).conflict
     assert rig.state("a") is JobState.FAILED
     assert said in rig.status("a").reason
 
@@ -430,10 +430,10 @@ def open_sea():
 
 def test_a_session_job_runs_and_ends_with_its_last_session(open_sea):
     assert open_sea.submit(session(workers=2)).reason == "waiting for sessions: 0 of 2"
-    open_sea.start("s", "x", examples=0)
+    open_sea.start("s", "x", samples=0)
     assert open_sea.status("s").reason == "waiting for sessions: 1 of 2"
     assert not open_sea.enter("s", "x").ready
-    open_sea.start("s", "y", examples=0)
+    open_sea.start("s", "y", samples=0)
     assert open_sea.enter("s", "x").ready
     with pytest.raises(errors.Overloaded):
         open_sea.enter("s", "z")
@@ -450,10 +450,10 @@ def test_a_session_job_runs_and_ends_with_its_last_session(open_sea):
 
 def test_a_session_job_outlives_the_death_of_its_last_session(open_sea):
     open_sea.submit(session())
-    open_sea.start("s", "x", examples=0).kill("x")
+    open_sea.start("s", "x", samples=0).kill("x")
     assert open_sea.state("s") is JobState.RUNNING
     open_sea.join(Role.SESSION, "x")
-    open_sea.start("s", "x", examples=0)
+    open_sea.start("s", "x", samples=0)
     assert open_sea.enter("s", "x").ready
     open_sea.handle(events.JobCancelled("s"))
     assert open_sea.state("s") is JobState.CANCELLED
@@ -462,7 +462,7 @@ def test_a_session_job_outlives_the_death_of_its_last_session(open_sea):
 def test_an_incarnation_of_a_session_has_one_part_in_one_job(open_sea):
     open_sea.submit(session(workers=2))
     open_sea.submit(session("t"))
-    open_sea.start("s", "x", "y", examples=0)
+    open_sea.start("s", "x", "y", samples=0)
     with pytest.raises(errors.Fenced):
         open_sea.enter("t", "x")
     open_sea.finish("s", "x")
@@ -574,7 +574,7 @@ def test_jobs_that_wait_come_before_extra_workers_who_stay_where_they_are(wide):
 
 def test_nobody_joins_a_job_that_a_worker_is_through_with(wide):
     wide.submit(job(workers=2, max_workers=4))
-    wide.start("a", "w0", "w1", examples=0)
+    wide.start("a", "w0", "w1", samples=0)
     wide.leave("w2")
     wide.leave("w3")
     wide.finish("a", "w0")

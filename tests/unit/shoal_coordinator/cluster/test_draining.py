@@ -160,7 +160,7 @@ class TestAJobIsSaved:
             done = {worker: lease.number for worker, lease in leases.items() if isinstance(lease, Lease)}
             ranges += [lease.range for lease in leases.values() if isinstance(lease, Lease)]
         assert ranges.count(after.range) == 1
-        assert len(ranges) == len(set(ranges)) == 8, "two epochs of 100 examples, in ranges of 32 and less"
+        assert len(ranges) == len(set(ranges)) == 8, "two epochs of 100 samples, in ranges of 32 and less"
 
     def test_that_is_at_its_end_is_let_end(self, running):
         for worker in ("w0", "w1"):

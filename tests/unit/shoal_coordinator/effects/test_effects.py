@@ -138,7 +138,9 @@ class TestTheCut:
             pb.WorkerProgress(worker="w0", incarnation=3, committed=4, finished=5),
             pb.WorkerProgress(worker="w0", incarnation=3, committed=5, finished=4),
         ]
-        servers.answers["HoldCommits"] = lambda server, _: pb.HoldCommitsReply(workers=[progress[SERVERS.index(server)]])
+        servers.answers["HoldCommits"] = lambda server, _: pb.HoldCommitsReply(
+            workers=[progress[SERVERS.index(server)]]
+        )
         seen = []
 
         def save(server, request):
@@ -155,7 +157,9 @@ class TestTheCut:
         ledger.lease("w0", 0, 1)
 
         def held():
-            assert [method for method, _ in servers.calls] == ["HoldCommits", "HoldCommits"], "some server lets commits pass"
+            assert [method for method, _ in servers.calls] == ["HoldCommits", "HoldCommits"], (
+                "some server lets commits pass"
+            )
             return HoldResult(ledger.to_proto(), {"w0": 0}, state_pb2.TallyRecord(loss=0.5))
 
         made = checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)

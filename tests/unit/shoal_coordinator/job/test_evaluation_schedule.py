@@ -303,7 +303,7 @@ def test_a_job_waits_for_the_checkpoint_of_its_last_evaluation():
     rig = Rig(KEEPING).servers("s0").workers("w0")
     policy = EvaluationPolicy(checkpoint_best=True)
     rig.submit(job(workers=1, evaluation=policy, checkpoints=shoal.CheckpointPolicy(every_s=0, at_end=False)))
-    rig.start("a", "w0", examples=0)
+    rig.start("a", "w0", samples=0)
     rig.evaluate("a", "w0", rig.ask("a", "w0", 3, through=True).number, loss=1.0)
     rig.finish("a", "w0")
     assert rig.state("a") is JobState.RUNNING

@@ -19,14 +19,14 @@ START = 1_000.0
 VARIABLES = {"w": Variable((8, 4))}
 
 
-def running(workers=1, examples=100, possible=False, **options):
+def running(workers=1, samples=100, possible=False, **options):
     """A job that runs since START; `possible`: with a folder of checkpoints, to which it can go back."""
     spec = Job("m:f", name="a", workers=workers, consistency=Asynchronous(), **options)
     job = JobMachine.begun(Submission(JobRef("a", 1), spec), START - 5, checkpoints=possible)
     names = [f"w{rank}" for rank in range(workers)]
     for number, name in enumerate(names):
         job.enrol(name, number + 1, number + 1, START - 4)
-        job.describe(JobDescribed("a", name, number + 1, VARIABLES, examples), START - 3)
+        job.describe(JobDescribed("a", name, number + 1, VARIABLES, samples), START - 3)
     shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
     job.place(Placement("a", 1, VARIABLES, shards), START - 2)
     job.shards_created(START - 1)
@@ -61,7 +61,7 @@ def test_figures_add_up_over_workers():
     [
         ({"max_steps": 4}, 4 * 2 * 10),
         ({"max_steps": 15}, 300),  # the data ends first
-        ({"max_steps": 4, "examples": 0}, 0),
+        ({"max_steps": 4, "samples": 0}, 0),
     ],
 )
 def test_how_much_there_is_to_do_ends_with_the_steps_too(options, total):
@@ -142,10 +142,10 @@ def test_data_is_leased_only_while_it_runs():
 
 def test_range_size_is_the_jobs_or_a_good_one():
     assert running(batch_size=4, range_size=8).lease("w0", 0).range.stop == 8
-    assert running(batch_size=4, examples=1000).lease("w0", 0).range.stop == 124
+    assert running(batch_size=4, samples=1000).lease("w0", 0).range.stop == 124
 
 
-def test_every_example_of_every_epoch_is_leased():
+def test_every_sample_of_every_epoch_is_leased():
     job = running(workers=2, epochs=2, batch_size=10)
     seen, done, crew = [], {"w0": 0, "w1": 0}, {"w0", "w1"}
     while crew:

@@ -28,7 +28,7 @@ def drain(ledger, worker="w", rank=0, workers=1):
 
 
 def test_ranges_come_in_order_and_cover_every_epoch():
-    ledger = Ledger(examples=10, epochs=2, range_size=4)
+    ledger = Ledger(samples_per_epoch=10, epochs=2, range_size=4)
     cuts = [(0, 4), (4, 8), (8, 10)]
     assert drain(ledger) == [DataRange(epoch, *cut) for epoch in (0, 1) for cut in cuts]
     assert ledger.finished
@@ -138,7 +138,7 @@ def test_the_account_adds_up():
     ledger.complete("b", ledger.lease("b", 1, 2).number)
     ledger.lease("b", 1, 2)
     account = ledger.account()
-    assert (account.examples, account.epochs, account.epoch) == (10, 2, 0)
+    assert (account.samples, account.epochs, account.epoch) == (10, 2, 0)
     assert account.total == DataCount(done=4, leased=4, loose=6, untouched=6)
     assert account.in_progress == {0: DataCount(done=4, loose=6), 1: DataCount(leased=4, untouched=6)}
     assert account.held == (HeldRange("b", 1, 1, 0, 4),)
@@ -205,7 +205,7 @@ def test_workers_in_step_get_the_same_batches_in_whatever_order_they_ask(ranges,
             batches = {}
             for rank in data.draw(st.permutations(range(workers))):
                 lease, consumed = held.pop(rank, (None, 0))
-                if lease and consumed >= lease.range.examples:
+                if lease and consumed >= lease.range.samples:
                     ledger.complete(f"w{rank}", lease.number)
                     lease = None
                 if lease is None:
@@ -221,10 +221,10 @@ def test_workers_in_step_get_the_same_batches_in_whatever_order_they_ask(ranges,
 
 
 @pytest.mark.parametrize(
-    ("examples", "workers", "batch", "size"), [(1797, 2, 32, 96), (10, 4, 32, 32), (0, 1, 32, 32), (6400, 1, 100, 800)]
+    ("samples", "workers", "batch", "size"), [(1797, 2, 32, 96), (10, 4, 32, 32), (0, 1, 32, 32), (6400, 1, 100, 800)]
 )
-def test_default_range_size(examples, workers, batch, size):
-    assert default_range_size(examples, workers, batch) == size
+def test_default_range_size(samples, workers, batch, size):
+    assert default_range_size(samples, workers, batch) == size
 
 
 class Training(RuleBasedStateMachine):
@@ -233,9 +233,9 @@ class Training(RuleBasedStateMachine):
     workers = st.sampled_from("abcd")
     counts = st.integers(1, 4)
 
-    @initialize(examples=st.integers(1, 30), epochs=st.integers(1, 3), size=st.integers(1, 12))
-    def begin(self, examples, epochs, size):
-        self.ledger = Ledger(examples, epochs, size)
+    @initialize(samples=st.integers(1, 30), epochs=st.integers(1, 3), size=st.integers(1, 12))
+    def begin(self, samples, epochs, size):
+        self.ledger = Ledger(samples, epochs, size)
         self.held: dict[str, Lease] = {}
         self.visits: Counter[tuple[int, int]] = Counter()
         self.losses = 0
@@ -261,7 +261,7 @@ class Training(RuleBasedStateMachine):
         left = self.ledger.take_back(worker, consumed)
         if lease:
             self.visit_first(lease.range, consumed)
-            assert (left.examples if left else 0) == max(0, lease.range.examples - consumed)
+            assert (left.samples if left else 0) == max(0, lease.range.samples - consumed)
 
     @rule(worker=workers, trained=st.booleans())
     def die(self, worker, trained):
@@ -277,7 +277,7 @@ class Training(RuleBasedStateMachine):
         """All that was trained on behind the checkpoint is undone with the variables: it counts no more."""
         cursors = {}
         for worker, lease in self.held.items():
-            consumed = data.draw(st.integers(0, lease.range.examples))
+            consumed = data.draw(st.integers(0, lease.range.samples))
             cursors[worker] = Cursor(lease.number, consumed)
             self.visit_first(lease.range, consumed)
         record = self.ledger.settled(cursors, {worker: "abcd".index(worker) for worker in self.held})
@@ -292,7 +292,7 @@ class Training(RuleBasedStateMachine):
         self.visit(DataRange(part.epoch, part.start, min(part.start + consumed, part.stop)))
 
     def visit(self, part):
-        self.visits.update((part.epoch, example) for example in range(part.start, part.stop))
+        self.visits.update((part.epoch, sample) for sample in range(part.start, part.stop))
 
     @invariant()
     def holds(self):
@@ -309,7 +309,9 @@ class Training(RuleBasedStateMachine):
         for part in drain(self.ledger, workers=2):
             self.visit(part)
         assert self.ledger.finished
-        every = {(epoch, example) for epoch in range(self.ledger.epochs) for example in range(self.ledger.examples)}
+        every = {
+            (epoch, sample) for epoch in range(self.ledger.epochs) for sample in range(self.ledger.samples_per_epoch)
+        }
         assert set(self.visits) == every
         if not self.losses:
             assert set(self.visits.values()) == {1}

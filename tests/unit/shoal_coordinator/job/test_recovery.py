@@ -41,9 +41,9 @@ def lose(machine, servers=2):
     return answer
 
 
-def data(done=0, examples=EXAMPLES):
+def data(done=0, samples=EXAMPLES):
     """Where the data of a job with one epoch had come."""
-    ledger = Ledger(examples, 1, RANGE)
+    ledger = Ledger(samples, 1, RANGE)
     for _ in range(done // RANGE):
         lease = ledger.lease("w0", 0, 1)
         ledger.complete("w0", lease.number)
@@ -169,11 +169,11 @@ class TestGoingOn:
         assert resumption.assigned
 
     def test_anew_in_the_data_where_its_order_is_another(self):
-        for checkpoint in (restored(data=data(), seed=6), restored(data=data(examples=99), seed=5)):
+        for checkpoint in (restored(data=data(), seed=6), restored(data=data(samples=99), seed=5)):
             resumption = resume(recovery(2, seed=5), checkpoint)
             assert resumption.ledger is None
             assert resumption.note == (
-                "goes on from a/2, step 7 (its data begins anew: another seed, or another number of examples)"
+                "goes on from a/2, step 7 (its data begins anew: another seed, or another number of samples)"
             )
 
     def test_without_data_where_there_was_none(self):
@@ -184,7 +184,7 @@ class TestGoingOn:
         checkpoint = restored(variables=("old", "w"), data=data(), seed=1, passed_by=("a/3: it is damaged",))
         assert resume(recovery(2), checkpoint).note == (
             "goes on from a/2, step 7 (not restored: b; left out: old; passed by: a/3: it is damaged; "
-            "its data begins anew: another seed, or another number of examples)"
+            "its data begins anew: another seed, or another number of samples)"
         )
 
     def test_the_note_is_bounded(self):

@@ -146,7 +146,7 @@ def test_the_dead_stay_dead(rig):
 def test_a_session_has_its_one_part(rig):
     rig.join(Role.SESSION, "x")
     rig.submit(session())
-    rig.start("s", "x", examples=0)
+    rig.start("s", "x", samples=0)
     rig.crash()
     assert rig.enter("s", "x").ready
     rig.finish("s", "x")
@@ -281,7 +281,7 @@ class TestEvents:
 
 def test_polling_writes_nothing(rig):
     rig.submit(job(workers=2))
-    rig.start("a", "w0", "w1", examples=32)
+    rig.start("a", "w0", "w1", samples=32)
     rig.lease("a", "w0")
     for poll in (
         lambda: rig.machine.handle(events.TimePassed(), rig.now),
@@ -308,8 +308,8 @@ def test_polling_writes_nothing(rig):
         ("member/w0", b"", "member/w0 makes no sense"),
         ("effect/9", b"", "effect/9 makes no sense"),
         ("what/9", b"", "no such kind"),
-        ("job/1/plan", state_pb2.PlanRecord(examples=3).SerializeToString(), "contradict"),
-        ("job/1/ledger", state_pb2.LedgerRecord(examples=3, epochs=1).SerializeToString(), "contradict"),
+        ("job/1/plan", state_pb2.PlanRecord(samples=3).SerializeToString(), "contradict"),
+        ("job/1/ledger", state_pb2.LedgerRecord(samples=3, epochs=1).SerializeToString(), "contradict"),
         ("job/1/event/1", job_pb2.Event(sequence=1).SerializeToString(), "event/1 makes no sense"),
     ],
 )
