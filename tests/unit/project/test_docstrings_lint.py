@@ -3,7 +3,7 @@
 import ast
 
 import pytest
-from lint.docstrings import main, problems, public_functions
+from lint.docstrings import problems, public_functions
 
 WHOLE = """
     First line.
@@ -50,7 +50,3 @@ def test_nothing_need_be_returned_by_what_returns_nothing() -> None:
 def test_a_constructor_is_explained_by_its_class() -> None:
     tree = ast.parse("class A:\n    'It is.'\n    def __init__(self, a, b, c): ...\n    def _f(self, a, b, c): ...\n")
     assert [(name, text) for name, _, text in public_functions(tree)] == [("A.__init__", "It is.")]
-
-
-def test_the_public_api_has_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main() == 0, capsys.readouterr().out
