@@ -1,4 +1,4 @@
-"""The cluster machine: members, the table of jobs, scheduling, placement, departures, and effects that are outstanding.
+"""The cluster machine: members, the table of jobs, scheduling, placement, draining, and effects that are outstanding.
 
 `Cluster.handle(event, now)` is the one door for change. Pure: no clock, no I/O, no thread. What happens within one
 job is in `job`; effects are performed in `effects`. The shell, `persistence` and what is above them may import it; of

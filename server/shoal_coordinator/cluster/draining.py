@@ -32,7 +32,7 @@ class DrainCoordinator:
 
     Args:
         members: of the cluster.
-        outstanding: effects.
+        pending_effects: effects.
         emit: told what is now to be done.
         lose_shards: what becomes of a job that has to give up its shards.
     """
@@ -40,11 +40,11 @@ class DrainCoordinator:
     def __init__(
         self,
         members: Membership,
-        outstanding: PendingEffects,
+        pending_effects: PendingEffects,
         emit: Callable[[Iterable[Effect]], None],
         lose_shards: LoseShards,
     ) -> None:
-        self._members, self._outstanding = members, outstanding
+        self._members, self._pending_effects = members, pending_effects
         self._emit, self._lose_shards = emit, lose_shards
 
     def of(self, job: JobMachine) -> list[str]:
@@ -58,10 +58,10 @@ class DrainCoordinator:
         if not self.of(job):
             return
         if job.spec.is_session and not job.created:  # it cannot go back, and has nothing to go back for
-            self._place_anew(job, now)
+            self._place_again(job, now)
         elif job.state is not JobState.RUNNING:  # nothing was trained since what its shards are made of
-            self._go_back(job, now)
-        elif not job.checkpointing and not job.closing:
+            self._restart(job, now)
+        elif not job.checkpoint_in_progress and not job.closing:
             self._save(job, now, now)
 
     def checkpoint_ended(self, job: JobMachine, now: float, *, last: bool) -> None:
@@ -69,8 +69,8 @@ class DrainCoordinator:
         if not self.of(job) or job.closing:
             return
         if last:
-            self._go_back(job, now, job.newest_checkpoint)
-        elif not job.checkpointing:  # it failed, or was under way before the server said anything
+            self._restart(job, now, job.newest_checkpoint)
+        elif not job.checkpoint_in_progress:  # it failed, or was under way before the server said anything
             self._save(job, now + _AGAIN_S if job.checkpoint_failure else now, now)
 
     def validate(self, jobs: Iterable[JobMachine]) -> None:
@@ -81,13 +81,13 @@ class DrainCoordinator:
     def _save(self, job: JobMachine, at: float, now: float) -> None:
         self._emit(job.request_checkpoint_from(at, now))
 
-    def _go_back(self, job: JobMachine, now: float, saved: SavedCheckpoint | None = None) -> None:
+    def _restart(self, job: JobMachine, now: float, saved: SavedCheckpoint | None = None) -> None:
         self._lose_shards(job, f"{self._why(job)}{job.advice}", now, announced=True, saved=saved)
 
-    def _place_anew(self, job: JobMachine, now: float) -> None:
+    def _place_again(self, job: JobMachine, now: float) -> None:
         """Its shards were still being created: those who are in it wait on, and others host it."""
         job.wait_for(f"{self._why(job)}, so its variables get another place", now)
-        self._outstanding.abandon(job.ref)
+        self._pending_effects.abandon(job.ref)
         self._emit(job.drop())
 
     def _why(self, job: JobMachine) -> str:

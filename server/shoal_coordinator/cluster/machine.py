@@ -52,44 +52,44 @@ class Cluster:
         now: seconds of Unix time that never jump, as in every method.
 
     Attributes:
-        tallies: what has happened to jobs since this object was made.
+        counters: what has happened to jobs since this object was made.
     """
 
     def __init__(self, cluster: str, policy: ClusterPolicy, now: float) -> None:
         self._id = cluster
         self._policy = policy
-        self._touched = DirtyRecords()
-        self._members = Membership(policy.heartbeat_timeout_s, self._touched.member, return_s=policy.server_return_s)
+        self._dirty = DirtyRecords()
+        self._members = Membership(policy.heartbeat_timeout_s, self._dirty.member, return_s=policy.server_return_s)
         self._jobs = JobTable()
-        self.tallies = JobCounters()
+        self.counters = JobCounters()
         self._submissions = 0  # counts for ever: a number is never given out twice
         self._looked_at = now  # when the leases were last looked through
         self._dead: dict[str, Role] = {}  # declared so since it was last told
-        self._outstanding = PendingEffects(self._touched.effect)
+        self._pending_effects = PendingEffects(self._dirty.effect)
         self._effects: list[Effect] = []  # decided by the event in hand
-        self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._touched.counts, policy.placement)
+        self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._dirty.counts, policy.placement)
         patience_s = 2 * max(policy.heartbeat_timeout_s, RETURN_S)
         self._outcomes = OutcomeHandler(
-            self._jobs, self._members, self._outstanding, self._emit, self._schedule, patience_s
+            self._jobs, self._members, self._pending_effects, self._emit, self._schedule, patience_s
         )
-        self._work = WorkerRequests(
+        self._worker_requests = WorkerRequests(
             self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule
         )
-        self._handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
+        self._handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.TimePassed: self._time_passed,
             events.RegistrationReceived: self._registration_received,
             events.HeartbeatReceived: self._heartbeat_received,
             events.MemberLeft: self._member_left,
-            events.DrainRequested: self._server_drained,
+            events.DrainRequested: self._drain_requested,
             events.JobSubmitted: self._job_submitted,
             events.JobCancelled: self._job_cancelled,
             events.JobDropped: self._job_dropped,
             events.CheckpointRequested: self._checkpoint_requested,
-            **self._work.handlers,
+            **self._worker_requests.handlers,
             **self._outcomes.handlers,
         }
 
-    def handle(self, event: events.Event[events.R], now: float) -> tuple[events.R, list[Effect]]:
+    def handle(self, event: events.ClusterEvent[events.R], now: float) -> tuple[events.R, list[Effect]]:
         """Takes in what happened.
 
         Returns:
@@ -121,16 +121,16 @@ class Cluster:
         cluster._scheduler.restore(counts.generation, counts.assignments)
         cluster._members.restore(snapshot.members, counts.incarnation, now)
         for submission, job in snapshot.jobs.items():
-            changed = partial(cluster._touched.job, submission)
+            changed = partial(cluster._dirty.job, submission)
             life = JobMachine.restored(
-                submission, job, now, changed, checkpoints=policy.checkpoints, tallies=cluster.tallies
+                submission, job, now, changed, checkpoints=policy.checkpoints, counters=cluster.counters
             )
             cluster._jobs.add(life)
-        cluster._outstanding.restore(snapshot.effects, counts.effects)
-        cluster._go_on(now)
+        cluster._pending_effects.restore(snapshot.effects, counts.effects)
+        cluster._continue_after_restore(now)
         return cluster
 
-    def _go_on(self, now: float) -> None:
+    def _continue_after_restore(self, now: float) -> None:
         """Does what follows from a restore by itself."""
         for job in self._jobs.values():
             job.validate()  # before anything is made of it
@@ -138,18 +138,18 @@ class Cluster:
         for job in self._jobs.live:
             self._emit(job.end_when_saved(now))
         self._schedule(now)
-        self._effects.clear()  # they are outstanding, as all others are
+        self._effects.clear()  # they are pending_effects, as all others are
 
     # What is kept of it.
 
     @property
     def changed(self) -> bool:
-        """Whether `take_changed` has anything."""
-        return bool(self._touched)
+        """Whether `take_dirty` has anything."""
+        return bool(self._dirty)
 
-    def take_changed(self) -> list[str]:
+    def take_dirty(self) -> list[str]:
         """Returns the keys of the records (`record_keys`) that have changed since the last call, in order."""
-        return self._touched.take()
+        return self._dirty.take()
 
     @property
     def counts(self) -> ClusterCounters:
@@ -159,7 +159,7 @@ class Cluster:
             generation=self._scheduler.generation,
             submissions=self._submissions,
             assignments=self._scheduler.assignments,
-            effects=self._outstanding.last,
+            effects=self._pending_effects.last,
             incarnation=self._members.incarnation,
         )
 
@@ -178,13 +178,13 @@ class Cluster:
         return {job.ref.submission: job for job in self._jobs.values()}
 
     @property
-    def outstanding(self) -> list[Effect]:
+    def pending_effects(self) -> list[Effect]:
         """What was decided and is not known to be done, in order; all of it may be done again."""
-        return list(self._outstanding)
+        return list(self._pending_effects)
 
     def find_effect(self, number: int) -> Effect | None:
         """An effect that is outstanding."""
-        return self._outstanding.find(number)
+        return self._pending_effects.find(number)
 
     # What it is like now.
 
@@ -202,7 +202,7 @@ class Cluster:
         """Whether an effect is still to be performed, and a server of it lives."""
         member = self._members.find(server.member)
         there = member is not None and member.alive and member.registration.address == server.address
-        return there and self._outstanding.find(effect) is not None
+        return there and self._pending_effects.find(effect) is not None
 
     def job(self, name: str) -> JobMachine:
         """A job by name, to be read.
@@ -243,13 +243,15 @@ class Cluster:
         submissions = [job.ref.submission for job in self._jobs.values()]
         assert submissions == sorted(submissions)
         assert max(submissions, default=0) <= self._submissions
-        self._outstanding.validate()
-        self._outcomes.departures.validate(self._jobs.live)
+        self._pending_effects.validate()
+        self._outcomes.draining.validate(self._jobs.live)
         # So what became of an effect is what became of the attempt that its job knows of, and of no other.
         attempts = ScanCheckpoints | TakeCut | CommitCheckpoint
-        saving = Counter(effect.job for effect in self._outstanding if isinstance(effect, attempts))
+        saving = Counter(effect.job for effect in self._pending_effects if isinstance(effect, attempts))
         for job in self._jobs.live:
-            assert saving[job.ref] == job.checkpointing, "an attempt at a checkpoint without its effect, or two"
+            assert saving[job.ref] == job.checkpoint_in_progress, (
+                "an attempt at a checkpoint without its effect, or two"
+            )
 
     # Members.
 
@@ -270,7 +272,7 @@ class Cluster:
         return RegisterResult(member.incarnation)
 
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
-        self._members.beat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
+        self._members.heartbeat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
         job = self._jobs.find_of(event.member)
         return Assignment(job.ref.name, job.assignment_of(event.member)) if job else None
 
@@ -279,16 +281,16 @@ class Cluster:
             self._lose(member, now, event.cursor)
             self._schedule(now)
 
-    def _server_drained(self, event: events.DrainRequested, now: float) -> tuple[str, ...]:
-        member, departures = self._members.check(event.member, event.incarnation), self._outcomes.departures
+    def _drain_requested(self, event: events.DrainRequested, now: float) -> tuple[str, ...]:
+        member, draining = self._members.check(event.member, event.incarnation), self._outcomes.draining
         if member.role is not Role.SERVER:
             raise errors.BadRequest(f"{member.id} is a {member.role.value}; servers alone are drained")
-        if not member.leaving:
+        if not member.draining:
             self._members.start_draining(member)
             for job in self._jobs.live:
-                departures.begin(job, now)
+                draining.begin(job, now)
             self._schedule(now)
-        return tuple(job.ref.name for job in self._jobs.live if member.id in departures.of(job))
+        return tuple(job.ref.name for job in self._jobs.live if member.id in draining.of(job))
 
     def _expire(self, now: float) -> None:
         away_s, self._looked_at = now - self._looked_at, now
@@ -309,7 +311,7 @@ class Cluster:
             for job in self._jobs.live:
                 if job.placement and any(server.member == member.id for server in job.servers):
                     lost = f"{_lost_shards(member.id, job.placement)}{job.advice}"
-                    self._outcomes.lose_shards(job, lost, now, announced=member.leaving)
+                    self._outcomes.lose_shards(job, lost, now, announced=member.draining)
 
     # Jobs, as users see them.
 
@@ -328,7 +330,7 @@ class Cluster:
         if earlier:
             self._forget(earlier)
         self._submissions += 1
-        self._touched.counts()
+        self._dirty.counts()
         job = self._new_job(Submission(JobRef(name, self._submissions), event.spec, event.token), now)
         self._schedule(now)
         return job.status(now)
@@ -368,15 +370,15 @@ class Cluster:
             self._forget(job)
 
     def _new_job(self, submission: Submission, now: float) -> JobMachine:
-        changed, saves = partial(self._touched.job, submission.ref.submission), self._policy.checkpoints
-        job = JobMachine.begun(submission, now, changed, checkpoints=saves, tallies=self.tallies)
+        changed, saves = partial(self._dirty.job, submission.ref.submission), self._policy.checkpoints
+        job = JobMachine.begun(submission, now, changed, checkpoints=saves, counters=self.counters)
         self._jobs.add(job)
         return job
 
     def _forget(self, job: JobMachine) -> None:
         self._emit(job.drop())
         for part in job.parts:
-            self._touched.job(job.ref.submission, part)
+            self._dirty.job(job.ref.submission, part)
         self._jobs.remove(job)
 
     def _emit(self, effects: Iterable[Effect]) -> None:
@@ -386,9 +388,9 @@ class Cluster:
                 alive = {server.registration.address for server in self._members.alive(Role.SERVER)}
                 servers = tuple(server for server in effect.servers if server.address in alive)
                 if servers:
-                    self._effects.append(self._outstanding.add(replace(effect, servers=servers)))
+                    self._effects.append(self._pending_effects.add(replace(effect, servers=servers)))
             else:
-                self._effects.append(self._outstanding.add(effect))
+                self._effects.append(self._pending_effects.add(effect))
 
 
 def _lost_shards(server: str, placement: Placement) -> str:

@@ -31,7 +31,7 @@ class Member:
     last_seen: float
     alive: bool = True  # once False, it stays so
     enrolled: bool = False  # sessions: it has had its part in a job; an incarnation gets one
-    leaving: bool = False  # it said that it was going: servers before they do; once True, it stays so
+    draining: bool = False  # it said that it was going: servers before they do; once True, it stays so
     shards: int = 0
     bytes: int = 0
     load: ServerLoad = field(default_factory=ServerLoad)
@@ -61,7 +61,7 @@ class Member:
             bytes=self.bytes,
             job=job,
             load=self.load,
-            leaving=self.leaving,
+            leaving=self.draining,
         )
 
     def to_proto(self) -> state_pb2.MemberRecord:
@@ -72,7 +72,7 @@ class Member:
             enrolled=self.enrolled,
             dead=not self.alive,
             last_seen=0.0 if self.alive else self.last_seen,
-            leaving=self.leaving,
+            leaving=self.draining,
         )
 
     @classmethod
@@ -84,7 +84,7 @@ class Member:
             record.last_seen,
             alive=not record.dead,
             enrolled=record.enrolled,
-            leaving=record.leaving,
+            draining=record.leaving,
         )
 
 
@@ -100,7 +100,7 @@ class Membership:
     def __init__(
         self, heartbeat_timeout_s: float, changed: Callable[[str], None] = lambda _: None, *, return_s: float = 60.0
     ) -> None:
-        self._lease_s, self._return_s = heartbeat_timeout_s, return_s
+        self._heartbeat_timeout_s, self._return_s = heartbeat_timeout_s, return_s
         self._changed = changed
         self._members: dict[str, Member] = {}
         # The last incarnation given out, to whomever: an id forgotten long ago never gets a number again.
@@ -117,7 +117,7 @@ class Membership:
         self.incarnation = incarnation
         for member in members:
             if member.alive:
-                member.last_seen = now + max(0.0, RETURN_S - self._lease_s)
+                member.last_seen = now + max(0.0, RETURN_S - self._heartbeat_timeout_s)
             self._members[member.id] = member
 
     def __iter__(self) -> Iterator[Member]:
@@ -129,9 +129,9 @@ class Membership:
         return [member for member in self if member.alive and member.role is role]
 
     @property
-    def staying(self) -> list[Member]:
+    def not_draining(self) -> list[Member]:
         """The live servers that are not about to go, in order of id: where shards may be placed."""
-        return [member for member in self.alive(Role.SERVER) if not member.leaving]
+        return [member for member in self.alive(Role.SERVER) if not member.draining]
 
     def expected(self, now: float) -> dict[str, float]:
         """The servers that are about to go, or have gone a while ago, and may be back under their names.
@@ -139,7 +139,7 @@ class Membership:
         Returns:
             By id, until when each is expected; 0: it has not gone yet.
         """
-        leaving = [member for member in self if member.leaving and member.role is Role.SERVER]
+        leaving = [member for member in self if member.draining and member.role is Role.SERVER]
         until = {member.id: 0.0 if member.alive else member.last_seen + self._return_s for member in leaving}
         return {member: end for member, end in until.items() if not end or now < end}
 
@@ -173,18 +173,18 @@ class Membership:
         """A member that is remembered, dead or alive."""
         return self._members.get(member)
 
-    def take_part(self, member: Member) -> None:
+    def mark_enrolled(self, member: Member) -> None:
         """Notes that a session has had its part in a job."""
         member.enrolled = True
         self._changed(member.id)
 
     def is_draining(self, member: str) -> bool:
         """Whether the id belongs to a live server that is about to go."""
-        return self.is_alive(member) and self._members[member].leaving
+        return self.is_alive(member) and self._members[member].draining
 
     def start_draining(self, member: Member) -> None:
         """Notes that a server is going; it is alive until it has gone."""
-        member.leaving = True
+        member.draining = True
         self._changed(member.id)
 
     def check(self, member: str, incarnation: int) -> Member:
@@ -202,7 +202,7 @@ class Membership:
             )
         return known
 
-    def beat(
+    def heartbeat(
         self,
         member: str,
         incarnation: int,
@@ -227,13 +227,13 @@ class Membership:
             return None
         known.last_seen = now
         if known.role is not Role.SERVER:  # which is expected back only if it has announced that it would go
-            known.leaving = True
+            known.draining = True
         self._bury([known], now)
         return known
 
     def expire(self, now: float) -> list[Member]:
         """Declares dead who has been silent for longer than the lease, and forgets those who died long ago."""
-        silent = [member for member in self if member.alive and now - member.last_seen > self._lease_s]
+        silent = [member for member in self if member.alive and now - member.last_seen > self._heartbeat_timeout_s]
         self._bury(silent, now)
         return silent
 
@@ -254,7 +254,7 @@ class Membership:
     def _check_same_process(self, known: Member, registration: Registration, now: float) -> None:
         if known.registration.process == registration.process and known.role is registration.role:
             return
-        left_s = max(0.0, known.last_seen + self._lease_s - now)
+        left_s = max(0.0, known.last_seen + self._heartbeat_timeout_s - now)
         where = f" at {known.registration.address}" if known.registration.address else ""
         raise errors.DuplicateMember(
             f"a live process{where} has the member id {known.id}: give each process its own, or stop that one; if it "

@@ -60,7 +60,7 @@ class Scheduler:
                 pass
         idling = sum(self._jobs.find_of(worker.id) is None for worker in workers)
         for job in self._jobs.live:
-            lacks = [_lack(job, idling), job.storage_lack]
+            lacks = [_waiting_for(job, idling), job.storage_waited_for]
             if job.unplaced is not None:
                 lacks.append(self._place(job, now))
             if not job.ended:
@@ -95,7 +95,7 @@ class Scheduler:
 
     def _place(self, job: JobMachine, now: float) -> str:
         """Plans where a job's variables go; says what is lacking for it."""
-        servers, expected = self._members.staying, self._members.expected(now)
+        servers, expected = self._members.not_draining, self._members.expected(now)
         if job.waits_for_servers(len(servers), now, expected=bool(expected)):
             return _restarting(expected) or "waiting for servers"
         if not servers:
@@ -140,7 +140,7 @@ def _restarting(expected: Mapping[str, float]) -> str:
     return f"waiting for {who}{at_most}"
 
 
-def _lack(job: JobMachine, idle: int) -> str:
+def _waiting_for(job: JobMachine, idle: int) -> str:
     """Whom a job waits for, where so many workers are idle."""
     needed, there = job.spec.fewest_workers, job.staff
     if job.spec.is_session:

@@ -37,7 +37,7 @@ class ClusterSnapshot:
         counts: its id and numbers.
         members: all that were remembered, in any order.
         jobs: by submission, in their order.
-        effects: those that were outstanding, in any order.
+        effects: those that were pending_effects, in any order.
     """
 
     counts: ClusterCounters

@@ -41,11 +41,11 @@ class WorkerRequests:
         self._jobs, self._members = jobs, members
         self._scheduler, self._outcomes = scheduler, outcomes
         self._emit, self._schedule = emit, schedule
-        self.handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
+        self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.JobDescribed: self._job_described,
             events.JoinRequested: self._join_requested,
             events.LeaseRequested: self._lease_requested,
-            events.EvaluationClaimed: self._evaluation_asked,
+            events.EvaluationClaimed: self._evaluation_claimed,
             events.EvaluationReported: self._evaluation_reported,
             events.WorkerReported: self._worker_reported,
             events.WorkerFinished: self._worker_finished,
@@ -55,7 +55,7 @@ class WorkerRequests:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if job.ended:
             raise _over(job, now)
-        self._seat(member, job, event.assignment, now)
+        self._ensure_part(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
         self._emit(effects)
         self._schedule(now)
@@ -64,7 +64,7 @@ class WorkerRequests:
     def _join_requested(self, event: events.JoinRequested, now: float) -> JoinResult:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if not job.ended:
-            self._seat(member, job, event.assignment, now)
+            self._ensure_part(member, job, event.assignment, now)
             self._emit(job.join(event.worker, event.assigned, now))
             if event.assigned:
                 self._schedule(now)  # as when the last one is admitted
@@ -76,7 +76,7 @@ class WorkerRequests:
         has_part = job.has_part(event.worker, event.assignment)
         return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
 
-    def _evaluation_asked(self, event: events.EvaluationClaimed, _: float) -> EvaluationClaim:
+    def _evaluation_claimed(self, event: events.EvaluationClaimed, _: float) -> EvaluationClaim:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
@@ -88,9 +88,9 @@ class WorkerRequests:
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return EvaluationAck(stop=True)
-        verdict, effects = job.report_evaluation(event.worker, event.result, now)
+        ack, effects = job.report_evaluation(event.worker, event.result, now)
         self._emit(effects)
-        return verdict
+        return ack
 
     def _worker_reported(self, event: events.WorkerReported, now: float) -> ReportAck:
         self._members.check(event.worker, event.incarnation)
@@ -106,7 +106,7 @@ class WorkerRequests:
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return
-        if not (event.lost and job.goes_back):
+        if not (event.lost and job.can_restart):
             self._emit(job.finish(event.worker, event.error, now))
         elif job.placement:
             lost = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
@@ -115,7 +115,7 @@ class WorkerRequests:
             self._emit(job.lose(event.worker, now))
         self._schedule(now)
 
-    def _seat(self, member: Member, job: JobMachine, assignment: int, now: float) -> None:
+    def _ensure_part(self, member: Member, job: JobMachine, assignment: int, now: float) -> None:
         """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
         name = job.spec.name
         if job.has_part(member.id, assignment):
@@ -134,7 +134,7 @@ class WorkerRequests:
                 job=name,
                 workers=job.spec.workers,
             )
-        self._members.take_part(member)
+        self._members.mark_enrolled(member)
         self._scheduler.enrol(member, job, now)
         self._schedule(now)
 

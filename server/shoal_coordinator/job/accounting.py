@@ -24,7 +24,7 @@ class Accounting:
     def __init__(self, spec: Job, changed: Callable[[str], None]) -> None:
         self._spec, self._changed = spec, changed
         self.ledger: Ledger | None = None  # None until the job is described
-        self.tally = ProgressTotals()
+        self.progress_totals = ProgressTotals()
         self.steps = StepTimings()
 
     @property
@@ -38,12 +38,12 @@ class Accounting:
 
     def timings(self) -> Timings:
         """Where the time of the latest steps went, and how stale accepted pushes were."""
-        return Timings(self.steps.kept, self.tally.staleness, self.steps.heard)
+        return Timings(self.steps.kept, self.progress_totals.staleness, self.steps.last_reported_at)
 
     def progress(self, seconds: float) -> Progress:
         """The figures now, `seconds` after the job began to run; 0: it did not."""
         epoch = self.ledger.epoch if self.ledger else 0
-        return self.tally.progress(total_samples=self._total_samples, epoch=epoch, seconds=seconds)
+        return self.progress_totals.progress(total_samples=self._total_samples, epoch=epoch, seconds=seconds)
 
     @property
     def _total_samples(self) -> int:
@@ -55,7 +55,7 @@ class Accounting:
     def held(self, ranks: Mapping[str, int]) -> HoldResult:
         """The coordinator's part of a cut; `ranks` are the live workers'."""
         data = self.ledger.to_proto() if self.ledger and self.ledger.samples_per_epoch else None
-        return HoldResult(data, ranks, self.tally.to_proto({}))
+        return HoldResult(data, ranks, self.progress_totals.to_proto({}))
 
     def begin(self, samples: int) -> None:
         """The job is described: an epoch has so many samples, none of which is done."""
@@ -64,8 +64,8 @@ class Accounting:
 
     def restart(self) -> None:
         """Nothing is done any more."""
-        self.tally, self.steps = ProgressTotals(), StepTimings()
-        self._changed(JobRecordKind.TALLY)
+        self.progress_totals, self.steps = ProgressTotals(), StepTimings()
+        self._changed(JobRecordKind.PROGRESS)
         if self.ledger:
             self.begin(self.ledger.samples_per_epoch)
 
@@ -74,21 +74,21 @@ class Accounting:
         self.ledger = ledger
         self.ledger_changed()
 
-    def resume_figures(self, tally: state_pb2.TallyRecord, *, of_another: bool) -> None:
+    def resume_progress(self, progress: state_pb2.TallyRecord, *, of_another: bool) -> None:
         """The figures go on from a checkpoint's; those of another job are not this one's speed."""
-        self.tally = ProgressTotals.from_proto(tally)
+        self.progress_totals = ProgressTotals.from_proto(progress)
         if of_another:
-            self.tally.begin()
-        self._changed(JobRecordKind.TALLY)
+            self.progress_totals.begin()
+        self._changed(JobRecordKind.PROGRESS)
 
     def count(self, fresh: WorkerReported, now: float) -> None:
         """Counts in what a worker did since its last report."""
-        self.tally.add(fresh)
+        self.progress_totals.add(fresh)
         self.steps.add(fresh.worker, fresh.timings, now)
 
     def release(self, worker: str, cursor: Cursor | None) -> None:
         """A worker is gone; what it holds goes to others but for what it has done, as far as that is known."""
-        self._changed(JobRecordKind.TALLY)  # nobody will report again what this one did
+        self._changed(JobRecordKind.PROGRESS)  # nobody will report again what this one did
         if self.ledger:
             held = self.ledger.held_by(worker)
             known = cursor is not None and held is not None and cursor.lease == held.number
@@ -97,7 +97,7 @@ class Accounting:
     def restore_from(self, saved: JobSnapshot) -> None:
         """Goes on from a job's records."""
         self.ledger = Ledger.from_proto(saved.ledger, self.ledger_changed) if saved.ledger else None
-        self.tally = ProgressTotals.from_proto(saved.tally)
+        self.progress_totals = ProgressTotals.from_proto(saved.tally)
 
     def ledger_changed(self) -> None:
         """The ledger's record is another one now."""

@@ -56,12 +56,12 @@ class CheckpointCoordinator:
         self._ref, spec = submission.ref, submission.spec
         self._spec = spec
         self._log, self._lifecycle = owners.log, owners.lifecycle
-        self._plan, self._crew = owners.plan, owners.crew
+        self._plan, self._worker_group = owners.plan, owners.worker_group
         policy = spec.checkpoints or CheckpointPolicy()
         self.checkpoints = CheckpointSchedule(
             policy, now, lambda: changed(JobRecordKind.CHECKPOINTS), possible=possible
         )
-        self.evaluating = (
+        self.evaluation_schedule = (
             EvaluationSchedule(spec.evaluation, lambda: changed(JobRecordKind.EVALUATION)) if spec.evaluation else None
         )
 
@@ -75,60 +75,64 @@ class CheckpointCoordinator:
     @property
     def stopping(self) -> str:
         """Why the job ends before its data is done; empty: it does not."""
-        return self.evaluating.stopping if self.evaluating else ""
+        return self.evaluation_schedule.stopping if self.evaluation_schedule else ""
 
     @property
     def owes_evaluation(self) -> bool:
         """Whether the evaluation at the job's end is to come."""
-        return self.evaluating is not None and self.evaluating.owes
+        return self.evaluation_schedule is not None and self.evaluation_schedule.owes
 
     @property
     def latest(self) -> Evaluation | None:
         """The last evaluation; None: there was none."""
-        return self.evaluating.latest if self.evaluating else None
+        return self.evaluation_schedule.latest if self.evaluation_schedule else None
 
     @property
     def best(self) -> Evaluation | None:
         """The best evaluation so far; None: none gave a number."""
-        return self.evaluating.best if self.evaluating else None
+        return self.evaluation_schedule.best if self.evaluation_schedule else None
 
     # Evaluations.
 
     def claim_evaluation(self, worker: str, step: int, *, through: bool) -> EvaluationClaim:
         """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
-        if self.evaluating is None or not self._lifecycle.running:
+        if self.evaluation_schedule is None or not self._lifecycle.running:
             return EvaluationClaim()
-        own = self._crew.active[worker].assignment
-        others = self._crew.assignments - {own}
-        return EvaluationClaim(self.evaluating.ask(own, step, others, through=through), stop=bool(self.stopping))
+        own = self._worker_group.active[worker].assignment
+        others = self._worker_group.assignments - {own}
+        return EvaluationClaim(
+            self.evaluation_schedule.claim(own, step, others, through=through), stop=bool(self.stopping)
+        )
 
     def lacks(self, result: Evaluation) -> str:
         """Returns why a worker's result is of no use; empty: it is of use, or of no interest."""
-        return self.evaluating.lacks(result) if self.evaluating else ""
+        return self.evaluation_schedule.lacks(result) if self.evaluation_schedule else ""
 
     def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[EvaluationAck, list[Effect]]:
         """Takes what a worker has found, and says what follows for it."""
-        evaluating, checkpoints = self.evaluating, self.checkpoints
-        if evaluating is None:
+        evaluation_schedule, checkpoints = self.evaluation_schedule, self.checkpoints
+        if evaluation_schedule is None:
             return EvaluationAck(), []
         effects: list[Effect] = []
-        if reported := evaluating.report(self._crew.active[worker].assignment, replace(result, time=now)):
+        if reported := evaluation_schedule.report(
+            self._worker_group.active[worker].assignment, replace(result, time=now)
+        ):
             found, is_best = reported
             self._log.append(EvaluationEnded(self._log.next, now, worker, found, is_best))
             if self.stopping:
                 self._lifecycle.wait_for(self.stopping, now)
-            if is_best and evaluating.checkpoints_best and checkpoints.possible:
-                evaluating.expect_checkpoint(checkpoints.request(now))
+            if is_best and evaluation_schedule.checkpoints_best and checkpoints.possible:
+                evaluation_schedule.expect_checkpoint(checkpoints.request(now))
                 effects = self.begin_when_due(now)
         # Where others go on meanwhile, it would hold still for nothing.
         holds_still = self._spec.consistency.needs_every_worker
-        wait = evaluating.awaits_cut and not checkpoints.failure and holds_still
+        wait = evaluation_schedule.awaits_cut and not checkpoints.failure and holds_still
         return EvaluationAck(wait, stop=bool(self.stopping)), effects
 
     def release(self, assignment: int) -> None:
-        """A worker has no part in the job any more; what it was evaluating is lost."""
-        if self.evaluating:
-            self.evaluating.release(assignment)
+        """A worker has no part in the job any more; what it was evaluation_schedule is lost."""
+        if self.evaluation_schedule:
+            self.evaluation_schedule.release(assignment)
 
     # Checkpoints, in the order in which they go on.
 
@@ -160,12 +164,12 @@ class CheckpointCoordinator:
     def begin_when_due(self, now: float) -> list[Effect]:
         """Begins a checkpoint, if it is time."""
         placed = self._lifecycle.running and self._plan.placement is not None
-        if not placed or not self.checkpoints.due(now, self._crew.step):
+        if not placed or not self.checkpoints.due(now, self._worker_group.step):
             return []
-        self.checkpoints.begin(now, self._crew.step)
+        self.checkpoints.begin(now, self._worker_group.step)
         return [ScanCheckpoints(self._ref)]
 
-    def counted(self, largest: int, *, last: bool) -> list[Effect]:
+    def scanned(self, largest: int, *, last: bool) -> list[Effect]:
         """What the folder has under this name is known, so that the checkpoint under way can have a number.
 
         Args:
@@ -182,29 +186,29 @@ class CheckpointCoordinator:
         """All servers write their part."""
         if self._plan.placement is None:
             return []
-        evaluating = self.evaluating
-        best = evaluating.cut_taken(self.checkpoints.attempt) if evaluating else None
-        keep = (evaluating.kept,) if evaluating and evaluating.kept else ()
+        evaluation_schedule = self.evaluation_schedule
+        best = evaluation_schedule.cut_taken(self.checkpoints.attempt) if evaluation_schedule else None
+        keep = (evaluation_schedule.kept,) if evaluation_schedule and evaluation_schedule.kept else ()
         return [CommitCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep)]
 
-    def written(self, written: CheckpointCommitted, now: float) -> list[Effect]:
+    def committed(self, event: CheckpointCommitted, now: float) -> list[Effect]:
         """The checkpoint that was under way is whole."""
-        saved = written.saved
-        self.checkpoints.written(saved, written.removed)
-        if self.evaluating and written.best:
-            self.evaluating.checkpoint_committed(saved.number, written.best)
+        saved = event.saved
+        self.checkpoints.committed(saved, event.removed)
+        if self.evaluation_schedule and event.best:
+            self.evaluation_schedule.checkpoint_committed(saved.number, event.best)
         self._tell(self.checkpoints.attempt, saved, "", now)
         return self.begin_when_due(now)  # another one was asked for meanwhile
 
     def failed(self, reason: str, now: float) -> list[Effect]:
         """The checkpoint that was under way was given up; those that matter the most are tried again."""
-        checkpoints, evaluating = self.checkpoints, self.evaluating
+        checkpoints, evaluation_schedule = self.checkpoints, self.evaluation_schedule
         checkpoints.failed(reason)
-        of_best = evaluating is not None and evaluating.checkpoint_failed(checkpoints.attempt)
+        of_best = evaluation_schedule is not None and evaluation_schedule.checkpoint_failed(checkpoints.attempt)
         matters = of_best or self._lifecycle.closing
         again = matters and not checkpoints.pending and checkpoints.request_again(now)
-        if of_best and evaluating and (again or checkpoints.pending):
-            evaluating.expect_checkpoint(checkpoints.pending_attempt)
+        if of_best and evaluation_schedule and (again or checkpoints.pending):
+            evaluation_schedule.expect_checkpoint(checkpoints.pending_attempt)
         self._tell(checkpoints.attempt, None, reason, now)
         return self.begin_when_due(now)
 
@@ -225,19 +229,19 @@ class CheckpointCoordinator:
         if told:
             self._tell(self.checkpoints.pending_attempt, saved, "" if saved else reason, now)
         self.checkpoints.restart(now, 0)
-        if self.evaluating:
-            self.evaluating.restart()
+        if self.evaluation_schedule:
+            self.evaluation_schedule.restart()
         return told and saved is not None
 
-    def go_on_from(self, step: int, now: float) -> None:
+    def resume_from(self, step: int, now: float) -> None:
         """The job goes on from a checkpoint, at this step."""
         self.checkpoints.restart(now, step)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         self.checkpoints.validate()
-        if self.evaluating:
-            self.evaluating.validate(self._crew.assignments)
+        if self.evaluation_schedule:
+            self.evaluation_schedule.validate(self._worker_group.assignments)
 
     def _tell(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
         """Tells those who wait for an attempt at a checkpoint what became of it."""

@@ -150,7 +150,7 @@ class CheckpointSchedule:
         self._changed()
         return self._number
 
-    def written(self, checkpoint: SavedCheckpoint, removed: Sequence[int]) -> None:
+    def committed(self, checkpoint: SavedCheckpoint, removed: Sequence[int]) -> None:
         """The one that was under way is whole; older ones were removed."""
         kept = [it for it in self._saved if it.number not in removed]
         self._saved = [*kept, checkpoint][-_MAX_SAVED:]

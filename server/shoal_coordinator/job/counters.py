@@ -10,7 +10,7 @@ class RestartReason(StrEnum):
     """Why shards were given up."""
 
     LOST = "lost"  # their server is gone, or does not have them any more
-    LEAVING = "leaving"  # their server said before that it was going, so the job was saved first
+    DRAINING = "leaving"  # their server said before that it was going, so the job was saved first
 
 
 class JobCounters:

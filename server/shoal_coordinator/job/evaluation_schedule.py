@@ -69,7 +69,7 @@ class EvaluationSchedule:
         """The newest whole checkpoint that was taken at a best one; 0: there is none."""
         return self._kept
 
-    def ask(self, assignment: int, step: int, others: Collection[int], *, through: bool) -> int:
+    def claim(self, assignment: int, step: int, others: Collection[int], *, through: bool) -> int:
         """A worker has come to a step where one may be due.
 
         Args:
@@ -124,11 +124,11 @@ class EvaluationSchedule:
 
     def lacks(self, result: Evaluation) -> str:
         """Why a result is of no use; empty: it is of use."""
-        lack = self._policy.lacks(result.values)
-        return f"the program's evaluation {lack}" if lack else ""
+        problem = self._policy.lacks(result.values)
+        return f"the program's evaluation {problem}" if problem else ""
 
     def release(self, assignment: int) -> None:
-        """A worker has no part in the job any more; what it was evaluating is lost."""
+        """A worker has no part in the job any more; what it was evaluation_schedule is lost."""
         if assignment == self._holder or assignment in self._through:
             self._holder = 0 if assignment == self._holder else self._holder
             self._through.discard(assignment)

@@ -1,10 +1,10 @@
 """Which of a job's samples are trained on, by whom, and which still wait. Pure: no clock, no I/O.
 
-The samples of every epoch are cut into ranges, numbered through all epochs from 0. A range is untouched, loose, leased
+The samples of every epoch are cut into ranges, numbered through all epochs from 0. A range is unleased, requeued, leased
 or done; the lease of a worker that dies or leaves is taken back, and what it had not trained on goes out before what is
-untouched. So every example is visited at least once an epoch, and exactly once when nobody fails.
+unleased. So every example is visited at least once an epoch, and exactly once when nobody fails.
 
-Rank r prefers the ranges whose number is r modulo the number of workers. Those that it passes over on its way lie loose
+Rank r prefers the ranges whose number is r modulo the number of workers. Those that it passes over on its way lie requeued
 for the ranks that they are for. So workers that go in step, as synchronous ones do, each get the same ranges whoever
 asks first, and the same again after a restore; and one that lags holds nobody up, since others take its share.
 """
@@ -29,7 +29,7 @@ _MOST_EPOCHS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Loose:
+class _RequeuedRange:
     """A range that waits."""
 
     range: DataRange
@@ -40,7 +40,7 @@ class _Loose:
         return state_pb2.RequeuedRange(epoch=part.epoch, start=part.start, stop=part.stop, owner=self.owner)
 
     @classmethod
-    def from_proto(cls, message: state_pb2.RequeuedRange) -> "_Loose":
+    def from_proto(cls, message: state_pb2.RequeuedRange) -> "_RequeuedRange":
         return cls(DataRange.from_proto(message), message.owner if message.HasField("owner") else None)
 
 
@@ -61,19 +61,19 @@ class Ledger:
         self._changed = changed
         self._range_size = range_size
         self._next = 0  # number of the first range that was neither leased nor passed over
-        self._loose: list[_Loose] = []  # in order of their ranges
+        self._requeued: list[_RequeuedRange] = []  # in order of their ranges
         self._held: dict[str, Lease] = {}  # by worker: each holds one at a time
         self._ranks: dict[str, int] = {}  # of those that hold one
         self._leases = 0
         self._epoch = 0  # all epochs before this one are done
         self._done: dict[int, int] = {}  # samples, by epoch, of this one and those after it
-        # Those that were told to wait though something is loose. Not in the record: at worst, one waits once more.
+        # Those that were told to wait though something is requeued. Not in the record: at worst, one waits once more.
         self._patient: set[str] = set()
 
     @property
     def finished(self) -> bool:
         """Whether every example of every epoch is done; never so without data."""
-        return bool(self.samples_per_epoch) and self._untouched == 0 and not self._loose and not self._held
+        return bool(self.samples_per_epoch) and self._unleased == 0 and not self._requeued and not self._held
 
     @property
     def epoch(self) -> int:
@@ -115,7 +115,7 @@ class Ledger:
         held = self._held.get(worker)
         if held is None or held.number != number:
             return False
-        self._let_go(worker)
+        self._release(worker)
         self._count(held.range, held.range.samples)
         self._changed()
         return True
@@ -134,7 +134,7 @@ class Ledger:
         held = self._held.get(worker)
         if held is None:
             return None
-        self._let_go(worker)
+        self._release(worker)
         left = self._split(held.range, consumed, None)
         self._changed()
         return left
@@ -142,7 +142,7 @@ class Ledger:
     def settled(self, cursors: Mapping[str, Cursor], ranks: Mapping[str, int]) -> state_pb2.LedgerRecord:
         """This ledger as it should be after a restore of a checkpoint; it does not change itself.
 
-        Nobody holds anything then. What is left of a lease is loose, for the rank that held it.
+        Nobody holds anything then. What is left of a lease is requeued, for the rank that held it.
 
         Args:
             cursors: by worker, how far the checkpoint has it in its data.
@@ -152,27 +152,27 @@ class Ledger:
         for worker, held in self._held.items():
             cursor = cursors.get(worker)
             consumed = cursor.consumed if cursor and cursor.lease == held.number else 0
-            copy._let_go(worker)
+            copy._release(worker)
             copy._split(held.range, consumed, ranks.get(worker))
         return copy.to_proto()
 
     def account(self) -> DataAccount:
         """What is done, who holds what, and what waits."""
-        leased, loose = Counter[int](), Counter[int]()
+        leased, requeued = Counter[int](), Counter[int]()
         for lease in self._held.values():
             leased[lease.range.epoch] += lease.range.samples
-        for part in self._loose:
-            loose[part.range.epoch] += part.range.samples
-        begun = sorted(self._done.keys() | leased.keys() | loose.keys())
+        for part in self._requeued:
+            requeued[part.range.epoch] += part.range.samples
+        begun = sorted(self._done.keys() | leased.keys() | requeued.keys())
         in_progress = {}
         for epoch in begun[:_MOST_EPOCHS]:
-            parts = self._done.get(epoch, 0), leased[epoch], loose[epoch]
-            in_progress[epoch] = DataCount(*parts, untouched=self.samples_per_epoch - sum(parts))
+            parts = self._done.get(epoch, 0), leased[epoch], requeued[epoch]
+            in_progress[epoch] = DataCount(*parts, self.samples_per_epoch - sum(parts))
         return DataAccount(
             samples=self.samples_per_epoch,
             epochs=self.epochs,
             epoch=self.epoch,
-            total=DataCount(self._done_in_all, leased.total(), loose.total(), self._untouched),
+            total=DataCount(self._done_in_all, leased.total(), requeued.total(), self._unleased),
             in_progress=in_progress,
             held=tuple(
                 HeldRange(worker, self._ranks.get(worker, 0), lease.range.epoch, lease.range.start, lease.range.stop)
@@ -187,7 +187,7 @@ class Ledger:
             epochs=self.epochs,
             range_size=self._range_size,
             next=self._range(self._next).to_proto(),
-            loose=[part.to_proto() for part in self._loose],
+            loose=[part.to_proto() for part in self._requeued],
             held={worker: lease.to_proto() for worker, lease in self._held.items()},
             leases=self._leases,
             epoch=self._epoch,
@@ -200,7 +200,7 @@ class Ledger:
         """The ledger that a record is of."""
         ledger = cls(record.samples, record.epochs, record.range_size, changed)
         ledger._next = record.next.epoch * ledger._ranges + record.next.start // max(1, record.range_size)
-        ledger._loose = [_Loose.from_proto(part) for part in record.loose]
+        ledger._requeued = [_RequeuedRange.from_proto(part) for part in record.loose]
         ledger._held = {worker: Lease(part.lease, DataRange.from_proto(part)) for worker, part in record.held.items()}
         ledger._ranks = {worker: record.ranks.get(worker, 0) for worker in record.held}
         ledger._leases, ledger._epoch = record.leases, record.epoch
@@ -228,9 +228,9 @@ class Ledger:
         ledger = cls.from_proto(record, changed)
         ledger.epochs = epochs
         ledger._next = min(ledger._next, epochs * ledger._ranges)
-        ledger._loose = [
-            part if part.owner is None or part.owner < workers else _Loose(part.range)
-            for part in ledger._loose
+        ledger._requeued = [
+            part if part.owner is None or part.owner < workers else _RequeuedRange(part.range)
+            for part in ledger._requeued
             if part.range.epoch < epochs
         ]
         ledger._epoch = min(ledger._epoch, epochs)
@@ -240,26 +240,26 @@ class Ledger:
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         held = [lease.range for lease in self._held.values()]
-        loose = [part.range for part in self._loose]
+        requeued = [part.range for part in self._requeued]
         assert self._range_size > 0
         assert self._ranks.keys() == self._held.keys(), "a rank without a lease, or a lease without a rank"
         assert len({lease.number for lease in self._held.values()}) == len(held), "a lease in two hands"
-        assert loose == sorted(loose)
-        assert all(part.samples > 0 for part in held + loose), "an empty range"
-        assert all(a.epoch < b.epoch or a.stop <= b.start for a, b in itertools.pairwise(sorted(held + loose)))
-        assert all(part < self._range(self._next) for part in held + loose), "overlap"
-        pending = sum(part.samples for part in held + loose)
-        assert self._done_in_all + pending + self._untouched == self.samples, "samples were lost or counted twice"
+        assert requeued == sorted(requeued)
+        assert all(part.samples > 0 for part in held + requeued), "an empty range"
+        assert all(a.epoch < b.epoch or a.stop <= b.start for a, b in itertools.pairwise(sorted(held + requeued)))
+        assert all(part < self._range(self._next) for part in held + requeued), "overlap"
+        pending = sum(part.samples for part in held + requeued)
+        assert self._done_in_all + pending + self._unleased == self.samples, "samples were lost or counted twice"
         assert all(self._epoch <= epoch and 0 < count <= self.samples_per_epoch for epoch, count in self._done.items())
         assert self.finished == (bool(self.samples_per_epoch) and self._done_in_all == self.samples)
 
     # Which range is next.
 
     def _take_next(self, worker: str, rank: int, workers: int) -> DataRange | None:
-        """What a worker is to have, which then is neither loose nor untouched any more; None: nothing for now."""
-        if mine := self._take_loose(lambda owner: owner == rank):
+        """What a worker is to have, which then is neither requeued nor unleased any more; None: nothing for now."""
+        if mine := self._take_requeued(lambda owner: owner == rank):
             return mine
-        if nobodys := self._take_loose(lambda owner: owner is None or owner >= workers):
+        if nobodys := self._take_requeued(lambda owner: owner is None or owner >= workers):
             return nobodys
         if rank < workers:
             number = self._next + (rank - self._next) % workers
@@ -267,7 +267,11 @@ class Ledger:
                 passed = range(self._next, number)
                 if not passed or self._have_room({other % workers for other in passed}):
                     for other in passed:
-                        insort(self._loose, _Loose(self._range(other), other % workers), key=lambda part: part.range)
+                        insort(
+                            self._requeued,
+                            _RequeuedRange(self._range(other), other % workers),
+                            key=lambda part: part.range,
+                        )
                     self._next = number + 1
                     return self._range(number)
             elif worker not in self._patient:
@@ -275,23 +279,23 @@ class Ledger:
                 # are that go in step with this one. It may have it if it asks once more before they do.
                 self._patient.add(worker)
                 return None
-        if earliest := self._take_loose(lambda _: True):  # before `_next`, as all that is loose
+        if earliest := self._take_requeued(lambda _: True):  # before `_next`, as all that is requeued
             return earliest
         if self._next == self._end:
             return None
         self._next += 1
         return self._range(self._next - 1)
 
-    def _take_loose(self, suits: Callable[[int | None], bool]) -> DataRange | None:
+    def _take_requeued(self, suits: Callable[[int | None], bool]) -> DataRange | None:
         """The earliest loose range whose owner suits."""
-        for place, part in enumerate(self._loose):
+        for place, part in enumerate(self._requeued):
             if suits(part.owner):
-                return self._loose.pop(place).range
+                return self._requeued.pop(place).range
         return None
 
     def _have_room(self, ranks: Set[int]) -> bool:
         """Whether one more range may be left for each of these. One that has too many lags: others take its share."""
-        owners = (part.owner for part in self._loose if part.owner in ranks)
+        owners = (part.owner for part in self._requeued if part.owner in ranks)
         holders = (rank for rank in self._ranks.values() if rank in ranks)
         return max(Counter(itertools.chain(owners, holders)).values(), default=0) < _MOST_A_RANK
 
@@ -308,7 +312,7 @@ class Ledger:
         return self._ranges * self.epochs
 
     @property
-    def _untouched(self) -> int:
+    def _unleased(self) -> int:
         """Examples that were neither leased nor passed over."""
         first = self._range(self._next)
         return (self.epochs - first.epoch) * self.samples_per_epoch - first.start
@@ -322,16 +326,16 @@ class Ledger:
         start = place * self._range_size
         return DataRange(epoch, start, min(start + self._range_size, self.samples_per_epoch))
 
-    def _let_go(self, worker: str) -> None:
+    def _release(self, worker: str) -> None:
         del self._held[worker], self._ranks[worker]
 
     def _split(self, part: DataRange, consumed: int, owner: int | None) -> DataRange | None:
-        """Counts a range's first samples as done; the rest, if there is one, is loose."""
+        """Counts a range's first samples as done; the rest, if there is one, is requeued."""
         left = part.after(consumed)
         self._count(part, part.samples - left.samples)
         if not left.samples:
             return None
-        insort(self._loose, _Loose(left, owner), key=lambda loose: loose.range)
+        insort(self._requeued, _RequeuedRange(left, owner), key=lambda requeued: requeued.range)
         return left
 
     def _count(self, part: DataRange, done: int) -> None:

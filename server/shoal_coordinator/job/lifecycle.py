@@ -23,19 +23,19 @@ class Lifecycle:
         now: seconds of Unix time, as in every method: when the job was submitted.
         log: of the job; each change of the state is an event there.
         changed: told that the record of the job's state has changed.
-        tallies: of the cluster, which counts the ends of jobs.
+        counters: of the cluster, which counts the ends of jobs.
 
     Attributes:
         state: the state.
         closing: all workers are through, and the last checkpoint is being taken, or was.
     """
 
-    def __init__(self, now: float, log: EventLog, changed: Callable[[], None], tallies: JobCounters) -> None:
-        self._log, self._changed, self._tallies = log, changed, tallies
+    def __init__(self, now: float, log: EventLog, changed: Callable[[], None], counters: JobCounters) -> None:
+        self._log, self._changed, self._counters = log, changed, counters
         self.state = JobState.PENDING
         self.closing = False
         self._reason = ""  # why it failed
-        self._lack = ""  # what it waits for
+        self._waiting_for = ""  # what it waits for
         self.submitted_at, self.started_at, self.finished_at = now, 0.0, 0.0  # 0: not yet
 
     @property
@@ -56,7 +56,7 @@ class Lifecycle:
     @property
     def reason(self) -> str:
         """What its user is told: why it ended, or else what it waits for."""
-        return self._reason or self._lack
+        return self._reason or self._waiting_for
 
     def seconds(self, now: float) -> float:
         """Returns how long it has run, up to its end; 0 if it never ran."""
@@ -74,11 +74,11 @@ class Lifecycle:
 
     def wait_for(self, what: str, now: float) -> None:
         """Tells the user what the job lacks, once when that changes; "" is nothing."""
-        if what == self._lack:
+        if what == self._waiting_for:
             return
         if what:
             self.note(what, now)
-        self._lack = what
+        self._waiting_for = what
         self._changed()
 
     def run(self, now: float) -> None:
@@ -97,20 +97,20 @@ class Lifecycle:
 
     def end(self, state: JobState, reason: str, now: float) -> None:
         """Enters its last state."""
-        self.finished_at, self._reason, self._lack = now, reason, ""
+        self.finished_at, self._reason, self._waiting_for = now, reason, ""
         self.enter(state, reason, now)
-        self._tallies.count_end(state)
+        self._counters.count_end(state)
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes it down, as part of the job's record."""
-        record.state, record.reason, record.lack = state_code(self.state), self._reason, self._lack
+        record.state, record.reason, record.lack = state_code(self.state), self._reason, self._waiting_for
         record.submitted_at, record.started_at = self.submitted_at, self.started_at
         record.finished_at, record.closing = self.finished_at, self.closing
 
     def restore_from(self, record: state_pb2.JobRecord) -> None:
         """Goes on from a record."""
         self.state = JobState.from_proto(record.state)
-        self._reason, self._lack = record.reason, record.lack
+        self._reason, self._waiting_for = record.reason, record.lack
         self.submitted_at, self.started_at = record.submitted_at, record.started_at
         self.finished_at, self.closing = record.finished_at, record.closing
 

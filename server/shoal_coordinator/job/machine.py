@@ -49,10 +49,10 @@ class JobMachine(JobView):
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
-        tallies: JobCounters | None = None,
+        counters: JobCounters | None = None,
     ) -> "JobMachine":
         """Returns a job that was submitted now; the arguments are those of `JobView`."""
-        job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
+        job = cls(submission, now, changed, checkpoints=checkpoints, counters=counters)
         for part in (JobRecordKind.SPEC, JobRecordKind.CHECKPOINTS, JobRecordKind.EVALUATION):
             changed(part)
         job._lifecycle.enter(JobState.PENDING, "", now)
@@ -67,20 +67,20 @@ class JobMachine(JobView):
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
-        tallies: JobCounters | None = None,
+        counters: JobCounters | None = None,
     ) -> "JobMachine":
         """Returns a job as an earlier coordinator knew it.
 
         Args:
             number: of the submission.
             saved: what is kept of it.
-            now, changed, checkpoints, tallies: as for a new job.
+            now, changed, checkpoints, counters: as for a new job.
 
         Raises:
             ShoalError, ValueError: what is kept makes no sense.
         """
         submission = Submission.from_proto(number, saved.spec)
-        job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
+        job = cls(submission, now, changed, checkpoints=checkpoints, counters=counters)
         if not job._records.restore(saved):
             changed(JobRecordKind.CHECKPOINTS)
         return job
@@ -93,31 +93,31 @@ class JobMachine(JobView):
 
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> GroupMember:
         """Gives a worker the first vacant rank, or else the first that is open to it."""
-        participant = GroupMember(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
-        self._entry.enrol(participant, now)
-        return participant
+        member = GroupMember(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
+        self._startup.enrol(member, now)
+        return member
 
     def describe(self, event: JobDescribed, now: float) -> tuple[DescribeResult, list[Effect]]:
         """Takes what a worker says of its program; a second, different description ends the job."""
-        conflict = self._entry.describe(event)
+        conflict = self._startup.describe(event)
         return DescribeResult(conflict), self.fail(conflict, now) if conflict else []
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
         """Has the shards allocated where they are planned."""
-        return self._entry.place(placement, now)
+        return self._startup.place(placement, now)
 
     def shards_created(self, now: float, restored: RestoredCheckpoint | None = None) -> list[Effect]:
         """All servers hold the shards."""
-        problem = self._entry.shards_created(now, restored)
+        problem = self._startup.shards_created(now, restored)
         return self.fail(problem, now) if problem else []
 
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
         """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
-        return self._entry.join(worker, assigned, now)
+        return self._startup.join(worker, assigned, now)
 
     def admitted(self, assignment: int, step: int, now: float) -> None:
         """All servers let a worker in."""
-        self._entry.admitted(assignment, step, now)
+        self._startup.admitted(assignment, step, now)
 
     # They work.
 
@@ -130,11 +130,11 @@ class JobMachine(JobView):
             ledger.complete(worker, done)
         if self.stopping:
             return NoRange.FINISHED
-        return ledger.lease(worker, self._crew.active[worker].rank, self.staff)
+        return ledger.lease(worker, self._worker_group.active[worker].rank, self.staff)
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts in what a worker did, and shows it to those who watch."""
-        fresh = report.since(self._crew.hear(report))
+        fresh = report.since(self._worker_group.keep_report(report))
         self._accounting.count(fresh, now)
         for line in report.log:
             self.log.append(LogLine(self.log.next, now, report.worker, line))
@@ -146,13 +146,13 @@ class JobMachine(JobView):
 
     def claim_evaluation(self, worker: str, step: int, *, through: bool) -> EvaluationClaim:
         """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
-        return self._saving.claim_evaluation(worker, step, through=through)
+        return self._checkpoint_coordinator.claim_evaluation(worker, step, through=through)
 
     def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[EvaluationAck, list[Effect]]:
         """Takes what a worker has found, and says what follows for it; what is of no use ends the job."""
-        if lack := self._saving.lacks(result):
-            return EvaluationAck(stop=True), self.fail(lack, now)
-        return self._saving.report_evaluation(worker, result, now)
+        if problem := self._checkpoint_coordinator.lacks(result):
+            return EvaluationAck(stop=True), self.fail(problem, now)
+        return self._checkpoint_coordinator.report_evaluation(worker, result, now)
 
     # Checkpoints are taken, in the order in which they go on.
 
@@ -163,36 +163,36 @@ class JobMachine(JobView):
             StorageFailed: the cluster has no folder of checkpoints.
             NotPlaced: the job does not run.
         """
-        return self._saving.request(now)
+        return self._checkpoint_coordinator.request(now)
 
     def request_checkpoint_from(self, start: float, now: float) -> list[Effect]:
         """Takes one more, which begins at `start` at the earliest."""
-        return self._saving.request_from(start, now)
+        return self._checkpoint_coordinator.request_from(start, now)
 
     def checkpoint_when_due(self, now: float) -> list[Effect]:
         """Begins a checkpoint, if it is time."""
-        return self._saving.begin_when_due(now)
+        return self._checkpoint_coordinator.begin_when_due(now)
 
     def checkpoints_scanned(self, largest: int, *, last: bool = False) -> list[Effect]:
         """The folder was looked at; `last`: a server is going, so the job goes back to the checkpoint under way."""
-        return self._saving.counted(largest, last=last)
+        return self._checkpoint_coordinator.scanned(largest, last=last)
 
     def cut_taken(self, cut: CutTaken) -> list[Effect]:
         """All servers write their part."""
-        return self._saving.cut_taken(cut)
+        return self._checkpoint_coordinator.cut_taken(cut)
 
-    def checkpoint_committed(self, written: CheckpointCommitted, now: float) -> list[Effect]:
+    def checkpoint_committed(self, event: CheckpointCommitted, now: float) -> list[Effect]:
         """The checkpoint that was under way is whole."""
         self._checkpointed()
-        return self._saving.written(written, now) + self.end_when_saved(now)
+        return self._checkpoint_coordinator.committed(event, now) + self.end_when_saved(now)
 
     def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
         """The checkpoint that was under way was given up; those that matter the most are tried again."""
-        return self._saving.failed(reason, now) + self.end_when_saved(now)
+        return self._checkpoint_coordinator.failed(reason, now) + self.end_when_saved(now)
 
     def end_when_saved(self, now: float) -> list[Effect]:
         """Ends a job that is closing, once its last checkpoint is whole or given up, or there is no folder for it."""
-        if not self.closing or self._saving.pending:
+        if not self.closing or self._checkpoint_coordinator.pending:
             return []
         return self._succeed(now)
 
@@ -222,25 +222,25 @@ class JobMachine(JobView):
         """
         if self.ended or self._plan.placement is None:
             return []
-        goes_back, follows = self._recovery.lose(reason, len(self.servers), now + patience_s, announced=announced)
-        if not goes_back:
+        can_restart, follows = self._recovery.lose(reason, len(self.servers), now + patience_s, announced=announced)
+        if not can_restart:
             return self.fail(follows, now) + self.drop()
-        self._tallies.count_restart(RestartReason.LEAVING if announced else RestartReason.LOST)
-        for worker in list(self._crew.active):
+        self._counters.count_restart(RestartReason.DRAINING if announced else RestartReason.LOST)
+        for worker in list(self._worker_group.active):
             self._release(worker)  # what servers know of it goes with the shards
-        self._crew.clear()
+        self._worker_group.clear()
         self._lifecycle.reopen()
         servers = self._plan.drop()
         self._plan.restart()
         self._accounting.restart()
-        if self._saving.lose(saved, reason, now):
+        if self._checkpoint_coordinator.lose(saved, reason, now):
             self._checkpointed()
         self._lifecycle.enter(JobState.PENDING, follows, now)
         return [DropShards(self.ref, servers)]
 
-    def put_off(self, reason: str, now: float) -> list[Effect]:
+    def defer_restore(self, reason: str, now: float) -> list[Effect]:
         """Its checkpoints cannot be read for now: it is placed again in a while, and till then it holds no memory."""
-        self._recovery.put_off(reason, now)
+        self._recovery.defer_restore(reason, now)
         return self.drop()
 
     # They go, and the job ends.
@@ -253,9 +253,9 @@ class JobMachine(JobView):
             return self.lose(worker, now)
         if not self._lifecycle.running:
             return self.fail(f"worker {worker} was through before the job ran; its daemon's log may say why", now)
-        rank = self._crew.active[worker].rank
+        rank = self._worker_group.active[worker].rank
         effects = self._release(worker)
-        self._crew.finish(rank)
+        self._worker_group.finish(rank)
         self._changed(JobRecordKind.STATE)
         return effects + self._succeed_when_done(now)
 
@@ -267,10 +267,10 @@ class JobMachine(JobView):
             now: as ever.
             cursor: how far it was in its data, if it could say so.
         """
-        rank = self._crew.active[worker].rank
+        rank = self._worker_group.active[worker].rank
         effects = self._release(worker, cursor)
-        self._crew.vacate(rank)
-        self._entry.elect_assigner()
+        self._worker_group.vacate(rank)
+        self._startup.elect_value_sender()
         self._lifecycle.note(f"worker {worker} (rank {rank}) is gone", now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
 
@@ -288,21 +288,21 @@ class JobMachine(JobView):
         return [DropShards(self.ref, servers)] if servers else []
 
     def _release(self, worker: str, cursor: Cursor | None = None) -> list[Effect]:
-        participant = self._crew.release(worker)
-        self._saving.release(participant.assignment)
+        member = self._worker_group.release(worker)
+        self._checkpoint_coordinator.release(member.assignment)
         self._accounting.release(worker, cursor)
-        if participant.stage is Stage.ASSIGNED:
+        if member.stage is Stage.ASSIGNED:
             return []
-        return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
+        return [RemoveWorker(self.ref, worker, member.incarnation, self.servers)]
 
     def _succeed_when_done(self, now: float) -> list[Effect]:
         """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
-        enough = self.spec.is_session or self._crew.finished >= self.spec.fewest_workers
-        through = bool(self._crew.finished) and (enough or self._accounting.finished)
-        if self._crew.active or not (through or self.stopping):
+        enough = self.spec.is_session or self._worker_group.finished >= self.spec.fewest_workers
+        through = bool(self._worker_group.finished) and (enough or self._accounting.finished)
+        if self._worker_group.active or not (through or self.stopping):
             return []
-        self._saving.request_last(now)
-        if not self._saving.pending:
+        self._checkpoint_coordinator.request_last(now)
+        if not self._checkpoint_coordinator.pending:
             return self._succeed(now)
         self._lifecycle.close(now)
         return self.checkpoint_when_due(now)
@@ -311,7 +311,9 @@ class JobMachine(JobView):
         failure = self.checkpoint_failure if self.closing else ""
         told = [
             self.stopping,
-            "the evaluation at its end was lost with its worker" if self._saving.owes_evaluation else "",
+            "the evaluation at its end was lost with its worker"
+            if self._checkpoint_coordinator.owes_evaluation
+            else "",
             f"its last checkpoint failed: {failure}" if failure else "",
         ]
         return self._end(JobState.SUCCEEDED, "; ".join(filter(None, told)), now)
@@ -320,7 +322,7 @@ class JobMachine(JobView):
         if self.ended:
             return []
         # Fenced, so that nothing changes the variables any more and nobody goes on waiting at a barrier.
-        effects = [effect for worker in list(self._crew.active) for effect in self._release(worker)]
+        effects = [effect for worker in list(self._worker_group.active) for effect in self._release(worker)]
         self._lifecycle.end(state, reason, now)
         # What never ran has nothing worth keeping.
         return effects if self._lifecycle.started else effects + self.drop()

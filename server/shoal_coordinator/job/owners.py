@@ -17,12 +17,12 @@ class Owners:
         log: what happened, for those who watch.
         lifecycle: the job's state.
         plan: what it trains, and where that is.
-        crew: who works on it.
+        worker_group: who works on it.
         accounting: what was done.
     """
 
     log: EventLog
     lifecycle: Lifecycle
     plan: Plan
-    crew: WorkerGroup
+    worker_group: WorkerGroup
     accounting: Accounting

@@ -59,7 +59,7 @@ class GroupMember:
     stage: Stage = Stage.ASSIGNED
     described: bool = False  # it knows the program, and its initial values
     step: int = 0  # where it begins
-    told: WorkerReported | None = None  # its last report; kept with the job's tally, not here
+    last_report: WorkerReported | None = None  # its last report; kept with the job's tally, not here
 
     def to_proto(self) -> state_pb2.GroupMemberRecord:
         """The record of this part."""

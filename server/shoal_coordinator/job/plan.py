@@ -68,7 +68,7 @@ class Plan:
         self.assigned = True
         self._changed(JobRecordKind.STATE)
 
-    def go_on_from(self, given: frozenset[str], *, assigned: bool) -> None:
+    def resume_from(self, given: frozenset[str], *, assigned: bool) -> None:
         """The shards have the values of a checkpoint.
 
         Args:

@@ -38,11 +38,11 @@ class ProgressTotals:
         """Accepted pushes by their staleness, in versions."""
         return dict(sorted((+self._staleness).items()))
 
-    def to_proto(self, told: Mapping[int, WorkerReported]) -> state_pb2.TallyRecord:
-        """The record of this tally.
+    def to_proto(self, reports: Mapping[int, WorkerReported]) -> state_pb2.TallyRecord:
+        """The record of this progress.
 
         Args:
-            told: by assignment: the last report of each live worker, all counted in.
+            reports: by assignment: the last report of each live worker, all counted in.
         """
         sums = WorkerReported(
             job="",
@@ -58,18 +58,18 @@ class ProgressTotals:
             totals=_totals(sums),
             loss=self._loss,
             earlier_samples=self._earlier,
-            told={assignment: _totals(report) for assignment, report in told.items()},
+            told={assignment: _totals(report) for assignment, report in reports.items()},
         )
 
     @classmethod
     def from_proto(cls, record: state_pb2.TallyRecord) -> "ProgressTotals":
         """The tally that a record is of."""
-        tally, totals = cls(), record.totals
-        tally._steps, tally._samples = totals.accepted, totals.samples
-        tally._rejected, tally._dropped = totals.rejected, totals.dropped
-        tally._loss, tally._earlier = record.loss, record.earlier_samples
-        tally._staleness = Counter(dict(totals.staleness))
-        return tally
+        progress, totals = cls(), record.totals
+        progress._steps, progress._samples = totals.accepted, totals.samples
+        progress._rejected, progress._dropped = totals.rejected, totals.dropped
+        progress._loss, progress._earlier = record.loss, record.earlier_samples
+        progress._staleness = Counter(dict(totals.staleness))
+        return progress
 
     def progress(self, *, total_samples: int, epoch: int, seconds: float) -> Progress:
         """The figures now, `seconds` after the job began to run."""

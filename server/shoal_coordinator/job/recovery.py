@@ -15,7 +15,7 @@ from shoal_coordinator.job.parts import ProgramDescription
 from shoal_coordinator.messages import RestoredCheckpoint
 
 # A job that loses its shards so often without a new checkpoint in between would do so for ever.
-MAX_FRUITLESS = 10
+MAX_FAILED_RESTARTS = 10
 # A storage that cannot be read is tried again after so long, and each time after twice as long, up to the latter.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 # Variables, or checkpoints that could not be read, that an event lists.
@@ -51,7 +51,7 @@ class Recovery:
 
     def __init__(self, spec: Job, checkpoints: CheckpointSchedule) -> None:
         self._spec, self._checkpoints = spec, checkpoints
-        self._restarts = self._fruitless = 0  # times that shards were lost: altogether, since a new checkpoint
+        self._restarts = self._failed_restarts = 0  # times that shards were lost: altogether, since a new checkpoint
         self._patience, self._servers = 0.0, 0  # until when to wait for how many servers, which it had before
         self._source: CheckpointChoice | None = None  # the one that it began with, as it was found: with its number
         self._unread = ""  # why its checkpoints could not be read at the last try; empty: they could, or none was tried
@@ -103,12 +103,12 @@ class Recovery:
         Returns:
             Whether the job goes back, and what its user is told.
         """
-        if not self.possible or (self._fruitless >= MAX_FRUITLESS and not announced):
-            times = self._fruitless + 1
+        if not self.possible or (self._failed_restarts >= MAX_FAILED_RESTARTS and not announced):
+            times = self._failed_restarts + 1
             often = f" ({times} times in a row without a new checkpoint in between)" if times > 1 else ""
             return False, f"{reason}{often}"
         self._restarts += 1
-        self._fruitless += not announced
+        self._failed_restarts += not announced
         self._patience, self._servers = patience, servers
         newest = self._checkpoints.newest
         first = f"its beginning, {self._source}" if self._source else "its beginning"
@@ -125,11 +125,11 @@ class Recovery:
         return alive < self._servers and (expected or now < self._patience)
 
     @property
-    def lack(self) -> str:
+    def waiting_for(self) -> str:
         """What is lacking to read its checkpoints; empty: nothing."""
         return f"waiting for the storage of its checkpoints: {self._unread}" if self._unread else ""
 
-    def put_off(self, reason: str, now: float) -> None:
+    def defer_restore(self, reason: str, now: float) -> None:
         """Its checkpoints cannot be read for now."""
         self._unread = reason
         self._read_pause = min(2 * self._read_pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
@@ -141,7 +141,7 @@ class Recovery:
 
     def checkpointed(self) -> None:
         """There is a new checkpoint, so the losses from now on count anew."""
-        self._fruitless = 0
+        self._failed_restarts = 0
 
     def resume(
         self, restored: RestoredCheckpoint, program: ProgramDescription, changed: Callable[[], None]
@@ -162,12 +162,12 @@ class Recovery:
             ledger = Ledger.resumed(data, epochs=spec.epochs, workers=spec.workers, changed=changed)
             if ledger.finished and restored.source not in self._own:
                 problem = f"nothing is left to do: {restored.source} has done {spec.epochs} epochs; ask for more"
-        note = _note(restored, frozenset(program.variables), data_anew=data is not None and ledger is None)
+        note = _note(restored, frozenset(program.variables), data_restarted=data is not None and ledger is None)
         return ResumePlan(problem, note, given == program.given, given, ledger)
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes it down, as part of the job's record."""
-        record.restarts, record.fruitless = self._restarts, self._fruitless
+        record.restarts, record.fruitless = self._restarts, self._failed_restarts
         record.patience, record.servers = self._patience, self._servers
         record.unread, record.read_at, record.read_pause = self._unread, self._read_at, self._read_pause
         if self._source:
@@ -175,24 +175,24 @@ class Recovery:
 
     def restore_from(self, record: state_pb2.JobRecord) -> None:
         """Goes on from a record."""
-        self._restarts, self._fruitless = record.restarts, record.fruitless
+        self._restarts, self._failed_restarts = record.restarts, record.fruitless
         self._patience, self._servers = record.patience, record.servers
         self._unread, self._read_at, self._read_pause = record.unread, record.read_at, record.read_pause
         self._source = CheckpointChoice.from_proto(record.source) if record.HasField("source") else None
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        assert 0 <= self._fruitless <= self._restarts
+        assert 0 <= self._failed_restarts <= self._restarts
         assert bool(self._unread) == bool(self._read_at) == bool(self._read_pause)
 
 
-def _note(restored: RestoredCheckpoint, variables: frozenset[str], *, data_anew: bool) -> str:
+def _note(restored: RestoredCheckpoint, variables: frozenset[str], *, data_restarted: bool) -> str:
     """What a job goes on from, and what was not as one might expect."""
     lists = {
         "not restored": sorted(variables - restored.variables),
         "left out": sorted(restored.variables - variables),
-        "passed by": restored.passed_by,
-        "its data begins anew": ["another seed, or another number of samples"] if data_anew else [],
+        "passed by": restored.skipped,
+        "its data begins anew": ["another seed, or another number of samples"] if data_restarted else [],
     }
     notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
     return f"goes on from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")

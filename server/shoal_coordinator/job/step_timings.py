@@ -15,7 +15,7 @@ class StepTimings:
     def __init__(self) -> None:
         # In order of who reported last; each by step, every step once, and at most `_share` of them.
         self._steps: dict[str, tuple[StepTiming, ...]] = {}
-        self._heard: dict[str, float] = {}  # of those in _steps that trained
+        self._last_reported_at: dict[str, float] = {}  # of those in _steps that trained
         self._share = STEPS
 
     @property
@@ -24,9 +24,9 @@ class StepTimings:
         return dict(sorted(self._steps.items()))
 
     @property
-    def heard(self) -> dict[str, float]:
+    def last_reported_at(self) -> dict[str, float]:
         """By worker when it last told of a step that it trained in; seconds of Unix time."""
-        return dict(self._heard)
+        return dict(self._last_reported_at)
 
     def add(self, worker: str, timings: Sequence[StepTiming], now: float) -> None:
         """Takes what a worker reports, by step, every step once.
@@ -39,18 +39,18 @@ class StepTimings:
         before = [timing for timing in self._steps.pop(worker, ()) if timing.step < timings[0].step]
         self._steps[worker] = (*before, *timings)[-self._share :]
         if any(timing.own > 0 for timing in timings):
-            self._heard[worker] = now
+            self._last_reported_at[worker] = now
         if len(self._steps) > WORKERS:
             longest_silent = next(iter(self._steps))
             del self._steps[longest_silent]
-            self._heard.pop(longest_silent, None)
+            self._last_reported_at.pop(longest_silent, None)
         self._make_room()
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         assert len(self._steps) <= WORKERS
         assert len(self._steps) * self._share <= IN_ALL
-        assert self._heard.keys() <= self._steps.keys()
+        assert self._last_reported_at.keys() <= self._steps.keys()
         for timings in self._steps.values():
             assert 0 < len(timings) <= self._share
             steps = [timing.step for timing in timings]

@@ -37,7 +37,7 @@ class JobView:
         now: seconds of Unix time, as in every method.
         changed: told the name of a record (`messages.record_keys.JobRecordKind`) that is another one now, or gone.
         checkpoints: whether the cluster has a folder of them.
-        tallies: of the cluster, which it adds to.
+        counters: of the cluster, which it adds to.
 
     Attributes:
         log: what happened, for those who watch.
@@ -50,20 +50,20 @@ class JobView:
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
-        tallies: JobCounters | None = None,
+        counters: JobCounters | None = None,
     ) -> None:
         self.ref, self.spec, self.token = submission.ref, submission.spec, submission.token
-        self._changed, self._tallies = changed, tallies or JobCounters()
+        self._changed, self._counters = changed, counters or JobCounters()
         self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), self._state_changed)
-        self._lifecycle = Lifecycle(now, self.log, self._state_changed, self._tallies)
+        self._lifecycle = Lifecycle(now, self.log, self._state_changed, self._counters)
         self._plan = Plan(changed)
-        self._crew = WorkerGroup(self.spec)  # nobody works there once the job has ended
+        self._worker_group = WorkerGroup(self.spec)  # nobody works there once the job has ended
         self._accounting = Accounting(self.spec, changed)
-        owners = Owners(self.log, self._lifecycle, self._plan, self._crew, self._accounting)
-        self._saving = CheckpointCoordinator(submission, owners, now, changed, possible=checkpoints)
-        self._recovery = Recovery(self.spec, self._saving.checkpoints)
-        self._entry = JobStartup(submission, owners, self._saving, self._recovery, changed)
-        self._records = JobRecords(submission, owners, self._saving, self._recovery)
+        owners = Owners(self.log, self._lifecycle, self._plan, self._worker_group, self._accounting)
+        self._checkpoint_coordinator = CheckpointCoordinator(submission, owners, now, changed, possible=checkpoints)
+        self._recovery = Recovery(self.spec, self._checkpoint_coordinator.checkpoints)
+        self._startup = JobStartup(submission, owners, self._checkpoint_coordinator, self._recovery, changed)
+        self._records = JobRecords(submission, owners, self._checkpoint_coordinator, self._recovery)
 
     def _state_changed(self) -> None:
         self._changed(JobRecordKind.STATE)
@@ -93,11 +93,11 @@ class JobView:
     @property
     def stopping(self) -> str:
         """Why it ends before its data is done; empty: it does not."""
-        return self._saving.stopping
+        return self._checkpoint_coordinator.stopping
 
     def status(self, now: float) -> JobStatus:
         """The job as its user sees it."""
-        life, saving = self._lifecycle, self._saving
+        life, saving = self._lifecycle, self._checkpoint_coordinator
         return JobStatus(
             job=self.spec,
             state=life.state,
@@ -105,7 +105,7 @@ class JobView:
             submitted_at=life.submitted_at,
             started_at=life.started_at,
             finished_at=life.finished_at,
-            workers=self._crew.names,
+            workers=self._worker_group.names,
             progress=self._progress(now),
             checkpoint=saving.checkpoints.newest,
             checkpoint_failure=saving.checkpoints.failure,
@@ -124,7 +124,7 @@ class JobView:
 
     def held(self) -> HoldResult:
         """The coordinator's part of a cut: the job's data and figures as they are now."""
-        return self._accounting.held(self._crew.ranks)
+        return self._accounting.held(self._worker_group.ranks)
 
     # Its shards.
 
@@ -167,7 +167,7 @@ class JobView:
     def unplaced(self) -> Mapping[str, Variable] | None:
         """The variables that wait for a place on servers; None: none do."""
         plan = self._plan
-        if plan.description is None or plan.placement is not None or self.ended or not self._crew.active:
+        if plan.description is None or plan.placement is not None or self.ended or not self._worker_group.active:
             return None
         return plan.description.variables
 
@@ -176,84 +176,84 @@ class JobView:
     @property
     def workers(self) -> Mapping[str, int]:
         """The live workers' incarnations."""
-        return self._crew.incarnations
+        return self._worker_group.incarnations
 
     @property
     def staff(self) -> int:
         """How many workers it has."""
-        return len(self._crew.active)
+        return len(self._worker_group.active)
 
     @property
     def vacancies(self) -> list[int]:
         """The ranks that wait for a worker."""
         over = self.ended or self.stopping or (self.closing and not self.spec.is_session)
-        return [] if over else self._crew.free(range(self.spec.workers))
+        return [] if over else self._worker_group.free(range(self.spec.workers))
 
     @property
     def openings(self) -> list[int]:
         """The ranks of extra workers, which may join it while it runs, and as long as nobody is through with it."""
-        joinable = self._lifecycle.running and not (self._crew.finished or self.closing or self.stopping)
-        return self._crew.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
+        joinable = self._lifecycle.running and not (self._worker_group.finished or self.closing or self.stopping)
+        return self._worker_group.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
 
     @property
     def wanted_workers(self) -> int:
         """How many workers it could use now, those that it has among them; sessions are not the cluster's to send."""
         if self.ended or self.spec.is_session:
             return 0
-        if self._crew.finished or self.closing or self.stopping:
+        if self._worker_group.finished or self.closing or self.stopping:
             return self.staff + len(self.vacancies)
         return self.spec.most_workers
 
     def employs(self, worker: str) -> bool:
         """Whether a worker has a part in it."""
-        return worker in self._crew.active
+        return worker in self._worker_group.active
 
     def assignment_of(self, worker: str) -> int:
         """The number of a worker's part in it; 0: it has none."""
-        part = self._crew.active.get(worker)
+        part = self._worker_group.active.get(worker)
         return part.assignment if part else 0
 
     def has_part(self, worker: str, assignment: int) -> bool:
         """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name."""
-        return self._crew.has_part(worker, assignment)
+        return self._worker_group.has_part(worker, assignment)
 
     def is_finished(self, worker: str) -> bool:
         """Whether a worker has done its part."""
-        return self._crew.is_finished(worker)
+        return self._worker_group.is_finished(worker)
 
     def joined(self, worker: str) -> JoinResult:
         """How far a worker's entry is; of one that has no part in the job, only what became of the job."""
-        return self._entry.joined(worker)
+        return self._startup.joined(worker)
 
     # Its checkpoints, and what it does without its shards.
 
     @property
     def can_checkpoint(self) -> bool:
         """Whether checkpoints of it can be taken: the cluster has a folder of them."""
-        return self._saving.checkpoints.possible
+        return self._checkpoint_coordinator.checkpoints.possible
 
     @property
-    def checkpointing(self) -> bool:
+    def checkpoint_in_progress(self) -> bool:
         """Whether a checkpoint is under way."""
-        return self._saving.checkpoints.busy
+        return self._checkpoint_coordinator.checkpoints.busy
 
     @property
     def awaits_checkpoint(self) -> bool:
         """Whether a checkpoint is under way, or asked for where it can be had."""
-        return self._saving.pending
+        return self._checkpoint_coordinator.pending
 
     @property
     def newest_checkpoint(self) -> SavedCheckpoint | None:
         """The newest that is whole; None: there is none."""
-        return self._saving.checkpoints.newest
+        return self._checkpoint_coordinator.checkpoints.newest
 
     @property
     def checkpoint_failure(self) -> str:
         """Why the latest attempt at a checkpoint failed; empty: it did not."""
-        return self._saving.checkpoints.failure
+        return self._checkpoint_coordinator.checkpoints.failure
 
     @property
-    def goes_back(self) -> bool:
+    def can_restart(self) -> bool:
         """Whether it goes back when its shards are lost; else it fails."""
         return self._recovery.possible
 
@@ -263,9 +263,9 @@ class JobView:
         return self._recovery.advice
 
     @property
-    def storage_lack(self) -> str:
+    def storage_waited_for(self) -> str:
         """What is lacking to read its checkpoints; empty: nothing."""
-        return self._recovery.lack
+        return self._recovery.waiting_for
 
     def waits_for_servers(self, alive: int, now: float, *, expected: bool) -> bool:
         """Whether more servers may come back, so that it is too early to place the shards; see `Recovery`."""
@@ -288,19 +288,19 @@ class JobView:
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        crew, plan = self._crew, self._plan
-        crew.validate()
-        assert not (self.ended and crew.active), "a job that ended has workers"
+        worker_group, plan = self._worker_group, self._plan
+        worker_group.validate()
+        assert not (self.ended and worker_group.active), "a job that ended has workers"
         self._lifecycle.validate()
-        assert self.state is not JobState.PENDING or not crew.active
+        assert self.state is not JobState.PENDING or not worker_group.active
         plan.validate()
-        assert plan.created or not crew.entering, "servers were told of a worker before they had the shards"
+        assert plan.created or not worker_group.entering, "servers were told of a worker before they had the shards"
         self._accounting.validate()
-        self._saving.validate()
+        self._checkpoint_coordinator.validate()
         self._recovery.validate()
-        waits = self.spec.is_session or self.closing or crew.active or self.vacancies
+        waits = self.spec.is_session or self.closing or worker_group.active or self.vacancies
         assert waits or not self._lifecycle.running, "nobody is there, or will come, to end it"
-        assert not (self.closing and crew.active), "it closes while workers work"
+        assert not (self.closing and worker_group.active), "it closes while workers work"
         self.log.validate()
 
     def _progress(self, now: float) -> Progress:

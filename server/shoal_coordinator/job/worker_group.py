@@ -23,7 +23,7 @@ class WorkerGroup:
         self.active: dict[str, GroupMember] = {}
         self._names: dict[int, str] = {}  # by rank: who works there, or did until it finished or the job ended
         self._finished: set[int] = set()  # ranks of those that were through; a session's may be taken again
-        self._assigner = 0  # assignment of who sends the values that the program gives; 0: nobody
+        self._value_sender = 0  # assignment of who sends the values that the program gives; 0: nobody
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -38,48 +38,48 @@ class WorkerGroup:
     @property
     def ranks(self) -> dict[str, int]:
         """The live workers' ranks."""
-        return {worker: participant.rank for worker, participant in self.active.items()}
+        return {worker: member.rank for worker, member in self.active.items()}
 
     @property
     def assignments(self) -> set[int]:
         """The assignments of the live workers."""
-        return {participant.assignment for participant in self.active.values()}
+        return {member.assignment for member in self.active.values()}
 
     @property
-    def told(self) -> dict[int, WorkerReported]:
+    def last_reports(self) -> dict[int, WorkerReported]:
         """By assignment, the last report of each live worker that has reported."""
-        return {part.assignment: part.told for part in self.active.values() if part.told}
+        return {part.assignment: part.last_report for part in self.active.values() if part.last_report}
 
     @property
     def incarnations(self) -> dict[str, int]:
         """The live workers' incarnations."""
-        return {worker: participant.incarnation for worker, participant in self.active.items()}
+        return {worker: member.incarnation for worker, member in self.active.items()}
 
     @property
     def step(self) -> int:
         """The step of the worker that is ahead, as their reports say."""
-        return max((participant.told.step for participant in self.active.values() if participant.told), default=0)
+        return max((member.last_report.step for member in self.active.values() if member.last_report), default=0)
 
     @property
-    def assigner(self) -> int:
+    def value_sender(self) -> int:
         """The assignment of who sends the values that the program gives; 0: nobody."""
-        return self._assigner
+        return self._value_sender
 
     @property
     def entering(self) -> bool:
         """Whether servers were told of anybody."""
-        return any(participant.stage is not Stage.ASSIGNED for participant in self.active.values())
+        return any(member.stage is not Stage.ASSIGNED for member in self.active.values())
 
     @property
     def admitted(self) -> bool:
         """Whether there are enough for the job to run, all of whom may pull and push."""
         return len(self.active) >= self._spec.fewest_workers and all(
-            participant.stage is Stage.ADMITTED for participant in self.active.values()
+            member.stage is Stage.ADMITTED for member in self.active.values()
         )
 
     def free(self, ranks: Iterable[int]) -> list[int]:
         """Those of some ranks that a worker can take."""
-        taken = {participant.rank for participant in self.active.values()}
+        taken = {member.rank for member in self.active.values()}
         if not self._spec.is_session:
             taken |= self._finished
         return [rank for rank in ranks if rank not in taken]
@@ -93,15 +93,15 @@ class WorkerGroup:
 
         A session has one part in its life, and no number for it.
         """
-        participant = self.active.get(worker)
-        return participant is not None and (self._spec.is_session or participant.assignment == assignment)
+        member = self.active.get(worker)
+        return member is not None and (self._spec.is_session or member.assignment == assignment)
 
-    def enrol(self, participant: GroupMember) -> None:
+    def enrol(self, member: GroupMember) -> None:
         """A worker has a part, at a rank that is free."""
-        self.active[participant.worker] = participant
-        self._names[participant.rank] = participant.worker
+        self.active[member.worker] = member
+        self._names[member.rank] = member.worker
 
-    def let_in(self, worker: str) -> None:
+    def begin_entry(self, worker: str) -> None:
         """Servers are told of a worker."""
         self.active[worker].stage = Stage.ENTERING
 
@@ -111,26 +111,26 @@ class WorkerGroup:
 
     def admit(self, assignment: int, step: int) -> None:
         """All servers let the worker of this assignment in, if it is still there; it begins at this step."""
-        for participant in self.active.values():
-            if participant.assignment == assignment:
-                participant.stage, participant.step = Stage.ADMITTED, step
+        for member in self.active.values():
+            if member.assignment == assignment:
+                member.stage, member.step = Stage.ADMITTED, step
 
-    def hear(self, report: WorkerReported) -> WorkerReported | None:
+    def keep_report(self, report: WorkerReported) -> WorkerReported | None:
         """Keeps a worker's report as its last one; returns the one before it, if there was one."""
-        participant = self.active[report.worker]
-        earlier, participant.told = participant.told, report
+        member = self.active[report.worker]
+        earlier, member.last_report = member.last_report, report
         return earlier
 
-    def recall(self, told: Mapping[int, WorkerReported]) -> None:
+    def restore_reports(self, reports: Mapping[int, WorkerReported]) -> None:
         """Takes up the last reports of live workers, by assignment, which are kept with the job's tally."""
-        for participant in self.active.values():
-            participant.told = told.get(participant.assignment)
+        for member in self.active.values():
+            member.last_report = reports.get(member.assignment)
 
-    def elect_assigner(self) -> None:
+    def elect_value_sender(self) -> None:
         """Sees to it that the given values are to be sent by one of those that know them, if anybody does."""
-        knowing = [participant.assignment for participant in self.active.values() if participant.described]
-        if self._assigner not in knowing:
-            self._assigner = min(knowing, default=0)
+        knowing = [member.assignment for member in self.active.values() if member.described]
+        if self._value_sender not in knowing:
+            self._value_sender = min(knowing, default=0)
 
     def release(self, worker: str) -> GroupMember:
         """A worker has no part any more; that part. `finish` or `vacate` its rank if the job goes on."""
@@ -149,24 +149,24 @@ class WorkerGroup:
         self.active.clear()
         self._names.clear()
         self._finished.clear()
-        self._assigner = 0
+        self._value_sender = 0
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes it down, as part of the job's record."""
-        record.parts.extend(participant.to_proto() for participant in self.active.values())
+        record.parts.extend(member.to_proto() for member in self.active.values())
         record.crew.update(self._names)
         record.finished.extend(sorted(self._finished))
-        record.assigner = self._assigner
+        record.assigner = self._value_sender
 
     def restore_from(self, record: state_pb2.JobRecord) -> None:
         """Goes on from a record."""
         self.active = {part.worker: GroupMember.from_proto(part) for part in record.parts}
         self._names, self._finished = dict(record.crew), set(record.finished)
-        self._assigner = record.assigner
+        self._value_sender = record.assigner
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        ranks = [participant.rank for participant in self.active.values()]
+        ranks = [member.rank for member in self.active.values()]
         assert len(set(ranks)) == len(ranks), "two workers share a rank"
         assert all(0 <= rank < self._spec.most_workers for rank in ranks)
-        assert all(self._names[participant.rank] == worker for worker, participant in self.active.items())
+        assert all(self._names[member.rank] == worker for worker, member in self.active.items())

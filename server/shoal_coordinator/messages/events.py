@@ -24,26 +24,26 @@ from shoal_coordinator.messages.replies import (
 R = TypeVar("R")
 
 
-class Event(Generic[R]):
+class ClusterEvent(Generic[R]):
     """Something that happened."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed(Event[Mapping[str, Role]]):
+class TimePassed(ClusterEvent[Mapping[str, Role]]):
     """Nothing else happened for a while. The answer: who was declared dead since the last one, by member id."""
 
 
 @dataclass(frozen=True, slots=True)
-class RegistrationReceived(Event[RegisterResult]):
+class RegistrationReceived(ClusterEvent[RegisterResult]):
     """A process wants to be a member."""
 
     registration: Registration
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatReceived(Event[Assignment | None]):
+class HeartbeatReceived(ClusterEvent[Assignment | None]):
     """A member is alive; servers say what they hold and do."""
 
     member: str
@@ -54,7 +54,7 @@ class HeartbeatReceived(Event[Assignment | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberLeft(Event[None]):
+class MemberLeft(ClusterEvent[None]):
     """A member ends its incarnation; a worker may say how far it is in the range of data that it holds."""
 
     member: str
@@ -63,7 +63,7 @@ class MemberLeft(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRequested(Event[tuple[str, ...]]):
+class DrainRequested(ClusterEvent[tuple[str, ...]]):
     """A server is told to go, and serves on. The answer: the jobs with shards there that are being saved."""
 
     member: str
@@ -71,7 +71,7 @@ class DrainRequested(Event[tuple[str, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
-class JobSubmitted(Event[JobStatus]):
+class JobSubmitted(ClusterEvent[JobStatus]):
     """A user wants a job to run."""
 
     spec: Job
@@ -79,35 +79,35 @@ class JobSubmitted(Event[JobStatus]):
 
 
 @dataclass(frozen=True, slots=True)
-class JobCancelled(Event[JobStatus]):
+class JobCancelled(ClusterEvent[JobStatus]):
     """A user wants a job to end; one that has ended stays as it is."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class JobDropped(Event[None]):
+class JobDropped(ClusterEvent[None]):
     """A user wants an ended job to be forgotten."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRequested(Event[TakeCheckpointResult]):
+class CheckpointRequested(ClusterEvent[TakeCheckpointResult]):
     """A user wants a checkpoint of a running job."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class CutHeld(Event[HoldResult]):
+class CutHeld(ClusterEvent[HoldResult]):
     """All servers hold back the commits of a job: its data and its figures are now those of the cut."""
 
     job: JobRef
 
 
 @dataclass(frozen=True, slots=True)
-class JobDescribed(Event[DescribeResult]):
+class JobDescribed(ClusterEvent[DescribeResult]):
     """A worker has loaded the program; `samples` are those of one pass."""
 
     job: str
@@ -119,7 +119,7 @@ class JobDescribed(Event[DescribeResult]):
 
 
 @dataclass(frozen=True, slots=True)
-class JoinRequested(Event[JoinResult]):
+class JoinRequested(ClusterEvent[JoinResult]):
     """A worker wants to enter; `assigned` says that the given initial values are in place."""
 
     job: str
@@ -130,7 +130,7 @@ class JoinRequested(Event[JoinResult]):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRequested(Event[Lease | NoRange]):
+class LeaseRequested(ClusterEvent[Lease | NoRange]):
     """A worker wants a range of data; `done` is one that it has trained on, or 0."""
 
     job: str
@@ -141,7 +141,7 @@ class LeaseRequested(Event[Lease | NoRange]):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationClaimed(Event[EvaluationClaim]):
+class EvaluationClaimed(ClusterEvent[EvaluationClaim]):
     """A worker has come to a step where an evaluation may be due, or is `through` but for the one at the end."""
 
     job: str
@@ -153,7 +153,7 @@ class EvaluationClaimed(Event[EvaluationClaim]):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationReported(Event[EvaluationAck]):
+class EvaluationReported(ClusterEvent[EvaluationAck]):
     """A worker has evaluated."""
 
     job: str
@@ -164,7 +164,7 @@ class EvaluationReported(Event[EvaluationAck]):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReported(Event[ReportAck]):
+class WorkerReported(ClusterEvent[ReportAck]):
     """What a worker did since it entered; values, log, timings since its last report. Answered: what it is to do."""
 
     job: str
@@ -200,7 +200,7 @@ class WorkerReported(Event[ReportAck]):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFinished(Event[None]):
+class WorkerFinished(ClusterEvent[None]):
     """A worker is through with a job; with an error, the job fails, unless that is that its shards are gone: `lost`."""
 
     job: str
@@ -212,7 +212,7 @@ class WorkerFinished(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class EffectOutcome(Event[None]):
+class EffectOutcome(ClusterEvent[None]):
     """What became of an effect, which is then over. The number is the effect's."""
 
     effect: int = field(default=0, kw_only=True)
@@ -270,7 +270,7 @@ class CutTaken(EffectOutcome):
     version: int
     time: float  # seconds of Unix time
     data: state_pb2.LedgerRecord | None
-    tally: state_pb2.TallyRecord
+    progress_totals: state_pb2.TallyRecord
     held_by: int = 0  # the cut that holds back all commits until the job has gone back to it; 0: none does
 
 
@@ -300,7 +300,7 @@ class EffectDone(EffectOutcome):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFenced(Event[None]):
+class WorkerFenced(ClusterEvent[None]):
     """All servers refuse a worker that is to be removed, which is not over; the most steps that any had committed."""
 
     effect: int

@@ -24,7 +24,7 @@ class JobRecordKind(StrEnum):
     PLAN = "plan"
     STATE = "state"
     LEDGER = "ledger"
-    TALLY = "tally"
+    PROGRESS = "tally"
     CHECKPOINTS = "checkpoints"
     EVALUATION = "evaluation"
     EVENT = "event"  # and its number

@@ -46,7 +46,7 @@ class JoinResult:
     placement: Placement | None = None
     rank: int = 0
     step: int = 0
-    assigns: bool = False  # the caller is to send the values of variables whose initializer is "given"
+    assign_values: bool = False  # the caller is to send the values of variables whose initializer is "given"
     restored: frozenset[str] = frozenset()  # but not of these, which have the values of a checkpoint
 
 
@@ -70,12 +70,12 @@ class HoldResult:
     Attributes:
         ledger: who held which data; None: the job has none.
         ranks: of the workers.
-        tally: how far the job had come.
+        progress_totals: how far the job had come.
     """
 
     ledger: state_pb2.LedgerRecord | None
     ranks: Mapping[str, int]
-    tally: state_pb2.TallyRecord
+    progress_totals: state_pb2.TallyRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class RestoredCheckpoint:
         step: to go on with.
         variables: names of those that were in it.
         data: where the data had come; None: the job had none.
-        tally: how far the job had come.
-        passed_by: why newer ones could not be used.
+        progress_totals: how far the job had come.
+        skipped: why newer ones could not be used.
     """
 
     source: CheckpointChoice
     step: int
     variables: frozenset[str]
     data: state_pb2.LedgerRecord | None
-    tally: state_pb2.TallyRecord
+    progress_totals: state_pb2.TallyRecord
     seed: int | None = None  # of the order of that data; None: not known
-    passed_by: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()

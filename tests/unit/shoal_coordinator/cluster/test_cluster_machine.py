@@ -13,7 +13,7 @@ from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import machine as cluster_module
-from shoal_coordinator.job.recovery import MAX_FRUITLESS
+from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
 from shoal_coordinator.messages import (
     AdmitWorker,
     CreateShards,
@@ -343,15 +343,15 @@ def test_given_values_are_sent_by_one_worker_and_waited_for(rig):
         rig.describe("a", worker, GIVEN)
     rig.perform()
     entered = rig.enter("a", "w0")
-    assert entered.assigns
+    assert entered.assign_values
     assert entered.placement, "known before the start, for the values to be sent"
-    assert not rig.enter("a", "w1").assigns
+    assert not rig.enter("a", "w1").assign_values
     rig.enter("a", "w1", assigned=True)
     rig.perform()
     assert rig.state("a") is JobState.PLACING, "only the one that was told to can have sent them"
     entered = rig.enter("a", "w0", assigned=True)
     assert entered.ready
-    assert not entered.assigns
+    assert not entered.assign_values
 
 
 def test_when_the_sender_of_given_values_dies_another_is_asked(rig):
@@ -362,7 +362,7 @@ def test_when_the_sender_of_given_values_dies_another_is_asked(rig):
     rig.workers("w2")
     rig.describe("a", "w2", GIVEN)
     rig.enter("a", "w1")
-    assert rig.enter("a", "w2").assigns
+    assert rig.enter("a", "w2").assign_values
     rig.enter("a", "w2", assigned=True)
     rig.perform()
     assert rig.state("a") is JobState.RUNNING
@@ -374,11 +374,11 @@ def test_one_that_has_described_before_sends_the_given_values_of_one_that_died(o
     sea.describe("s", "x", GIVEN)
     sea.describe("s", "y", GIVEN)
     sea.perform()
-    assert sea.enter("s", "x").assigns
+    assert sea.enter("s", "x").assign_values
     sea.leave("x")
-    assert not sea.enter("s", "z").assigns, "it joined without knowing the values"
+    assert not sea.enter("s", "z").assign_values, "it joined without knowing the values"
     sea.perform()
-    assert sea.enter("s", "y").assigns
+    assert sea.enter("s", "y").assign_values
     sea.enter("s", "y", assigned=True)
     sea.perform()
     assert sea.state("s") is JobState.RUNNING
@@ -493,9 +493,9 @@ def test_nobody_is_blamed_for_the_coordinators_own_absence(rig):
 
 
 def test_every_kind_of_event_is_handled(rig):
-    kinds = {kind.__name__ for kind in [*events.Event.__subclasses__(), *events.EffectOutcome.__subclasses__()]} - {
-        "EffectOutcome"
-    }
+    kinds = {
+        kind.__name__ for kind in [*events.ClusterEvent.__subclasses__(), *events.EffectOutcome.__subclasses__()]
+    } - {"EffectOutcome"}
     assert {kind.__name__ for kind in rig.machine._handlers} == kinds
 
 
@@ -730,7 +730,7 @@ class TestGoingBack:
         assert any(isinstance(effect, CreateShards) for effect in running.pending)
 
     def test_not_without_end(self, running):
-        for _ in range(MAX_FRUITLESS):
+        for _ in range(MAX_FAILED_RESTARTS):
             [shards] = [effect for effect in running.performed if isinstance(effect, CreateShards)][-1:]
             finished = events.WorkerFinished(
                 "a", "w0", running.lives["w0"], "UNKNOWN_SHARD: gone", running.part("a", "w0"), lost=True
@@ -818,7 +818,7 @@ class TestGoingBack:
         assert rig.state("a") is JobState.PLACING, "head has no value yet"
         rig.crash()
         joined = rig.enter("a", "w0")
-        assert (joined.assigns, joined.restored) == (True, {"w"})
+        assert (joined.assign_values, joined.restored) == (True, {"w"})
         assert not rig.enter("a", "w0", assigned=True).restored
         assert rig.state("a") is JobState.RUNNING
 

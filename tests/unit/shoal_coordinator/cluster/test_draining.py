@@ -6,7 +6,7 @@ from shoal import errors
 from shoal._wire import Lease
 from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
-from shoal_coordinator.job.recovery import MAX_FRUITLESS
+from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
 from shoal_coordinator.messages import CommitCheckpoint, CreateShards, DropShards, ScanCheckpoints, TakeCut, events
 from support.clusters.cluster_rig import KEEPING, Rig, job, session
 
@@ -339,7 +339,7 @@ class TestTheServer:
 
     def test_that_goes_again_and_again_ends_no_job(self, running):
         """A rollout over many servers, each of which goes before the job has begun to run."""
-        for _ in range(MAX_FRUITLESS + 2):
+        for _ in range(MAX_FAILED_RESTARTS + 2):
             running.drain("s1")
             running.perform()
             running.leave("s1")

@@ -161,9 +161,9 @@ def test_given_values_are_not_asked_for_again(rig):
     for worker in ("w0", "w1"):
         rig.describe("a", worker, GIVEN)
     rig.perform()
-    assert rig.crash().enter("a", "w0").assigns
+    assert rig.crash().enter("a", "w0").assign_values
     rig.enter("a", "w0", assigned=True)
-    assert not rig.crash().enter("a", "w0").assigns
+    assert not rig.crash().enter("a", "w0").assign_values
 
 
 def test_a_repeated_submission_is_known(rig):
