@@ -1,4 +1,4 @@
-"""What became of effects, and what follows for their jobs; also from a loss of shards, however it was noticed. Pure."""
+"""Handling of effect outcomes: what each one means for its job. Also handles every loss of shards (no I/O)."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect, HoldResult, events
 
-# Outcomes that say of which job they are.
+# The outcomes that name their job.
 AnyOutcome = (
     events.ShardsCreated
     | events.WorkerAdmitted
@@ -26,18 +26,19 @@ AnyOutcome = (
 
 
 class OutcomeHandler:
-    """Takes in what was done, of what is outstanding.
+    """Applies the outcomes of pending effects to jobs.
 
     Args:
         jobs: of the cluster.
         members: of the cluster.
-        pending_effects: effects; what becomes of one that was given up is of no interest.
-        emit: told what is now to be done.
-        schedule: called with the time when something has changed by which others may get on.
-        patience_s: how long a job that lost its shards waits for as many servers as it had.
+        pending_effects: of the cluster; the outcome of an effect that is no longer pending is ignored.
+        emit: receives the effects that are decided.
+        schedule: runs the scheduler at a time, after a change that other jobs may wait for.
+        patience_s: seconds that a job waits, after it lost its shards, for as many servers as it had.
 
     Attributes:
-        draining: what jobs do about servers that are going.
+        draining: decides what jobs do about draining servers.
+        handlers: the handler of each type of event.
     """
 
     def __init__(
@@ -76,14 +77,14 @@ class OutcomeHandler:
         announced: bool = False,
         saved: SavedCheckpoint | None = None,
     ) -> None:
-        """Has a job go back, or fail; what was still to be done for it is given up if it goes on.
+        """Makes a job restart or fail after it lost its shards. If it restarts, its pending effects are abandoned.
 
         Args:
-            job: whose.
-            reason: why.
-            now: the time.
-            announced: a server has said before that it was going.
-            saved: has all that is lost, if anything does.
+            job: the job.
+            reason: why the shards are lost.
+            now: seconds of Unix time.
+            announced: whether the server was draining.
+            saved: a checkpoint that contains everything that is lost, or None.
         """
         effects = job.lose_shards(reason, self._patience_s, now, announced=announced, saved=saved)
         if not job.ended:
@@ -105,7 +106,7 @@ class OutcomeHandler:
     def _worker_admitted(self, event: events.WorkerAdmitted, now: float) -> None:
         if job := self._job_of_outcome(event):
             job.admitted(event.assignment, event.step, now)
-            self._schedule(now)  # if it runs now, extra workers may join
+            self._schedule(now)  # if the job runs now, extra workers may join
 
     def _worker_fenced(self, event: events.WorkerFenced, _: float) -> None:
         self._pending_effects.fenced(event.effect, event.committed_steps)
@@ -130,7 +131,7 @@ class OutcomeHandler:
     def _cut_held(self, event: events.CutHeld, _: float) -> HoldResult:
         job = self._jobs.find_live(event.job)
         if job is None:
-            raise errors.Cancelled(f"job {event.job.name} is over")
+            raise errors.Cancelled(f"job {event.job.name} has ended")
         return job.held()
 
     def _cut_taken(self, event: events.CutTaken, _: float) -> None:
@@ -153,5 +154,5 @@ class OutcomeHandler:
             self._schedule(now)
 
     def _job_of_outcome(self, event: AnyOutcome) -> JobMachine | None:
-        """The live job that an effect was for; None: there is none any more, or the effect was given up."""
+        """Ends the effect, and returns its live job; None if the job has ended or the effect was abandoned."""
         return self._jobs.find_live(event.job) if self._pending_effects.end(event.effect) else None
