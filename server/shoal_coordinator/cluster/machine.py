@@ -146,7 +146,7 @@ class Cluster:
         for job in self._jobs.live:
             self._emit(job.end_when_saved(now))
         self._schedule(now)
-        self._effects.clear()  # they are pending_effects, as all others are
+        self._effects.clear()  # they are pending, like all others
 
     # Stored state.
 

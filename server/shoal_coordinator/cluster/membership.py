@@ -268,7 +268,7 @@ class Membership:
         return known
 
     def expire(self, now: float) -> list[Member]:
-        """Marks members as dead whose heartbeat timeout has expired, and returns them; forgets those that died long ago."""
+        """Marks members as dead when the heartbeat timeout expires, and returns them; forgets those dead for long."""
         silent = [member for member in self if member.alive and now - member.last_seen > self._heartbeat_timeout_s]
         self._mark_dead(silent, now)
         return silent

@@ -124,13 +124,13 @@ class WorkerRequests:
             raise errors.Cancelled(f"{member.id} has no assignment in job {name}", job=name, worker=member.id)
         if member.enrolled:
             raise errors.Fenced(
-                f"incarnation {member.incarnation} of session {member.id} has already taken part in a job; register again",
+                f"incarnation {member.incarnation} of session {member.id} was already in a job; register again",
                 member=member.id,
                 incarnation=member.incarnation,
             )
         if not job.vacancies:
             raise errors.Overloaded(
-                f"job {name} has all its {job.spec.workers} workers; submit it with more, or wait until one has finished",
+                f"job {name} has all its {job.spec.workers} workers; submit it with more, or wait until one finishes",
                 job=name,
                 workers=job.spec.workers,
             )

@@ -1,4 +1,4 @@
-"""The records of one job, as messages: each made of the job's owners, which take up what an earlier one has left."""
+"""The stored records of one job, as messages: made from the job's owners, and restored into those of a new job."""
 
 from collections.abc import Iterator
 
@@ -17,11 +17,13 @@ from shoal_coordinator.messages import JobRecordKind, event_message
 
 
 class JobRecords:
-    """What is kept of one job.
+    """The records of one job.
 
     Args:
         submission: the job.
-        owners, checkpoint_coordinator, recovery: of the job.
+        owners: owners of the job's state.
+        checkpoint_coordinator: of the job.
+        recovery: of the job.
     """
 
     def __init__(
@@ -34,12 +36,12 @@ class JobRecords:
 
     @property
     def parts(self) -> Iterator[str]:
-        """The names of all records that there may be."""
+        """The names of all records that the job may have."""
         yield from (part for part in JobRecordKind if part is not JobRecordKind.EVENT)
         yield from (f"{JobRecordKind.EVENT}/{number}" for number in self._log.kept)
 
     def record(self, part: str) -> Message | None:
-        """Returns the record of that name as it should be now; None: it should not be there."""
+        """Returns the record of that name; None if it does not exist."""
         kind, _, number = part.partition("/")
         evaluation_schedule = self._checkpoint_coordinator.evaluation_schedule
         match kind:
@@ -61,9 +63,9 @@ class JobRecords:
         return event_message(event) if event else None
 
     def restore(self, saved: JobSnapshot) -> bool:
-        """Has all of a new job's owners go on from what is kept; whether its checkpoints were.
+        """Restores the owners of a new job from its records; returns whether there was a record of its checkpoints.
 
-        An earlier Shoal kept none of a job in a cluster without a folder of them.
+        Earlier versions of Shoal stored no such record in a cluster without checkpoint storage.
         """
         state, evaluation_schedule = saved.state, self._checkpoint_coordinator.evaluation_schedule
         self._lifecycle.restore_from(state)
