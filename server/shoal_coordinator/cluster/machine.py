@@ -90,19 +90,14 @@ class Cluster:
         }
 
     def handle(self, event: events.ClusterEvent[events.R], now: float) -> tuple[events.R, list[Effect]]:
-        """Handles an event.
-
-        Args:
-            event: the event.
-            now: seconds of Unix time.
+        """Handles an event at a time.
 
         Returns:
             The event's reply, and the effects that were decided, in order.
 
         Raises:
-            ShoalError: the event is refused. Changes made before the refusal, such as an expired heartbeat timeout,
-                stay;
-                their effects are returned with the next event.
+            ShoalError: the event is refused. Changes made before, such as an expired heartbeat timeout, stay; the next
+                event returns their effects.
         """
         answer: events.R = self._handlers[type(event)](event, now)
         effects, self._effects = self._effects, []

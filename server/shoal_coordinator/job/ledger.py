@@ -363,5 +363,14 @@ class Ledger:
 
 
 def default_range_size(samples: int, workers: int, batch_size: int) -> int:
-    """Returns the default samples per lease: whole batches, at least 1, few enough for workers to end together."""
+    """Returns the default number of samples per lease, small enough that workers end an epoch at about the same time.
+
+    Args:
+        samples: samples in one epoch.
+        workers: number of workers.
+        batch_size: samples in one batch.
+
+    Returns:
+        The samples of at least one batch, and always of whole batches.
+    """
     return max(1, samples // (_RANGES_PER_WORKER * workers * batch_size)) * batch_size

@@ -86,10 +86,7 @@ class JobMachine(JobView):
         Args:
             number: number of the submission.
             saved: the job's records.
-            now: seconds of Unix time.
-            changed: called with the name of a record that was changed or removed.
-            checkpoints: whether the cluster has checkpoint storage.
-            counters: the cluster's counters, to add to.
+            now, changed, checkpoints, counters: as for a new job.
 
         Returns:
             The restored job.
@@ -218,12 +215,7 @@ class JobMachine(JobView):
     # Checkpoints, in the order of their steps.
 
     def request_checkpoint(self, now: float) -> tuple[TakeCheckpointResult, list[Effect]]:
-        """Requests a checkpoint, to begin now or after the one in progress.
-
-        Raises:
-            StorageFailed: the cluster has no checkpoint storage.
-            NotPlaced: the job is not running.
-        """
+        """Requests a checkpoint, to begin now or after the one in progress; see `CheckpointCoordinator.request`."""
         return self._checkpoint_coordinator.request(now)
 
     def request_checkpoint_from(self, start: float, now: float) -> list[Effect]:

@@ -121,6 +121,9 @@ class Recovery:
             alive: number of servers that can take shards.
             now: seconds of Unix time.
             expected: whether a drained server is expected back.
+
+        Returns:
+            Whether to wait.
         """
         return alive < self._servers and (expected or now < self._patience)
 

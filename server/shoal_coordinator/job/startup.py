@@ -87,7 +87,7 @@ class JobStartup:
         return [CreateShards(self._ref, placement, self._spec, self._recovery.sources)]
 
     def shards_created(self, now: float, restored: RestoredCheckpoint | None) -> str:
-        """Records that all servers hold filled shards; returns why the job cannot continue from the checkpoint, if so."""
+        """Records that all servers hold filled shards; returns why the job cannot continue, or an empty string."""
         self._plan.create()
         if restored and (problem := self._resume_from(restored, now)):
             return problem

@@ -145,7 +145,7 @@ class JobView:
         placement = self._plan.created_placement
         if placement is None:
             raise errors.NotPlaced(
-                f"the variables of job {self.spec.name} are not on servers; the job is {self.state.value}",
+                f"the variables of job {self.spec.name} are not on servers; it is {self.state.value}",
                 job=self.spec.name,
             )
         return placement
@@ -270,12 +270,15 @@ class JobView:
         return self._recovery.waiting_for
 
     def waits_for_servers(self, alive: int, now: float, *, expected: bool) -> bool:
-        """Returns whether it is too early to place the shards, because more servers may return.
+        """Returns whether it is too early to place the shards, because more servers may return; see `Recovery`.
 
         Args:
             alive: number of servers that can take shards.
             now: seconds of Unix time.
             expected: whether a drained server is expected back.
+
+        Returns:
+            Whether to wait.
         """
         return self._recovery.waits_for_servers(alive, now, expected=expected)
 

@@ -203,7 +203,7 @@ def test_the_trainer_of_an_earlier_job_of_that_name_cannot_speak_for_the_new_one
         events.JobDescribed("a", "w0", life, VARIABLES, 100, old),
         events.JoinRequested("a", "w0", life, True, old),
     ):
-        with pytest.raises(errors.Cancelled, match="no part"):
+        with pytest.raises(errors.Cancelled, match="no assignment"):
             rig.handle(late)
     assert rig.state("a") is JobState.STARTING
     assert rig.status("a").progress.steps == 0
@@ -269,7 +269,7 @@ def test_a_program_that_raises_fails_the_job_with_its_traceback(rig):
 def test_a_worker_that_is_through_before_the_job_ran_fails_it(rig):
     rig.submit(job())
     rig.finish("a", "w0")
-    assert rig.status("a").reason.startswith("worker w0 was through before the job ran")
+    assert rig.status("a").reason.startswith("worker w0 finished before the job ran")
 
 
 def test_a_name_is_used_again_once_its_job_has_ended(rig):
@@ -402,7 +402,7 @@ def test_a_different_description_fails_the_job(rig, variables, samples, said):
 
 def test_a_program_without_variables_is_refused(rig):
     rig.submit(job())
-    with pytest.raises(errors.InvalidJob, match="nothing to train"):
+    with pytest.raises(errors.InvalidJob, match="define at least one"):
         rig.describe("a", "w0", {})
 
 
@@ -665,13 +665,13 @@ class TestGoingBack:
         assert running.state("a") is JobState.RUNNING
         assert running.status("a").restarts == 1
         assert running.machine.job("a").data().total.done == done
-        assert ("placing", "goes on from a/1, step 3") in running.history("a")
+        assert ("placing", "continues from a/1, step 3") in running.history("a")
 
     def test_to_its_beginning_where_there_is_none(self, running):
         running.kill("s1")
         running.servers("s1").start("a", "w0", "w1")
         assert running.state("a") is JobState.RUNNING
-        assert any("it goes on from its beginning" in reason for _, reason in running.history("a"))
+        assert any("it continues from its beginning" in reason for _, reason in running.history("a"))
 
     def test_waits_for_the_storage_of_its_checkpoints_as_long_as_that_is_away_and_says_so(self, running):
         self.save(running, step=3)
@@ -694,7 +694,7 @@ class TestGoingBack:
         running.away = ""
         running.pass_time(60).start("a", "w0", "w1")
         assert (running.state("a"), running.status("a").reason) == (JobState.RUNNING, "")
-        assert ("placing", "goes on from a/1, step 3") in running.history("a")
+        assert ("placing", "continues from a/1, step 3") in running.history("a")
         assert running.status("a").restarts == 1, "it went back once"
 
     def test_can_be_cancelled_while_the_storage_is_away(self, running):
@@ -719,7 +719,7 @@ class TestGoingBack:
         assert any("from its beginning, a/1" in reason for _, reason in running.history("b"))
         running.servers("s1").start("b", "w0", "w1")
         assert running.state("b") is JobState.RUNNING
-        assert running.history("b").count(("placing", "goes on from a/1, step 3")) == 2
+        assert running.history("b").count(("placing", "continues from a/1, step 3")) == 2
 
     def test_waits_for_its_servers_but_not_for_ever(self, running):
         running.kill("s1")

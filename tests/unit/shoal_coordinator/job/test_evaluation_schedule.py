@@ -296,7 +296,7 @@ def test_a_job_that_stops_early_ends_though_its_last_worker_dies(others):
     rig.workers(*["w1", "w2"][:others])
     rig.leave("w0")
     assert rig.state("a") is JobState.SUCCEEDED
-    assert rig.status("a").reason.endswith("; the evaluation at its end was lost with its worker")
+    assert rig.status("a").reason.endswith("; the final evaluation was lost with its worker")
 
 
 def test_a_job_waits_for_the_checkpoint_of_its_last_evaluation():
@@ -335,7 +335,7 @@ def test_a_job_that_asks_for_none_gives_none():
 
 def test_a_cluster_without_a_folder_cannot_keep_the_best():
     rig = Rig().servers("s0").workers("w0")
-    with pytest.raises(errors.InvalidJob, match="no folder of checkpoints"):
+    with pytest.raises(errors.InvalidJob, match="no checkpoint storage"):
         rig.submit(job(evaluation=EvaluationPolicy(checkpoint_best=True)))
 
 

@@ -64,11 +64,11 @@ def resume(machine, checkpoint, program=PROGRAM):
 class TestLosing:
     def test_it_goes_back_to_the_newest_checkpoint(self):
         machine = recovery(1, 2)
-        assert lose(machine) == (True, f"{GONE}; it goes on from checkpoint 2")
+        assert lose(machine) == (True, f"{GONE}; it continues from checkpoint 2")
         assert machine.restarts == 1
 
     def test_or_to_its_beginning(self):
-        assert lose(recovery()) == (True, f"{GONE}; it goes on from its beginning")
+        assert lose(recovery()) == (True, f"{GONE}; it continues from its beginning")
 
     @pytest.mark.parametrize(
         "machine", [recovery(possible=False), Recovery(Job(name="s"), checkpoints(1))], ids=["no folder", "session"]
@@ -95,7 +95,7 @@ class TestLosing:
         machine = recovery(1)
         for _ in range(MAX_FAILED_RESTARTS):
             lose(machine)
-        assert machine.lose(GONE, 2, START, announced=True) == (True, f"{GONE}; it goes on from checkpoint 1")
+        assert machine.lose(GONE, 2, START, announced=True) == (True, f"{GONE}; it continues from checkpoint 1")
         machine.validate()
         assert not lose(machine)[0]
 
@@ -133,7 +133,7 @@ class TestSources:
         began = CheckpointChoice("b", 7, partial=True)
         resume(machine, replace(restored(), source=began))
         assert machine.sources == (began,)
-        assert lose(machine) == (True, f"{GONE}; it goes on from its beginning, b/7")
+        assert lose(machine) == (True, f"{GONE}; it continues from its beginning, b/7")
 
     def test_none(self):
         assert recovery().sources == ()
@@ -165,7 +165,7 @@ class TestGoingOn:
     def test_where_the_data_had_come(self):
         resumption = resume(recovery(1, 2, seed=5), restored(data=data(done=30), seed=5))
         assert resumption.ledger.account().total.done == 30
-        assert (resumption.problem, resumption.note) == ("", "goes on from a/2, step 7")
+        assert (resumption.problem, resumption.note) == ("", "continues from a/2, step 7")
         assert resumption.assigned
 
     def test_anew_in_the_data_where_its_order_is_another(self):
@@ -173,18 +173,18 @@ class TestGoingOn:
             resumption = resume(recovery(2, seed=5), checkpoint)
             assert resumption.ledger is None
             assert resumption.note == (
-                "goes on from a/2, step 7 (its data begins anew: another seed, or another number of samples)"
+                "continues from a/2, step 7 (its data starts again: another seed, or another number of samples)"
             )
 
     def test_without_data_where_there_was_none(self):
         resumption = resume(recovery(2), restored())
-        assert (resumption.ledger, resumption.note) == (None, "goes on from a/2, step 7")
+        assert (resumption.ledger, resumption.note) == (None, "continues from a/2, step 7")
 
     def test_the_note_says_all_that_one_might_not_expect(self):
         checkpoint = restored(variables=("old", "w"), data=data(), seed=1, skipped=("a/3: it is damaged",))
         assert resume(recovery(2), checkpoint).note == (
-            "goes on from a/2, step 7 (not restored: b; left out: old; passed by: a/3: it is damaged; "
-            "its data begins anew: another seed, or another number of samples)"
+            "continues from a/2, step 7 (not restored: b; left out: old; skipped: a/3: it is damaged; "
+            "its data starts again: another seed, or another number of samples)"
         )
 
     def test_the_note_is_bounded(self):
@@ -197,7 +197,7 @@ class TestGoingOn:
         done = data(done=EXAMPLES)
         assert resume(recovery(2), restored("a/2", data=done, seed=0)).problem == ""
         problem = resume(recovery(restore="b/2"), restored("b/2", data=done, seed=0)).problem
-        assert problem == "nothing is left to do: b/2 has done 1 epochs; ask for more"
+        assert problem == "nothing is left to do: b/2 has done 1 epochs; increase the epochs"
         assert resume(recovery(restore="b/2", epochs=2), restored("b/2", data=done, seed=0)).problem == ""
 
     def test_given_values_that_are_not_restored_are_to_be_sent(self):
