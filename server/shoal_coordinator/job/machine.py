@@ -271,8 +271,7 @@ class JobMachine(JobView):
             patience_s: seconds to wait for as many servers as there were.
             now: seconds of Unix time.
             announced: whether a server with shards of the job was draining.
-            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; None if there is
-                none.
+            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; or None.
 
         Returns:
             The effects.
