@@ -86,7 +86,10 @@ class JobMachine(JobView):
         Args:
             number: number of the submission.
             saved: the job's records.
-            now, changed, checkpoints, counters: as for a new job.
+            now: seconds of Unix time.
+            changed: called with the name of a record that was changed or removed.
+            checkpoints: whether the cluster has checkpoint storage.
+            counters: the cluster's counters, to add to.
 
         Returns:
             The restored job.
