@@ -275,7 +275,7 @@ def test_a_checkpoint_is_restored_before_training_begins(tmp_path):
         manifest = servers.save()
         with servers.worker("a") as worker:
             train(worker, 1)
-            with pytest.raises(errors.BadRequest, match="before training begins"):
+            with pytest.raises(errors.BadRequest, match="training has begun"):
                 servers.restore(manifest)
 
 

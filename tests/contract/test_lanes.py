@@ -400,7 +400,7 @@ class TestSegmentsThatAreNotTheClients:
         servers.admit("a")
         with servers.lane(segment=said) as lane:
             assert not lane.welcome.shared
-            with pytest.raises(errors.BadRequest, match="names slot 1; this lane has 0"):
+            with pytest.raises(errors.BadRequest, match="names region 1 of shared memory; this lane has 0"):
                 lane.pull(pull_request(slot=1))
             assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
             assert sum(len(chunk.data) for reply in lane.pull(pull_request(step=2)) for chunk in reply.chunks) == 4000
@@ -506,9 +506,9 @@ class TestSlots:
         servers.admit("a")
         with servers.lane(segment=offered.said) as lane:
             assert lane.welcome.shared
-            with pytest.raises(errors.BadRequest, match=f"names slot {slot}; this lane has 2"):
+            with pytest.raises(errors.BadRequest, match=f"names region {slot} of shared memory; this lane has 2"):
                 lane.pull(pull_request(slot=slot))
-            with pytest.raises(errors.BadRequest, match=f"names slot {slot}; this lane has 2"):
+            with pytest.raises(errors.BadRequest, match=f"names region {slot} of shared memory; this lane has 2"):
                 lane.push([slot_push(slot)])
             assert servers.versions() == [1]
             lane.pull(pull_request(slot=2))  # the lane goes on
@@ -532,9 +532,9 @@ class TestSlots:
         with trained({"w": Variable((ELEMENTS + 25,))}) as servers:  # 4,100 bytes
             servers.admit("a")
             with servers.lane(segment=offered.said) as lane:
-                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a slot of 4096"):
+                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
                     lane.pull(pull_request(slot=1))
-                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a slot of 4096"):
+                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
                     lane.push([slot_push(1)])
                 assert not offered.slot(1).any()
                 assert servers.versions() == [1]
@@ -735,7 +735,7 @@ class TestSharing:
     def test_a_segment_that_shrinks_when_a_server_is_about_to_look(self, servers, monkeypatch, call):
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneHandler._slot, []
+            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneHandler._region, []
 
             def shrinks(calls, number):
                 if not shrunk:
@@ -745,9 +745,9 @@ class TestSharing:
 
             if call is Frame.PULL:
                 assert worker.push(ONES).outcome == "accepted"
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
             else:
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
                 assert worker.push(ONES).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
