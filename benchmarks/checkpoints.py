@@ -53,7 +53,7 @@ def variables_of(size: int) -> dict[str, Variable]:
 
 
 class Server:
-    """A server's shards, and its saver, without the network around them."""
+    """A server's shards, and its writer, without the network around them."""
 
     def __init__(self, root: Path, size: int) -> None:
         variables = variables_of(size)

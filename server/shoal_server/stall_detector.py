@@ -20,7 +20,7 @@ class StallDetector:
     def __init__(self, after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._after_s, self._clock = after_s, clock
         self._lock = threading.Lock()  # guards _waiting; nothing is called under it
-        # start time, and the function that ends the wait
+        # Start time, and the function that ends the wait.
         self._waiting: dict[object, tuple[float, Callable[[], object]]] = {}
 
     @contextmanager

@@ -462,9 +462,9 @@ class TestBadMessages:
         ("change", "error"),
         [
             ({"versions": []}, "carries 0 versions"),
-            ({"weight": -1.0}, "weighs -1"),
-            ({"weight": float("inf")}, "weighs inf"),
-            ({"weight": float("nan")}, "weighs nan"),
+            ({"weight": -1.0}, "weight of a push is -1"),
+            ({"weight": float("inf")}, "weight of a push is inf"),
+            ({"weight": float("nan")}, "weight of a push is nan"),
             ({"aggregations": [99]}, "an unknown aggregation"),
             ({"shards": []}, "at least one"),
         ],

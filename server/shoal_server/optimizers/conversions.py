@@ -33,7 +33,7 @@ _SIGN, _INFINITY = np.uint32(1 << 31), np.uint32(0xFF << 23)
 _HALF_SIGN, _HALF_INFINITY, _HALF_FRACTION = np.uint32(1 << 15), np.uint32(0x1F << 10), np.uint32((1 << 10) - 1)
 _BFLOAT_NAN = np.uint32(0x7FC0)
 _BIAS = np.uint32((127 - 15) << 23)  # difference of the exponent biases of float32 and half, 13 bits to the left
-# the smallest normal half, as half and as float32
+# The smallest normal half, as half and as float32.
 _HALF_NORMAL, _NORMAL = np.uint32(1 << 10), np.uint32((127 - 14) << 23)
 _OVERFLOW = np.uint32((127 + 16) << 23)  # 2 ** 16, the first power of two beyond the halves
 _STEP = np.float32(2**-24)  # spacing of the subnormal halves,

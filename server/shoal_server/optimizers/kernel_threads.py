@@ -59,7 +59,7 @@ class KernelThreads:
         self._open: deque[_SharedWork[Any]] = deque()  # work that may have more to do
         self._resting_until = 0.0  # time at which helpers are used again
         for number in range(helpers):
-            threading.Thread(target=self._help, name=f"idle-core-{number}", daemon=True).start()
+            threading.Thread(target=self._help, name=f"kernel-thread-{number}", daemon=True).start()
 
     def share(self, work: Callable[[], T]) -> list[T]:
         """Calls `work` on this thread and, concurrently, on every helper that starts before it is done.
@@ -73,56 +73,56 @@ class KernelThreads:
         Raises:
             BaseException: raised by `work`, here or on a helper.
         """
-        # read without the lock: a stale value does no harm
+        # Read without the lock: a stale value does no harm.
         if not self._helpers or self._clock() < self._resting_until:
             return [work()]
-        offer = _SharedWork(work, self._lock)
+        shared = _SharedWork(work, self._lock)
         with self._lock:
-            self._open.append(offer)
+            self._open.append(shared)
             self._offered.notify(self._helpers)
         try:
             own = work()
         finally:
-            self._finish(offer)
-        if offer.error is not None:
-            raise offer.error
-        return [own, *offer.results]
+            self._finish(shared)
+        if shared.error is not None:
+            raise shared.error
+        return [own, *shared.results]
 
-    def _finish(self, offer: _SharedWork[Any]) -> None:
+    def _finish(self, shared: _SharedWork[Any]) -> None:
         done = self._clock()
         with self._lock:
-            self._close(offer)
-            offer.helper_ended.wait_for(lambda: not offer.helpers_inside)
+            self._close(shared)
+            shared.helper_ended.wait_for(lambda: not shared.helpers_inside)
             now = self._clock()
             if now - done > _PATIENCE_S:
                 self._resting_until = now + _REST * (now - done)
 
-    def _close(self, offer: _SharedWork[Any]) -> None:
-        if offer in self._open:
-            self._open.remove(offer)
+    def _close(self, shared: _SharedWork[Any]) -> None:
+        if shared in self._open:
+            self._open.remove(shared)
 
     def _help(self) -> None:
         while True:
             with self._lock:
                 self._offered.wait_for(lambda: self._open)
-                offer = self._open[0]
-                offer.helpers_inside += 1
-            self._run_share(offer)
-            del offer  # otherwise this thread would keep the arrays alive until the next work
+                shared = self._open[0]
+                shared.helpers_inside += 1
+            self._run_share(shared)
+            del shared  # otherwise this thread would keep the arrays alive until the next work
 
-    def _run_share(self, offer: _SharedWork[Any]) -> None:
+    def _run_share(self, shared: _SharedWork[Any]) -> None:
         results: list[Any] = []
         error: BaseException | None = None
         try:
-            results.append(offer.work())
+            results.append(shared.work())
         except BaseException as raised:  # raised to the caller
             error = raised
         with self._lock:
-            self._close(offer)
-            offer.helpers_inside -= 1
-            offer.results += results
-            offer.error = offer.error or error
-            offer.helper_ended.notify()
+            self._close(shared)
+            shared.helpers_inside -= 1
+            shared.results += results
+            shared.error = shared.error or error
+            shared.helper_ended.notify()
 
 
 def thread_count() -> int:

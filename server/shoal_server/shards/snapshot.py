@@ -35,7 +35,7 @@ class Snapshot:
         slots: Sequence[Mapping[str, np.ndarray]] = (),
     ) -> None:
         self.version, self.layout, self._values, self._slots = version, layout, values, slots
-        # guards the counts; taken alone or after the shard's lock, and no lock is taken under it
+        # Guards the counts; taken alone or after the shard's lock, and no lock is taken under it.
         self._lock = threading.Lock()
         self._readers = 0  # includes the savers
         self._savers = 0

@@ -27,7 +27,7 @@ class ShardStore:
     def __init__(self, on_apply: Callable[[float], None] = lambda _: None) -> None:
         self.memory = BufferPool(_POOL_BYTES, _POOL_KEEP_S)
         self._on_apply = on_apply
-        # held while shards are allocated, so that a repeated call finds the first call's shards
+        # Held while shards are allocated, so that a repeated call finds the first call's shards.
         self._creating = threading.Lock()
         self._lock = threading.Lock()  # guards _jobs and _allocating; taken after _creating
         self._allocating = ""  # the job that `create` allocates now; "" after that job was dropped

@@ -138,7 +138,7 @@ def test_small_arenas_ask_for_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels.scale(np.ones(kernels.LARGE - 1, np.float32), 2.0)
 
 
-def test_segments_leave_the_rest_of_the_arena_alone() -> None:
+def test_decay_ranges_leave_the_rest_of_the_arena_alone() -> None:
     values, gradient = np.ones(10), np.ones(10)
     kernels.sgd(values, gradient, np.array([2, 2, 5]), np.array([7.0, 1.0]), np.array([2, 5]), np.float64(0.25))
     assert values.tolist() == [1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 1, 1]

@@ -1,4 +1,4 @@
-"""Update rules: the references' results, segments, what they refuse, and the aggregations without gradients."""
+"""Update rules: the references' results, decay ranges, what they refuse, and the aggregations without gradients."""
 
 import itertools
 import json
@@ -149,7 +149,7 @@ def test_repeating_gives_the_same_bits(optimizer: optim.Optimizer) -> None:
 
 
 def trained_in(share: Any, optimizer: optim.Optimizer, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Two updates of an arena of several blocks whose segments no block ends with, through this way to share it."""
+    """Two updates of an arena of several blocks whose decay ranges end within blocks, through this way to share it."""
     size = 3 * kernels.BLOCK + 12_345
     bounds = np.array([0, 7, 7, 50_001, kernels.BLOCK + 1, 3 * kernels.BLOCK - 1, size])
     decay = np.array([0.1, 0.7, 0.0, 0.02, 0.3, 0.1])
@@ -225,7 +225,7 @@ SLICES = st.lists(st.tuples(st.sampled_from(["w", "v", "w/bias", "v/bias"]), st.
 
 
 @given(slices=SLICES, decay=st.sampled_from([0.0, 0.01]))
-def test_segments_say_each_elements_decay_in_the_fewest_runs(slices: list[tuple[str, int]], decay: float) -> None:
+def test_decay_ranges_are_the_fewest_that_give_each_decay(slices: list[tuple[str, int]], decay: float) -> None:
     optimizer = optim.SGD(weight_decay=decay, decay_exclude=("*bias",))
     decay_ranges = update_rules.decay_ranges_for(slices, optimizer)
     expected = [0.0 if name.endswith("bias") else decay for name, elements in slices for _ in range(elements)]
@@ -248,7 +248,7 @@ def test_an_empty_arena_is_updated_in_peace() -> None:
     [
         ({"gradient": np.ones(4, np.float32)}, r"float32\(4,\) does not match .* float32\(3,\)"),
         ({"gradient": np.ones(3, np.float64)}, r"float64\(3,\) does not match .* float32\(3,\)"),
-        ({"slots": {"momentum_buffer": np.ones(2, np.float32)}}, r"float32\(2,\) does not go"),
+        ({"slots": {"momentum_buffer": np.ones(2, np.float32)}}, r"float32\(2,\) does not match"),
         ({"slots": {}}, "momentum_buffer are missing"),
         ({"values": np.ones((3, 1), np.float32), "gradient": np.ones((3, 1), np.float32)}, "arrays must be flat"),
         ({"decay_ranges": update_rules.decay_ranges_for([("w", 5)], optim.SGD())}, "cover 5 elements of an arena of 3"),
