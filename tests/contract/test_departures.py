@@ -193,7 +193,7 @@ class TestShards:
     @pytest.mark.parametrize("hold_s", [-1.0, 61.0, float("nan")])
     def test_wait_no_longer_than_is_good_for_them(self, servers, hold_s):
         held = servers.hold()
-        with pytest.raises(errors.BadRequest, match="hold_s is .* from 0 to 60 s"):
+        with pytest.raises(errors.BadRequest, match=r"hold_s is .* from 0 to 60 s"):
             servers.cut(held, hold_s=hold_s)
 
 

@@ -210,7 +210,7 @@ class TestFrames:
                 lane.send(kind, payload)
                 if kind is Frame.PUSH:
                     lane.send(Frame.END)
-                with pytest.raises((errors.BadRequest, errors.BadChunk), match=r"cannot be read|malformed"):
+                with pytest.raises((errors.BadRequest, errors.BadChunk), match=r"cannot be decoded|malformed"):
                     lane.receive()
             assert lane.pull(pull_request())[0].headers[0].version == 1
 
@@ -472,9 +472,9 @@ class TestSegmentsThatAreNotTheClients:
     @pytest.mark.parametrize(
         ("slots", "region_bytes", "said"),
         [
-            (0, PAGE, "it has 0 slots"),
-            (17, PAGE, "it has 17 slots"),
-            (2**32 - 1, 2**64 - 1, "slots"),
+            (0, PAGE, "it has 0 regions"),
+            (17, PAGE, "it has 17 regions"),
+            (2**32 - 1, 2**64 - 1, "regions"),
             (2, 0, "has 12288 bytes, not"),
             (2, 2 * PAGE, "has 12288 bytes, not"),
             (2, 2**63, "has 12288 bytes, not"),
@@ -485,9 +485,9 @@ class TestSegmentsThatAreNotTheClients:
         offered.said.slots, offered.said.region_bytes = slots, region_bytes
         assert said in self.refused(servers, offered.said)
 
-    def test_slots_that_are_not_whole_pages(self, servers):
+    def test_regions_that_are_not_whole_pages(self, servers):
         with closing(Offered(3, PAGE + 1)) as odd:
-            assert "pages" in self.refused(servers, odd.said)
+            assert "multiple of 4096" in self.refused(servers, odd.said)
 
     def test_a_segment_that_shrank_before_it_was_offered(self, servers, offered):
         os.truncate(offered.path, HEADER_BYTES + PAGE)

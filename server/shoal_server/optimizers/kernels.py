@@ -4,10 +4,11 @@ Arrays are flat, contiguous, aligned and of one dtype, float32 or float64, as ar
 sizes (`update_rules` does). Kernels run without the GIL. The same inputs give the same bits on every call, on any
 number of threads. Half-precision gradients are widened to float32 before.
 
-An update runs over decay ranges: elements [bounds[k], bounds[k + 1]) have weight decay decay[k]. So ten thousand
-variables cost one call. Threads that call a kernel with the same claims share the arena: each claims the next block
-until none is left. A claim is one atomic addition in compiled code, so a thread takes the GIL once per call instead of
-once per block. Each element is computed independently, so the bits do not depend on the thread.
+An update kernel gets an arena's values, the gradient, the slots, the decay ranges, the claims and scalars; it changes
+values and slots. Elements [bounds[k], bounds[k + 1]) have weight decay decay[k], so ten thousand variables cost one
+call. Threads that call a kernel with the same claims share the arena: each claims the next block until none is left. A
+claim is one atomic addition in compiled code, so a thread takes the GIL once per call instead of once per block. Each
+element is computed independently, so the bits do not depend on the thread.
 
 `compilation` compiles the kernels, `conversions` converts the elements of messages, and `kernel_threads` provides the
 threads. Code that is compiled into a kernel must be in the kernel's own file, because Numba only tracks changes there.
@@ -113,7 +114,7 @@ def _runs(bounds: Bounds, claims: Claims) -> Iterator[tuple[int, int, int]]:
 
 @update(slots=0, scalars=1)
 def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, claims: Claims, rate: Scalar) -> None:
-    """Applies `shoal.optim.SGD`."""
+    """Applies `shoal.optim.SGD`; rate is the learning rate."""
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
         x, g = values[cut], gradient[cut]
@@ -135,7 +136,13 @@ def momentum(
     direct: Scalar,
     through: Scalar,
 ) -> None:
-    """Applies `shoal.optim.Momentum`: the step is direct * g + through * s; (0, 1), or (1, momentum) for Nesterov."""
+    """Applies `shoal.optim.Momentum`: the step is direct * g + through * s.
+
+    Args:
+        rate: learning rate.
+        keep: factor of the momentum buffer s.
+        direct, through: (0, 1), or (1, momentum) for Nesterov momentum.
+    """
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], momentum_buffer[cut]
@@ -157,7 +164,7 @@ def adagrad(
     rate: Scalar,
     eps: Scalar,
 ) -> None:
-    """Applies `shoal.optim.Adagrad`."""
+    """Applies `shoal.optim.Adagrad`; rate is the learning rate, and eps is added to the denominator."""
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], accumulator[cut]
@@ -184,9 +191,14 @@ def rmsprop(
     eps: Scalar,
     keep: Scalar,
 ) -> None:
-    """Applies `shoal.optim.RMSProp`; rest = 1 - alpha, keep is the momentum.
+    """Applies `shoal.optim.RMSProp`.
 
-    It is centered if there is a grad_avg.
+    Args:
+        grad_avg, momentum_buffer: optional slots of the centered form and of the momentum.
+        rate: learning rate.
+        alpha, rest: smoothing constant, and 1 - alpha.
+        eps: added to the denominator.
+        keep: the momentum.
     """
     zero = values.dtype.type(0)
     for k, start, stop in _runs(bounds, claims):
@@ -232,9 +244,14 @@ def adam(
 ) -> None:
     """Applies `shoal.optim.Adam` and `AdamW`.
 
-    step = lr / (1 - beta1 ** t), unbias = 1 / sqrt(1 - beta2 ** t), rest = 1 - beta. The caller computes them in
-    float64, where 1 - 0.999 keeps its digits; for the same reason the kernel does not compute 1 - lr * decay. (couple,
-    shrink) is (1, 0) for coupled weight decay and (0, lr) for decoupled.
+    The caller computes the scalars in float64, where 1 - 0.999 keeps its digits. For the same reason the kernel does
+    not compute 1 - lr * decay.
+
+    Args:
+        step, unbias: lr / (1 - beta1 ** t), and 1 / sqrt(1 - beta2 ** t).
+        beta1, rest1, beta2, rest2: decay rates of the averages; rest is 1 - beta.
+        eps: added to the denominator.
+        couple, shrink: (1, 0) for coupled weight decay, (0, lr) for decoupled.
     """
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
@@ -266,7 +283,10 @@ def ftrl(
 ) -> None:
     """Applies `shoal.optim.FTRL`.
 
-    Power None means 0.5: its square roots vectorize, and their difference loses no digits.
+    Args:
+        rate: learning rate, > 0.
+        l1, l2, l2_shrinkage, beta: as in `shoal.optim.FTRL`.
+        power: minus the learning-rate power; None means 0.5, whose square roots vectorize and lose no digits.
     """
     two = values.dtype.type(2)
     for k, start, stop in _runs(bounds, claims):
