@@ -210,7 +210,7 @@ class TestFrames:
                 lane.send(kind, payload)
                 if kind is Frame.PUSH:
                     lane.send(Frame.END)
-                with pytest.raises((errors.BadRequest, errors.BadChunk), match=r"cannot be read|malformed"):
+                with pytest.raises((errors.BadRequest, errors.BadChunk), match=r"cannot be decoded|malformed"):
                     lane.receive()
             assert lane.pull(pull_request())[0].headers[0].version == 1
 
@@ -400,7 +400,7 @@ class TestSegmentsThatAreNotTheClients:
         servers.admit("a")
         with servers.lane(segment=said) as lane:
             assert not lane.welcome.shared
-            with pytest.raises(errors.BadRequest, match="names slot 1; this lane has 0"):
+            with pytest.raises(errors.BadRequest, match="names region 1 of shared memory; this lane has 0"):
                 lane.pull(pull_request(slot=1))
             assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
             assert sum(len(chunk.data) for reply in lane.pull(pull_request(step=2)) for chunk in reply.chunks) == 4000
@@ -472,9 +472,9 @@ class TestSegmentsThatAreNotTheClients:
     @pytest.mark.parametrize(
         ("slots", "region_bytes", "said"),
         [
-            (0, PAGE, "it has 0 slots"),
-            (17, PAGE, "it has 17 slots"),
-            (2**32 - 1, 2**64 - 1, "slots"),
+            (0, PAGE, "it has 0 regions"),
+            (17, PAGE, "it has 17 regions"),
+            (2**32 - 1, 2**64 - 1, "regions"),
             (2, 0, "has 12288 bytes, not"),
             (2, 2 * PAGE, "has 12288 bytes, not"),
             (2, 2**63, "has 12288 bytes, not"),
@@ -485,9 +485,9 @@ class TestSegmentsThatAreNotTheClients:
         offered.said.slots, offered.said.region_bytes = slots, region_bytes
         assert said in self.refused(servers, offered.said)
 
-    def test_slots_that_are_not_whole_pages(self, servers):
+    def test_regions_that_are_not_whole_pages(self, servers):
         with closing(Offered(3, PAGE + 1)) as odd:
-            assert "pages" in self.refused(servers, odd.said)
+            assert "multiple of 4096" in self.refused(servers, odd.said)
 
     def test_a_segment_that_shrank_before_it_was_offered(self, servers, offered):
         os.truncate(offered.path, HEADER_BYTES + PAGE)
@@ -506,9 +506,9 @@ class TestSlots:
         servers.admit("a")
         with servers.lane(segment=offered.said) as lane:
             assert lane.welcome.shared
-            with pytest.raises(errors.BadRequest, match=f"names slot {slot}; this lane has 2"):
+            with pytest.raises(errors.BadRequest, match=f"names region {slot} of shared memory; this lane has 2"):
                 lane.pull(pull_request(slot=slot))
-            with pytest.raises(errors.BadRequest, match=f"names slot {slot}; this lane has 2"):
+            with pytest.raises(errors.BadRequest, match=f"names region {slot} of shared memory; this lane has 2"):
                 lane.push([slot_push(slot)])
             assert servers.versions() == [1]
             lane.pull(pull_request(slot=2))  # the lane goes on
@@ -532,9 +532,9 @@ class TestSlots:
         with trained({"w": Variable((ELEMENTS + 25,))}) as servers:  # 4,100 bytes
             servers.admit("a")
             with servers.lane(segment=offered.said) as lane:
-                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a slot of 4096"):
+                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
                     lane.pull(pull_request(slot=1))
-                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a slot of 4096"):
+                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
                     lane.push([slot_push(1)])
                 assert not offered.slot(1).any()
                 assert servers.versions() == [1]
@@ -735,7 +735,7 @@ class TestSharing:
     def test_a_segment_that_shrinks_when_a_server_is_about_to_look(self, servers, monkeypatch, call):
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneHandler._slot, []
+            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneHandler._region, []
 
             def shrinks(calls, number):
                 if not shrunk:
@@ -745,9 +745,9 @@ class TestSharing:
 
             if call is Frame.PULL:
                 assert worker.push(ONES).outcome == "accepted"
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
             else:
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
                 assert worker.push(ONES).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))

@@ -139,7 +139,7 @@ class TestValues:
             with servers.worker("a") as worker, servers.client() as client:
                 client.assign(given)  # again, and beside a worker that has not begun: harmless
                 worker.pull()
-                with pytest.raises(errors.BadRequest, match="before training begins"):
+                with pytest.raises(errors.BadRequest, match="training has begun"):
                     client.assign(given)
 
     @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -447,7 +447,7 @@ class TestBadMessages:
 
     @pytest.mark.parametrize("messages", [[pb.PushRequest()], [b""], [pb.PushRequest(chunks=[pb.Chunk()])]])
     def test_a_push_without_a_header(self, servers, push, messages):
-        with pytest.raises(errors.BadRequest, match="begins with a header"):
+        with pytest.raises(errors.BadRequest, match="has no header"):
             push(servers, messages)
         assert not any(servers.versions())
 
@@ -462,10 +462,10 @@ class TestBadMessages:
         ("change", "error"),
         [
             ({"versions": []}, "carries 0 versions"),
-            ({"weight": -1.0}, "weighs -1"),
-            ({"weight": float("inf")}, "weighs inf"),
-            ({"weight": float("nan")}, "weighs nan"),
-            ({"aggregations": [99]}, "an aggregation that there is not"),
+            ({"weight": -1.0}, "weight of a push is -1"),
+            ({"weight": float("inf")}, "weight of a push is inf"),
+            ({"weight": float("nan")}, "weight of a push is nan"),
+            ({"aggregations": [99]}, "an unknown aggregation"),
             ({"shards": []}, "at least one"),
         ],
         ids=["no versions", "negative", "infinite", "no number", "aggregation", "no shards"],
