@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._rpc import CoordinatorClient, MembershipClient
-from shoal._transport import sweep
+from shoal._transport import remove_stale
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
 from shoal_server.checkpoints import CheckpointWriter
@@ -64,7 +64,7 @@ class Server:
         self.store = ShardStore(metrics.applied)
         # Pulls, pushes, commits and the rest have threads of their own: none of them waits for another's.
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
-        if abandoned := sweep():
+        if abandoned := remove_stale():
             _log.info("removed shared memory of processes that are gone", segments=len(abandoned))
         self._endpoints = EndpointGroup(DataService(self.store, metrics), self._endpoint_config(config))
         metrics.watch(self.store, self._pools)
@@ -135,7 +135,7 @@ class Server:
         # This is called at each heartbeat, when there is also time for what has to be done once in a while.
         self.store.memory.trim()
         self._endpoints.end_stalled()
-        sweep()  # a client that was killed between making its segment and being greeted has left its name
+        remove_stale()  # a client that was killed between making its segment and being greeted has left its name
         return *self.store.load(), self._metrics.load(waiting_pulls=self.store.queues()[0])
 
     def _on_end_of_life(self) -> None:

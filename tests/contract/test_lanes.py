@@ -724,10 +724,10 @@ class TestSharing:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             push = worker.prepare(ONES, None, 1.0)
-            ready = push.load(worker._servers.connections[0])
-            assert ready.slot
+            ready = push.payload_for(worker._servers.connections[0])
+            assert ready.region
             shrink(worker._servers.connections[0]._pushes)
-            assert worker.send(dataclasses.replace(push, load=lambda _: ready)).outcome == "accepted"
+            assert worker.send(dataclasses.replace(push, payload_for=lambda _: ready)).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
 
@@ -928,7 +928,7 @@ class TestLanesThatBreak:
                 servers.lanes[0].offer.address = between
                 try:
                     push = worker.prepare(ONES, None, 1.0)
-                    push.load(worker._servers.connections[0])  # opens the lane for pushes
+                    push.payload_for(worker._servers.connections[0])  # opens the lane for pushes
                 finally:
                     servers.lanes[0].offer.address = address
                 assert worker.send(push).outcome == "accepted"

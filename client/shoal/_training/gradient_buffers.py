@@ -16,14 +16,14 @@ class GradientBuffers(dict[str, np.ndarray]):
 
     Args:
         packer: of the placement.
-        loads: by connection, with memory for every trainable variable.
+        payloads: by connection, with memory for every trainable variable.
     """
 
-    def __init__(self, packer: Packer, loads: Mapping[ServerConnection, PushPayload]) -> None:
+    def __init__(self, packer: Packer, payloads: Mapping[ServerConnection, PushPayload]) -> None:
         super().__init__()
-        self._loads = loads
-        for load in loads.values():
-            for views in packer.lend(load.layouts, _memory(load)):
+        self._payloads = payloads
+        for payload in payloads.values():
+            for views in packer.lend(payload.layouts, _memory(payload)):
                 self.update(views)
         self._lent = dict(self)  # those that lie there: the first, in the same order
         for name in packer.unlendable:
@@ -33,7 +33,7 @@ class GradientBuffers(dict[str, np.ndarray]):
     @property
     def pushed(self) -> bool:
         """Whether they have been pushed, so that their memory is in use."""
-        return not self._loads
+        return not self._payloads
 
     @property
     def unchanged(self) -> bool:
@@ -64,27 +64,27 @@ class GradientBuffers(dict[str, np.ndarray]):
         Returns:
             Loads by connection; None: the memory is not theirs, or was pushed before.
         """
-        loads, self._loads = self._loads, {}
-        if [*loads] != [*connections]:
+        payloads, self._payloads = self._payloads, {}
+        if [*payloads] != [*connections]:
             return None
         copied = dict(updates)
         if not unchanged:
             copied |= {name: array for name, array in self.items() if self._lent.get(name) is not array}
         # An array in the place of another may itself lie where something is about to be written.
-        copied = {name: self._apart(array, loads) for name, array in copied.items()}
-        for load in loads.values() if copied else ():
-            load.packer.write_some(load.layouts, copied, _memory(load))
-        return {connection: replace(load, aggregations=aggregations) for connection, load in loads.items()}
+        copied = {name: self._apart(array, payloads) for name, array in copied.items()}
+        for payload in payloads.values() if copied else ():
+            payload.packer.write_some(payload.layouts, copied, _memory(payload))
+        return {connection: replace(payload, aggregations=aggregations) for connection, payload in payloads.items()}
 
     @staticmethod
-    def _apart(array: np.ndarray, loads: Mapping[ServerConnection, PushPayload]) -> np.ndarray:
-        shared = any(np.may_share_memory(array, _memory(load)) for load in loads.values())
+    def _apart(array: np.ndarray, payloads: Mapping[ServerConnection, PushPayload]) -> np.ndarray:
+        shared = any(np.may_share_memory(array, _memory(payload)) for payload in payloads.values())
         return array.copy() if shared else array
 
 
-def _memory(load: PushPayload) -> np.ndarray:
-    assert load.copy is not None
-    return load.copy
+def _memory(payload: PushPayload) -> np.ndarray:
+    assert payload.copy is not None
+    return payload.copy
 
 
 __all__ = ["GradientBuffers"]

@@ -22,7 +22,7 @@ class Outbox:
     def __init__(self, kept_lines: int = _KEPT_LINES) -> None:
         self._lock = threading.Lock()  # guards all below
         self._kept_lines = kept_lines
-        self._figures: Report | None = None  # without lines
+        self._metrics: Report | None = None  # without lines
         self._lines: deque[str] = deque()  # at most _kept_lines, each of at most LOG_LINE_BYTES
         self._lost = 0  # lines dropped since the last that was taken
         self.lines_lost = 0  # in all
@@ -41,23 +41,23 @@ class Outbox:
                 self._trim()
 
     def add_metrics(self, report: Report) -> None:
-        """Adds a report's figures."""
+        """Adds a report's metrics."""
         with self._lock:
-            self._figures = self._figures.then(report) if self._figures else report
+            self._metrics = self._metrics.merged_with(report) if self._metrics else report
 
     def take(self) -> Report | None:
-        """The figures, and as many lines as one report may carry; None if there is nothing."""
+        """The metrics, and as many lines as one report may carry; None if there is nothing."""
         with self._lock:
-            if self._figures is None and not self._lines:
+            if self._metrics is None and not self._lines:
                 return None
-            figures, self._figures = self._figures or Report(), None
-            return replace(figures, log=self._take_lines())
+            metrics, self._metrics = self._metrics or Report(), None
+            return replace(metrics, log=self._take_lines())
 
     def put_back(self, report: Report) -> None:
         """Returns what was taken and could not be sent."""
         with self._lock:
-            figures = replace(report, log=())
-            self._figures = figures.then(self._figures) if self._figures else figures
+            metrics = replace(report, log=())
+            self._metrics = metrics.merged_with(self._metrics) if self._metrics else metrics
             self._lines.extendleft(reversed(report.log))
             self._trim()
 

@@ -24,7 +24,7 @@ import numpy as np
 from shoal import _tracing, errors
 from shoal._memory.buffers import BufferPool
 from shoal._training.gradient_buffers import GradientBuffers
-from shoal._training.parameters import ParameterClient, Pulled, Push, PushResult
+from shoal._training.parameters import ParameterClient, PullResult, Push, PushResult
 from shoal._wire import Cursor
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
@@ -41,7 +41,7 @@ class Pipeline:
     Args:
         parameters: used by nobody else while this is.
         overlap: False: everything is done when its call returns.
-        bring: is given each pull's values as soon as they are there, on the thread that fetched them; `pull` returns
+        upload: is given each pull's values as soon as they are there, on the thread that fetched them; `pull` returns
             what it returns. A worker has them brought to its device so.
         traces: of the worker's steps: a pull is part of the step that it is for, also if that has not begun, and a push
             of its own, also if the next one has.
@@ -52,17 +52,17 @@ class Pipeline:
         parameters: ParameterClient,
         *,
         overlap: bool,
-        bring: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
+        upload: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
         traces: _tracing.Traces | None = None,
     ) -> None:
         self._parameters = parameters
-        self._bring = bring
+        self._upload = upload
         self.traces = traces or _tracing.Traces("step")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pipeline") if overlap else None
         self._sender: ThreadPoolExecutor | None = None  # of gradients that come one by one
         self._feeding: Push | None = None  # the push whose gradients are still to come
         self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
-        self._fetched: Future[Pulled] | None = None  # the next step's values
+        self._fetched: Future[PullResult] | None = None  # the next step's values
         self._sent: Future[PushResult] | None = None  # the last step's push
 
     @property
@@ -75,7 +75,7 @@ class Pipeline:
         self._check_not_feeding()
         if self._thread is None:
             with self.traces.span(self.step, "pull"):
-                return self._bring(self._parameters.pull())
+                return self._upload(self._parameters.pull())
         with self.traces.span(self.step, "wait"):
             pulled = self._drain()
         if pulled is None or pulled.step != self.step:  # pulled again, or not at all, since the last push
@@ -211,20 +211,20 @@ class Pipeline:
         if self._feeding:
             raise errors.BadRequest("called while a push still takes gradients one by one: let it end first")
 
-    def _fetch_behind(self, sent: "Future[PushResult] | None", step: int) -> Pulled:
+    def _fetch_behind(self, sent: "Future[PushResult] | None", step: int) -> PullResult:
         """The values for the step after this one, with all pushes that were begun before."""
         if sent:
             wait([sent])
         return self._fetch(step, ahead=1)
 
-    def _run(self, step: int) -> Pulled:
+    def _run(self, step: int) -> PullResult:
         assert self._thread
         return self._thread.submit(self._fetch, step, ahead=0).result()
 
-    def _fetch(self, step: int, *, ahead: int) -> Pulled:
+    def _fetch(self, step: int, *, ahead: int) -> PullResult:
         with self.traces.span(step + ahead, "pull", ahead=ahead):
             pulled = self._parameters.fetch(step, ahead=ahead)
-            return replace(pulled, values=self._bring(pulled.values))
+            return replace(pulled, values=self._upload(pulled.values))
 
     def _send(self, push: Push) -> PushResult:
         return self._traced(push.step, partial(self._parameters.send, push))
@@ -236,7 +236,7 @@ class Pipeline:
         self.traces.end(step, outcome=result.outcome, staleness=result.staleness)
         return result
 
-    def _drain(self) -> Pulled | None:
+    def _drain(self) -> PullResult | None:
         """Waits for the values that are fetched ahead, if there are any, and lets go of them."""
         fetched, self._fetched = self._fetched, None
         try:

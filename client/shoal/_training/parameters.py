@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
-from shoal._training.puller import Pulled, Puller
+from shoal._training.puller import PullResult, Puller
 from shoal._training.pusher import Push, Pusher, PushResult
 from shoal._transport import chosen_setting
 from shoal._wire import Cursor, Memory, Placement
@@ -129,7 +129,7 @@ class ParameterClient:
     # The halves of pull and push. Of what other methods use at the same time, `fetch` and `send` change only `step` and
     # a connection's transports, which guards them, so each may run in another thread.
 
-    def fetch(self, step: int, *, ahead: int = 0, moves_values: bool = True) -> Pulled:
+    def fetch(self, step: int, *, ahead: int = 0, moves_values: bool = True) -> PullResult:
         """Pulls from all servers, until all shards are at one step.
 
         Args:
@@ -139,7 +139,7 @@ class ParameterClient:
         """
         return self._puller.fetch(step, ahead=ahead, moves_values=moves_values)
 
-    def take(self, pulled: Pulled) -> dict[str, np.ndarray]:
+    def take(self, pulled: PullResult) -> dict[str, np.ndarray]:
         """Goes on from what was fetched."""
         self.go_on(pulled.step)
         self._versions = pulled.versions
@@ -197,4 +197,4 @@ class ParameterClient:
         return result
 
 
-__all__ = ["ParameterClient", "Pulled", "Push", "PushResult"]
+__all__ = ["ParameterClient", "PullResult", "Push", "PushResult"]

@@ -61,7 +61,7 @@ class Participant:
             "incarnation": incarnation,
             "assignment": assignment,
         }
-        self._told = Report()  # what the coordinator has heard, in sum
+        self._reported = Report()  # what the coordinator has heard, in sum
         self.rank = 0  # place among the job's workers; known after `enter`
         self._coordinator = coordinator
         self._jobs = coordinator.jobs
@@ -101,7 +101,7 @@ class Participant:
     def enter(
         self,
         stop: Callable[[], bool] = lambda: False,
-        bring: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
+        upload: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
     ) -> Pipeline:
         """Waits until the variables are placed and this worker is admitted.
 
@@ -109,7 +109,7 @@ class Participant:
 
         Args:
             stop: asked between two calls; True gives up.
-            bring: as for `Pipeline`.
+            upload: as for `Pipeline`.
 
         Raises:
             JobFailed: the job failed meanwhile; the message says why.
@@ -134,7 +134,7 @@ class Participant:
         parameters = self._parameters(Placement.from_proto(reply.placement), reply.step)
         overlap = self._spec.overlap and self._spec.consistency.overlaps
         traces = _tracing.Traces("step", job=self.job, worker=self.worker, rank=self.rank)
-        return Pipeline(parameters, overlap=overlap, bring=bring, traces=traces)
+        return Pipeline(parameters, overlap=overlap, upload=upload, traces=traces)
 
     def lease(self, done: int = 0) -> Lease | NoRange:
         """Takes the next range of samples.
@@ -174,9 +174,9 @@ class Participant:
 
         Raises:
             Unreachable, DeadlineExceeded: the coordinator does not answer; report the same with the next one
-                (`Report.then`).
+                (`Report.merged_with`).
         """
-        totals = self._told.then(replace(report, values={}, log=(), timings=()))
+        totals = self._reported.merged_with(replace(report, values={}, log=(), timings=()))
         request = job_pb2.ReportRequest(
             **self._identity,
             step=totals.step,
@@ -191,10 +191,10 @@ class Participant:
         )
         with _tracing.root("report", job=self.job, worker=self.worker):
             reply = self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0)
-        self._told = totals
+        self._reported = totals
         if reply.stop:
             return ReportAck.DONE
-        return ReportAck.ENOUGH if reply.enough else ReportAck.CONTINUE
+        return ReportAck.STOP_AFTER_BATCH if reply.enough else ReportAck.CONTINUE
 
     def finish(self, error: str = "", *, lost: bool = False, retry_for_s: float | None = None) -> None:
         """Says that this worker is through with the job.

@@ -110,7 +110,7 @@ class PlacedServers:
             trace=_tracing.carrier(),
         )
 
-    def load(
+    def payload(
         self, connection: ServerConnection, arrays: ArraySource | None, aggregations: Sequence[Aggregation]
     ) -> PushPayload:
         """Returns what these arrays bring to one server; None: nothing yet."""

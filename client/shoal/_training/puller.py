@@ -16,7 +16,7 @@ _SPARE_BYTES, _SPARE_S = 1 << 30, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """What a pull brought.
 
     Attributes:
@@ -41,7 +41,7 @@ class Puller:
         self._servers = servers
         self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
 
-    def fetch(self, step: int, *, ahead: int, moves_values: bool) -> Pulled:
+    def fetch(self, step: int, *, ahead: int, moves_values: bool) -> PullResult:
         """Pulls from all servers, until all shards are at one step.
 
         Backup workers may overtake this one, on some shards before others. There is no use in working on a step that
@@ -54,24 +54,24 @@ class Puller:
         """
         self._memory.trim()
         while True:
-            arrival = PullDecoder(self._servers.packer, self._memory.take) if moves_values else None
-            headers = self._pull_all(step, ahead, arrival)
+            pull_decoder = PullDecoder(self._servers.packer, self._memory.take) if moves_values else None
+            headers = self._pull_all(step, ahead, pull_decoder)
             newest = max(step + ahead, *(header.step for header in headers))
             if all(header.step == newest for header in headers):
                 versions = {header.shard: header.version for header in headers}
-                return Pulled(arrival.values() if arrival else {}, versions, newest)
+                return PullResult(pull_decoder.values() if pull_decoder else {}, versions, newest)
             step = newest - ahead
 
-    def _pull_all(self, step: int, ahead: int, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+    def _pull_all(self, step: int, ahead: int, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         servers = self._servers
 
         def pull(connection: ServerConnection) -> list[header_pb2.ShardHeader]:
             request = pb.PullRequest(
-                stamp=servers.stamp(step), shards=connection.indices, headers_only=arrival is None, ahead=ahead
+                stamp=servers.stamp(step), shards=connection.indices, headers_only=pull_decoder is None, ahead=ahead
             )
-            return servers.retrying(connection, lambda: connection.pull(request, arrival), waits=True)
+            return servers.retrying(connection, lambda: connection.pull(request, pull_decoder), waits=True)
 
         return [header for headers in servers.each(pull) for header in headers]
 
 
-__all__ = ["Pulled", "Puller"]
+__all__ = ["PullResult", "Puller"]

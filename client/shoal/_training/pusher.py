@@ -49,24 +49,24 @@ class Push:
         step: its number.
         weight: in a synchronous step's mean; 0: nothing is brought.
         versions: by shard, of the values that it was computed from.
-        load: makes the part for a server.
+        payload_for: makes the part for a server.
         aggregations: of the arenas that are brought.
-        outgoing: where arrays are still to come; None: they are all there.
+        push_stream: where arrays are still to come; None: they are all there.
         cursor: how far the worker's data has come with it; None: it has none.
     """
 
     step: int
     weight: float
     versions: Mapping[int, int]
-    load: Callable[[ServerConnection], PushPayload]
+    payload_for: Callable[[ServerConnection], PushPayload]
     aggregations: Sequence[Aggregation]
-    outgoing: PushStream | None = None
+    push_stream: PushStream | None = None
     cursor: Cursor | None = None
 
     def give_up(self) -> None:
         """What is still to come will never come; harmless if nothing is."""
-        if self.outgoing:
-            self.outgoing.fail()
+        if self.push_stream:
+            self.push_stream.fail()
 
 
 class Pusher:
@@ -110,17 +110,19 @@ class Pusher:
         if updates or not unchanged:
             servers.packer.check(arrays, aggregations)
 
-        def load(connection: ServerConnection) -> PushPayload:
-            return connection.prepare(servers.load(connection, CompleteArrays(arrays), aggregations), memory)
+        def payload(connection: ServerConnection) -> PushPayload:
+            return connection.prepare(servers.payload(connection, CompleteArrays(arrays), aggregations), memory)
 
         lent: Mapping[ServerConnection, PushPayload] | None = None
         if buffers is not None:
             lent = buffers.take(servers.connections, updates or {}, aggregations, unchanged=unchanged)
-        part: Callable[[ServerConnection], PushPayload] = load
+        part: Callable[[ServerConnection], PushPayload] = payload
         if lent:
-            part = partial(_lent, lent, load)
+            part = partial(_lent, lent, payload)
         elif memory:
-            part = partial(_ready, {each: servers.retrying(each, partial(load, each)) for each in servers.connections})
+            part = partial(
+                _ready, {each: servers.retrying(each, partial(payload, each)) for each in servers.connections}
+            )
         return Push(step, weight, versions, part, aggregations, cursor=cursor)
 
     def buffers(self, memory: Memory) -> GradientBuffers:
@@ -129,11 +131,11 @@ class Pusher:
         Args:
             memory: where no transport lends any.
         """
-        loads = {}
+        payloads = {}
         for connection in self._servers.connections:
-            empty = self._servers.load(connection, None, [Aggregation.TRAINABLE])
-            loads[connection] = self._servers.retrying(connection, partial(connection.lend, empty, memory))
-        return GradientBuffers(self._servers.packer, loads)
+            empty = self._servers.payload(connection, None, [Aggregation.TRAINABLE])
+            payloads[connection] = self._servers.retrying(connection, partial(connection.lend, empty, memory))
+        return GradientBuffers(self._servers.packer, payloads)
 
     def begin(
         self,
@@ -145,22 +147,22 @@ class Pusher:
     ) -> Push:
         """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it."""
         aggregations = self._brought(weight, updates or {})
-        outgoing = PushStream()
+        push_stream = PushStream()
 
-        def load(connection: ServerConnection) -> PushPayload:
-            return connection.prepare(self._servers.load(connection, outgoing, aggregations), None)
+        def payload(connection: ServerConnection) -> PushPayload:
+            return connection.prepare(self._servers.payload(connection, push_stream, aggregations), None)
 
-        push = Push(step, weight, versions, load, aggregations, outgoing, cursor)
-        self._add(push, outgoing, [(name, np.array(array)) for name, array in (updates or {}).items()])
+        push = Push(step, weight, versions, payload, aggregations, push_stream, cursor)
+        self._add(push, push_stream, [(name, np.array(array)) for name, array in (updates or {}).items()])
         return push
 
     def feed(self, push: Push, gradients: Iterable[tuple[str, np.ndarray]]) -> None:
         """Sends the gradients of a push that was begun, as they come; see `ParameterClient.feed`."""
-        assert push.outgoing is not None
+        assert push.push_stream is not None
         try:
-            self._add(push, push.outgoing, gradients)
-            self._servers.packer.check(push.outgoing.arrays, push.aggregations)
-            push.outgoing.end()
+            self._add(push, push.push_stream, gradients)
+            self._servers.packer.check(push.push_stream.arrays, push.aggregations)
+            push.push_stream.end()
         finally:
             push.give_up()
 
@@ -193,17 +195,17 @@ class Pusher:
         servers, everything = self._servers, list(Aggregation)
         servers.packer.check(values, everything)
         arrays = CompleteArrays(values)
-        push = Push(step, 1.0, {}, lambda it: servers.load(it, arrays, everything), everything)
+        push = Push(step, 1.0, {}, lambda it: servers.payload(it, arrays, everything), everything)
 
         def send(connection: ServerConnection) -> None:
             header = partial(self.header, connection, push, commit=False)
-            servers.retrying(connection, lambda: connection.assign(header(), push.load(connection)))
+            servers.retrying(connection, lambda: connection.assign(header(), push.payload_for(connection)))
 
         servers.each(send)
 
     def nothing(self, step: int, versions: Mapping[int, int]) -> Push:
         """Returns a push that passes a step by."""
-        return Push(step, 0.0, versions, lambda connection: self._servers.load(connection, None, []), [])
+        return Push(step, 0.0, versions, lambda connection: self._servers.payload(connection, None, []), [])
 
     def header(self, connection: ServerConnection, push: Push, *, commit: bool) -> pb.PushHeader:
         """Returns the header of a push to one server."""
@@ -219,21 +221,21 @@ class Pusher:
 
     def _stage(self, connection: ServerConnection, push: Push, at_once: Callable[[], bool]) -> pb.PushReply:
         """The call to one server that brings it its part."""
-        loads: list[PushPayload] = []
+        payloads: list[PushPayload] = []
 
         def call() -> pb.PushReply:
-            if not loads:
-                loads.append(push.load(connection))
-            return connection.push(self.header(connection, push, commit=at_once()), loads[0])
+            if not payloads:
+                payloads.append(push.payload_for(connection))
+            return connection.push(self.header(connection, push, commit=at_once()), payloads[0])
 
-        if push.outgoing:
+        if push.push_stream:
             try:
                 return call()
             except (errors.Unreachable, errors.DeadlineExceeded) as error:
                 # A server waits for the next gradient only so long, and to compute it may take longer.
                 _log.info("a push broke off and is sent again when all is computed", why=error.message)
                 self._servers.on_retry()
-            push.outgoing.wait()
+            push.push_stream.wait()
         return self._servers.retrying(connection, call)
 
     def _brought(self, weight: float, updates: Iterable[str]) -> list[Aggregation]:
@@ -244,12 +246,12 @@ class Pusher:
         updated = {known[name].aggregation for name in updates if name in known}
         return [Aggregation.TRAINABLE, *(each for each in _NON_TRAINABLE if each in updated)]
 
-    def _add(self, push: Push, outgoing: PushStream, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    def _add(self, push: Push, push_stream: PushStream, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         for name, array in arrays:
             self._servers.packer.check_one(name, array, push.aggregations)
-            if name in outgoing.arrays:
+            if name in push_stream.arrays:
                 raise errors.InvalidGradient(f"the gradients bring {name!r} twice")
-            outgoing.add(name, array)
+            push_stream.add(name, array)
 
 
 def _result(step: int, shards: Sequence[pb.ShardPush]) -> PushResult:
@@ -262,23 +264,23 @@ def _result(step: int, shards: Sequence[pb.ShardPush]) -> PushResult:
 
 
 def _lent(
-    loads: Mapping[ServerConnection, PushPayload],
-    load: Callable[[ServerConnection], PushPayload],
+    payloads: Mapping[ServerConnection, PushPayload],
+    payload: Callable[[ServerConnection], PushPayload],
     connection: ServerConnection,
 ) -> PushPayload:
-    """One of the loads that were lent; where the placement changed meanwhile, another with the same arrays."""
-    return loads[connection] if connection in loads else load(connection)
+    """One of the payloads that were lent; where the placement changed meanwhile, another with the same arrays."""
+    return payloads[connection] if connection in payloads else payload(connection)
 
 
-def _ready(loads: Mapping[ServerConnection, PushPayload], connection: ServerConnection) -> PushPayload:
+def _ready(payloads: Mapping[ServerConnection, PushPayload], connection: ServerConnection) -> PushPayload:
     """One of the copies.
 
     Raises:
         StaleGeneration: there is none for this connection: they were made by an earlier placement.
     """
-    if connection not in loads:
+    if connection not in payloads:
         raise errors.StaleGeneration("the placement changed while gradients were being sent; push them again")
-    return loads[connection]
+    return payloads[connection]
 
 
 __all__ = ["Push", "PushResult", "Pusher"]

@@ -47,7 +47,7 @@ class Report:
         object.__setattr__(self, "staleness", _bounded_staleness(self.staleness))
         object.__setattr__(self, "timings", _bounded_timings(self.timings))
 
-    def then(self, later: "Report") -> "Report":
+    def merged_with(self, later: "Report") -> "Report":
         """This report and a later one as one, for when this one could not be sent."""
         return Report(
             step=later.step or self.step,

@@ -7,14 +7,14 @@ best that works. Shoal's own are shared memory, lanes and gRPC. What calls mean,
 writes a transport, may import from here.
 """
 
-from shoal._transport.chunk_reader import take_frame, take_message
+from shoal._transport.chunk_reader import read_frame, read_message
 from shoal._transport.connection import ByteStream, Connection, Frames
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.handshake import (
     Security,
     TokenSecurity,
-    admit,
+    accept_handshake,
     decoded,
     open_handshake,
     received_error,
@@ -24,7 +24,7 @@ from shoal._transport.lane import STALL_S, Lane
 from shoal._transport.lane_transport import LaneFactory, LaneTransport
 from shoal._transport.listener import ConnectionHandler, Listener
 from shoal._transport.registry import chosen_setting, register, registered, unregister
-from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable, sweep
+from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable, remove_stale
 from shoal._transport.selector import Selector
 from shoal._transport.server_connection import ServerConnection
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
@@ -54,7 +54,7 @@ __all__ = [
     "Transport",
     "TransportFactory",
     "TransportUnavailable",
-    "admit",
+    "accept_handshake",
     "chosen_setting",
     "decoded",
     "open_handshake",
@@ -62,8 +62,8 @@ __all__ = [
     "register",
     "registered",
     "send_error",
-    "sweep",
-    "take_frame",
-    "take_message",
+    "remove_stale",
+    "read_frame",
+    "read_message",
     "unregister",
 ]

@@ -9,7 +9,7 @@ _START_BYTES = 4096
 _PLACED_BYTES = 64 << 10
 
 
-def take_message(kind: type[Carrier], message: Buffer, assembler: Assembler) -> tuple[Carrier, int]:
+def read_message(kind: type[Carrier], message: Buffer, assembler: Assembler) -> tuple[Carrier, int]:
     """Takes the chunks of a message.
 
     Returns:
@@ -24,8 +24,8 @@ def take_message(kind: type[Carrier], message: Buffer, assembler: Assembler) -> 
     return carrier, sum(len(chunk.data) for chunk in chunks)
 
 
-def take_frame(kind: type[Carrier], lane: Connection, assembler: Assembler) -> tuple[Carrier, int]:
-    """As `take_message`, for one in a frame that has begun. A large chunk is not copied on its way.
+def read_frame(kind: type[Carrier], lane: Connection, assembler: Assembler) -> tuple[Carrier, int]:
+    """As `read_message`, for one in a frame that has begun. A large chunk is not copied on its way.
 
     Raises:
         BadChunk: as above; the frame is taken.
@@ -40,7 +40,7 @@ def take_frame(kind: type[Carrier], lane: Connection, assembler: Assembler) -> t
             lane.fill(data, targets)
             assembler.filled(chunk, size - data)
             return carrier, size - data
-    return take_message(kind, lane.payload(), assembler)
+    return read_message(kind, lane.payload(), assembler)
 
 
-__all__ = ["take_frame", "take_message"]
+__all__ = ["read_frame", "read_message"]

@@ -102,7 +102,9 @@ def open_handshake(
     return decoded(pb.LaneWelcome, connection)
 
 
-def admit(connection: Connection, security: Security, welcome: Callable[[pb.LaneHello], pb.LaneWelcome]) -> None:
+def accept_handshake(
+    connection: Connection, security: Security, welcome: Callable[[pb.LaneHello], pb.LaneWelcome]
+) -> None:
     """Lets in whoever opened a connection to this end.
 
     Args:
@@ -153,4 +155,4 @@ def decoded(kind: type[M], connection: Connection) -> M:
         raise errors.BadFrame(f"{connection.peer} sent a {kind.__name__} that cannot be read: {error}") from None
 
 
-__all__ = ["Security", "TokenSecurity", "admit", "decoded", "open_handshake", "received_error", "send_error"]
+__all__ = ["Security", "TokenSecurity", "accept_handshake", "decoded", "open_handshake", "received_error", "send_error"]

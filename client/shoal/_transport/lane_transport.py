@@ -8,7 +8,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from shoal import _rpc, errors
-from shoal._transport.chunk_reader import take_frame
+from shoal._transport.chunk_reader import read_frame
 from shoal._transport.connection import Connection
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.handshake import Security, TokenSecurity, decoded, open_handshake, received_error
@@ -43,20 +43,20 @@ class LaneTransport(Transport):
     def broken(self) -> bool:
         return self._lane.closed
 
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         request.slot = 0
 
         def call() -> list[header_pb2.ShardHeader]:
             self._ask(request)
-            return self._receive_values(arrival)
+            return self._receive_values(pull_decoder)
 
         return self._whole(call)
 
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
         header.slot = 0
 
         def call() -> pb.PushReply:
-            self._lane.stream(Frame.PUSH, load.requests(header), at_once=not load.complete)
+            self._lane.stream(Frame.PUSH, payload.requests(header), at_once=not payload.complete)
             return self._pushed()
 
         return self._whole(call)
@@ -68,9 +68,9 @@ class LaneTransport(Transport):
 
         return self._whole(call)
 
-    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
+    def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
         """Goes by gRPC: a lane has no frame for what is called once a job."""
-        self._rpc.assign(load.requests(header), sum(layout.nbytes for layout in self._layouts))
+        self._rpc.assign(payload.requests(header), sum(layout.nbytes for layout in self._layouts))
 
     def close(self) -> None:
         self._lane.close()
@@ -89,13 +89,13 @@ class LaneTransport(Transport):
     def _ask(self, request: pb.PullRequest) -> None:
         self._lane.send(Frame.PULL, [request.SerializeToString()])
 
-    def _receive_values(self, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        delivery = PullAssembly(self._layouts, arrival)
+    def _receive_values(self, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        assembly = PullAssembly(self._layouts, pull_decoder)
         while (kind := self._begin(None)) is not Frame.END:
             self._check(Frame.VALUES, kind)
-            delivery.add(take_frame(pb.PullReply, self._lane, delivery.assembler)[0])
+            assembly.add(read_frame(pb.PullReply, self._lane, assembly.assembler)[0])
         self._lane.payload()
-        return delivery.finish()
+        return assembly.finish()
 
     def _pushed(self) -> pb.PushReply:
         self._check(Frame.PUSHED, self._begin(_ANSWER_TIMEOUT_S))
@@ -129,7 +129,7 @@ class LaneFactory(TransportFactory):
     def __init__(self, security: Callable[[bytes], Security] = TokenSecurity) -> None:
         self._security = security
 
-    def open(self, target: Target, loads: int) -> LaneTransport:  # noqa: ARG002 - it lends no memory
+    def open(self, target: Target, payloads: int) -> LaneTransport:  # noqa: ARG002 - it lends no memory
         if not target.offer.address:
             raise TransportUnavailable("the server has no lanes", for_good=True)
         return LaneTransport(self.connect(target, pb.LaneHello())[0], target)

@@ -10,7 +10,7 @@ import structlog
 
 from shoal import errors
 from shoal._transport.connection import Connection, Frames
-from shoal._transport.handshake import Security, admit, send_error
+from shoal._transport.handshake import Security, accept_handshake, send_error
 from shoal._transport.lane import Lane
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -137,7 +137,7 @@ class Listener:
     def _serve(self, lane: Lane) -> None:
         try:
             with closing(self._session(lane)) as session:
-                admit(lane, self._security, session.welcome)
+                accept_handshake(lane, self._security, session.welcome)
                 session.serve()
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             _log.debug(f"a {self._name} ended", reason=error.message)

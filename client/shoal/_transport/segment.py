@@ -62,7 +62,7 @@ class SegmentLost(SegmentUnavailable):
 class Segment:
     """A file in shared memory that two processes map; a context manager that closes it.
 
-    The owner holds a lock on the file for as long as it has it mapped; by that `sweep` knows that it lives. A process
+    The owner holds a lock on the file for as long as it has it mapped; by that `remove_stale` knows that it lives. A process
     forked from the owner, without a program of its own, shares the lock. The other end holds none: it does not keep
     what a dead owner left.
 
@@ -225,7 +225,7 @@ class Regions:
         return index, lend(self._buffers[index], self._free.append, index)
 
 
-def sweep(directory: Path = SHM) -> list[str]:
+def remove_stale(directory: Path = SHM) -> list[str]:
     """Removes the segments whose owners died without doing so. Any number of processes may sweep at once.
 
     Args:
@@ -335,5 +335,5 @@ __all__ = [
     "Segment",
     "SegmentLost",
     "SegmentUnavailable",
-    "sweep",
+    "remove_stale",
 ]

@@ -31,12 +31,12 @@ class Selector:
         """Whether a transport is to be opened in place of this one."""
         return current is None or current.broken
 
-    def open(self, target: Target, loads: int) -> Transport:
+    def open(self, target: Target, payloads: int) -> Transport:
         """Opens the best transport that the server has for this client.
 
         Args:
             target: the server.
-            loads: as for `TransportFactory.open`.
+            payloads: as for `TransportFactory.open`.
 
         Raises:
             Unreachable: the server does not say what it offers, or none of its transports works.
@@ -56,7 +56,7 @@ class Selector:
                 _log.warning(text, server=target.address, why=why)
                 refused = ""
             try:
-                return factory.open(target, loads)
+                return factory.open(target, payloads)
             except TransportUnavailable as unavailable:
                 missing.append(f"{factory.title}: {unavailable}")
                 if unavailable.for_good:

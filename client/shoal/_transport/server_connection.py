@@ -20,9 +20,9 @@ from shoal.v1 import parameter_server_pb2 as pb
 T = TypeVar("T")
 
 # One that the program computes with, one that is being filled, and one that it still holds from the step before.
-_VALUE_LOADS = 3
+_VALUE_REGIONS = 3
 # One that is on its way, and one that is being written.
-_GRADIENT_LOADS = 2
+_GRADIENT_REGIONS = 2
 
 
 class ServerConnection:
@@ -48,57 +48,57 @@ class ServerConnection:
         self._pushes: Transport | None = None
         self._closed = False
 
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         """Pulls all shards of this server, when the consistency mode lets it.
 
         Args:
             request: names the shards of this server, in order.
-            arrival: takes the values; None: only waits.
+            pull_decoder: takes the values; None: only waits.
         """
         transport = self._for_pulls()
-        return self._unless_closed(lambda: transport.pull(request, arrival))
+        return self._unless_closed(lambda: transport.pull(request, pull_decoder))
 
-    def prepare(self, load: PushPayload, memory: Memory | None) -> PushPayload:
-        """Makes a load ready for `push`: in the transport's memory if it has any. It waits for what is still to come.
+    def prepare(self, payload: PushPayload, memory: Memory | None) -> PushPayload:
+        """Makes a payload ready for `push`: in the transport's memory if it has any. It waits for what is still to come.
 
         Args:
-            load: for the shards of this server.
+            payload: for the shards of this server.
             memory: for a copy where there is none, so that the arrays may change at once; None: they will not.
         """
-        if load.arrays is not None:
+        if payload.arrays is not None:
             transport = self._for_pushes()
             if taken := transport.memory():
-                return load.copied(taken[1], slot=taken[0], owner=transport, arrays_stay=memory is None)
+                return payload.copied(taken[1], region=taken[0], owner=transport, arrays_stay=memory is None)
             if memory:
-                return load.copied_to(memory)
-        return load
+                return payload.copied_to(memory)
+        return payload
 
-    def lend(self, load: PushPayload, memory: Memory) -> PushPayload:
-        """Memory for a load that is still to be written: the transport's, if it has any.
+    def lend(self, payload: PushPayload, memory: Memory) -> PushPayload:
+        """Memory for a payload that is still to be written: the transport's, if it has any.
 
         Args:
-            load: for the shards of this server, with nothing in it.
+            payload: for the shards of this server, with nothing in it.
             memory: where the transport has none.
         """
         transport = self._for_pushes()
         if taken := transport.memory():
-            return replace(load, copy=taken[1], slot=taken[0], owner=transport)
-        return replace(load, copy=memory(region_offsets(load.layouts)[1]))
+            return replace(payload, copy=taken[1], region=taken[0], owner=transport)
+        return replace(payload, copy=memory(region_offsets(payload.layouts)[1]))
 
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
         """Pushes to all shards of this server."""
         transport = self._for_pushes()
-        return self._unless_closed(lambda: transport.push(header, load))
+        return self._unless_closed(lambda: transport.push(header, payload))
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         """The second phase of a push."""
         transport = self._for_pushes()
         return self._unless_closed(lambda: transport.commit(request))
 
-    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
+    def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
         """Overwrites values."""
         transport = self._for_pulls()  # which is there: who assigns has pulled before
-        self._unless_closed(lambda: transport.assign(header, load))
+        self._unless_closed(lambda: transport.assign(header, payload))
 
     def close(self) -> None:
         """Ends all; calls in progress end with Cancelled."""
@@ -110,15 +110,15 @@ class ServerConnection:
 
     def _for_pulls(self) -> Transport:
         with self._opening:
-            self._pulls = self._usable(self._pulls, _VALUE_LOADS)
+            self._pulls = self._usable(self._pulls, _VALUE_REGIONS)
             return self._pulls
 
     def _for_pushes(self) -> Transport:
         with self._opening:
-            self._pushes = self._usable(self._pushes, _GRADIENT_LOADS)
+            self._pushes = self._usable(self._pushes, _GRADIENT_REGIONS)
             return self._pushes
 
-    def _usable(self, transport: Transport | None, loads: int) -> Transport:
+    def _usable(self, transport: Transport | None, payloads: int) -> Transport:
         """Returns this transport, or a new one where it is broken or was not opened yet."""
         if self._closed:
             raise self._cancelled()
@@ -126,7 +126,7 @@ class ServerConnection:
             if not self._selector.due(transport):
                 return transport
             transport.close()
-        opened = self._selector.open(self._target, loads)
+        opened = self._selector.open(self._target, payloads)
         if self._closed:  # meanwhile: `close` has not seen this one
             opened.close()
             raise self._cancelled()

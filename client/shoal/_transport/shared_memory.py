@@ -27,74 +27,74 @@ _PAGE = 4096
 
 
 class SharedMemoryTransport(LaneTransport):
-    """Calls on one lane with a segment. Where no slot is free, or the segment is lost, bytes go over the lane.
+    """Calls on one lane with a segment. Where no region is free, or the segment is lost, bytes go over the lane.
 
     Args:
         lane: open; owned from now on.
         target: the server.
         segment: shared with it; owned from now on.
-        slots: of the segment, each large enough for all the target's shards.
+        regions: of the segment, each large enough for all the target's shards.
     """
 
-    def __init__(self, lane: Connection, target: Target, segment: Segment, slots: Regions) -> None:
+    def __init__(self, lane: Connection, target: Target, segment: Segment, regions: Regions) -> None:
         super().__init__(lane, target)
         self._segment = segment
-        self._slots: Regions | None = slots
+        self._regions: Regions | None = regions
         self._address = target.offer.address
 
     def memory(self) -> tuple[int, np.ndarray] | None:
-        slots = self._slots
-        if slots and self._look():
+        regions = self._regions
+        if regions and self._look():
             _not_shared(self._address, self.lost)
-            self._slots = slots = None
-        taken = slots.take() if slots else None
+            self._regions = regions = None
+        taken = regions.take() if regions else None
         return (taken[0] + 1, taken[1]) if taken else None
 
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        taken = self.memory() if arrival else None
-        if taken is None or arrival is None:
-            return super().pull(request, arrival)
-        request.slot, slot = taken
-        return self._with_slot(lambda: self._pull_into(request, arrival, slot))
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        taken = self.memory() if pull_decoder else None
+        if taken is None or pull_decoder is None:
+            return super().pull(request, pull_decoder)
+        request.slot, region = taken
+        return self._with_region(lambda: self._pull_into(request, pull_decoder, region))
 
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
-        if not load.slot or load.owner is not self:
-            return super().push(header, load)
-        header.slot = load.slot
-        return self._with_slot(lambda: self._push_from_slot(header))
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
+        if not payload.region or payload.owner is not self:
+            return super().push(header, payload)
+        header.slot = payload.region
+        return self._with_region(lambda: self._push_from_region(header))
 
     def close(self) -> None:
         """Ends the lane. Shared memory stays until nobody looks at it."""
         super().close()
-        self._slots = None
+        self._regions = None
         self._segment.close()
 
     def _pull_into(
-        self, request: pb.PullRequest, arrival: PullDecoder, slot: np.ndarray
+        self, request: pb.PullRequest, pull_decoder: PullDecoder, region: np.ndarray
     ) -> list[header_pb2.ShardHeader]:
         self._ask(request)
-        arenas = region_arrays(slot, self._layouts)
+        arenas = region_arrays(region, self._layouts)
         try:
             for key, elements in arenas.items():
-                arrival.expect(key, elements)  # while the server writes them
+                pull_decoder.expect(key, elements)  # while the server writes them
             headers = self._receive_values(None)
-            self._check_slots()
+            self._check_regions()
         except BaseException:
-            arrival.forget()
+            pull_decoder.forget()
             raise
         for key, elements in arenas.items():
-            arrival.adopt(key, elements)
+            pull_decoder.adopt(key, elements)
         return headers
 
-    def _push_from_slot(self, header: pb.PushHeader) -> pb.PushReply:
-        self._check_slots()
+    def _push_from_region(self, header: pb.PushHeader) -> pb.PushReply:
+        self._check_regions()
         self._lane.send(Frame.PUSH, encode_push(header, []), end=True)
         return self._pushed()
 
-    def _with_slot(self, call: Callable[[], T]) -> T:
-        """Makes a call that uses a slot.
+    def _with_region(self, call: Callable[[], T]) -> T:
+        """Makes a call that uses a region.
 
-        If the call was refused because the slot is lost, the lane is given up: the call may be made again on another.
+        If the call was refused because the region is lost, the lane is given up: the call may be made again on another.
         """
         try:
             return self._whole(call)
@@ -115,7 +115,7 @@ class SharedMemoryTransport(LaneTransport):
             pass  # closed: what is in use is still there
         return self.lost
 
-    def _check_slots(self) -> None:
+    def _check_regions(self) -> None:
         """Raises Unreachable if the shared memory is lost."""
         if self._look():
             raise self._loss()
@@ -132,7 +132,7 @@ class SharedMemoryFactory(LaneFactory):
     settings = frozenset({"auto"})
     rank = 10
 
-    def open(self, target: Target, loads: int) -> LaneTransport:
+    def open(self, target: Target, payloads: int) -> LaneTransport:
         if not target.offer.address or not target.offer.host or target.offer.host != host_id():
             raise TransportUnavailable("the server is not on this host")
         _, nbytes = region_offsets(target.layouts)
@@ -141,13 +141,13 @@ class SharedMemoryFactory(LaneFactory):
         size = -(-nbytes // _PAGE) * _PAGE
         # Before the lane: a server waits only so long for what is said first on it, and much memory takes a while.
         try:
-            segment = Segment.create(loads * size)
+            segment = Segment.create(payloads * size)
         except SegmentUnavailable as error:
             _not_shared(target.offer.address, str(error))
             raise TransportUnavailable(str(error)) from None
         hello = pb.LaneHello()
         hello.segment.name, hello.segment.nonce = segment.name, segment.nonce
-        hello.segment.slots, hello.segment.region_bytes = loads, size
+        hello.segment.slots, hello.segment.region_bytes = payloads, size
         with ExitStack() as undo:
             undo.callback(segment.close)
             lane, welcome = self.connect(target, hello)
@@ -156,9 +156,9 @@ class SharedMemoryFactory(LaneFactory):
                 return LaneTransport(lane, target)
             undo.callback(lane.close)
             segment.unlink()  # both have it open: it is gone with the last of the two, however they end
-            slots = Regions([segment.view(slot * size, size) for slot in range(loads)])
+            regions = Regions([segment.view(region * size, size) for region in range(payloads)])
             undo.pop_all()
-        return SharedMemoryTransport(lane, target, segment, slots)
+        return SharedMemoryTransport(lane, target, segment, regions)
 
 
 def _not_shared(address: str, reason: str) -> None:

@@ -32,28 +32,28 @@ class Transport(ABC):
         return False
 
     def memory(self) -> tuple[int, np.ndarray] | None:
-        """Returns memory for a load to this server that no call has to copy: its number, from 1, and its bytes.
+        """Returns memory for a payload to this server that no call has to copy: its number, from 1, and its bytes.
 
         It is free again when nobody looks at the array any more. None: there is none, or none is free.
         """
         return None
 
     @abstractmethod
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         """Pulls all shards, when the consistency mode lets it.
 
         Args:
             request: names the shards, in order; its slot is set here.
-            arrival: takes the values; None: only waits.
+            pull_decoder: takes the values; None: only waits.
         """
 
     @abstractmethod
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
         """Pushes to all shards.
 
         Args:
             header: names the shards, in order; its slot is set here.
-            load: what is brought, perhaps in `memory` of this transport.
+            payload: what is brought, perhaps in `memory` of this transport.
         """
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Transport(ABC):
         """Makes the second phase of a push."""
 
     @abstractmethod
-    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
+    def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
         """Overwrites values."""
 
     @abstractmethod
@@ -121,12 +121,12 @@ class TransportFactory(ABC):
     attaches: ClassVar[bool] = True
 
     @abstractmethod
-    def open(self, target: Target, loads: int) -> Transport:
+    def open(self, target: Target, payloads: int) -> Transport:
         """Opens a transport to a server.
 
         Args:
             target: the server.
-            loads: pushes, or pulls, whose memory is in use at the same time; `Transport.memory` may lend that many.
+            payloads: pushes, or pulls, whose memory is in use at the same time; `Transport.memory` may lend that many.
 
         Raises:
             Unavailable: the server does not offer this transport to this client.

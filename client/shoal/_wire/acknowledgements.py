@@ -34,7 +34,7 @@ class ReportAck(enum.Enum):
     """What the coordinator says to a report."""
 
     CONTINUE = "there is more to do"
-    ENOUGH = "the job ends early: the worker is through once the batch in hand is trained on"
+    STOP_AFTER_BATCH = "the job ends early: the worker is through once the batch in hand is trained on"
     DONE = "the job is over for this worker"
 
 

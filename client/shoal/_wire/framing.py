@@ -1,4 +1,4 @@
-"""What travels of an arena and how it is put together again: chunks over a wire, slots in shared memory.
+"""What travels of an arena and how it is put together again: chunks over a wire, regions in shared memory.
 
 Both ends use both directions: a server sends what a client pulls, a client sends what it pushes. The bytes of a message
 are written in `shoal._wire.chunks`.
@@ -18,7 +18,7 @@ from shoal._wire.limits import CHUNK_BYTES
 # An arena of a call: its shard's number, and its own within the shard.
 ArenaKey = tuple[int, int]
 
-_SLOT_ALIGNMENT = 64  # bytes: a cache line
+_REGION_ALIGNMENT = 64  # bytes: a cache line
 _MAX_PIECES = 1 << 16  # of an arena that have come with gaps between them
 _MAX_TARGETS = 64  # of a chunk that the kernel puts where it belongs; more cost more than a copy
 _CHUNK_OVERHEAD = 64  # bytes, at most, of one chunk's framing
@@ -51,27 +51,27 @@ def arenas_of(
 
 
 def region_offsets(layouts: Iterable[ShardLayout]) -> tuple[dict[ArenaKey, int], int]:
-    """Where the arenas of some shards lie in a slot of shared memory, in bytes, and the bytes that they take."""
+    """Where the arenas of some shards lie in a region of shared memory, in bytes, and the bytes that they take."""
     offsets, end = {}, 0
     for key, arena in arenas_of(layouts).items():
         offsets[key] = end
-        end += -(-arena.nbytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+        end += -(-arena.nbytes // _REGION_ALIGNMENT) * _REGION_ALIGNMENT
     return offsets, end
 
 
 def region_arrays(
-    slot: np.ndarray, layouts: Sequence[ShardLayout], aggregations: Collection[Aggregation] | None = None
+    region: np.ndarray, layouts: Sequence[ShardLayout], aggregations: Collection[Aggregation] | None = None
 ) -> dict[ArenaKey, np.ndarray]:
-    """The arenas that lie in a slot, flat, in the dtype in which they travel.
+    """The arenas that lie in a region, flat, in the dtype in which they travel.
 
     Args:
-        slot: unsigned bytes, as many as `region_offsets` says, or more.
+        region: unsigned bytes, as many as `region_offsets` says, or more.
         layouts: of the shards, all those of the call.
         aggregations: only arenas of these; None: all.
     """
     offsets, _ = region_offsets(layouts)
     return {
-        key: slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+        key: region[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
         for key, arena in arenas_of(layouts, aggregations).items()
     }
 

@@ -198,42 +198,42 @@ class Packer:
         layouts: Sequence[ShardLayout],
         arrays: ArraySource,
         aggregations: Collection[Aggregation],
-        slot: np.ndarray,
+        region: np.ndarray,
     ) -> None:
-        """Puts the arenas of some shards into a slot, where `region_offsets` says.
+        """Puts the arenas of some shards into a region, where `region_offsets` says.
 
         Args:
             layouts: of the shards, all those of the call.
             arrays: by variable, as `check` wants them.
             aggregations: the arenas to write.
-            slot: unsigned bytes, large enough.
+            region: unsigned bytes, large enough.
         """
         targets: dict[SliceGroup, np.ndarray] = {}
-        for key, flat in region_arrays(slot, layouts, aggregations).items():
+        for key, flat in region_arrays(region, layouts, aggregations).items():
             plan = self.plans[key]
             targets |= dict.fromkeys([plan.all] if arrays.complete else plan.groups, flat)
         for group in arrays.ready([*targets]):
             _join(group.slices(arrays.arrays), targets[group][group.elements])
 
-    def lend(self, layouts: Sequence[ShardLayout], slot: np.ndarray) -> Iterator[Iterable[tuple[str, np.ndarray]]]:
-        """By arena, the trainable variables that lie in a slot as they are, as views: what is written there is packed.
+    def lend(self, layouts: Sequence[ShardLayout], region: np.ndarray) -> Iterator[Iterable[tuple[str, np.ndarray]]]:
+        """By arena, the trainable variables that lie in a region as they are, as views: what is written there is packed.
 
         Others are `unlendable`.
         """
-        for key, flat in region_arrays(slot, layouts, [Aggregation.TRAINABLE]).items():
+        for key, flat in region_arrays(region, layouts, [Aggregation.TRAINABLE]).items():
             if self.plans[key].travels_as_it_is:
                 yield self.plans[key].whole(flat)
 
     @cached_property
     def unlendable(self) -> list[str]:
-        """The trainable variables that do not lie in a slot as they are: they are cut, or travel in another dtype."""
+        """The trainable variables that do not lie in a region as they are: they are cut, or travel in another dtype."""
         trainable = {key: plan for key, plan in self.plans.items() if plan.arena.aggregation is Aggregation.TRAINABLE}
         lent = {name for plan in trainable.values() if plan.travels_as_it_is for name in plan.names}
         return [part.variable for plan in trainable.values() for part in plan.parts if part.variable not in lent]
 
-    def write_some(self, layouts: Sequence[ShardLayout], arrays: Mapping[str, np.ndarray], slot: np.ndarray) -> None:
-        """Puts some variables into a slot."""
-        for key, flat in region_arrays(slot, layouts).items():
+    def write_some(self, layouts: Sequence[ShardLayout], arrays: Mapping[str, np.ndarray], region: np.ndarray) -> None:
+        """Puts some variables into a region."""
+        for key, flat in region_arrays(region, layouts).items():
             plan = self.plans[key]
             if all(map(arrays.__contains__, plan.all.names)):
                 _join(plan.all.slices(arrays), flat)

@@ -17,7 +17,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 
 class RegionOwner(Protocol):
-    """Who lends slots of shared memory."""
+    """Who lends regions of shared memory."""
 
     lost: str
     """Why what lies in them is not there any more; empty: it is."""
@@ -25,7 +25,7 @@ class RegionOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PushPayload:
-    """What a push brings to one server: arrays as they are, or a copy of them that lies as in a slot.
+    """What a push brings to one server: arrays as they are, or a copy of them that lies as in a region.
 
     Attributes:
         packer: of the placement.
@@ -34,8 +34,8 @@ class PushPayload:
         arrays: by variable; they must not change before the push is answered. None where nothing is brought, or only
             the copy stays as it is.
         copy: unsigned bytes, laid out by `region_offsets`.
-        slot: of shared memory, from 1, in which the copy is; 0: it is private.
-        owner: whose slot that is; None: the copy is private.
+        region: of shared memory, from 1, in which the copy is; 0: it is private.
+        owner: whose region that is; None: the copy is private.
     """
 
     packer: Packer
@@ -43,22 +43,22 @@ class PushPayload:
     aggregations: Collection[Aggregation]
     arrays: ArraySource | None = None
     copy: np.ndarray | None = None
-    slot: int = 0
+    region: int = 0
     owner: RegionOwner | None = None
 
     def copied(
-        self, copy: np.ndarray, slot: int = 0, owner: RegionOwner | None = None, *, arrays_stay: bool = False
+        self, copy: np.ndarray, region: int = 0, owner: RegionOwner | None = None, *, arrays_stay: bool = False
     ) -> "PushPayload":
         """The same load, written into memory of its own: the arrays may change from now on.
 
         Args:
-            copy, slot, owner: as above.
-            arrays_stay: they will not; so what is in the slot can be sent even if its lane is lost.
+            copy, region, owner: as above.
+            arrays_stay: they will not; so what is in the region can be sent even if its lane is lost.
         """
         assert self.arrays is not None, "there is nothing to copy"
         self.packer.write(self.layouts, self.arrays, self.aggregations, copy)
         arrays = self.arrays if arrays_stay else None
-        return PushPayload(self.packer, self.layouts, self.aggregations, arrays, copy, slot, owner)
+        return PushPayload(self.packer, self.layouts, self.aggregations, arrays, copy, region, owner)
 
     def copied_to(self, memory: Memory) -> "PushPayload":
         """The same load in private memory."""
@@ -106,17 +106,17 @@ class PullAssembly:
 
     Args:
         layouts: of the shards that were asked for.
-        arrival: takes the values; None: only headers were asked for.
+        pull_decoder: takes the values; None: only headers were asked for.
 
     Attributes:
         assembler: takes their chunks.
     """
 
-    def __init__(self, layouts: Sequence[ShardLayout], arrival: PullDecoder | None) -> None:
+    def __init__(self, layouts: Sequence[ShardLayout], pull_decoder: PullDecoder | None) -> None:
         self._layouts = layouts
         self._headers: list[header_pb2.ShardHeader] = []
-        arenas = arenas_of(layouts) if arrival else {}
-        runs = {key: arrival.runs(key, arena) for key, arena in arenas.items()} if arrival else {}
+        arenas = arenas_of(layouts) if pull_decoder else {}
+        runs = {key: pull_decoder.runs(key, arena) for key, arena in arenas.items()} if pull_decoder else {}
         self.assembler = Assembler(arenas, runs)
 
     def add(self, reply: pb.PullReply) -> None:

@@ -30,7 +30,7 @@ from shoal._transport import (
     SegmentUnavailable,
     TokenSecurity,
     send_error,
-    take_frame,
+    read_frame,
 )
 from shoal._wire import (
     ArenaKey,
@@ -328,7 +328,7 @@ class _ChunkFrames:
     def take(self, assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
         """Has an assembler take the chunks of each message: the message without them, and their bytes."""
         while self._more():
-            yield take_frame(pb.PushRequest, self._lane, assembler)
+            yield read_frame(pb.PushRequest, self._lane, assembler)
 
     def drain(self) -> None:
         """Reads what is left, so that the lane is at the beginning of the next call."""

@@ -24,7 +24,7 @@ from shoal._transport.segment import (
     Segment,
     SegmentLost,
     SegmentUnavailable,
-    sweep,
+    remove_stale,
 )
 
 NBYTES = 3 * 4096 + 5
@@ -181,7 +181,7 @@ def test_no_descriptor_is_left(folder):
             refusal(segment, folder, nonce=bytes(16))
         with pytest.raises(SegmentUnavailable):
             Segment.create(10**15, directory=folder)
-        sweep(folder)
+        remove_stale(folder)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -244,7 +244,7 @@ def test_without_a_folder_for_it_there_is_no_segment(folder):
         Segment.create(NBYTES, directory=folder / "none")
     with pytest.raises(SegmentUnavailable, match="in /proc/self: "):
         Segment.create(NBYTES, directory=Path("/proc/self"))
-    assert sweep(folder / "none") == []
+    assert remove_stale(folder / "none") == []
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -289,9 +289,9 @@ def test_another_users_file_is_refused_and_not_swept(folder, segment, monkeypatc
     segment._memory = None  # as if its owner had died
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert "run both processes as the same user" in refusal(segment, folder)
-    assert sweep(folder) == []
+    assert remove_stale(folder) == []
     monkeypatch.undo()
-    assert sweep(folder) == [segment.name]
+    assert remove_stale(folder) == [segment.name]
 
 
 @pytest.mark.parametrize("nbytes", [NBYTES - 1, NBYTES + 1, 0, -1, -HEADER_BYTES, 2**64, 10**30])
@@ -345,20 +345,20 @@ def test_what_a_killed_owner_left_is_swept_and_a_living_ones_is_not(folder, segm
         try:
             name = owner.stdout.readline().strip()
             assert set(names(folder)) == {name, segment.name}
-            assert sweep(folder) == []
+            assert remove_stale(folder) == []
         finally:
             owner.kill()
         owner.wait(60)
     assert set(names(folder)) == {name, segment.name}
-    assert sweep(folder) == [name]
-    assert sweep(folder) == []
+    assert remove_stale(folder) == [name]
+    assert remove_stale(folder) == []
     assert names(folder) == [segment.name]
 
 
 def test_a_guest_keeps_its_memory_but_no_name(folder, segment):
     with opened(segment, folder) as guest:
         segment._memory = None  # as if its owner had died
-        assert sweep(folder) == [segment.name]
+        assert remove_stale(folder) == [segment.name]
         guest.view(0, 1)[0] = 5
         guest.check()
 
@@ -366,7 +366,7 @@ def test_a_guest_keeps_its_memory_but_no_name(folder, segment):
 def test_an_owner_that_forgot_its_segment_is_as_good_as_dead(folder):
     name = Segment.create(NBYTES, directory=folder).name
     gc.collect()
-    assert sweep(folder) == [name]
+    assert remove_stale(folder) == [name]
 
 
 def test_a_sweep_removes_nothing_but_segments(folder, segment):
@@ -375,7 +375,7 @@ def test_a_sweep_removes_nothing_but_segments(folder, segment):
     (folder / ("shoal-" + "1" * 32)).symlink_to(folder / "shoal-something")
     os.mkfifo(folder / ("shoal-" + "2" * 32))
     before = set(names(folder))
-    assert sweep(folder) == []
+    assert remove_stale(folder) == []
     assert set(names(folder)) == before
 
 
@@ -389,7 +389,7 @@ def test_a_sweep_that_comes_late_removes_nothing_else(folder, segment, monkeypat
         path.write_bytes(b"another")
 
     monkeypatch.setattr(_segment.fcntl, "flock", slow)
-    assert sweep(folder) == []
+    assert remove_stale(folder) == []
     assert path.read_bytes() == b"another"
 
 
@@ -400,7 +400,7 @@ def test_sweeps_and_owners_at_once_never_meet(folder):
 
     def sweep_on() -> None:
         while not done.is_set():
-            swept.extend(sweep(folder))
+            swept.extend(remove_stale(folder))
 
     thread = threading.Thread(target=sweep_on)
     thread.start()
