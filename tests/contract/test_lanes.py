@@ -817,8 +817,8 @@ class TestAnswersThatLie:
             ([0], [Chunk(0, 0, 4, memoryview(bytes(3996)))], "after 3996 of 4000 bytes; byte 0 is missing"),
             ([0], [Chunk(0, 0, 0, memoryview(bytes(3996)))], "ended after 3996 of 4000"),
             ([0], [Chunk(1, 0, 0, memoryview(bytes(4000)))], "not one of those expected"),
-            ([], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all of them"),
-            ([1], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all of them"),
+            ([], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all their headers"),
+            ([1], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all their headers"),
         ],
         ids=["long", "late", "short", "another shard", "no header", "another's header"],
     )

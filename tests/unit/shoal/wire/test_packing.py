@@ -462,7 +462,7 @@ GOOD = {
         ({"scale": True}, "'scale' is bool: cast it to float32"),
         ({"scale": np.zeros(1, np.float32)}, "'scale' has shape (1,), not ()"),
         ({"offset": np.zeros(3)}, "'offset' is not a variable"),
-        ({"steps": np.int64(1)}, "'steps' is not to be sent here: it is SUM"),
+        ({"steps": np.int64(1)}, "'steps' does not belong here: it is SUM"),
     ],
     ids=str,
 )

@@ -70,7 +70,7 @@ def test_a_failure_ends_all_senders(when):
             assert begun.wait(PATIENCE_S)
             push_stream.fail()
         for sender in waiting:
-            with pytest.raises(errors.Cancelled, match="never came"):
+            with pytest.raises(errors.Cancelled, match="never computed"):
                 sender.result(PATIENCE_S)
     assert not push_stream.complete
 
