@@ -1,10 +1,11 @@
-"""How bytes travel to a server: connections that carry frames, and the transports above them.
+"""Transports to a server, and the connections that they use.
 
-`Connection`, `Listener` and `Security` carry frames between any two processes and know no shards. `Transport` and
-`TransportFactory` are a client's half of a transport; `register` adds one, and `ServerConnection` makes calls over the
-best that works. Shoal's own are shared memory, lanes and gRPC. What calls mean, and which servers they go to, is in
-`shoal._training`; a server's half of each transport is in `shoal_server.serving`. These two packages, and whoever
-writes a transport, may import from here.
+`Connection`, `Listener` and `Security` carry frames between any two processes, without knowledge of shards. `Transport`
+and `TransportFactory` are the client's half of a transport. `register` adds a transport, and `ServerConnection` makes
+calls over the best one that works. Shoal's own transports are shared memory, lanes and gRPC.
+
+`shoal._training` defines what calls mean and which servers they go to. `shoal_server.serving` has the server's half of
+each transport. These two packages, and packages that add a transport, may import from here.
 """
 
 from shoal._transport.chunk_reader import read_frame, read_message
@@ -58,12 +59,12 @@ __all__ = [
     "chosen_setting",
     "decoded",
     "open_handshake",
+    "read_frame",
+    "read_message",
     "received_error",
     "register",
     "registered",
-    "send_error",
     "remove_stale",
-    "read_frame",
-    "read_message",
+    "send_error",
     "unregister",
 ]

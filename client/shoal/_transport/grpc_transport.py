@@ -1,4 +1,4 @@
-"""The transport by gRPC: every server has it, so it comes last."""
+"""Transport by gRPC. Every server has it, so it is the last choice."""
 
 from shoal._transport.chunk_reader import read_message
 from shoal._transport.transport import Target, Transport, TransportFactory
@@ -8,7 +8,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 
 class GrpcTransport(Transport):
-    """Calls by gRPC, on the channel that all of a client's calls to a server share.
+    """Transport by gRPC, on the channel that all calls of a client to a server share.
 
     Args:
         target: the server.
@@ -25,7 +25,7 @@ class GrpcTransport(Transport):
         return assembly.finish()
 
     def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
-        payload.wait()  # for a call has a deadline
+        payload.wait()  # before the call, which has a deadline
         return self._rpc.push(payload.requests(header), self._nbytes)
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
@@ -35,7 +35,7 @@ class GrpcTransport(Transport):
         self._rpc.assign(payload.requests(header), self._nbytes)
 
     def close(self) -> None:
-        """Leaves the channel alone: whoever made it closes it."""
+        """Does nothing: the owner of the channel closes it."""
 
 
 class GrpcFactory(TransportFactory):
@@ -48,7 +48,7 @@ class GrpcFactory(TransportFactory):
     rank = 30
     attaches = False
 
-    def open(self, target: Target, payloads: int) -> GrpcTransport:  # noqa: ARG002 - it lends no memory
+    def open(self, target: Target, payloads: int) -> GrpcTransport:  # noqa: ARG002 - has no memory to lend
         return GrpcTransport(target)
 
 

@@ -1,4 +1,4 @@
-"""The transport over a lane: a server's data calls as frames on a socket."""
+"""Transport over a lane: a server's data calls as frames on a socket."""
 
 import enum
 from collections.abc import Callable
@@ -23,15 +23,15 @@ M = TypeVar("M", bound=Message)
 
 _CONNECT_TIMEOUT_S = 5.0
 _WELCOME_TIMEOUT_S = 5.0
-# An update of the largest shards is done by then.
+# Enough for an update of the largest shards.
 _ANSWER_TIMEOUT_S = 120.0
 
 
 class LaneTransport(Transport):
-    """Calls on one lane.
+    """Transport over one lane.
 
     Args:
-        lane: open; owned from now on.
+        lane: an open lane; the transport owns it.
         target: the server.
     """
 
@@ -69,18 +69,18 @@ class LaneTransport(Transport):
         return self._whole(call)
 
     def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
-        """Goes by gRPC: a lane has no frame for what is called once a job."""
+        """Sends values by gRPC: a lane has no frame for a call that is made once for each job."""
         self._rpc.assign(payload.requests(header), sum(layout.nbytes for layout in self._layouts))
 
     def close(self) -> None:
         self._lane.close()
 
     def _whole(self, call: Callable[[], T]) -> T:
-        """Makes one call. If it does not come to its end, nobody knows what is on its way: the lane is given up."""
+        """Makes one call. If it does not complete, the lane is closed, because its state is unknown."""
         try:
             return call()
         except BaseException as error:
-            # Not kept any longer: by its traceback it keeps what the call was about, and memory with it.
+            # The error is dropped: its traceback would keep the arguments of the call, and their memory, alive.
             refused, self._refusal = error is self._refusal, None
             if not refused:
                 self._lane.close()
@@ -110,14 +110,14 @@ class LaneTransport(Transport):
 
     def _check(self, wanted: Frame, kind: enum.IntEnum) -> None:
         if kind is not wanted:
-            raise errors.BadFrame(f"{self._lane.peer} answered with {kind.name} where {wanted.name} belongs")
+            raise errors.BadFrame(f"{self._lane.peer} answered with {kind.name} instead of {wanted.name}")
 
 
 class LaneFactory(TransportFactory):
-    """Opens lanes, at the address and with the token of the server's offer.
+    """Opens lanes, with the address and the token of the server's offer.
 
     Args:
-        security: of a lane, by the token.
+        security: returns the security of a lane for a token.
     """
 
     name = "lane"
@@ -129,13 +129,24 @@ class LaneFactory(TransportFactory):
     def __init__(self, security: Callable[[bytes], Security] = TokenSecurity) -> None:
         self._security = security
 
-    def open(self, target: Target, payloads: int) -> LaneTransport:  # noqa: ARG002 - it lends no memory
+    def open(self, target: Target, payloads: int) -> LaneTransport:  # noqa: ARG002 - has no memory to lend
         if not target.offer.address:
             raise TransportUnavailable("the server has no lanes", for_good=True)
         return LaneTransport(self.connect(target, pb.LaneHello())[0], target)
 
     def connect(self, target: Target, hello: pb.LaneHello) -> tuple[Lane, pb.LaneWelcome]:
-        """Opens a lane, and says this on it first."""
+        """Opens a lane and sends a hello on it.
+
+        Args:
+            target: the server.
+            hello: the hello.
+
+        Returns:
+            The lane and the server's answer.
+
+        Raises:
+            ShoalError: the connection fails, or the server refuses it.
+        """
         with ExitStack() as undo:
             lane, token = self.dial(target)
             undo.callback(lane.close)
@@ -144,10 +155,16 @@ class LaneFactory(TransportFactory):
         return lane, welcome
 
     def dial(self, target: Target) -> tuple[Lane, bytes]:
-        """Connects a socket; returns it as a lane, with the token of the hello. A lane on another socket overrides it.
+        """Connects a socket. A factory of lanes on other sockets overrides this method.
+
+        Args:
+            target: the server.
+
+        Returns:
+            The lane and the token for its hello.
 
         Raises:
-            Unreachable, DeadlineExceeded: nobody accepts the connection.
+            Unreachable, DeadlineExceeded: the connection was not accepted.
         """
         where = _rpc.parse_address(target.offer.address)
         return Lane.connect(*where, PARAMETER_SERVER, timeout_s=_CONNECT_TIMEOUT_S), target.offer.token
