@@ -286,7 +286,7 @@ class TestGreeting:
                 assert late.push(ONES).outcome == "accepted"
             assert servers.open_lanes == limit
         [why] = fallbacks(logs)
-        assert f"takes no more lanes, {limit} at most" in why
+        assert f"has its limit of {limit} lanes" in why
 
     def test_a_lane_without_a_thread_is_refused_and_the_next_one_is_taken(self, monkeypatch):
         def start(thread):
@@ -299,7 +299,7 @@ class TestGreeting:
             with monkeypatch.context() as patch, capture_logs() as logs, servers.worker("early") as early:
                 patch.setattr(threading.Thread, "start", start)
                 early.pull()
-            assert "takes no more lanes" in fallbacks(logs)[0]
+            assert "has its limit of" in fallbacks(logs)[0]
             before = servers.open_lanes
             with servers.worker("late") as late:
                 late.pull()

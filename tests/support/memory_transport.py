@@ -1,6 +1,6 @@
-"""A transport in memory, between a client and servers of one process: its messages lie in queues.
+"""Transport in memory between a client and servers of one process: messages lie in queues.
 
-Both halves are here, and nothing else knows of them: this is all that a new transport has to bring.
+Both halves are here, and no other module refers to them: this is the complete code of a new transport.
 """
 
 import queue
@@ -35,7 +35,7 @@ ANSWER_TIMEOUT_S = 120.0
 
 
 class Line:
-    """What one client and one server say to each other. Whoever hangs up wakes the other end."""
+    """Queues of calls and answers between one client and one server. To hang up wakes the other end."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[tuple[str, bytes, np.ndarray | None]] = queue.SimpleQueue()
@@ -48,10 +48,10 @@ class Line:
         self.answers.put(("over", b""))
 
     def next_call(self) -> tuple[str, bytes, np.ndarray | None]:
-        """The next that is no late wake-up of a pull."""
-        while (said := self.calls.get())[0] == "woken":
+        """Returns the next call, without late wake-ups of a pull."""
+        while (call := self.calls.get())[0] == "woken":
             pass
-        return said
+        return call
 
 
 # The client's half.
@@ -105,7 +105,7 @@ class MemoryTransport(Transport):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """A call that is not answered leaves nobody knows what in the queues: the line is given up."""
+        """Makes one call. If it does not complete, hangs up, because the content of the queues is then unknown."""
         try:
             yield
         except _Refused as refused:
@@ -140,7 +140,7 @@ class MemoryFactory(TransportFactory):
 
     def open(self, target: Target, payloads: int) -> MemoryTransport:
         if target.address not in _servers:
-            raise errors.Unreachable(f"nobody serves {target.address} in memory", address=target.address)
+            raise errors.Unreachable(f"no server at {target.address} in memory", address=target.address)
         return MemoryTransport(_servers[target.address].connect(), target)
 
 
@@ -229,7 +229,7 @@ class MemoryEndpoint(Endpoint):
             source = from_chunks(first, rest, count) if region is None else from_region(region, count)
             return call(required(header), source).SerializeToString()
         finally:
-            for _ in stream if region is None else ():  # what a refused push still brings
+            for _ in stream if region is None else ():  # skips the messages of a refused push
                 pass
 
     def _commit(self, line: Line, message: bytes, _region: object) -> bytes:
@@ -237,12 +237,12 @@ class MemoryEndpoint(Endpoint):
 
 
 def _messages(line: Line) -> Iterator[bytes]:
-    """The rest of a push, until its end."""
-    while (said := line.next_call())[0] != "end":
-        if said[0] == "over":
+    """Yields the remaining messages of a push, up to its end."""
+    while (call := line.next_call())[0] != "end":
+        if call[0] == "over":
             line.hang_up()
             raise errors.Unreachable("the client left in the middle of a push")
-        yield said[1]
+        yield call[1]
 
 
 class MemoryEndpoints(EndpointFactory):
@@ -254,7 +254,7 @@ class MemoryEndpoints(EndpointFactory):
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """Servers and clients that are made meanwhile have this transport; clients use it if they are told to."""
+    """Registers this transport for servers and clients that are made meanwhile. Clients use it if it is selected."""
     _transport.register(MemoryFactory())
     serving.register(MemoryEndpoints())
     try:

@@ -63,7 +63,7 @@ class Lane(Connection):
         self._last: enum.IntEnum | None = None  # kind of the last frame that began
         self._brief: set[enum.IntEnum | None] = set()  # kinds after which the other end's next frame came soon
         connection.setblocking(True)
-        # The kernel applies the timeout, so that one blocking call moves a whole chunk. Python's timeout would poll often.
+        # The kernel applies the timeout, so that one blocking call moves a whole chunk. Python's timeout would poll.
         timeout = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
@@ -213,9 +213,7 @@ class Lane(Connection):
         self._socket.close()
 
     def _read_some(self, within_s: float | None) -> None:
-        """Waits for the first bytes of a frame. Reads all available bytes, because small frames arrive several at
-        once.
-        """
+        """Waits for the first bytes of a frame, and reads all available ones: small frames arrive several at once."""
         begun = time.monotonic()
         if self._last in self._brief and self._watch(begun + _BRIEF_S):
             return

@@ -1,7 +1,7 @@
-"""A client's connection to one server's shards of a job, over whatever transports the selector opens.
+"""Connection of a client to one server's shards of a job, over the transports that the selector opens.
 
-What is said is the same on each: the messages of `parameter_server.proto`. What a call means, how often it is repeated
-and which servers it goes to is in `shoal._training.parameters`.
+All transports carry the messages of `parameter_server.proto`. `shoal._training.parameters` defines what a call means,
+how often it is repeated and which servers it goes to.
 """
 
 import threading
@@ -19,22 +19,22 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 T = TypeVar("T")
 
-# One that the program computes with, one that is being filled, and one that it still holds from the step before.
+# One that the program computes with, one that is being filled, and one that it still holds from the previous step.
 _VALUE_REGIONS = 3
-# One that is on its way, and one that is being written.
+# One that is being sent, and one that is being written.
 _GRADIENT_REGIONS = 2
 
 
 class ServerConnection:
-    """The way to one server's shards of a job.
+    """Connection to one server's shards of a job.
 
-    One thread at a time pulls, and one pushes, both at once if they like, so each has a transport of its own; a third
-    may ask for memory meanwhile.
+    One thread at a time may pull and one may push, both at once, so each direction has a transport of its own. A third
+    thread may ask for memory meanwhile.
 
     Args:
-        address: of the server.
-        layouts: of the job's shards there.
-        setting: allows some transports, as SHOAL_TRANSPORT does.
+        address: address of the server.
+        layouts: layouts of the job's shards on that server.
+        setting: selects transports, as SHOAL_TRANSPORT does.
     """
 
     def __init__(self, address: str, layouts: Sequence[ShardLayout], setting: str) -> None:
@@ -42,28 +42,37 @@ class ServerConnection:
         self.indices = [layout.shard for layout in layouts]
         self._rpc = GrpcCalls(address)
         self._target = Target(address, layouts, self._rpc)
-        self._opening = threading.Lock()  # guards the next three; held while one is opened, for seconds at most
+        self._opening = (
+            threading.Lock()
+        )  # guards the next three; held while one is opened, for seconds at most
         self._selector = Selector(setting)
         self._pulls: Transport | None = None
         self._pushes: Transport | None = None
         self._closed = False
 
     def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        """Pulls all shards of this server, when the consistency mode lets it.
+        """Pulls all shards of this server. The reply waits until the consistency mode allows it.
 
         Args:
             request: names the shards of this server, in order.
-            pull_decoder: takes the values; None: only waits.
+            pull_decoder: receives the values; None means to wait without them.
+
+        Returns:
+            The headers of the shards.
         """
         transport = self._for_pulls()
         return self._unless_closed(lambda: transport.pull(request, pull_decoder))
 
     def prepare(self, payload: PushPayload, memory: Memory | None) -> PushPayload:
-        """Makes a payload ready for `push`: in the transport's memory if it has any. It waits for what is still to come.
+        """Makes a payload ready for `push`, in the transport's memory if it has any. Waits for arrays still to come.
 
         Args:
-            payload: for the shards of this server.
-            memory: for a copy where there is none, so that the arrays may change at once; None: they will not.
+            payload: payload for the shards of this server.
+            memory: allocates memory for a copy if the transport has none, so that the arrays may change at once. None
+                means that the arrays will not change.
+
+        Returns:
+            The payload to push.
         """
         if payload.arrays is not None:
             transport = self._for_pushes()
@@ -74,11 +83,14 @@ class ServerConnection:
         return payload
 
     def lend(self, payload: PushPayload, memory: Memory) -> PushPayload:
-        """Memory for a payload that is still to be written: the transport's, if it has any.
+        """Adds memory to a payload without arrays: the transport's, if there is any.
 
         Args:
-            payload: for the shards of this server, with nothing in it.
-            memory: where the transport has none.
+            payload: payload for the shards of this server.
+            memory: allocates memory if the transport has none.
+
+        Returns:
+            The payload with its memory.
         """
         transport = self._for_pushes()
         if taken := transport.memory():
@@ -91,17 +103,17 @@ class ServerConnection:
         return self._unless_closed(lambda: transport.push(header, payload))
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
-        """The second phase of a push."""
+        """Commits a staged push."""
         transport = self._for_pushes()
         return self._unless_closed(lambda: transport.commit(request))
 
     def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
         """Overwrites values."""
-        transport = self._for_pulls()  # which is there: who assigns has pulled before
+        transport = self._for_pulls()  # already open, because a pull precedes an assign
         self._unless_closed(lambda: transport.assign(header, payload))
 
     def close(self) -> None:
-        """Ends all; calls in progress end with Cancelled."""
+        """Closes all transports. Calls in progress end with Cancelled."""
         self._closed = True
         for transport in (self._pulls, self._pushes):
             if transport:
@@ -119,7 +131,7 @@ class ServerConnection:
             return self._pushes
 
     def _usable(self, transport: Transport | None, payloads: int) -> Transport:
-        """Returns this transport, or a new one where it is broken or was not opened yet."""
+        """Returns this transport, or a new one if it is broken or was not opened yet."""
         if self._closed:
             raise self._cancelled()
         if transport is not None:
@@ -127,13 +139,13 @@ class ServerConnection:
                 return transport
             transport.close()
         opened = self._selector.open(self._target, payloads)
-        if self._closed:  # meanwhile: `close` has not seen this one
+        if self._closed:  # meanwhile: `close` did not see this transport
             opened.close()
             raise self._cancelled()
         return opened
 
     def _unless_closed(self, call: Callable[[], T]) -> T:
-        if self._closed:  # while a transport was being opened, which `close` then has not seen
+        if self._closed:  # while a transport was being opened, which `close` did not see
             self.close()
             raise self._cancelled()
         try:
@@ -144,7 +156,7 @@ class ServerConnection:
             raise
 
     def _cancelled(self) -> errors.Cancelled:
-        return errors.Cancelled(f"the connection to {self.address} was closed on this side", address=self.address)
+        return errors.Cancelled(f"the connection to {self.address} was closed by this client", address=self.address)
 
 
 __all__ = ["ServerConnection"]

@@ -1,4 +1,4 @@
-"""The transport through shared memory: a lane's calls, whose bytes lie in a segment that both ends have mapped."""
+"""Transport through shared memory: a lane's calls, with their arrays in a segment that both ends have mapped."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,19 +21,19 @@ from shoal.v1 import parameter_server_pb2 as pb
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
-# Below this, shared memory saves less than its bookkeeping costs.
+# Minimum size of a call; for smaller ones, shared memory costs more than it saves.
 _SHARED_FROM_BYTES = 1 << 18
 _PAGE = 4096
 
 
 class SharedMemoryTransport(LaneTransport):
-    """Calls on one lane with a segment. Where no region is free, or the segment is lost, bytes go over the lane.
+    """Transport over one lane and a segment. If no region is free, or the segment is lost, it sends bytes on the lane.
 
     Args:
-        lane: open; owned from now on.
+        lane: an open lane; the transport owns it.
         target: the server.
-        segment: shared with it; owned from now on.
-        regions: of the segment, each large enough for all the target's shards.
+        segment: segment that the server has mapped; the transport owns it.
+        regions: regions of the segment, each large enough for all the target's shards.
     """
 
     def __init__(self, lane: Connection, target: Target, segment: Segment, regions: Regions) -> None:
@@ -64,7 +64,7 @@ class SharedMemoryTransport(LaneTransport):
         return self._with_region(lambda: self._push_from_region(header))
 
     def close(self) -> None:
-        """Ends the lane. Shared memory stays until nobody looks at it."""
+        """Closes the lane. Shared memory stays until no array uses it."""
         super().close()
         self._regions = None
         self._segment.close()
@@ -94,7 +94,8 @@ class SharedMemoryTransport(LaneTransport):
     def _with_region(self, call: Callable[[], T]) -> T:
         """Makes a call that uses a region.
 
-        If the call was refused because the region is lost, the lane is given up: the call may be made again on another.
+        If the segment is lost, closes the lane and raises Unreachable, so that the call can be repeated on another
+        lane.
         """
         try:
             return self._whole(call)
@@ -105,14 +106,14 @@ class SharedMemoryTransport(LaneTransport):
             raise
 
     def _look(self) -> str:
-        """Why the shared memory is lost; empty if it is not. It is looked at before it is touched."""
+        """Returns why the shared memory is lost; empty if it is not. Called before each access."""
         try:
             if not self.lost:
                 self._segment.check()
         except SegmentLost as error:
             self.lost = str(error)
         except SegmentUnavailable:
-            pass  # closed: what is in use is still there
+            pass  # closed: memory in use stays valid
         return self.lost
 
     def _check_regions(self) -> None:
@@ -139,7 +140,7 @@ class SharedMemoryFactory(LaneFactory):
         if nbytes < _SHARED_FROM_BYTES:
             raise TransportUnavailable(f"{nbytes} bytes are too few")
         size = -(-nbytes // _PAGE) * _PAGE
-        # Before the lane: a server waits only so long for what is said first on it, and much memory takes a while.
+        # Before the lane, because allocation can take longer than a server waits for the hello.
         try:
             segment = Segment.create(payloads * size)
         except SegmentUnavailable as error:
@@ -155,14 +156,14 @@ class SharedMemoryFactory(LaneFactory):
                 _not_shared(target.offer.address, welcome.reason)
                 return LaneTransport(lane, target)
             undo.callback(lane.close)
-            segment.unlink()  # both have it open: it is gone with the last of the two, however they end
+            segment.unlink()  # both have mapped it: it disappears with the last of the two, even after a crash
             regions = Regions([segment.view(region * size, size) for region in range(payloads)])
             undo.pop_all()
         return SharedMemoryTransport(lane, target, segment, regions)
 
 
 def _not_shared(address: str, reason: str) -> None:
-    _log.warning("a server of this host shares no memory; its bytes go over TCP", lane=address, why=reason)
+    _log.warning("no shared memory with a server on this host; its bytes go over TCP", lane=address, why=reason)
 
 
 __all__ = ["SharedMemoryFactory", "SharedMemoryTransport"]

@@ -66,8 +66,7 @@ class CompleteArrays:
 
 
 class _Expected:
-    """The names, shapes and dtypes that arrays must have to fit some variables. One check covers all arrays, in C
-    loops.
+    """Expected names, shapes and dtypes of arrays. One check covers all arrays, in C loops.
 
     Args:
         variables: the variables, by name.
@@ -118,7 +117,7 @@ class Packer:
             for key, arena in arenas_of(shard.layout for shard in placement.shards).items()
         }
         self.nothing: dict[str, Any] = dict.fromkeys(self.variables)
-        # Wire dtypes of the variables for which it differs from their own.
+        # Wire dtypes that differ from the variable's own.
         self._wires = {
             part.variable: plan.arena.wire
             for plan in self.plans.values()

@@ -227,7 +227,7 @@ def test_too_little_space_is_told_before_any_is_taken(folder):
 
 
 @pytest.mark.parametrize(
-    ("number", "advice"), [(errno.ENOSPC, "--shm-size"), (errno.EOPNOTSUPP, "it has to be a tmpfs"), (errno.EIO, "")]
+    ("number", "advice"), [(errno.ENOSPC, "--shm-size"), (errno.EOPNOTSUPP, "use a tmpfs"), (errno.EIO, "")]
 )
 def test_what_the_kernel_refuses_leaves_nothing(folder, monkeypatch, number, advice):
     def refuse(*_: object) -> None:
