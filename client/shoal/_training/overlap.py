@@ -97,8 +97,7 @@ class Pipeline:
         weight: float = 1.0,
         cursor: Cursor | None = None,
     ) -> PushResult:
-        """Pushes as `ParameterClient.push`. The arrays of a mapping, except for `buffers`, may change when this
-        returns.
+        """Pushes as `ParameterClient.push`. Arrays of a mapping, except for `buffers`, may change when this returns.
 
         Args:
             gradients: arrays by variable; or pairs of name and array, as they become available. Each pair is sent while

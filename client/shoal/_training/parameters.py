@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
-from shoal._training.puller import PullResult, Puller
+from shoal._training.puller import Puller, PullResult
 from shoal._training.pusher import Push, Pusher, PushResult
 from shoal._transport import chosen_setting
 from shoal._wire import Cursor, Memory, Placement

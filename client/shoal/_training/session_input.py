@@ -1,4 +1,4 @@
-"""What a user's loop gives a session, as arrays, numbers and reports."""
+"""Conversion of a user's input to a session into arrays, numbers and reports."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -22,7 +22,7 @@ def as_pair(pair: tuple[str, ArrayLike]) -> tuple[str, np.ndarray]:
         case (name, value):
             return name, np.asarray(value)
     raise errors.InvalidGradient(
-        f"gradients come by name, or as pairs of a name and an array; there came a {type(pair).__name__}"
+        f"gradients must be a mapping by name, or pairs of name and array, not a {type(pair).__name__}"
     )
 
 

@@ -42,9 +42,7 @@ class ServerConnection:
         self.indices = [layout.shard for layout in layouts]
         self._rpc = GrpcCalls(address)
         self._target = Target(address, layouts, self._rpc)
-        self._opening = (
-            threading.Lock()
-        )  # guards the next three; held while one is opened, for seconds at most
+        self._opening = threading.Lock()  # guards the next three; held while one is opened, for seconds at most
         self._selector = Selector(setting)
         self._pulls: Transport | None = None
         self._pushes: Transport | None = None
