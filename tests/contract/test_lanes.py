@@ -154,7 +154,7 @@ def push_messages():
 
 
 def fallbacks(logs):
-    return [entry["why"] for entry in logs if "no memory" in entry["event"] or "no lane" in entry["event"]]
+    return [entry["why"] for entry in logs if "no shared memory" in entry["event"] or "no lane" in entry["event"]]
 
 
 class TestFrames:
@@ -816,7 +816,7 @@ class TestAnswersThatLie:
             ([0], [Chunk(0, 0, 0, memoryview(bytes(4004)))], "ends at byte 4004 of 4000"),
             ([0], [Chunk(0, 0, 4, memoryview(bytes(3996)))], "after 3996 of 4000 bytes; byte 0 is missing"),
             ([0], [Chunk(0, 0, 0, memoryview(bytes(3996)))], "ended after 3996 of 4000"),
-            ([0], [Chunk(1, 0, 0, memoryview(bytes(4000)))], "not one of those expected"),
+            ([0], [Chunk(1, 0, 0, memoryview(bytes(4000)))], "not one of the expected arenas"),
             ([], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all their headers"),
             ([1], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all their headers"),
         ],

@@ -153,7 +153,7 @@ def test_a_job_that_is_over_cannot_be_entered(rig, state):
 
 def test_enter_gives_up_when_told_to(rig):
     rig.jobs.joins = [rig.joined(False, placed=False)]
-    with pytest.raises(errors.Cancelled, match="gave up"):
+    with pytest.raises(errors.Cancelled, match="stopped waiting"):
         rig.participant.enter(stop=lambda: len(rig.slept) == 3)
 
 

@@ -101,7 +101,8 @@ def open_handshake(
         The answer.
 
     Raises:
-        ShoalError: the other end refuses the connection, or its answer is not valid.
+        BadFrame: the answer is not valid.
+        ShoalError: the other end refuses the connection, or does not answer.
     """
     connection.secure(partial(security.protect, peer=connection.peer, accepted=False))
     hello.token = security.credential()
@@ -127,7 +128,8 @@ def accept_handshake(
 
     Raises:
         Unauthenticated: the credential is not accepted; the other end has received the error.
-        ShoalError: the first frame is not a hello.
+        BadFrame, BadRequest: the first frame is not a hello.
+        Unreachable, DeadlineExceeded: as for `Connection.receive`.
     """
     connection.secure(partial(security.protect, peer=connection.peer, accepted=True))
     frames = connection.frames
