@@ -425,7 +425,7 @@ class TestSegmentsThatAreNotTheClients:
     def test_a_name_that_is_none(self, servers, offered, name):
         offered.said.name = name
         reason = self.refused(servers, offered.said)
-        assert "is no name of a segment" in reason
+        assert "is not a segment's name" in reason
         assert len(reason) < 200
 
     def test_a_name_that_nothing_has(self, servers, offered):
@@ -434,7 +434,7 @@ class TestSegmentsThatAreNotTheClients:
 
     def test_a_path_to_elsewhere(self, servers, offered, elsewhere):
         offered.said.name = os.path.relpath(elsewhere, SHM)
-        assert "is no name" in self.refused(servers, offered.said)
+        assert "is not a segment's name" in self.refused(servers, offered.said)
 
     def test_a_link_to_elsewhere(self, servers, offered, elsewhere):
         offered.path.unlink()
@@ -448,12 +448,12 @@ class TestSegmentsThatAreNotTheClients:
             fcntl.flock(file, fcntl.LOCK_EX)  # or the next sweep, of any process, removes it
             file.write(b"x" * (HEADER_BYTES + 2 * PAGE))
             file.flush()
-            assert "is no segment" in self.refused(servers, offered.said)
+            assert "is not a segment" in self.refused(servers, offered.said)
 
     def test_a_pipe(self, servers, offered):
         offered.path.unlink()
         os.mkfifo(offered.path, 0o600)
-        assert "is no regular file" in self.refused(servers, offered.said)
+        assert "is not a regular file" in self.refused(servers, offered.said)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
     def test_somebody_elses_file(self, servers, offered):
@@ -462,7 +462,7 @@ class TestSegmentsThatAreNotTheClients:
 
     def test_a_file_that_others_may_write_to(self, servers, offered):
         offered.path.chmod(0o606)
-        assert "is open to other users" in self.refused(servers, offered.said)
+        assert "is accessible to other users" in self.refused(servers, offered.said)
 
     @pytest.mark.parametrize("nonce", [b"", bytes(16), b"x" * 1000])
     def test_a_wrong_nonce(self, servers, offered, nonce):
@@ -475,10 +475,10 @@ class TestSegmentsThatAreNotTheClients:
             (0, PAGE, "it has 0 slots"),
             (17, PAGE, "it has 17 slots"),
             (2**32 - 1, 2**64 - 1, "slots"),
-            (2, 0, "has 12288 bytes, not"),
-            (2, 2 * PAGE, "has 12288 bytes, not"),
-            (2, 2**63, "has 12288 bytes, not"),
-            (1, PAGE, "has 12288 bytes, not"),
+            (2, 0, "has 12288 bytes instead"),
+            (2, 2 * PAGE, "has 12288 bytes instead"),
+            (2, 2**63, "has 12288 bytes instead"),
+            (1, PAGE, "has 12288 bytes instead"),
         ],
     )
     def test_a_wrong_size(self, servers, offered, slots, region_bytes, said):
@@ -491,7 +491,7 @@ class TestSegmentsThatAreNotTheClients:
 
     def test_a_segment_that_shrank_before_it_was_offered(self, servers, offered):
         os.truncate(offered.path, HEADER_BYTES + PAGE)
-        assert "has 8192 bytes, not" in self.refused(servers, offered.said)
+        assert "has 8192 bytes instead" in self.refused(servers, offered.said)
 
     def test_a_segment_of_holes(self, servers, offered):
         """Its owner takes memory only once the server writes, perhaps where there is none left."""
@@ -704,7 +704,7 @@ class TestSharing:
             shrink(worker._servers.connections[0]._pulls)
             with capture_logs() as logs:
                 np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
-            assert ["cut to" in why for why in fallbacks(logs)] == [True]
+            assert ["truncated to" in why for why in fallbacks(logs)] == [True]
             assert worker.push(ONES).outcome == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(2))
 
@@ -715,7 +715,7 @@ class TestSharing:
             shrink(worker._servers.connections[0]._pushes)
             with capture_logs() as logs:
                 assert worker.push(ONES).outcome == "accepted"
-            assert ["cut to" in why for why in fallbacks(logs)] == [True]
+            assert ["truncated to" in why for why in fallbacks(logs)] == [True]
             assert servers.versions() == [3]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(2))
 

@@ -132,7 +132,7 @@ class Segment:
             SegmentUnavailable: the file is missing, belongs to another user, or does not match these values.
         """
         if not _NAME.fullmatch(name):
-            raise SegmentUnavailable(f"{name[:50]!r} is no name of a segment")
+            raise SegmentUnavailable(f"{name[:50]!r} is not a segment's name")
         path = directory / name
         try:
             with _opened(path, os.O_RDWR | _EXISTING) as file:
@@ -143,7 +143,7 @@ class Segment:
         except OSError as error:
             raise _unavailable(f"no segment {path}", error) from error
         except ValueError as error:  # from mmap, if the file has just been truncated
-            raise SegmentLost(f"{path} was cut short: {error}") from error
+            raise SegmentLost(f"{path} was truncated: {error}") from error
         return cls(memory, directory, name, nonce, owner=False)
 
     def __enter__(self) -> Self:
@@ -202,7 +202,7 @@ class Segment:
             raise SegmentUnavailable(f"segment {self.name} is closed")
         size = memory.size()  # of the file
         if size < len(memory):
-            raise SegmentLost(f"{self._path} was cut to {size:,} of {len(memory):,} bytes; something else writes there")
+            raise SegmentLost(f"{self._path} was truncated to {size:,} of {len(memory):,} bytes by another program")
         return memory
 
 
@@ -287,15 +287,15 @@ def _check_space(folder: int, size: int, directory: Path) -> None:
     # A tmpfs without a limit reports 0 blocks.
     if status.f_blocks and size > free * _MOST_OF_FREE:
         raise SegmentUnavailable(
-            f"too little space in {directory}: a segment needs {size:,} bytes, and {free:,} are free, of which it may "
-            f"take {_MOST_OF_FREE:.0%}; {_MORE_SPACE}"
+            f"too little space in {directory}: a segment needs {size:,} bytes, but may take "
+            f"at most {_MOST_OF_FREE:.0%} of the {free:,} that are free; {_MORE_SPACE}"
         )
     # A tmpfs uses ordinary memory, whatever its own limit.
     free = min(_free_memory(), default=size)
     if size > free * _MOST_OF_MEMORY:
         raise SegmentUnavailable(
-            f"too little memory: a segment in {directory} needs {size:,} bytes, and {free:,} are free, of which it may "
-            f"take {_MOST_OF_MEMORY:.0%}; give the machine or container more"
+            f"too little memory: a segment in {directory} needs {size:,} bytes, but may take "
+            f"at most {_MOST_OF_MEMORY:.0%} of the {free:,} that are free; give the machine or container more"
         )
 
 
@@ -313,26 +313,26 @@ def _complaint(file: int, nbytes: int, nonce: bytes) -> str:
     """Returns why an open file is not the expected segment; empty if it is."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
-        return "is no regular file"
+        return "is not a regular file"
     if status.st_uid != os.geteuid():
         return f"belongs to user {status.st_uid}, and this is user {os.geteuid()}: run both processes as the same user"
     if status.st_mode & 0o077:
-        return f"is open to other users (mode {stat.S_IMODE(status.st_mode):04o}), as no segment is"
+        return f"is accessible to other users (mode {stat.S_IMODE(status.st_mode):04o})"
     if nbytes < 1 or status.st_size != HEADER_BYTES + nbytes:
-        return f"has {status.st_size} bytes, not a header of {HEADER_BYTES} and {nbytes}"
+        return f"has {status.st_size} bytes instead of a header of {HEADER_BYTES} and {nbytes}"
     # The owner allocated every byte. Writing into a hole could cause SIGBUS.
     if status.st_blocks * 512 < status.st_size:
-        return "has holes, as no segment has"
+        return "has holes: its memory is not allocated"
     # Read rather than mapped, and padded: if the file is truncated now, the header does not match.
     header = os.pread(file, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
     magic, version, own_nonce, own_nbytes = _HEADER.unpack(header)
     if magic != _MAGIC:
-        return "is no segment: it begins with something else"
+        return "is not a segment: its first bytes differ"
     if version != _VERSION:
         return f"has version {version}, and this is version {_VERSION}: run the same Shoal in both processes"
     if not hmac.compare_digest(own_nonce, nonce):
-        return "has another nonce: it is not the memory that was meant"
-    return "" if own_nbytes == nbytes else f"says that it has {own_nbytes} bytes, not {nbytes}"
+        return "has another nonce: it is not the expected memory"
+    return "" if own_nbytes == nbytes else f"has a header for {own_nbytes} bytes instead of {nbytes}"
 
 
 def _unavailable(what: str, error: OSError) -> SegmentUnavailable:

@@ -205,7 +205,7 @@ def test_a_file_that_shrank_is_an_error_and_no_signal(folder, segment, size):
         guest.check()
         os.truncate(folder / segment.name, size)
         for end in (segment, guest):
-            with pytest.raises(SegmentLost, match=rf"was cut to {size:,} of 16,389 bytes"):
+            with pytest.raises(SegmentLost, match=rf"was truncated to {size:,} of 16,389 bytes"):
                 end.view(0, 1)
             with pytest.raises(SegmentLost):
                 end.check()
@@ -259,7 +259,7 @@ def test_the_environment_may_name_the_folder(folder, named):
     "name", ["", "shoal-", "shoal-" + "A" * 32, "../" + NAME, "/dev/shm/" + NAME, NAME[:-1], NAME + "0", NAME + "\n"]
 )
 def test_other_names_are_refused(folder, segment, name):
-    assert "is no name of a segment" in refusal(segment, folder, name=name)
+    assert "is not a segment's name" in refusal(segment, folder, name=name)
 
 
 def test_a_name_that_is_not_here_is_refused(folder, segment):
@@ -276,13 +276,13 @@ def test_a_folder_and_a_pipe_are_refused(folder, segment):
     (folder / NAME).mkdir()
     refusal(segment, folder, name=NAME)
     os.mkfifo(folder / ("shoal-" + "1" * 32), 0o600)
-    assert "is no regular file" in refusal(segment, folder, name="shoal-" + "1" * 32)
+    assert "is not a regular file" in refusal(segment, folder, name="shoal-" + "1" * 32)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o601, 0o606])
 def test_a_file_that_others_may_touch_is_refused(folder, segment, mode):
     (folder / segment.name).chmod(mode)
-    assert f"is open to other users (mode {mode:04o})" in refusal(segment, folder)
+    assert f"is accessible to other users (mode {mode:04o})" in refusal(segment, folder)
 
 
 def test_another_users_file_is_refused_and_not_swept(folder, segment, monkeypatch):
@@ -296,7 +296,7 @@ def test_another_users_file_is_refused_and_not_swept(folder, segment, monkeypatc
 
 @pytest.mark.parametrize("nbytes", [NBYTES - 1, NBYTES + 1, 0, -1, -HEADER_BYTES, 2**64, 10**30])
 def test_another_size_is_refused(folder, segment, nbytes):
-    assert f"has {HEADER_BYTES + NBYTES} bytes, not a header of 4096 and {nbytes}" in refusal(
+    assert f"has {HEADER_BYTES + NBYTES} bytes instead of a header of 4096 and {nbytes}" in refusal(
         segment, folder, nbytes=nbytes
     )
 
@@ -316,9 +316,9 @@ def test_another_nonce_is_refused(folder, segment, nonce):
 @pytest.mark.parametrize(
     ("offset", "data", "complaint"),
     [
-        (0, b"something", "is no segment"),
+        (0, b"something", "is not a segment"),
         (8, struct.pack("<I", 2), "has version 2, and this is version 1"),
-        (28, struct.pack("<Q", NBYTES + 1), f"says that it has {NBYTES + 1} bytes"),
+        (28, struct.pack("<Q", NBYTES + 1), f"has a header for {NBYTES + 1} bytes"),
     ],
 )
 def test_another_header_is_refused(folder, segment, offset, data, complaint):
