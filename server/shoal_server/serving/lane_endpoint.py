@@ -29,8 +29,8 @@ from shoal._transport import (
     Segment,
     SegmentUnavailable,
     TokenSecurity,
-    send_error,
     read_frame,
+    send_error,
 )
 from shoal._wire import (
     ArenaKey,
