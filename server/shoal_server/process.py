@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._rpc import CoordinatorClient, MembershipClient
-from shoal._transport import sweep
+from shoal._transport import remove_stale
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
 from shoal_server.checkpoints import CheckpointWriter
@@ -68,7 +68,7 @@ class Server:
         self.store = ShardStore(metrics.applied)
         # Pulls, pushes, commits and other calls have separate threads, so that none waits for another.
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
-        if abandoned := sweep():
+        if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
         self._endpoints = EndpointGroup(DataService(self.store, metrics), self._endpoint_config(config))
         metrics.watch(self.store, self._pools)
@@ -139,7 +139,7 @@ class Server:
         # Each heartbeat calls this function, so periodic clean-up happens here.
         self.store.memory.trim()
         self._endpoints.end_stalled()
-        sweep()  # removes the names left by clients that were killed before the handshake
+        remove_stale()  # removes the names left by clients that were killed before the handshake
         return *self.store.load(), self._metrics.load(waiting_pulls=self.store.queues()[0])
 
     def _on_end_of_life(self) -> None:

@@ -203,7 +203,7 @@ def test_a_push_that_is_half_committed_is_in_the_cut_on_all(tmp_path):
         first, second = worker._servers.connections
         push = worker.prepare(gradients(5), UPDATES, 1.0)
         for link in (first, second):
-            link.push(worker._pusher.header(link, push, commit=False), push.load(link))
+            link.push(worker._pusher.header(link, push, commit=False), push.payload_for(link))
         stamp = worker._servers.stamp(push.step)
         first.commit(pb.CommitRequest(stamp=stamp, shards=first.indices))
         manifest = servers.save()

@@ -99,10 +99,10 @@ class TestTransports:
             assert servers.open_lanes == (0 if transport == "grpc" else len(worker._servers.connections))
             assert in_shared_memory(value) == (transport == "shared memory")
             loads = [
-                link.prepare(worker._servers.load(link, CompleteArrays(gradients()), list(Aggregation)), None)
+                link.prepare(worker._servers.payload(link, CompleteArrays(gradients()), list(Aggregation)), None)
                 for link in worker._servers.connections
             ]
-            assert [bool(load.slot) for load in loads] == [transport == "shared memory"] * len(loads)
+            assert [bool(load.region) for load in loads] == [transport == "shared memory"] * len(loads)
             assert servers.open_lanes == (0 if transport == "grpc" else 2 * len(worker._servers.connections))
             worker.push(gradients())
         wait_until(lambda: servers.open_lanes == 0, what="the lanes' end")
@@ -519,7 +519,7 @@ class TestWholeOrNotAtAll:
         client = servers.client("a")
         push = push_by(client, gradients())
         for place, link in enumerate(client._servers.connections):
-            header, load = client._pusher.header(link, push, commit=False), push.load(link)
+            header, load = client._pusher.header(link, push, commit=False), push.payload_for(link)
             if place == 0 and len(client._servers.connections) > 1:
                 link.push(header, load)  # staged whole
             else:
@@ -540,7 +540,7 @@ class TestWholeOrNotAtAll:
             client = servers.client("a")
             push = push_by(client, gradients())
             for link in client._servers.connections:
-                link.push(client._pusher.header(link, push, commit=False), push.load(link))
+                link.push(client._pusher.header(link, push, commit=False), push.payload_for(link))
             first = client._servers.connections[0]
             first.commit(pb.CommitRequest(stamp=client._servers.stamp(0), shards=first.indices))
             client.close()  # dies between the commits

@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from shoal import _rpc, _tracing, errors
-from shoal._transport import take_message
+from shoal._transport import read_message
 from shoal._wire import Assembler, decode_push
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving import pushes
@@ -83,7 +83,7 @@ class GrpcEndpoint(Endpoint):
         header, first = decode_push(next(stream, b""))
 
         def rest(assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
-            return (take_message(pb.PushRequest, message, assembler) for message in stream)
+            return (read_message(pb.PushRequest, message, assembler) for message in stream)
 
         return required(header), pushes.from_chunks(first, rest, self._service.received("grpc"))
 

@@ -29,8 +29,8 @@ from shoal._transport import (
     Segment,
     SegmentUnavailable,
     TokenSecurity,
+    read_frame,
     send_error,
-    take_frame,
 )
 from shoal._wire import (
     ArenaKey,
@@ -326,7 +326,7 @@ class _ChunkFrames:
     def take(self, assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
         """Feeds each message's chunks to an assembler; yields the message without them, and their bytes."""
         while self._more():
-            yield take_frame(pb.PushRequest, self._lane, assembler)
+            yield read_frame(pb.PushRequest, self._lane, assembler)
 
     def drain(self) -> None:
         """Reads the remaining frames, so that the lane is ready for the next call."""

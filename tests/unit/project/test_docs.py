@@ -78,7 +78,7 @@ class TestReference:
         for proto in (ROOT / "protos").rglob("*.proto"):
             for kind, name in re.findall(r"^\s*(message|service|enum|rpc) (\w+)", proto.read_text(), re.MULTILINE):
                 assert re.search(rf"^#+ {kind} `(\w+\.)*{name}`", pages, re.MULTILINE), name
-        assert "A server answers each shard with a ShardHeader" in " ".join(pages.split())
+        assert "The reply has a ShardHeader for each shard" in " ".join(pages.split())
 
     def test_is_written_where_git_ignores_it(self) -> None:
         ignored = (ROOT / ".gitignore").read_text().splitlines()
