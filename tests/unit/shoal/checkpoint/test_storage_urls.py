@@ -117,7 +117,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(errors.StorageFailed, match="it is no file"):
+        with pytest.raises(errors.StorageFailed, match="it is not a file"):
             LocalStorage(tmp_path).open([name]).__enter__()
 
 
