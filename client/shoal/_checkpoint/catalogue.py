@@ -1,7 +1,7 @@
 """Catalogue of the checkpoints in a storage, which has a folder for each job with a folder for each checkpoint.
 
-A checkpoint's folder is named by its number. The checkpoint exists as long as its manifest does: the manifest is written
-last and removed first.
+A checkpoint's folder is named by its number. The checkpoint exists as long as its manifest does: the manifest is
+written last and removed first.
 """
 
 import re
@@ -98,7 +98,7 @@ class Catalogue:
         return (self.found(job, number) for number in reversed(self.numbers(job)))
 
     def best(self, job: str) -> Iterator[Manifest | errors.ShoalError]:
-        """Yields, as `newest` does, the checkpoints that were taken at the job's best evaluation, and all unusable ones."""
+        """Yields, as `newest` does, the checkpoints taken at the job's best evaluation, and all unusable ones."""
         return (it for it in self.newest(job) if isinstance(it, errors.ShoalError) or it.evaluation)
 
     def found(self, job: str, number: int) -> Manifest | errors.ShoalError:
@@ -120,7 +120,7 @@ class Catalogue:
 
         Args:
             job: name of the job.
-            below: removes only checkpoints with smaller numbers, because larger ones may be in progress. None means all.
+            below: removes only smaller numbers, because larger ones may be in progress. None means all.
 
         Returns:
             The numbers of the removed checkpoints.

@@ -110,8 +110,8 @@ class Manifest:
             raise damaged(where, f"it is not a manifest (format {record['format']!r}, schema {schema!r})")
         if schema > VERSION:
             raise errors.IncompatibleCheckpoint(
-                f"{where} has schema {schema}, but this version of Shoal reads up to {VERSION}; read it with the version "
-                f"that wrote it ({record.get('writer') or 'unknown'}) or a later one",
+                f"{where} has schema {schema}, but this version of Shoal reads up to {VERSION}; read it with the "
+                f"version that wrote it ({record.get('writer') or 'unknown'}) or a later one",
                 file=where,
             )
         try:

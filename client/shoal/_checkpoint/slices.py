@@ -19,8 +19,8 @@ from shoal._checkpoint.storage import CheckpointStorage
 from shoal._checkpoint.tensor_files import Piece, TensorReader, open_tensors
 
 VALUE = "value"
-# Rows to read: the kind (VALUE or a slot's name), the variable, the first row, and the memory to fill. The memory is flat,
-# has the saved dtype and holds a whole number of existing rows. A kind that the variable does not have is a KeyError.
+# Rows to read: the kind (VALUE or a slot's name), the variable, the first row, and the memory to fill. The memory is
+# flat, has the saved dtype and holds a whole number of existing rows. An unknown kind or variable is a KeyError.
 Rows = tuple[str, str, int, np.ndarray]
 
 

@@ -47,7 +47,7 @@ def up(
         str,
         typer.Option(
             envvar="SHOAL_STORE",
-            help="File for the metadata store. The next `shoal up` resumes its jobs from their checkpoints. Default: none.",
+            help="File of the metadata store, from which the next `shoal up` resumes jobs. Default: none.",
         ),
     ] = "",
     page_listen: flags.PageListen = flags.DEFAULT_PAGE,

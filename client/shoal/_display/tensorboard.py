@@ -36,8 +36,8 @@ class TensorBoard:
     | FOLDER | checkpoint/bytes, checkpoint/seconds | the checkpoint's step |
 
     Times are those of the events. Records that the folder already has are not written again, so a job can be watched
-    several times into the same folder. A folder can hold several jobs that run one after the other. Jobs that run at the
-    same time need separate folders.
+    several times into the same folder. A folder can hold several jobs that run one after the other. Jobs that run at
+    the same time need separate folders.
 
         handle.wait(callbacks=[shoal.callbacks.TensorBoard("runs/digits")])
 

@@ -12,7 +12,7 @@ _SWITCH = "SHOAL_ALLOCATOR"
 _MIB = 1 << 20
 # Options of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
-# By default, a block over 128 KiB is a mapping of its own or is returned to the kernel when it is freed, and each thread
+# By default, a block over 128 KiB is a separate mapping or is returned to the kernel when it is freed, and each thread
 # has its own heap. Every chunk then uses fresh memory pages, and faulting and clearing these takes longer than copying
 # the chunk. With these settings, freed memory stays with the process, and all threads share it.
 _TUNED = (

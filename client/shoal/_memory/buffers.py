@@ -124,7 +124,7 @@ def allocate(nbytes: int) -> memoryview:
     """Allocates a buffer without initializing it.
 
     It starts on a cache line. A NumPy array need not, so that each 64-byte load and store of a kernel may touch two
-    lines, and Adam takes a quarter longer. Large buffers also start far apart modulo 1 MiB. If those of an arena are one
+    lines, and Adam takes a quarter longer. Large buffers also start far apart modulo 1 MiB. If those of an arena are a
     memory page apart modulo their size, Adam takes 1.5 times as long (measured on an AMD EPYC 7003).
     """
     period, place = (_PERIOD, next(_places)) if nbytes >= _LARGE else (_CACHE_LINE, 0)

@@ -1,7 +1,7 @@
 """Numerics: element types, random numbers by seed and name, and the cache of compiled kernels.
 
-`shoal._wire` has the layout of elements, and `shoal_server.optimizers` the computations of servers. Every package except
-`shoal._memory` and `shoal._system` may import this one.
+`shoal._wire` has the layout of elements, and `shoal_server.optimizers` the computations of servers. Every package
+except `shoal._memory` and `shoal._system` may import this one.
 """
 
 from shoal._numerics.elements import (

@@ -53,7 +53,7 @@ class PlacedServers:
 
     def each(self, call: Callable[[ServerConnection], T]) -> list[T]:
         """Calls every server at once; on an old placement, fetches the new one and calls them all again."""
-        call = _tracing.bound(call)
+        call = _tracing.in_current_context(call)
         for _ in range(_PLACEMENTS):
             try:
                 if self._pool is None:

@@ -58,7 +58,7 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sh
         NonFiniteGradient: NaN or Inf in any shard: none of them keeps anything.
         Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: as the store and the shards say.
     """
-    with _tracing.served("Push", header.stamp):
+    with _tracing.server_span("Push", header.stamp):
         return _received(store, header, source)
 
 
@@ -98,7 +98,7 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardPushResult
     """
     shards = store.shards(request.stamp.job, request.shards, request.stamp.generation)
     stamp = stamp_of(request.stamp)
-    with _tracing.served("Commit", request.stamp), store.gate(request.stamp.job).passing():
+    with _tracing.server_span("Commit", request.stamp), store.gate(request.stamp.job).passing():
         return [ShardPushResult(shard, shard.commit(stamp)) for shard in shards]
 
 
