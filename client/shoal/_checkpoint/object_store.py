@@ -48,8 +48,8 @@ class ObjectStore:
         self._scheme, _, rest = url.partition("://")
         if "@" in rest:
             raise errors.BadRequest(
-                f"the checkpoint URL ({self._scheme}://...) contains an '@'; put credentials and accounts into the "
-                "environment, where the store's own tools look for them"
+                f"the checkpoint URL ({self._scheme}://...) contains an '@'; put credentials and accounts "
+                "into the environment, where the store's own tools look for them"
             )
         names = [checked(name) for name in rest.removesuffix("/").split("/")]
         self.url = f"{self._scheme}://{'/'.join(names)}"

@@ -1,9 +1,9 @@
 """OpenTelemetry traces of roles and clients: one for each step and each checkpoint. Off by default.
 
 It is the only package that imports OpenTelemetry, and only if tracing is on. Traced code opens a span, which is
-`NOTHING` if tracing is off. The context travels as a W3C traceparent (https://www.w3.org/TR/trace-context) in the stamps of the
-data plane and in gRPC metadata; an invalid one is ignored. The process that starts a trace decides whether to sample it.
-docs/how-to/tracing.md lists the spans.
+`NOTHING` if tracing is off. The context travels as a W3C traceparent (https://www.w3.org/TR/trace-context) in the
+stamps of the data plane and in gRPC metadata. An invalid context is ignored. The process that starts a trace decides
+whether to sample it. docs/how-to/tracing.md lists the spans.
 """
 
 from shoal._tracing.environment import enabling_variable

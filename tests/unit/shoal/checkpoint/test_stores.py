@@ -100,7 +100,7 @@ def test_any_range_is_read(folder: CheckpointStorage) -> None:
             file.read_into(start, [memoryview(target)])
             assert target == text[start : start + size]
         for start, size in ((1000, 25), (1024, 1), (5000, 5)):
-            with pytest.raises(errors.CorruptCheckpoint, match="cut short"):
+            with pytest.raises(errors.CorruptCheckpoint, match="truncated"):
                 file.read_into(start, [memoryview(bytearray(size))])
 
 
@@ -149,7 +149,7 @@ def test_names_that_could_lead_elsewhere_are_refused(folder: CheckpointStorage, 
         lambda: folder.remove([name]),
     )
     for use in uses:
-        with pytest.raises(errors.BadRequest, match="no name"):
+        with pytest.raises(errors.BadRequest, match="not a valid name"):
             use()
     assert folder.names([]) == []
 
@@ -317,7 +317,7 @@ def test_an_upload_that_the_store_breaks_off_leaves_nothing(
 
     monkeypatch.setattr(bucket._system, "call_s3", broken)
     text = b"after" if at == "put_object" else bytes(12 * MIB)
-    with pytest.raises(errors.StorageFailed, match=r"/job/a could not be written: .*on fire; look at"):
+    with pytest.raises(errors.StorageFailed, match=r"/job/a could not be written: .*on fire; check the network"):
         bucket.write(["job", "a"], [text])
     monkeypatch.undo()
     assert uploads(bucket) == []
@@ -372,7 +372,7 @@ def test_who_is_refused_is_told_and_no_secret_with_it(bucket: ObjectStore, monke
         lambda: bucket.open(["a"]).__enter__(),
         lambda: bucket.remove(["a"]),
     ):
-        with pytest.raises(errors.StorageFailed, match="let Shoal list, read, write and remove") as told:
+        with pytest.raises(errors.StorageFailed, match="allow Shoal to list, read, write and remove") as told:
             use()
         assert told.value.__cause__ is None
 
@@ -396,7 +396,7 @@ def test_urls_that_are_none_are_refused(url: str) -> None:
 
 
 def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
-    with pytest.raises(errors.BadRequest, match="belong in the environment") as told:
+    with pytest.raises(errors.BadRequest, match="into the environment") as told:
         open_storage("s3://me:hunter2@bucket/a")
     assert "hunter2" not in str(told.value)
     assert "hunter2" not in str(told.value.details)
