@@ -37,7 +37,7 @@ def ls(
     """Lists checkpoints that are whole, newest first, and says of damaged and torn ones what is wrong."""
     with Output(as_json) as out:
         checkpoints = Checkpoints(folder)
-        found, torn = [*checkpoints.list(job)], [*checkpoints.torn(job)]
+        found, torn = [*checkpoints.list(job)], [*checkpoints.incomplete(job)]
         if job and not found and not torn:
             raise errors.UnknownCheckpoint(
                 f"there is no checkpoint of {job} in {checkpoints.url}; `shoal checkpoints ls` lists all",

@@ -205,11 +205,11 @@ class TestTheFolder:
         (tmp_path / "notes.txt").write_text("of the user")
         found = Checkpoints(str(tmp_path))
         assert [str(it) for it in found.list()] == ["digits/1"]
-        assert [*found.torn()] == ["digits/3", "gone/1"]
-        assert [*found.torn("digits")] == ["digits/3"]
+        assert [*found.incomplete()] == ["digits/3", "gone/1"]
+        assert [*found.incomplete("digits")] == ["digits/3"]
         found.remove("gone/1")
         found.remove("digits/3")
-        assert [*found.torn()] == []
+        assert [*found.incomplete()] == []
         assert str(found.show("digits")) == "digits/1"
 
     def test_all_of_a_job_are_removed(self, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ class TestOtherFrameworks:
         with pytest.raises(errors.JobExists, match="digits/1 is not imported: a job digits takes"):
             found.import_file(tmp_path / "in.safetensors", "digits")
         assert [str(it) for it in found.list()] == (["digits/1"] if meanwhile == "another" else [])
-        assert [*found.torn()] == []
+        assert [*found.incomplete()] == []
 
     def test_a_file_that_is_not_there_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(errors.StorageFailed, match="No such file"):
