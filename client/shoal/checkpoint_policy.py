@@ -8,7 +8,7 @@ from typing import Any
 from shoal import errors
 from shoal._job.checks import UINT32, Number, flag
 from shoal._job.codecs import Scalar
-from shoal._job.description import Option, check, decode, described, encode
+from shoal._job.description import Option, check, decode, encode, field_metadata
 from shoal.v1 import job_pb2
 
 _MOST_S = 10.0**9
@@ -45,28 +45,28 @@ class CheckpointPolicy:
 
     every_s: float = field(
         default=600.0,
-        metadata=described(
+        metadata=field_metadata(
             _check_seconds,
             Option("Seconds from one checkpoint to the next; 0: none by time. By default 600.", ["--checkpoint-s"]),
         ),
     )
     every_steps: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT32),
             Option("Steps from one checkpoint to the next; 0: none by steps.", ["--checkpoint-steps"]),
         ),
     )
     at_end: bool = field(
         default=True,
-        metadata=described(
+        metadata=field_metadata(
             flag,
             Option("Take no checkpoint when all workers are through.", ["--no-checkpoint-at-end"], turns_off=True),
         ),
     )
     keep_last: int = field(
         default=3,
-        metadata=described(
+        metadata=field_metadata(
             Number(1, UINT32),
             Option("How many of the newest checkpoints stay. By default 3.", ["--keep"]),
             Scalar(zero_is_default=True),
@@ -74,7 +74,7 @@ class CheckpointPolicy:
     )
     keep_every: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT32),
             Option("Checkpoints whose number is a multiple of this stay as well; 0: none.", ["--keep-every"]),
         ),

@@ -267,7 +267,7 @@ class Checkpoints:
         return described(manifest)
 
     def _used(self, name: str, use: Callable[[Manifest], T]) -> tuple[T, Checkpoint]:
-        """Calls `use` with the newest usable checkpoint that a name stands for; returns its result and the checkpoint."""
+        """Calls `use` with the newest usable checkpoint of a name. Returns its result and the checkpoint."""
         choice = _parsed(name)
         passed_by: list[str] = []
         for found in self._candidates(choice):

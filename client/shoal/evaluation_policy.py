@@ -9,7 +9,7 @@ from typing import Any, Literal
 from shoal import errors
 from shoal._job.checks import UINT32, UINT64, Number, OneOf, flag
 from shoal._job.codecs import Named
-from shoal._job.description import Option, check, decode, described, encode
+from shoal._job.description import Option, check, decode, encode, field_metadata
 from shoal._wire import NAMES, is_name
 from shoal.v1 import job_pb2
 
@@ -63,26 +63,26 @@ class EvaluationPolicy:
 
     every_steps: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT64, _COUNT),
             Option("Steps from one evaluation of the held-out samples to the next.", ["--evaluate-every"], "STEPS"),
         ),
     )
     at_end: bool = field(
         default=True,
-        metadata=described(
+        metadata=field_metadata(
             flag, Option("Do not evaluate when all workers are through.", ["--no-evaluation-at-end"], turns_off=True)
         ),
     )
     metric: str = field(
         default="loss",
-        metadata=described(
+        metadata=field_metadata(
             _check_metric, Option("The figure that says which evaluation is the best. By default loss.", ["--metric"])
         ),
     )
     goal: Goal = field(
         default="auto",
-        metadata=described(
+        metadata=field_metadata(
             OneOf(_GOALS),
             Option(
                 "Whether less or more of the metric is better. By default as its name says: less of a loss, more of an "
@@ -94,20 +94,20 @@ class EvaluationPolicy:
     )
     patience: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT32, _COUNT),
             Option("End the job after this many evaluations in a row that are no better; 0: never.", ["--patience"]),
         ),
     )
     min_delta: float = field(
         default=0.0,
-        metadata=described(
+        metadata=field_metadata(
             _check_gain, Option("How much better an evaluation has to be to count as better.", ["--least-gain"])
         ),
     )
     checkpoint_best: bool = field(
         default=False,
-        metadata=described(
+        metadata=field_metadata(
             flag,
             Option("Take a checkpoint at each evaluation that is the best so far: JOB/best.", ["--checkpoint-best"]),
         ),

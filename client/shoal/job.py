@@ -16,7 +16,7 @@ from shoal import consistency as modes
 from shoal._job import settings as settings_
 from shoal._job.checks import UINT32, UINT64, Instance, Number, OneOf, flag, program_name
 from shoal._job.codecs import Carried, Named, Negated, Nested, Scalar, Text
-from shoal._job.description import JsonField, Option, OptionGroup, check, decode, described, encode
+from shoal._job.description import JsonField, Option, OptionGroup, check, decode, encode, field_metadata
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice, CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.optim import _text as optimizer_text
@@ -109,45 +109,45 @@ class Job:
     program: str = field(
         default="",
         kw_only=False,
-        metadata=described(program_name, Option("package.module:factory, which the workers import.", ["PROGRAM"])),
+        metadata=field_metadata(program_name, Option("package.module:factory, which the workers import.", ["PROGRAM"])),
     )
     name: str = field(
         default="",
-        metadata=described(
+        metadata=field_metadata(
             _check_name,
             Option("Name of the job. By default drawn from the program's name."),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     workers: int = field(
         default=1,
-        metadata=described(
+        metadata=field_metadata(
             Number(1, _MAX_WORKERS),
             Option("Workers wanted.", ["--workers", "-w"]),
-            told=JsonField(
+            json=JsonField(
                 "workers_wanted", shown=lambda job: f"{job.workers} ({job.fewest_workers} to {job.most_workers})"
             ),
         ),
     )
     min_workers: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, _MAX_WORKERS),
             Option("Workers that are enough to start with when no more are idle; 0: all that are wanted."),
-            told=JsonField(value=lambda job: job.fewest_workers, label=None),
+            json=JsonField(value=lambda job: job.fewest_workers, label=None),
         ),
     )
     max_workers: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, _MAX_WORKERS),
             Option("Workers that the job may have once others join while it runs; 0: those that are wanted."),
-            told=JsonField(value=lambda job: job.most_workers, label=None),
+            json=JsonField(value=lambda job: job.most_workers, label=None),
         ),
     )
     consistency: modes.Consistency = field(
         default=modes.Synchronous(),
-        metadata=described(
+        metadata=field_metadata(
             Instance(modes.Consistency, "give a mode, such as Synchronous()"),
             Option(
                 "Order of pushes and pulls: sync, sync:BACKUP_WORKERS, async, async:scaled, or ssp:BOUND.",
@@ -156,21 +156,21 @@ class Job:
                 default="sync",
             ),
             Nested(modes.from_proto, needed=True),
-            told=JsonField(value=lambda job: str(job.consistency)),
+            json=JsonField(value=lambda job: str(job.consistency)),
         ),
     )
     optimizer: optim.Optimizer = field(
         default=optim.SGD(0.1),
-        metadata=described(
+        metadata=field_metadata(
             Instance(optim.Optimizer, "give one of shoal.optim, such as SGD(0.1)"),
             Option(optimizer_text.SYNTAX, takes=str, read=optimizer_text.parse, default="sgd:learning_rate=0.1"),
             Nested(optim.from_proto),
-            told=JsonField(value=lambda job: job.optimizer.name),
+            json=JsonField(value=lambda job: job.optimizer.name),
         ),
     )
     settings: Mapping[str, JSON] = field(
         default_factory=dict,
-        metadata=described(
+        metadata=field_metadata(
             None,
             Option(
                 "Argument of the factory, as JSON or a string; repeatable.",
@@ -180,57 +180,59 @@ class Job:
                 read=settings_.parse,
             ),
             Text("settings_json", settings_.dumped, settings_.loaded),
-            told=JsonField(value=lambda job: dict(job.settings), label=None),
+            json=JsonField(value=lambda job: dict(job.settings), label=None),
         ),
     )
     epochs: int = field(
         default=1,
-        metadata=described(Number(1, UINT32), Option("Passes over the data set."), Scalar(zero_is_default=True)),
+        metadata=field_metadata(Number(1, UINT32), Option("Passes over the data set."), Scalar(zero_is_default=True)),
     )
     batch_size: int = field(
         default=32,
-        metadata=described(Number(1, UINT32), Option("Samples in a step of one worker."), Scalar(zero_is_default=True)),
+        metadata=field_metadata(
+            Number(1, UINT32), Option("Samples in a step of one worker."), Scalar(zero_is_default=True)
+        ),
     )
     range_size: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT32),
             Option("Samples that a worker leases at a time, a multiple of --batch-size; 0: chosen by size."),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     max_steps: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT64),
             Option("Steps after which a worker stops; 0: no limit."),
-            told=JsonField(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
+            json=JsonField(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
         ),
     )
     shards: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT32),
             Option("Shards that the variables are cut into; 0: four a server, or fewer."),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     seed: int = field(
         default=0,
-        metadata=described(Number(0, UINT64), Option("Seed of initial values and of the order of the data.")),
+        metadata=field_metadata(Number(0, UINT64), Option("Seed of initial values and of the order of the data.")),
     )
     wire: Wire = field(
         default="float32",
-        metadata=described(
+        metadata=field_metadata(
             OneOf(_WIRES),
             Option("What trainable float32 values travel as; a half takes half the bytes, and rounds."),
             Named(_WIRES, "the job's wire is {}; it must be FLOAT16, BFLOAT16, or left out for float32 as it is"),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     overlap: bool = field(
         default=True,
-        metadata=described(
+        metadata=field_metadata(
             flag,
             Option(
                 "Pull, compute and push in turn, even if the mode allows to overlap them.",
@@ -238,43 +240,43 @@ class Job:
                 turns_off=True,
             ),
             Negated("in_turn"),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     restore: str = field(
         default="",
-        metadata=described(
+        metadata=field_metadata(
             _check_restore,
             Option("Checkpoint to go on from: JOB (its newest), JOB/NUMBER, or JOB/best.", ["--from"], "CHECKPOINT"),
             _Restore(),
-            told=None,
+            json=None,
         ),
     )
     partial_restore: bool = field(
         default=False,
-        metadata=described(
+        metadata=field_metadata(
             flag,
             Option("With --from: take only the values of variables that both have.", ["--partial"]),
             Carried("restore"),
-            told=None,
+            json=None,
         ),
     )
     checkpoints: CheckpointPolicy | None = field(
         default=None,
-        metadata=described(
+        metadata=field_metadata(
             Instance(CheckpointPolicy, "give a CheckpointPolicy, or None", optional=True, verb="are"),
             OptionGroup(CheckpointPolicy, checkpoint_policy.from_options),
             Nested(CheckpointPolicy.from_proto),
-            told=None,
+            json=None,
         ),
     )
     evaluation: EvaluationPolicy | None = field(
         default=None,
-        metadata=described(
+        metadata=field_metadata(
             Instance(EvaluationPolicy, "give an EvaluationPolicy, or None", optional=True),
             OptionGroup(EvaluationPolicy, evaluation_policy.from_options),
             Nested(EvaluationPolicy.from_proto),
-            told=None,
+            json=None,
         ),
     )
 

@@ -277,8 +277,8 @@ class RandomProgram(Protocol):
         Args:
             params: all variables by name.
             batch: what `dataset.batch` returned.
-            seed: seed of this batch, in [0, 2**63). It depends on the job's seed and the epoch, not on the worker or the
-                time. Without a data set, it depends on the job's seed, the step and the worker's rank.
+            seed: seed of this batch, in [0, 2**63). It depends on the job's seed and the epoch, but not on the worker.
+                Without a data set, it depends on the job's seed, the step and the worker's rank.
 
         Returns:
             The loss and the gradients, or a `StepOutput`.

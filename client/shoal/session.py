@@ -364,7 +364,7 @@ class Session:
     def _declared_dead(self) -> errors.Fenced:
         return errors.Fenced(
             f"{self.worker} of job {self.job} was declared dead: it sent no heartbeat for longer than the cluster's "
-            "heartbeat timeout. Its pushes count; the others continue without it. Close this session and open a new one",
+            "heartbeat timeout. Its pushes count, and the others continue. Close this session and open a new one",
             job=self.job,
             worker=self.worker,
         )

@@ -93,7 +93,7 @@ class Evaluator:
         """
         self._untried = False
         found = self._evaluated(params, step, most=1)
-        if found and (lack := self._policy.lacks(found[0])):
+        if found and (lack := self._policy.missing_metric(found[0])):
             raise errors.ProgramError(f"program {self._name}: evaluate {lack}")
 
     def due(self, step: int) -> bool:

@@ -96,7 +96,7 @@ def _made(values: Mapping[str, Any]) -> Job:
         said.setdefault(option.group, {}).update(option.read(values))
     for name, each in descriptions(Job).items():
         if isinstance(each.option, OptionGroup):
-            said[""][name] = each.option.made(said[name])
+            said[""][name] = each.option.build(said[name])
     return Job(**said[""])
 
 

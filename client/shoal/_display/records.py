@@ -3,7 +3,7 @@
 from typing import Any
 
 from shoal import errors
-from shoal._job.description import shown, told
+from shoal._job.description import labelled_values, to_json
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoints import Checkpoint
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
@@ -35,7 +35,7 @@ def job(status: JobStatus) -> dict[str, Any]:
         "name": status.name,
         "state": status.state.value,
         "reason": status.reason,
-        **told(status.job),
+        **to_json(status.job),
         "workers": list(status.workers),
         "submitted_at": status.submitted_at,
         "started_at": status.started_at,
@@ -51,7 +51,7 @@ def job(status: JobStatus) -> dict[str, Any]:
 
 def specification(job: Job) -> list[dict[str, Any]]:
     """What the page shows of a job's fields, each with its label."""
-    return [{"label": label, "value": value} for label, value in shown(job)]
+    return [{"label": label, "value": value} for label, value in labelled_values(job)]
 
 
 def progress(done: Progress) -> dict[str, Any]:

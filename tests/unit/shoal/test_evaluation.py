@@ -178,7 +178,10 @@ def test_a_worker_that_is_to_leave_leaves_off():
         (lambda x: {str(x[0]): 1.0}, "return the same metrics for all"),
         (lambda x: {"mean": "high"}, r"^evaluate\(\) gives 'mean' as str; give a number or an AggregateMetric$"),
         (lambda x: {"mean": "1"}, "gives 'mean' as str"),
-        (lambda x: {"mean": np.ones(3)}, r"gives 'mean' as ndarray of shape \(3,\); give a number or an AggregateMetric$"),
+        (
+            lambda x: {"mean": np.ones(3)},
+            r"gives 'mean' as ndarray of shape \(3,\); give a number or an AggregateMetric$",
+        ),
         (lambda x: {"mean": np.ones(0)}, r"gives 'mean' as ndarray of shape \(0,\)"),
         (lambda x: {"mean": None}, "gives 'mean' as NoneType"),
         (lambda x: {"mean": 10**400}, "gives 'mean' as int"),
@@ -248,7 +251,7 @@ def of_another_name(program):
         (with_a_method, "held_out is a method without __len__ and batch.*as an attribute or a property"),
         (with_a_list, "held_out is a list without"),
         (that_raises, "program tests:program: evaluate, step 7, raised ZeroDivisionError"),
-        (of_another_name, "tests:program: evaluate gives accuracy, auc, and the job asks for 'mean': set the metric"),
+        (of_another_name, "tests:program: evaluate gives accuracy, auc, but the job asks for 'mean'; set the metric"),
     ],
 )
 def test_what_is_wrong_shows_before_the_first_step(spoil, said):
