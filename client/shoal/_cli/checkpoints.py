@@ -47,7 +47,7 @@ def ls(
     """Lists complete checkpoints, newest first, and reports damaged and incomplete ones."""
     with Output(as_json) as out:
         checkpoints = Checkpoints(folder)
-        found, incomplete = [*checkpoints.list(job)], [*checkpoints.torn(job)]
+        found, incomplete = [*checkpoints.list(job)], [*checkpoints.incomplete(job)]
         if job and not found and not incomplete:
             raise errors.UnknownCheckpoint(
                 f"{checkpoints.url} has no checkpoint of {job}; `shoal checkpoints ls` lists all",

@@ -96,7 +96,7 @@ def _job_from(values: Mapping[str, Any]) -> Job:
         fields.setdefault(option.group, {}).update(option.read(values))
     for name, each in descriptions(Job).items():
         if isinstance(each.option, OptionGroup):
-            fields[""][name] = each.option.made(fields[name])
+            fields[""][name] = each.option.build(fields[name])
     return Job(**fields[""])
 
 

@@ -6,7 +6,7 @@ The fields are a contract with scripts, so each is named here.
 from typing import Any
 
 from shoal import errors
-from shoal._job.description import shown, told
+from shoal._job.description import labelled_values, to_json
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.checkpoints import Checkpoint
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
@@ -38,7 +38,7 @@ def job(status: JobStatus) -> dict[str, Any]:
         "name": status.name,
         "state": status.state.value,
         "reason": status.reason,
-        **told(status.job),
+        **to_json(status.job),
         "workers": list(status.workers),
         "submitted_at": status.submitted_at,
         "started_at": status.started_at,
@@ -54,7 +54,7 @@ def job(status: JobStatus) -> dict[str, Any]:
 
 def specification(job: Job) -> list[dict[str, Any]]:
     """Returns the fields of a job that the page shows, each with its label."""
-    return [{"label": label, "value": value} for label, value in shown(job)]
+    return [{"label": label, "value": value} for label, value in labelled_values(job)]
 
 
 def progress(done: Progress) -> dict[str, Any]:

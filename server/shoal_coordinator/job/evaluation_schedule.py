@@ -124,7 +124,7 @@ class EvaluationSchedule:
 
     def lacks(self, result: Evaluation) -> str:
         """Why a result is of no use; empty: it is of use."""
-        lack = self._policy.lacks(result.values)
+        lack = self._policy.missing_metric(result.values)
         return f"the program's evaluation {lack}" if lack else ""
 
     def release(self, assignment: int) -> None:

@@ -112,11 +112,11 @@ class TestTheFolder:
                 with pytest.raises(errors.UnknownCheckpoint, match=f"there is no checkpoint {name} in .* lists them"):
                     use(name)
         for name in ("digits/", "digits/x", "digits/1/2", "../digits", "digits/-1", "digits/²", "digits/0", "Digits"):
-            with pytest.raises(errors.BadRequest, match="names no checkpoint"):
+            with pytest.raises(errors.BadRequest, match="does not name"):
                 found.show(name)
         for name in ("digits/1", "Digits", "../digits"):
             for listed in (found.list, found.torn):
-                with pytest.raises(errors.BadRequest, match="give JOB alone"):
+                with pytest.raises(errors.BadRequest, match="give JOB only"):
                     next(listed(name))
 
     def test_values_are_read_whole(self, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ class TestTheFolder:
         damage(tmp_path, 2, "b.safetensors")
         passed_by = found.verify("digits/best").passed_by
         assert [problem.partition(":")[0] for problem in passed_by] == ["digits/4", "digits/2"]
-        with pytest.raises(errors.BadRequest, match=r"say which, as digits/NUMBER"):
+        with pytest.raises(errors.BadRequest, match=r"give digits/NUMBER"):
             found.remove("digits/best")
 
     def test_without_an_evaluation_there_is_no_best(self, tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ class TestTheFolder:
         (tmp_path / "notes.txt").write_text("of the user")
         found = Checkpoints(str(tmp_path))
         assert [str(it) for it in found.list()] == ["digits/1"]
-        assert [*found.torn()] == ["digits/3", "gone/1"]
-        assert [*found.torn("digits")] == ["digits/3"]
+        assert [*found.incomplete()] == ["digits/3", "gone/1"]
+        assert [*found.incomplete("digits")] == ["digits/3"]
         found.remove("gone/1")
         found.remove("digits/3")
-        assert [*found.torn()] == []
+        assert [*found.incomplete()] == []
         assert str(found.show("digits")) == "digits/1"
 
     def test_all_of_a_job_are_removed(self, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ class TestTheFolder:
         (tmp_path / "digits" / "notes.txt").write_text("of the user")
         found = Checkpoints(str(tmp_path))
         found.import_file(tmp_path / "digits" / "00000001" / "a.safetensors", "other")
-        with pytest.raises(errors.BadRequest, match="JOB alone"):
+        with pytest.raises(errors.BadRequest, match="JOB only"):
             found.remove_all("digits/1")
         assert found.remove_all("digits") == ("digits/1", "digits/2", "digits/3")
         assert [path.name for path in (tmp_path / "digits").iterdir()] == ["notes.txt"]
@@ -320,7 +320,7 @@ class TestOtherFrameworks:
     @pytest.mark.parametrize("job", ["Base", "a/1", "../a", "", "a" * 64])
     def test_a_name_that_no_job_may_have_is_refused(self, tmp_path: Path, job: str) -> None:
         save_file({"a": KERNEL}, tmp_path / "in.safetensors")
-        with pytest.raises(errors.BadRequest, match="is no job's name"):
+        with pytest.raises(errors.BadRequest, match="is not a job name"):
             Checkpoints(str(tmp_path / "c")).import_file(tmp_path / "in.safetensors", job)
         assert not (tmp_path / "c").exists()
 
@@ -343,10 +343,10 @@ class TestOtherFrameworks:
                 save(tmp_path / "c")
 
         monkeypatch.setattr(Catalogue, "publish", disturbed)
-        with pytest.raises(errors.JobExists, match="digits/1 is not imported: a job digits takes"):
+        with pytest.raises(errors.JobExists, match="digits/1 was not imported: the running job digits takes"):
             found.import_file(tmp_path / "in.safetensors", "digits")
         assert [str(it) for it in found.list()] == (["digits/1"] if meanwhile == "another" else [])
-        assert [*found.torn()] == []
+        assert [*found.incomplete()] == []
 
     def test_a_file_that_is_not_there_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(errors.StorageFailed, match="No such file"):
@@ -387,7 +387,7 @@ class TestTheCommands:
         unknown = run("checkpoints", "ls", "nobody")
         assert (unknown.exit_code, "has no checkpoint of nobody" in unknown.stderr) == (4, True)
         numbered = run("checkpoints", "ls", "digits/1")
-        assert (numbered.exit_code, "give JOB alone" in numbered.stderr) == (2, True)
+        assert (numbered.exit_code, "give JOB only" in numbered.stderr) == (2, True)
         (tmp_path / "file").touch()
         no_storage_message = run("checkpoints", "ls", "--checkpoints", tmp_path / "file")
         assert (no_storage_message.exit_code, "is not a folder" in no_storage_message.stderr) == (1, True)

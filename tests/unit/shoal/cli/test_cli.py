@@ -134,7 +134,7 @@ class TestSubmit:
             (["--consistency", "ssp:99999999999999999999999"], "a whole number from 0 to"),
             (["--consistency", "fast"], "is not one of sync"),
             (["--workers", "0"], "workers is 0"),
-            (["--workers", "2", "--consistency", "sync:2"], "leave none to wait for"),
+            (["--workers", "2", "--consistency", "sync:2"], "are too many for 2 workers"),
             (["--optimizer", "adamm"], "choose one of"),
             (["--set", "hidden"], "is not KEY=VALUE"),
             (["--name", "No Name"], "job name 'No Name'"),
