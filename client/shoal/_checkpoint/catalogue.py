@@ -38,7 +38,7 @@ class Catalogue:
         """Returns the complete checkpoints of a job, oldest first."""
         return _numbers(self.folder.holding((job,), FILE))
 
-    def torn(self, job: str) -> list[int]:
+    def incomplete(self, job: str) -> list[int]:
         """Returns the incomplete checkpoints of a job, oldest first: those in progress, and those whose writer died."""
         found = _numbers(self.folder.names((job,)))  # first, so that a checkpoint that is completed now is left out
         complete = {*self.numbers(job)}
@@ -115,7 +115,7 @@ class Catalogue:
         self.folder.remove((*path, FILE))
         self.folder.remove(path)
 
-    def sweep(self, job: str, *, below: int | None = None) -> list[int]:
+    def remove_incomplete(self, job: str, *, below: int | None = None) -> list[int]:
         """Removes incomplete checkpoints.
 
         Args:
@@ -125,7 +125,7 @@ class Catalogue:
         Returns:
             The numbers of the removed checkpoints.
         """
-        incomplete = [number for number in self.torn(job) if below is None or number < below]
+        incomplete = [number for number in self.incomplete(job) if below is None or number < below]
         for number in incomplete:
             self.remove(job, number)
         return incomplete

@@ -334,7 +334,7 @@ class TestOtherFrameworks:
 
         def disturbed(catalogue: Catalogue, manifest: Manifest) -> None:
             if meanwhile == "before":
-                catalogue.sweep("digits", below=9)
+                catalogue.remove_incomplete("digits", below=9)
             publish(catalogue, manifest)
             if meanwhile == "after":
                 catalogue.remove("digits", 1)

@@ -152,9 +152,9 @@ def test_what_writers_left_torn_is_swept_and_nothing_else(catalogue: Catalogue, 
     for number in (2, 3):
         catalogue.folder.write((*path_of("digits", number), "shard-0.safetensors"), [b"torn"])
     (tmp_path / "digits" / "notes").write_text("of the user")
-    assert catalogue.sweep("digits", below=3) == [2]
+    assert catalogue.remove_incomplete("digits", below=3) == [2]
     assert catalogue.folder.names(["digits"]) == ["00000001", "00000003", "notes"]
-    assert catalogue.sweep("digits") == [3]
+    assert catalogue.remove_incomplete("digits") == [3]
     assert catalogue.numbers("digits") == [1]
 
 

@@ -206,7 +206,7 @@ def test_a_checkpoint_is_written_found_read_and_removed(folder: CheckpointStorag
             saved.read(("value", "dense/kernel", 2, target))
             assert np.array_equal(target.reshape(5, 6), kernel[2:7] + manifest.number)
     assert [str(it) for it in Checkpoints(folder.url).list()] == ["digits/2", "digits/1", "other/1"]
-    assert catalogue.sweep("digits") == [3]
+    assert catalogue.remove_incomplete("digits") == [3]
     catalogue.remove("digits", 2)
     assert catalogue.numbers("digits") == [1]
     assert folder.names(["digits"]) == ["00000001"]
