@@ -39,7 +39,7 @@ Advertise = Annotated[
     str,
     typer.Option(
         envvar="SHOAL_ADVERTISE",
-        help="Host name or address for connections from other machines. Default: from --listen.",
+        help="Host by which other processes reach this one. Default: the host of --listen.",
     ),
 ]
 MetricsListen = Annotated[
