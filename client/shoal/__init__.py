@@ -1,9 +1,9 @@
 """Shoal: a parameter-server cluster for training, for any framework.
 
-Start with `LocalCluster`, or `connect` to a cluster that runs; `submit` a `Job`, or open a `session` for a loop of your
-own. The documentation is in docs/.
+Start a cluster with `LocalCluster`, or use `connect` to reach a running one. Then `submit` a `Job`, or open a `session`
+for your own training loop. The documentation is in docs/.
 
-Importing it loads next to nothing; each name is loaded when it is first used.
+The import is cheap: each name is loaded at its first use.
 """
 
 import typing as _typing
@@ -129,8 +129,8 @@ __all__ = [
     "tune_allocator",
 ]
 
-# Where names are defined that are no errors. Whatever imports a module of this package imports this one first, and
-# processes of Shoal's have to set up their allocator before gRPC and NumPy are loaded: so this one loads neither.
+# The modules that define the public names; all other names are errors. Every import of the package runs this module
+# first, and a role sets up its allocator before gRPC and NumPy are loaded. So this module loads neither.
 _HOMES = {
     "Asynchronous": "consistency",
     "BoundedStaleness": "consistency",
@@ -155,7 +155,7 @@ _HOMES = {
 }
 _MODULES = {"callbacks", "data", "errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
 
-if not _typing.TYPE_CHECKING:  # to a type checker, every name would be one of this module
+if not _typing.TYPE_CHECKING:  # with __getattr__, a type checker would accept every name
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:

@@ -1,4 +1,4 @@
-"""`python -m shoal`: the same as `shoal`."""
+"""The entry point of `python -m shoal`, which is the same as `shoal`."""
 
 from shoal._cli import main
 

@@ -1,10 +1,11 @@
-"""What to do with a job's events while it is waited for: `JobHandle.wait(callbacks=[...])`.
+"""Callbacks for the events of a job: `JobHandle.wait(callbacks=[...])`.
 
-A callback is anything that takes an `Event` (`shoal.events`). It is called in the thread that waits, with each event
-once and in order, from the oldest that is kept on. What it raises ends the waiting, as it is; the job goes on.
+A callback is a callable that takes an `Event` (`shoal.events`). The waiting thread calls it with each event once, in
+order, from the oldest that the coordinator keeps. If a callback raises, `wait` ends with that exception; the job
+continues.
 
-    def stop_watching_at(event):
-        if isinstance(event, shoal.events.Evaluated) and event.result.values["accuracy"] > 0.99:
+    def stop_at_99_percent(event):
+        if isinstance(event, shoal.events.EvaluationEnded) and event.result.values["accuracy"] > 0.99:
             handle.cancel()
 """
 

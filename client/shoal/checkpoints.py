@@ -1,6 +1,6 @@
-"""Checkpoints as users see them: what is in a folder of them, and the way to and from files of other frameworks.
+"""Checkpoints for users: list, read, remove, and convert to and from files of other frameworks.
 
-It reads and writes files alone: no cluster has to be there.
+These calls access the checkpoint storage directly and need no running cluster.
 """
 
 import os
@@ -41,18 +41,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that is whole, by its manifest.
+    """A complete checkpoint, as its manifest describes it.
 
     Attributes:
-        job: whose it is.
-        number: counts a job's checkpoints, from 1.
-        created_at: seconds of Unix time.
-        step: the one to go on with.
-        version: updates that the variables had seen.
-        nbytes: of all files.
-        variables: shape and dtype, by name.
-        passed_by: where JOB or JOB/best was asked for: newer ones that are damaged, each with what is wrong.
-        evaluation: the job's best so far, which its variables were taken at; None: they were taken at another time.
+        job: name of the job that took it.
+        number: its number within the job, from 1.
+        created_at: Unix time in seconds.
+        step: the step at which a restored job continues.
+        version: number of updates that the variables had received.
+        nbytes: size of all its files, in bytes.
+        variables: shape and dtype of each variable, by name.
+        passed_by: for JOB and JOB/best, the newer checkpoints that are damaged, each with the reason.
+        evaluation: the evaluation that this checkpoint was taken for, the best at that time. None means that it was
+            not taken for an evaluation.
     """
 
     job: str
@@ -70,16 +71,16 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """A folder of checkpoints.
+    """The checkpoints of a storage: a local folder or an object store.
 
-    A checkpoint is named as JOB, JOB/NUMBER or JOB/best. JOB is the newest whole one, JOB/best the newest that was
-    taken at the job's best evaluation; damaged ones are passed by, as by a job that begins with it.
+    The name of a checkpoint is JOB, JOB/NUMBER or JOB/best. JOB is the newest complete one, JOB/best the newest of the
+    job's best evaluation. Both skip damaged checkpoints, as a job does that restores them.
 
     Args:
-        url: of the folder: a path of this machine, file://PATH, or of an object store: s3://BUCKET/PREFIX.
+        url: a path on this machine, file://PATH, or s3://BUCKET/PREFIX.
 
     Raises:
-        BadRequest: the folder is none that Shoal can use.
+        BadRequest: Shoal cannot use this kind of URL.
     """
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
@@ -87,69 +88,101 @@ class Checkpoints:
 
     @property
     def url(self) -> str:
-        """The folder."""
+        """The URL of the storage."""
         return self._catalogue.folder.url
 
     def list(self, job: str = "") -> Iterator[Checkpoint | errors.ShoalError]:
-        """The checkpoints of a job, or of all, newest first; of one that cannot be used, why.
+        """Yields the checkpoints of a job, or of all jobs, newest first.
+
+        Args:
+            job: name of the job. "" means all jobs.
+
+        Yields:
+            The checkpoint, or the error that makes it unusable.
 
         Raises:
-            BadRequest: that is no job's name.
-            StorageFailed: the folder cannot be read.
+            BadRequest: `job` is not a valid job name.
+            StorageFailed: the storage cannot be read.
         """
         for name in [_job(job)] if job else self._catalogue.jobs():
             for found in self._catalogue.newest(name):
                 yield found if isinstance(found, errors.ShoalError) else described(found)
 
-    def torn(self, job: str = "") -> Iterator[str]:
-        """What is there in part, of a job or of all, as JOB/NUMBER: being written, or left by a writer that died.
+    def incomplete(self, job: str = "") -> Iterator[str]:
+        """Yields the names of incomplete checkpoints as JOB/NUMBER: in progress, or left behind by a crash.
+
+        Args:
+            job: name of the job. "" means all jobs.
 
         Raises:
-            BadRequest, StorageFailed: as for `list`.
+            BadRequest: `job` is not a valid job name.
+            StorageFailed: the storage cannot be read.
         """
         for name in [_job(job)] if job else self._catalogue.folder.names(()):
-            for number in self._catalogue.torn(name):
+            for number in self._catalogue.incomplete(name):
                 yield f"{name}/{number}"
 
     def show(self, name: str) -> Checkpoint:
-        """One checkpoint.
+        """Returns one checkpoint.
+
+        Args:
+            name: JOB, JOB/NUMBER or JOB/best.
 
         Raises:
-            UnknownCheckpoint: there is none.
-            CorruptCheckpoint, IncompatibleCheckpoint: it cannot be used; of JOB and JOB/best: none can.
+            BadRequest: `name` has another form.
+            UnknownCheckpoint: there is no such checkpoint.
+            CorruptCheckpoint: it is damaged; for JOB and JOB/best, all candidates are.
+            IncompatibleCheckpoint: it was written by a later version of Shoal.
         """
         return self._used(name, lambda _: None)[1]
 
     def verify(self, name: str) -> Checkpoint:
-        """Reads all of a checkpoint.
+        """Reads all files of a checkpoint and compares their checksums.
+
+        Args:
+            name: JOB, JOB/NUMBER or JOB/best.
+
+        Returns:
+            The checkpoint.
 
         Raises:
-            CorruptCheckpoint: it is damaged; the message says where.
-            UnknownCheckpoint, IncompatibleCheckpoint: as for `show`.
+            CorruptCheckpoint: it is damaged. The message says where.
+            BadRequest, UnknownCheckpoint, IncompatibleCheckpoint: see `show`.
         """
         return self._used(name, self._catalogue.verify)[1]
 
     def remove(self, name: str) -> None:
-        """Removes a checkpoint, which is named with its number; a damaged or torn one, too.
+        """Removes one checkpoint, which may be damaged or incomplete.
+
+        Args:
+            name: JOB/NUMBER.
 
         Raises:
-            UnknownCheckpoint: there is none.
+            BadRequest: `name` has no number.
+            UnknownCheckpoint: there is no such checkpoint.
         """
         choice = _parsed(name)
         if not choice.number:
             raise errors.BadRequest(
-                f"{name!r} names no checkpoint to remove: say which, as {choice.job}/NUMBER, or that all are to go: "
-                "`shoal checkpoints rm --all`, or `remove_all`"
+                f"{name!r} does not name one checkpoint to remove; give {choice.job}/NUMBER, or remove all with "
+                "`shoal checkpoints rm --all` or `remove_all`"
             )
         if choice.number not in self._there(choice.job):
             raise self._catalogue.unknown(name)
         self._catalogue.remove(choice.job, choice.number)
 
     def remove_all(self, job: str) -> tuple[str, ...]:
-        """Removes all checkpoints of a job, damaged and torn ones, too; gives their names.
+        """Removes all checkpoints of a job, including damaged and incomplete ones.
+
+        Args:
+            job: name of the job.
+
+        Returns:
+            The names of the removed checkpoints, as JOB/NUMBER.
 
         Raises:
-            UnknownCheckpoint: it has none.
+            BadRequest: `job` is not a valid job name.
+            UnknownCheckpoint: the job has no checkpoints.
         """
         numbers = self._there(_job(job))
         if not numbers:
@@ -159,12 +192,16 @@ class Checkpoints:
         return tuple(f"{job}/{number}" for number in numbers)
 
     def read(self, name: str) -> dict[str, np.ndarray]:
-        """The values of all variables, by name; halves as the float32 that servers keep.
+        """Returns the values of all variables. Warns of each damaged checkpoint that was skipped.
 
-        Of damaged ones that were passed by there is a warning.
+        Args:
+            name: JOB, JOB/NUMBER or JOB/best.
+
+        Returns:
+            Arrays by name. float16 and bfloat16 variables are float32, as servers keep them.
 
         Raises:
-            UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: as for `show`.
+            BadRequest, UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: see `show`.
         """
         arrays, found = self._used(name, self._values)
         for problem in found.passed_by:
@@ -175,39 +212,45 @@ class Checkpoints:
         """Writes the values of all variables to one safetensors file, which any framework reads.
 
         Args:
-            name: of the checkpoint.
-            file: written whole or not at all; halves are the float32 that servers keep.
+            name: JOB, JOB/NUMBER or JOB/best.
+            file: path of the file, written atomically. float16 and bfloat16 variables are float32 in it.
+
+        Returns:
+            The checkpoint.
 
         Raises:
-            UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: as for `show`.
+            BadRequest, UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: see `show`.
             StorageFailed: the file cannot be written.
         """
         return self._used(name, lambda manifest: self._export(manifest, Path(file)))[1]
 
     def import_file(self, file: str | os.PathLike[str], job: str, *, skip: Collection[str] = ()) -> Checkpoint:
-        """Makes a checkpoint of a safetensors file, to begin a job with.
+        """Converts a safetensors file to a checkpoint that a job can start from.
 
         Args:
-            file: of any framework; its tensors are float32, float64, float16, bfloat16 or int64.
-            job: the name that the checkpoint is to be found by: one that a job may have, and none has that is running.
+            file: path of a safetensors file. Its tensors are float32, float64, float16, bfloat16 or int64.
+            job: job name of the new checkpoint. No running job may have it.
             skip: names of tensors to leave out.
 
+        Returns:
+            The checkpoint.
+
         Raises:
-            BadRequest: no job may have that name, or no tensor has a name that is to be left out.
-            StorageFailed: the file cannot be read, or the checkpoint not be written.
-            CorruptCheckpoint: it is no safetensors file.
-            IncompatibleCheckpoint: a tensor is of a type that Shoal has no variables of.
-            JobExists: a job of that name took checkpoints meanwhile, and the one that was made is lost.
+            BadRequest: `job` is not a valid job name, or a name in `skip` is not in the file.
+            StorageFailed: the file cannot be read, or the checkpoint cannot be written.
+            CorruptCheckpoint: the file is not a safetensors file.
+            IncompatibleCheckpoint: a tensor has a dtype that Shoal does not support.
+            JobExists: a running job of that name took checkpoints at the same time, and the import is lost.
         """
         number = self._catalogue.next_number(_job(job))
-        with SafetensorsFile(Path(file), skip) as foreign:
-            variables = foreign.variables()
+        with SafetensorsFile(Path(file), skip) as source:
+            variables = source.variables()
             path = (*path_of(job, number), "shard-00000.safetensors")
             tensors: list[Named] = [
                 (tensor_name(VALUE, 0, name), storage_dtype(variable.dtype), variable.shape)
                 for name, variable in variables.items()
             ]
-            entry = write_tensors(self._catalogue.folder, path, tensors, foreign.data(), {"job": job})
+            entry = write_tensors(self._catalogue.folder, path, tensors, source.data(), {"job": job})
         manifest = Manifest(
             job=job,
             number=number,
@@ -224,7 +267,7 @@ class Checkpoints:
         return described(manifest)
 
     def _used(self, name: str, use: Callable[[Manifest], T]) -> tuple[T, Checkpoint]:
-        """What is made of a checkpoint, and which it was: of JOB and JOB/best the newest that can be used."""
+        """Calls `use` with the newest usable checkpoint of a name. Returns its result and the checkpoint."""
         choice = _parsed(name)
         passed_by: list[str] = []
         for found in self._candidates(choice):
@@ -232,7 +275,7 @@ class Checkpoints:
                 if isinstance(found, errors.ShoalError):
                     raise found
                 return use(found), described(found, tuple(passed_by))
-            except errors.UnknownCheckpoint:  # or, without a number, it was removed meanwhile
+            except errors.UnknownCheckpoint:  # without a number, another process has just removed it: try the next
                 if choice.number:
                     raise self._catalogue.unknown(name) from None
             except errors.CorruptCheckpoint as error:
@@ -247,14 +290,14 @@ class Checkpoints:
         raise self._catalogue.unknown(name)
 
     def _candidates(self, choice: CheckpointChoice) -> Iterator[Manifest | errors.ShoalError]:
-        """What a user may mean, the most wanted first."""
+        """Returns the checkpoints that a choice stands for, in order of preference."""
         if choice.number:
             return iter([self._catalogue.found(choice.job, choice.number)])
         return self._catalogue.best(choice.job) if choice.best else self._catalogue.newest(choice.job)
 
     def _there(self, job: str) -> tuple[int, ...]:
-        """All that can be removed, oldest first: whole, damaged and torn."""
-        return tuple(sorted({*self._catalogue.torn(job), *self._catalogue.numbers(job)}))
+        """Returns the numbers of a job's checkpoints, oldest first: complete, damaged and incomplete ones."""
+        return tuple(sorted({*self._catalogue.incomplete(job), *self._catalogue.numbers(job)}))
 
     def _values(self, manifest: Manifest) -> dict[str, np.ndarray]:
         with SavedVariables(self._catalogue.folder, manifest) as saved:
@@ -275,10 +318,10 @@ class Checkpoints:
             _write(file, pieces())
 
     def _check_kept(self, manifest: Manifest) -> None:
-        """Looks at an import again: until it was published, a job of its name took it for a torn one of its own.
+        """Checks that an import still exists: a running job of its name may have removed it as incomplete.
 
         Raises:
-            JobExists: the job has swept its files, or written others there. A manifest without files is taken back.
+            JobExists: the job has removed or overwritten its files. A manifest without files is then removed, too.
         """
         job, number = manifest.job, manifest.number
         try:
@@ -290,8 +333,8 @@ class Checkpoints:
         except errors.CorruptCheckpoint:
             self._catalogue.remove(job, number)
         raise errors.JobExists(
-            f"{job}/{number} is not imported: a job {job} takes checkpoints, and cleared it away meanwhile; choose "
-            "another name, or wait for the job's end",
+            f"{job}/{number} was not imported: the running job {job} takes checkpoints and has removed its files; "
+            "choose another name, or wait until the job has ended",
             job=job,
         )
 
@@ -310,14 +353,14 @@ def _write(file: Path, pieces: Iterator[Any]) -> None:
 def _parsed(name: str) -> CheckpointChoice:
     try:
         return CheckpointChoice.parse(name)
-    except errors.InvalidJob as error:  # which it is where a job is submitted
+    except errors.InvalidJob as error:
         raise errors.BadRequest(error.message) from None
 
 
 def _job(name: str) -> str:
     if not JOB_NAME.fullmatch(name):
         raise errors.BadRequest(
-            f"{name!r} is no job's name: give JOB alone, 1 to 63 characters of a-z, 0-9 and -, starting with a letter"
+            f"{name!r} is not a job name; give JOB only: 1 to 63 characters of a-z, 0-9 and -, starting with a letter"
         )
     return name
 

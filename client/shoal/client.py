@@ -1,4 +1,4 @@
-"""The cluster as a user's program sees it: submit jobs, watch them, fetch what they trained."""
+"""The client of a cluster: submit jobs, watch them, and fetch the trained variables."""
 
 import inspect
 import os
@@ -26,7 +26,11 @@ DEFAULT_ADDRESS = "127.0.0.1:7070"
 
 
 class JobHandle:
-    """One job of a cluster, by name. Made by `Client.submit` and `Client.job`; valid as long as its client is open."""
+    """One job of a cluster. `Client.submit` and `Client.job` return it; it is valid while its client is open.
+
+    Attributes:
+        name: name of the job.
+    """
 
     def __init__(self, coordinator: CoordinatorClient, name: str) -> None:
         self._coordinator = coordinator
@@ -34,26 +38,30 @@ class JobHandle:
         self.name = name
 
     def status(self) -> JobStatus:
-        """The job as the coordinator sees it now.
+        """Returns the current status of the job.
 
         Raises:
-            UnknownJob: there is no such job, or none any more.
+            UnknownJob: there is no such job, or it was dropped.
         """
         return JobStatus.from_proto(self._coordinator.call(self._jobs.Get, job_pb2.GetRequest(job=self.name)).status)
 
     def wait(self, timeout_s: float | None = None, callbacks: Iterable[Callable[[Event], object]] = ()) -> JobResult:
-        """Waits for the job's end and says what it did.
+        """Waits until the job has ended, and returns its result.
 
         Args:
-            timeout_s: how long to wait; None: as long as it takes. The job goes on in any case.
-            callbacks: called with each event, in this order; see `shoal.callbacks`. What one raises ends the waiting
-                and is raised here; the job goes on.
+            timeout_s: how long to wait, in seconds. None means no limit. The job continues after a timeout.
+            callbacks: called with each event, in this order; see `shoal.callbacks`. An exception of a callback ends
+                the wait and is raised here; the job continues.
+
+        Returns:
+            The result of the job, which has succeeded.
 
         Raises:
-            JobFailed: it failed; the message has the reason and the program's traceback.
-            Cancelled: it was cancelled.
-            DeadlineExceeded: it has not ended in time.
-            Unreachable: the coordinator was away for longer than the client's `retry_for_s`.
+            JobFailed: the job failed. The message has the reason and the program's traceback.
+            Cancelled: the job was cancelled.
+            UnknownJob: there is no such job, or it was dropped.
+            DeadlineExceeded: the job has not ended within `timeout_s`.
+            Unreachable: the coordinator did not answer for longer than the client's `retry_for_s`.
         """
         callbacks = tuple(callbacks)
         for event in events.watch(self._coordinator, self.name, timeout_s=timeout_s):
@@ -62,85 +70,103 @@ class JobHandle:
         return self.result()
 
     def result(self) -> JobResult:
-        """What the job did, without waiting.
+        """Returns the result of the job, without waiting.
 
         Raises:
-            JobRunning: it has not ended.
-            JobFailed, Cancelled: as for `wait`.
+            JobRunning: the job has not ended.
+            JobFailed, Cancelled, UnknownJob: see `wait`.
         """
         return self.status().result()
 
     def events(self, after: int = 0, *, follow: bool = True) -> Iterator[Event]:
-        """What happens to the job, in order and each once, though the connection may break on the way.
+        """Yields the events of the job in order, each once, even if the connection breaks.
+
+        The coordinator keeps the latest 20,000 log lines and metrics of a job, and 20,000 other events.
 
         Args:
-            after: the sequence number to begin behind; 0: from the oldest that is kept (20,000 log lines and figures of
-                a job, and 20,000 others).
-            follow: wait for more until the job has ended, instead of ending with what there is.
+            after: sequence number of the last event to leave out. 0 starts with the oldest event.
+            follow: whether to wait for more events until the job has ended. Otherwise the iterator ends with the last
+                event so far.
 
         Yields:
             `StateChanged`, `MetricsReported`, `EvaluationEnded`, `CheckpointEnded` and `LogLine`.
+
+        Raises:
+            UnknownJob: there is no such job, or it was dropped.
+            Unreachable: see `wait`.
         """
         return events.watch(self._coordinator, self.name, after=after, follow=follow)
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
-        """The lines that the job's programs wrote, each with its worker's name in front.
+        """Yields the lines that the job's programs wrote, each prefixed with its worker's id.
 
         Args:
-            follow: wait for more until the job has ended.
+            follow: whether to wait for more lines until the job has ended.
         """
         return (str(event) for event in self.events(follow=follow) if isinstance(event, LogLine))
 
     def data(self) -> DataAccount:
-        """What became of the job's data: which samples are done, who holds which, and which still wait.
+        """Returns the account of the job's data: samples that are done, leased, requeued and unleased.
 
         Raises:
-            UnknownJob: there is no such job, or none any more.
+            UnknownJob: there is no such job, or it was dropped.
         """
         request = job_pb2.GetDataRequest(job=self.name)
         return DataAccount.from_proto(self._coordinator.call(self._jobs.GetData, request))
 
     def timings(self, *, last: int = 64) -> Timings:
-        """Where the time of the job's latest steps went, and who is slower than the others: `Timings.straggler()`.
+        """Returns the time of each phase of the latest steps. `Timings.straggler()` names a slow worker.
 
         Args:
-            last: steps of each worker at most, 1 or more; the coordinator keeps 256, fewer in a job of more than 64
-                workers.
+            last: largest number of steps of each worker, 1 or more. The coordinator keeps 256, fewer in a job of more
+                than 64 workers.
 
         Raises:
-            UnknownJob: there is no such job, or none any more.
+            UnknownJob: there is no such job, or it was dropped.
             BadRequest: `last` is below 1.
         """
         if last < 1:
-            raise errors.BadRequest(f"the last {last} steps; ask for 1 or more")
+            raise errors.BadRequest(f"last is {last}; it must be 1 or more")
         request = job_pb2.GetTimingsRequest(job=self.name, last=min(last, KEPT_TIMINGS))
         return Timings.from_proto(self._coordinator.call(self._jobs.GetTimings, request))
 
     def cancel(self) -> JobStatus:
-        """Ends the job. One that has ended stays as it is."""
+        """Cancels the job. Does nothing if it has ended.
+
+        Returns:
+            The status of the job afterwards.
+
+        Raises:
+            UnknownJob: there is no such job, or it was dropped.
+        """
         request = job_pb2.CancelRequest(job=self.name)
         with _tracing.root("cancel", job=self.name):
             return JobStatus.from_proto(self._coordinator.call(self._jobs.Cancel, request).status)
 
     def drop(self) -> None:
-        """Frees the ended job's variables and forgets it.
+        """Drops an ended job: the servers free its variables, and the coordinator removes its status and events.
 
         Raises:
-            JobRunning: it has not ended; cancel it first.
+            JobRunning: the job has not ended; cancel it first.
+            UnknownJob: there is no such job, or it was dropped.
         """
         with _tracing.root("drop", job=self.name):
             self._coordinator.call(self._jobs.Drop, job_pb2.DropRequest(job=self.name))
 
     def checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
-        """Takes a checkpoint while training goes on, and waits until it is whole.
+        """Takes a checkpoint while training continues, and waits until it is complete.
 
         Args:
-            timeout_s: how long to wait; None: as long as it takes. It is finished in any case.
+            timeout_s: how long to wait, in seconds. None means no limit. The checkpoint continues after a timeout.
+
+        Returns:
+            The complete checkpoint.
 
         Raises:
-            StorageFailed: the cluster has no folder of checkpoints, or it could not be written; the job goes on.
+            StorageFailed: the cluster has no checkpoint storage, or writing to it failed. The job continues.
             NotPlaced: the job's variables are not on servers.
-            DeadlineExceeded: it is not whole in time.
+            UnknownJob: there is no such job, or it was dropped.
+            DeadlineExceeded: the checkpoint was not complete within `timeout_s`.
         """
         with _tracing.root("checkpoint", job=self.name):
             reply = self._coordinator.call(self._jobs.TakeCheckpoint, job_pb2.TakeCheckpointRequest(job=self.name))
@@ -150,25 +176,25 @@ class JobHandle:
             end = next(ends, None)
         except errors.DeadlineExceeded:
             raise errors.DeadlineExceeded(
-                f"the checkpoint of job {self.name} is not whole within {timeout_s:g} s; it is finished all the same, "
-                "and the job's events say how it ended",
+                f"the checkpoint of job {self.name} was not complete within {timeout_s:g} s; it continues, and the "
+                "job's events report how it ends",
                 job=self.name,
             ) from None
         if end and end.saved:
             return end.saved
         if end:
             raise errors.StorageFailed(f"a checkpoint of job {self.name} failed: {end.failure}", job=self.name)
-        raise errors.NotPlaced(f"job {self.name} has ended before its checkpoint was whole", job=self.name)
+        raise errors.NotPlaced(f"job {self.name} has ended before its checkpoint was complete", job=self.name)
 
     def pull(self) -> dict[str, np.ndarray]:
-        """The job's variables as they are now; while it runs, shards may be some updates apart.
+        """Returns the current values of the job's variables. While the job runs, shards may differ by some updates.
 
         Returns:
-            Fresh arrays by name, in the variables' shapes and dtypes.
+            New arrays by name, in the variables' shapes and dtypes.
 
         Raises:
             UnknownJob: there is no such job, or it was dropped.
-            NotPlaced: its variables are not on servers yet.
+            NotPlaced: the job's variables are not on servers yet.
         """
         with (
             _tracing.root("pull", job=self.name),
@@ -185,7 +211,7 @@ class JobHandle:
 
 
 class Client:
-    """A connection to a cluster's coordinator. May be used by several threads at once.
+    """A connection to a cluster's coordinator. Several threads can use it at the same time.
 
         with shoal.Client("127.0.0.1:7070") as client:
             job = client.submit(shoal.Job("regression:linear", workers=2))
@@ -193,12 +219,13 @@ class Client:
             weights = client.pull(job)["w"]
 
     Args:
-        address: the coordinator's host:port; by default $SHOAL_COORDINATOR, else 127.0.0.1:7070.
-        retry_for_s: how long a call is repeated while nobody answers, in seconds. Connects at the first call.
+        address: host:port of the coordinator. The default is $SHOAL_COORDINATOR, or else 127.0.0.1:7070. The client
+            connects at its first call.
+        retry_for_s: how long to retry a call while the coordinator does not answer, in seconds.
 
     Raises:
-        Unreachable: the address is none.
-        BadRequest: the environment asks for traces, and OpenTelemetry is not installed; see docs/how-to/tracing.md.
+        Unreachable: the address is not valid.
+        BadRequest: the environment enables tracing, but OpenTelemetry is not installed; see docs/how-to/tracing.md.
     """
 
     def __init__(self, address: str | None = None, *, retry_for_s: float = 20.0) -> None:
@@ -207,19 +234,25 @@ class Client:
             _rpc.parse_address(self.address)
         except errors.BadRequest:
             raise errors.Unreachable(
-                f"{self.address!r} is no coordinator's address; give host:port, such as {DEFAULT_ADDRESS}",
+                f"{self.address!r} is not the address of a coordinator; give host:port, such as {DEFAULT_ADDRESS}",
                 address=self.address,
             ) from None
         _tracing.start("client")
         self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s)
 
     def submit(self, job: Job) -> JobHandle:
-        """Starts a job.
+        """Submits a job.
+
+        Args:
+            job: the specification.
+
+        Returns:
+            The handle of the new job.
 
         Raises:
-            InvalidJob: its specification contradicts itself.
+            InvalidJob: the specification is invalid.
             JobExists: a job of that name is running.
-            UnknownCheckpoint: there is no such checkpoint to begin with.
+            UnknownCheckpoint: the checkpoint in `Job.restore` does not exist.
         """
         request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
         with _tracing.root("submit", job=job.name):
@@ -227,33 +260,33 @@ class Client:
         return JobHandle(self._coordinator, reply.status.spec.name)
 
     def jobs(self) -> list[JobStatus]:
-        """All jobs that the cluster knows, newest first."""
+        """Returns the status of all jobs of the cluster, newest first."""
         reply = self._coordinator.call(self._coordinator.jobs.List, job_pb2.ListRequest())
         return [JobStatus.from_proto(status) for status in reply.jobs]
 
     def job(self, name: str) -> JobHandle:
-        """The handle of a job that was submitted somewhere else. Not checked before its first use."""
+        """Returns the handle of a submitted job, without checking that the job exists."""
         return JobHandle(self._coordinator, name)
 
     def status(self) -> ClusterStatus:
-        """The cluster's members and what they hold."""
+        """Returns the members of the cluster and their load."""
         reply = self._coordinator.call(self._coordinator.members.GetStatus, coordinator_pb2.GetStatusRequest())
         return ClusterStatus.from_proto(reply)
 
     def timings(self, job: JobHandle | str, *, last: int = 64) -> Timings:
-        """Where the time of a job's latest steps went: see `JobHandle.timings`."""
+        """Returns the time of each phase of a job's latest steps: see `JobHandle.timings`."""
         return self.job(_name(job)).timings(last=last)
 
     def cancel(self, job: JobHandle | str) -> JobStatus:
-        """Ends a job: see `JobHandle.cancel`."""
+        """Cancels a job: see `JobHandle.cancel`."""
         return self.job(_name(job)).cancel()
 
     def drop(self, job: JobHandle | str) -> None:
-        """Forgets an ended job: see `JobHandle.drop`."""
+        """Drops an ended job: see `JobHandle.drop`."""
         self.job(_name(job)).drop()
 
     def pull(self, job: JobHandle | str) -> dict[str, np.ndarray]:
-        """A job's variables as NumPy arrays: see `JobHandle.pull`."""
+        """Returns a job's variables as NumPy arrays: see `JobHandle.pull`."""
         return self.job(_name(job)).pull()
 
     def session(
@@ -264,23 +297,26 @@ class Client:
         worker: str = "",
         **options: Unpack[SessionOptions],
     ) -> Session:
-        """Opens a session: pull and push from a loop of your own, in any framework. See `Session`.
+        """Opens a session, which pulls and pushes in your own training loop, in any framework. See `Session`.
 
-        Starts the job if none of that name is live, else joins the one that is.
+        Joins the running job of that name. If there is none, starts it.
 
         Args:
-            job: name, 1 to 63 characters of [a-z0-9-], starting with a letter.
-            variables: what is trained, by name; an array is a trainable variable's initial value. Needed to start a
-                job; who joins one may leave it out.
-            worker: member id of this session; by default a random one.
-            options: fields of `Job`, by name: those of `shoal.job.SessionOptions`. The job's defaults hold for what is
-                left out or None, except for overlap, which is then False: a loop of your own pulls and pushes in turn.
-                Who joins a job gets its values, and may repeat them.
+            job: name of the job: 1 to 63 characters of a-z, 0-9 and -, starting with a letter.
+            variables: the job's variables by name. An array is the initial value of a trainable variable. Required to
+                start a job, optional to join one.
+            worker: member id of this session. "" means a random one.
+            options: the fields of `Job` in `shoal.job.SessionOptions`. An option that is left out or None has the
+                default of `Job`, except that `overlap` is then False. A session that joins a job may repeat the job's
+                values.
+
+        Returns:
+            The open session.
 
         Raises:
-            UnknownJob: no such job is live, and there are no variables to start one with.
-            InvalidJob: the job that runs is described in another way.
-            UnknownCheckpoint: there is no such checkpoint to start it with.
+            UnknownJob: no such job is running, and there are no variables to start one.
+            InvalidJob: the running job has other variables or options.
+            UnknownCheckpoint: the checkpoint in `restore` does not exist.
         """
         if unknown := options.keys() - SessionOptions.__annotations__:
             raise TypeError(f"Client.session() got an unexpected keyword argument {min(unknown)!r}")
@@ -288,7 +324,7 @@ class Client:
         return Session(self._coordinator, job, variables, given, worker=worker)
 
     def close(self) -> None:
-        """Closes the connection; calls in progress end with Cancelled."""
+        """Closes the connection. Calls in progress raise `Cancelled`."""
         self._coordinator.close()
 
     def __enter__(self) -> "Client":
@@ -301,10 +337,14 @@ class Client:
 
 
 def connect(address: str | None = None, *, retry_for_s: float = 20.0) -> Client:
-    """Opens a `Client` and makes sure that a coordinator answers.
+    """Opens a `Client` and checks that the coordinator answers.
+
+    Args:
+        address: see `Client`.
+        retry_for_s: see `Client`.
 
     Raises:
-        Unreachable: none did for `retry_for_s` seconds.
+        Unreachable: the coordinator did not answer for `retry_for_s` seconds.
     """
     client = Client(address, retry_for_s=retry_for_s)
     try:
@@ -316,7 +356,7 @@ def connect(address: str | None = None, *, retry_for_s: float = 20.0) -> Client:
 
 
 def _spelled_out(session: Callable[..., Session]) -> inspect.Signature:
-    """The signature with each option by name, for `help` and for notebooks, which do not look into `**options`."""
+    """Returns the signature with each option by name, since `help` and notebooks do not expand `**options`."""
     given = inspect.signature(session)
     named = [it for it in given.parameters.values() if it.kind is not it.VAR_KEYWORD]
     options = [
@@ -326,7 +366,7 @@ def _spelled_out(session: Callable[..., Session]) -> inspect.Signature:
     return given.replace(parameters=[*named, *options])
 
 
-Client.session.__signature__ = _spelled_out(Client.session)  # type: ignore[attr-defined] # it is a function's
+Client.session.__signature__ = _spelled_out(Client.session)  # type: ignore[attr-defined] # valid on functions
 
 
 def _name(job: JobHandle | str) -> str:

@@ -1,4 +1,4 @@
-"""Consistency modes: what users choose between. How a shard enforces them is in `shoal_server.shards.consistency`."""
+"""Consistency modes that a job can have. `shoal_server.shards.consistency` enforces them in a shard."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,54 +6,54 @@ from typing import ClassVar
 from shoal import errors
 from shoal.v1 import job_pb2
 
-# The wire's widths.
+# The largest values of the message's fields.
 _UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
 
 
 class Consistency:
-    """How the pushes and pulls of a job's workers are ordered. One of the three below."""
+    """The rule that orders the pulls and pushes of a job's workers: the base class of the three modes."""
 
     name: ClassVar[str]
 
     @property
     def overlaps(self) -> bool:
-        """Whether a worker's next pull may be answered before its last push has come.
+        """Whether a server may answer a worker's next pull before the worker's last push has arrived.
 
-        If so, both may run while it computes; the values that it computes on then lack its own last push. If not, the
-        pull would wait for the push, and running them together would gain nothing.
+        If so, both can run while the worker computes; its values then lack its own last push. Otherwise the pull waits
+        for the push, and an overlap gains nothing.
         """
         raise NotImplementedError
 
     @property
     def needs_every_worker(self) -> bool:
-        """Whether no update is applied while any one worker takes no step.
+        """Whether servers apply no update while one worker takes no step.
 
-        If so, a worker that holds still keeps the variables as they are, for example until a checkpoint's cut is made.
+        If so, a worker that pauses keeps the variables unchanged, for example until a checkpoint's cut is taken.
         """
         return False
 
     def to_proto(self) -> job_pb2.Consistency:
-        """The message that carries this mode."""
+        """Returns the message that carries this mode."""
         raise NotImplementedError
 
     def check(self, workers: int) -> None:
-        """Raises InvalidJob if this mode makes no sense for a job of `workers` workers."""
+        """Raises InvalidJob if this mode does not allow a job of `workers` workers."""
 
 
 @dataclass(frozen=True)
 class Synchronous(Consistency):
-    """Each step's gradients are averaged, weighted by their samples, and applied once.
+    """Synchronous training: each shard averages the gradients of a step, weighted by samples, and applies them once.
 
-    N workers compute what one process computes on the joined batch, and a push counts whole or not at all.
+    N workers compute the same result as one process with the combined batch. A push counts on all shards or on none.
 
-    With backup workers (Chen et al., "Revisiting Distributed Synchronous SGD", 2016) a step closes once
-    `workers - backup_workers` have contributed, or all that are left; gradients that come later are dropped. Each shard
-    closes its own steps, so a gradient that comes just at the close may count on some shards and be dropped on others:
-    a push's outcome "accepted" then means on one shard at least. A worker that has died or finished uses up one of the
-    backups.
+    With backup workers (Chen et al., "Revisiting Distributed Synchronous SGD", 2016), a step closes when
+    `workers - backup_workers` workers have contributed, or all that are left. Later gradients are dropped. Each shard
+    closes its own steps, so a gradient may count on some shards and be dropped on others. The outcome "accepted" of a
+    push then means that at least one shard accepted it. A lost or finished worker uses up one backup.
 
     Args:
-        backup_workers: workers, >= 0 and fewer than the job's.
+        backup_workers: number of workers whose gradients a step does not need, from 0 to one less than the job's
+            workers.
 
     Raises:
         InvalidJob: backup_workers is not a whole number from 0 to 2^32 - 1.
@@ -67,16 +67,16 @@ class Synchronous(Consistency):
 
     @property
     def overlaps(self) -> bool:
-        return False  # the next values come only once the step has closed
+        return False  # a pull waits until the step has closed
 
     @property
     def needs_every_worker(self) -> bool:
-        return not self.backup_workers  # backup workers stand in for one that holds still
+        return not self.backup_workers
 
     def check(self, workers: int) -> None:
         if self.backup_workers >= workers:
             raise errors.InvalidJob(
-                f"Synchronous: {self.backup_workers} backup workers of {workers} workers leave none to wait for; "
+                f"Synchronous: {self.backup_workers} backup workers are too many for {workers} workers; "
                 f"use at most {workers - 1}",
                 backup_workers=self.backup_workers,
                 workers=workers,
@@ -91,11 +91,11 @@ class Synchronous(Consistency):
 
 @dataclass(frozen=True)
 class Asynchronous(Consistency):
-    """Every gradient is applied when it comes, and no pull waits.
+    """Asynchronous training: servers apply each gradient when it arrives, and no pull waits.
 
     Args:
-        scale_by_staleness: divide the learning rate by the gradient's staleness where that is above 1
-            (Zhang et al., "Staleness-aware Async-SGD", IJCAI 2016).
+        scale_by_staleness: whether to divide the learning rate by the gradient's staleness if that is above 1 (Zhang et
+            al., "Staleness-aware Async-SGD", IJCAI 2016).
 
     Raises:
         InvalidJob: scale_by_staleness is neither True nor False.
@@ -127,12 +127,12 @@ class Asynchronous(Consistency):
 class BoundedStaleness(Consistency):
     """Stale synchronous parallel (Ho et al., NIPS 2013).
 
-    A pull by a worker that has finished c steps is answered once every live worker has finished c - bound or more,
-    so no worker runs more than `bound` steps ahead of the slowest. bound=0 makes every worker wait for all at each
-    step; unlike `Synchronous`, gradients are still applied one by one, in order of arrival.
+    A pull by a worker that has finished c steps is answered once every live worker has finished c - bound or more.
+    So no worker runs more than `bound` steps ahead of the slowest. With bound=0 every worker waits for all others at
+    each step; unlike `Synchronous`, servers still apply gradients one by one, in order of arrival.
 
     Args:
-        bound: steps, >= 0.
+        bound: largest distance from the slowest worker, in steps, 0 or more.
 
     Raises:
         InvalidJob: bound is not a whole number from 0 to 2^64 - 1.
@@ -146,7 +146,7 @@ class BoundedStaleness(Consistency):
 
     @property
     def overlaps(self) -> bool:
-        return self.bound >= 1  # with 0 nobody gets values before all have finished the step
+        return self.bound >= 1  # with 0, a pull waits until all workers have finished the step
 
     def to_proto(self) -> job_pb2.Consistency:
         return job_pb2.Consistency(bounded_staleness=job_pb2.BoundedStaleness(bound=self.bound))
@@ -163,10 +163,10 @@ def _check_count(mode: Consistency, name: str, value: object, most: int) -> None
 
 
 def from_proto(message: job_pb2.Consistency) -> Consistency:
-    """The mode that a message carries.
+    """Returns the mode that a message carries.
 
     Raises:
-        InvalidJob: the message names no mode.
+        InvalidJob: the message has no mode, or its value is out of range.
     """
     match message.WhichOneof("mode"):
         case "synchronous":
@@ -176,14 +176,14 @@ def from_proto(message: job_pb2.Consistency) -> Consistency:
         case "bounded_staleness":
             return BoundedStaleness(message.bounded_staleness.bound)
         case _:
-            raise errors.InvalidJob("the job names no consistency mode; choose sync, async or ssp:BOUND")
+            raise errors.InvalidJob("the job has no consistency mode; choose sync, async or ssp:BOUND")
 
 
 def parse(text: str) -> Consistency:
-    """Reads a mode as people write it: sync, sync:BACKUP_WORKERS, async, async:scaled, ssp:BOUND.
+    """Parses a mode: sync, sync:BACKUP_WORKERS, async, async:scaled, or ssp:BOUND.
 
     Raises:
-        InvalidJob: the text is none of these.
+        InvalidJob: the text has another form, or a value is out of range.
     """
     name, _, argument = text.partition(":")
     try:

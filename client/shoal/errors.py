@@ -1,7 +1,7 @@
-"""The error catalogue: every way in which Shoal says no, with its code and gRPC status, and nothing of grpc itself.
+"""The error catalogue: all errors that Shoal raises, each with its code and gRPC status. It does not use grpc.
 
-A role raises one of these; `shoal._rpc` turns it into a status with a machine-readable `ErrorDetail` and, at the
-other end, back into the same class. Users catch `shoal.errors.StaleGeneration`, never `grpc.RpcError`.
+A role raises one of these. `shoal._rpc` converts it to a gRPC status with an `ErrorDetail`, and the caller's side
+converts it back to the same class. Users catch `shoal.errors.StaleGeneration`, never `grpc.RpcError`.
 """
 
 from typing import ClassVar
@@ -11,10 +11,14 @@ class ShoalError(Exception):
     """The root of all errors that Shoal raises.
 
     Attributes:
-        code: names the class on the wire; never reused, never changed.
-        status: the gRPC status that carries it.
-        message: what was wrong, where, and what to do.
-        details: the values behind the message, as strings.
+        code: identifier of the class on the wire; it never changes and is never reused.
+        status: name of the gRPC status that carries the error.
+        message: what is wrong, where, and what to do.
+        details: values that the message mentions, as strings by name.
+
+    Args:
+        message: the attribute.
+        details: values of any type, converted to strings.
     """
 
     code: ClassVar[str] = "INTERNAL"
@@ -34,42 +38,42 @@ class ShoalError(Exception):
 
 
 class InternalError(ShoalError, code="INTERNAL", status="INTERNAL"):
-    """A defect of Shoal: the far end's log has the traceback."""
+    """A defect of Shoal. The log of the process that answered has the traceback."""
 
 
-# Requests that are wrong in themselves: sending them again does not help.
+# Requests that are invalid in every state of the cluster: a retry does not help.
 
 
 class BadRequest(ShoalError, code="BAD_REQUEST", status="INVALID_ARGUMENT"):
-    """A request that no client of ours sends: a field is missing or out of its range."""
+    """A field of a request, or an argument, is missing or out of range."""
 
 
 class BadChunk(ShoalError, code="BAD_CHUNK", status="INVALID_ARGUMENT"):
-    """Chunks that are out of order, overlap, overrun their arena or end too soon. Nothing was kept."""
+    """Chunks are out of order, overlap, exceed their arena or end too early. The server discarded them."""
 
 
 class BadFrame(ShoalError, code="BAD_FRAME", status="INVALID_ARGUMENT"):
-    """What came over a lane is no frame, or none that belongs there. The lane was closed."""
+    """A lane received bytes that are not a frame, or an unexpected frame. The lane was closed."""
 
 
 class MessageTooLarge(ShoalError, code="MESSAGE_TOO_LARGE", status="RESOURCE_EXHAUSTED"):
-    """One message is over the limit of the receiver. Arrays of any size travel as chunks."""
+    """A message exceeds the size limit of the receiver. Arrays are not affected: they travel as chunks."""
 
 
 class InvalidVariable(ShoalError, code="INVALID_VARIABLE", status="INVALID_ARGUMENT"):
-    """A variable's name, shape, dtype, initializer, partitioner or aggregation makes no sense."""
+    """A variable's name, shape, dtype, initializer, partitioner or aggregation is invalid."""
 
 
 class InvalidGradient(ShoalError, code="INVALID_GRADIENT", status="INVALID_ARGUMENT"):
-    """A gradient has a name, shape or dtype that the job's variables do not."""
+    """The name, shape or dtype of a gradient does not match the job's variables."""
 
 
 class NonFiniteGradient(ShoalError, code="NON_FINITE_GRADIENT", status="INVALID_ARGUMENT"):
-    """A gradient holds NaN or Inf. It was rejected on every shard; the variables are as they were."""
+    """A gradient contains NaN or Inf. Every shard rejected it; the variables are unchanged."""
 
 
 class InvalidJob(ShoalError, code="INVALID_JOB", status="INVALID_ARGUMENT"):
-    """A job's specification contradicts itself or the program."""
+    """A job's specification is invalid, or contradicts itself or the program."""
 
 
 class InvalidOptimizer(ShoalError, code="INVALID_OPTIMIZER", status="INVALID_ARGUMENT"):
@@ -77,30 +81,30 @@ class InvalidOptimizer(ShoalError, code="INVALID_OPTIMIZER", status="INVALID_ARG
 
 
 class InvalidLayer(ShoalError, code="INVALID_LAYER", status="INVALID_ARGUMENT"):
-    """A layer's settings are out of their range, or contradict each other."""
+    """A layer's settings are out of range, or contradict each other."""
 
 
 class InvalidShape(ShoalError, code="INVALID_SHAPE", status="INVALID_ARGUMENT"):
-    """A layer or a loss was fed an array of a shape that it does not take; the message names it and both shapes."""
+    """A layer or a loss received an array of the wrong shape. The message names the layer and both shapes."""
 
 
 class ProgramError(ShoalError, code="PROGRAM_ERROR", status="FAILED_PRECONDITION"):
-    """A job's program will not import, is not a program, or raised."""
+    """A job's program cannot be imported, is not a program, or raised an exception."""
 
 
 class DeviceUnavailable(ShoalError, code="DEVICE_UNAVAILABLE", status="FAILED_PRECONDITION"):
-    """The device that was asked for is not there, or cannot be used."""
+    """The requested device does not exist, or cannot be used."""
 
 
 class InvalidData(ShoalError, code="INVALID_DATA", status="FAILED_PRECONDITION"):
-    """A data set's files or arrays are missing, damaged, or not what they are said to be."""
+    """A data set's files or arrays are missing, damaged, or of another kind than declared."""
 
 
-# Requests that do not fit the state of the cluster.
+# Requests that do not match the state of the cluster.
 
 
 class UnknownJob(ShoalError, code="UNKNOWN_JOB", status="NOT_FOUND"):
-    """No job of that name, or none any more."""
+    """There is no job of that name, or it was dropped."""
 
 
 class UnknownShard(ShoalError, code="UNKNOWN_SHARD", status="NOT_FOUND"):
@@ -108,15 +112,15 @@ class UnknownShard(ShoalError, code="UNKNOWN_SHARD", status="NOT_FOUND"):
 
 
 class JobExists(ShoalError, code="JOB_EXISTS", status="ALREADY_EXISTS"):
-    """A job of that name is running: choose another name, or cancel it."""
+    """A job of that name is running. Choose another name, or cancel the job."""
 
 
 class JobRunning(ShoalError, code="JOB_RUNNING", status="FAILED_PRECONDITION"):
-    """The job has to end first."""
+    """The job has not ended yet, and the request needs an ended one."""
 
 
 class JobFailed(ShoalError, code="JOB_FAILED", status="FAILED_PRECONDITION"):
-    """The job ended without success; the message says why."""
+    """The job failed. The message has the reason."""
 
 
 class NotPlaced(ShoalError, code="NOT_PLACED", status="FAILED_PRECONDITION"):
@@ -124,27 +128,27 @@ class NotPlaced(ShoalError, code="NOT_PLACED", status="FAILED_PRECONDITION"):
 
 
 class NotStaged(ShoalError, code="NOT_STAGED", status="FAILED_PRECONDITION"):
-    """A commit of a push that this server has not staged: push again."""
+    """The server has not staged the push that a commit names. Push again."""
 
 
 class DuplicateMember(ShoalError, code="DUPLICATE_MEMBER", status="ALREADY_EXISTS"):
-    """A live process has this member id: give each process its own."""
+    """Another live process has this member id. Give each process its own id."""
 
 
 class WrongVersion(ShoalError, code="WRONG_VERSION", status="FAILED_PRECONDITION"):
-    """A member is of another version of Shoal than its coordinator: a cluster has one."""
+    """A member and its coordinator run different versions of Shoal. All roles of a cluster need the same version."""
 
 
 class StaleGeneration(ShoalError, code="STALE_GENERATION", status="ABORTED"):
-    """The request carries another placement's generation: fetch the placement again."""
+    """The request carries the generation of another placement. Fetch the placement again."""
 
 
 class Fenced(ShoalError, code="FENCED", status="ABORTED"):
-    """This incarnation was declared dead or replaced; its calls are refused for ever."""
+    """This incarnation was declared dead or was replaced. The cluster refuses all its further calls."""
 
 
-# What a server answers that does not have the shards that its caller was told it has: it has been started again since,
-# or they were dropped or placed anew. Whoever is told so of a running job takes them for lost, and the job goes back.
+# The errors of a server that no longer has the shards of a placement: it was restarted, or the shards were dropped or
+# placed again. For a running job, the caller reports the shards as lost, and the job restarts from a checkpoint.
 SHARDS_LOST = (UnknownJob, UnknownShard, StaleGeneration)
 
 
@@ -152,69 +156,69 @@ SHARDS_LOST = (UnknownJob, UnknownShard, StaleGeneration)
 
 
 class UnknownCheckpoint(ShoalError, code="UNKNOWN_CHECKPOINT", status="NOT_FOUND"):
-    """There is no such checkpoint, or none that is whole."""
+    """There is no such checkpoint, or no complete one."""
 
 
 class CorruptCheckpoint(ShoalError, code="CORRUPT_CHECKPOINT", status="DATA_LOSS"):
-    """A checkpoint's files are not those that were written: nothing of it was used."""
+    """A checkpoint's files differ from what was written. None of its values were used."""
 
 
 class IncompatibleCheckpoint(ShoalError, code="INCOMPATIBLE_CHECKPOINT", status="FAILED_PRECONDITION"):
-    """A checkpoint is whole, but not of these variables, or of a later version of Shoal."""
+    """A checkpoint is complete, but has other variables or was written by a later version of Shoal."""
 
 
 class StorageFailed(ShoalError, code="STORAGE_FAILED", status="UNAVAILABLE"):
-    """What checkpoints are written to or read from failed: full, forbidden, or broken."""
+    """The checkpoint storage cannot be read or written: it is full, forbidden, or failing."""
 
 
-# Who may call.
+# Authorization.
 
 
 class Unauthenticated(ShoalError, code="UNAUTHENTICATED", status="UNAUTHENTICATED"):
-    """The caller cannot show that it may do this."""
+    """The caller has no valid credentials."""
 
 
 class Forbidden(ShoalError, code="FORBIDDEN", status="PERMISSION_DENIED"):
-    """Nobody may do this here: it comes from another site's page, or the page is for reading alone."""
+    """The request is not allowed: it comes from another site's page, or the page is read-only."""
 
 
-# The way there.
+# Connections, limits and local resources.
 
 
 class Unreachable(ShoalError, code="UNREACHABLE", status="UNAVAILABLE"):
-    """Nobody answers at that address."""
+    """No process answers at the address."""
 
 
 class DeadlineExceeded(ShoalError, code="DEADLINE_EXCEEDED", status="DEADLINE_EXCEEDED"):
-    """The answer did not come in time."""
+    """The reply did not arrive in time."""
 
 
 class Cancelled(ShoalError, code="CANCELLED", status="CANCELLED"):
-    """The call was given up by its caller, or the job was cancelled."""
+    """The caller cancelled the call, or the job was cancelled."""
 
 
 class Overloaded(ShoalError, code="OVERLOADED", status="RESOURCE_EXHAUSTED"):
-    """A bound was reached (watchers, staged bytes): try again later."""
+    """A limit was reached, such as the number of watchers or of staged bytes. Try again later."""
 
 
 class StartFailed(ShoalError, code="START_FAILED", status="FAILED_PRECONDITION"):
-    """A role of a local cluster, or an installed plugin, could not start; the message says why."""
+    """A role of a local cluster, or an installed plugin, could not start. The message has the reason."""
 
 
 class PortInUse(ShoalError, code="PORT_IN_USE", status="UNAVAILABLE"):
-    """Another process listens there: choose another port, or 0 for any free one."""
+    """Another process uses the port. Choose another port, or 0 for any free one."""
 
 
 class StoreLocked(ShoalError, code="STORE_LOCKED", status="FAILED_PRECONDITION"):
-    """Another coordinator has the store open; the message says which."""
+    """Another coordinator has the store open. The message names it."""
 
 
 class StoreUnreadable(ShoalError, code="STORE_UNREADABLE", status="FAILED_PRECONDITION"):
-    """The coordinator's store is damaged, of a newer version, or no store."""
+    """The coordinator's store is damaged, was written by a newer version, or is not a store."""
 
 
 class StoreFailed(ShoalError, code="STORE_FAILED", status="UNAVAILABLE"):
-    """The coordinator's store cannot be opened or written: the disk is full or fails, or the folder is not its own."""
+    """The coordinator's store cannot be opened or written: the disk is full or failing, or access is denied."""
 
 
 __all__ = [

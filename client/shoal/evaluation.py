@@ -1,4 +1,4 @@
-"""Evaluating a program: the figures of its held-out samples, batch by batch."""
+"""Evaluation of a program: the metrics of its held-out samples, computed batch by batch."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -13,72 +13,97 @@ from shoal.data._reading.batches import read
 from shoal.program import AggregateMetric, Array, Dataset, EvaluatedProgram
 
 
-class Total:
-    """The figures of all batches so far."""
+class MetricTotals:
+    """The metrics of all batches added so far.
+
+    Attributes:
+        samples: number of samples in them.
+    """
 
     def __init__(self) -> None:
         self.samples = 0
         self._sums: dict[str, float] = {}
-        self._measures: dict[str, AggregateMetric] = {}
+        self._aggregates: dict[str, AggregateMetric] = {}
 
-    def add(self, figures: Mapping[str, float | AggregateMetric], samples: int) -> None:
-        """Adds what `EvaluatedProgram.evaluate` returned for a batch of so many samples.
+    def add(self, metrics: Mapping[str, float | AggregateMetric], samples: int) -> None:
+        """Adds the metrics of one batch.
+
+        Args:
+            metrics: what `EvaluatedProgram.evaluate` returned.
+            samples: number of samples in the batch.
 
         Raises:
-            ProgramError: these are no figures, too many, not named so, or others than of the batch before.
+            ProgramError: `metrics` is not a mapping of numbers, has too many or invalid names, or has other names than
+                the batch before.
         """
-        returned: object = figures
+        returned: object = metrics
         if not isinstance(returned, Mapping) or not 0 < len(returned) <= METRICS:
             raise errors.ProgramError(
-                f"evaluate() returned {returned!r:.200}; return from 1 to {METRICS} figures by name"
+                f"evaluate() returned {returned!r:.200}; return from 1 to {METRICS} metrics by name"
             )
         for name in returned:
             if not is_name(name):
-                raise errors.ProgramError(f"evaluate() names a figure {name!r:.80}; name it by {NAMES}")
-        known = self._sums.keys() | self._measures.keys()
-        if self.samples and figures.keys() != known:
+                raise errors.ProgramError(f"evaluate() names a metric {name!r:.80}; name it by {NAMES}")
+        known = self._sums.keys() | self._aggregates.keys()
+        if self.samples and metrics.keys() != known:
             raise errors.ProgramError(
-                f"evaluate() returned {', '.join(sorted(figures))} for one batch, and {', '.join(sorted(known))} for "
-                "another; return the same figures for all"
+                f"evaluate() returned {', '.join(sorted(metrics))} for one batch, and {', '.join(sorted(known))} for "
+                "another; return the same metrics for all"
             )
         self.samples += samples
-        for name, figure in figures.items():
-            if isinstance(figure, AggregateMetric):
-                earlier = self._measures.get(name)
-                self._measures[name] = earlier.joined(figure) if earlier else figure
+        for name, metric in metrics.items():
+            if isinstance(metric, AggregateMetric):
+                earlier = self._aggregates.get(name)
+                self._aggregates[name] = earlier.joined(metric) if earlier else metric
             else:
-                self._sums[name] = self._sums.get(name, 0.0) + _number(name, figure) * samples
+                self._sums[name] = self._sums.get(name, 0.0) + _number(name, metric) * samples
 
-    def figures(self) -> dict[str, float]:
-        """Of all of them: means by sample, and what the measures come to."""
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics of all samples by name: means over the samples, and values of aggregate metrics.
+
+        Raises:
+            ProgramError: the value of an aggregate metric is not a number.
+        """
         means = {name: total / self.samples for name, total in self._sums.items()}
-        return means | {name: _number(name, measure.value()) for name, measure in self._measures.items()}
+        return means | {name: _number(name, metric.value()) for name, metric in self._aggregates.items()}
 
 
-def _number(name: str, figure: object) -> float:
-    return number(figure, f"evaluate() gives {name!r}", "a number or a Measure")
+def _number(name: str, metric: object) -> float:
+    return number(metric, f"evaluate() gives {name!r}", "a number or an AggregateMetric")
 
 
 def evaluate(program: EvaluatedProgram, params: Mapping[str, Array], *, batch_size: int = 256) -> dict[str, float]:
-    """Evaluates a program's held-out samples here, with variables such as `JobHandle.pull` gives.
+    """Evaluates a program on its held-out samples, in this process.
 
-    They are read as a worker reads them, in blocks if the data set has some, but not ahead.
+    The samples are read as a worker reads them, in blocks if the data set has blocks, but without prefetching.
+
+    Args:
+        program: the program.
+        params: variables by name, such as `JobHandle.pull` returns.
+        batch_size: samples in a batch.
+
+    Returns:
+        The metrics of all held-out samples, by name.
 
     Raises:
-        ProgramError: there are no samples, or what `evaluate` returns are no figures.
+        ProgramError: there are no held-out samples, or `evaluate` does not return metrics.
     """
-    total, plan = Total(), batches_of(program, batch_size)
+    totals, plan = MetricTotals(), batches_of(program, batch_size)
     with closing(read(program.held_out, plan)) as batches:
         for numbers, batch in zip(plan, batches, strict=True):
-            total.add(program.evaluate(params, batch), len(numbers))
-    return total.figures()
+            totals.add(program.evaluate(params, batch), len(numbers))
+    return totals.metrics()
 
 
 def batches_of(program: EvaluatedProgram, batch_size: int) -> list[np.ndarray[Any, Any]]:
-    """The numbers of the held-out samples, in order, in batches.
+    """Returns the numbers of the held-out samples, in order, as one int64 [samples] array for each batch.
+
+    Args:
+        program: the program.
+        batch_size: samples in a batch.
 
     Raises:
-        ProgramError: there are none, or it is no data set.
+        ProgramError: there are no held-out samples, or `held_out` is not a data set.
     """
     held_out: object = program.held_out
     if not isinstance(held_out, Dataset):
@@ -88,8 +113,8 @@ def batches_of(program: EvaluatedProgram, batch_size: int) -> list[np.ndarray[An
         )
     samples = len(held_out)
     if not samples:
-        raise errors.ProgramError("held_out has no samples; give one at least")
+        raise errors.ProgramError("held_out has no samples; give at least one")
     return [np.arange(start, min(start + batch_size, samples)) for start in range(0, samples, batch_size)]
 
 
-__all__ = ["Total", "batches_of", "evaluate"]
+__all__ = ["MetricTotals", "batches_of", "evaluate"]

@@ -1,4 +1,4 @@
-"""What a job says of evaluation: when its held-out samples are evaluated, and what follows from it."""
+"""Evaluation settings of a job: when its held-out samples are evaluated, and what the job does with the result."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from shoal import errors
 from shoal._job.checks import UINT32, UINT64, Number, OneOf, flag
 from shoal._job.codecs import Named
-from shoal._job.description import Option, check, decode, described, encode
+from shoal._job.description import Option, check, decode, encode, field_metadata
 from shoal._wire import NAMES, is_name
 from shoal.v1 import job_pb2
 
@@ -28,7 +28,7 @@ _COUNT = "a whole number, 0 or more"
 
 def _check_metric(field: str, value: object) -> None:
     if not is_name(value):
-        raise errors.InvalidJob(f"{field} is {value!r:.80}; name a figure, by {NAMES}")
+        raise errors.InvalidJob(f"{field} is {value!r:.80}; give the name of a metric, by {NAMES}")
 
 
 def _check_gain(field: str, value: object) -> None:
@@ -38,52 +38,51 @@ def _check_gain(field: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPolicy:
-    """When the program's held-out samples are evaluated, by one worker, and what the job makes of it.
+    """The schedule of a job's evaluations, and what the job does with their results.
 
-    The program has `held_out` and `evaluate`: see `shoal.program.EvaluatedProgram`.
+    One worker runs each evaluation. The program needs `held_out` and `evaluate`; see `shoal.program.EvaluatedProgram`.
 
     Attributes:
-        every_steps: steps from one to the next, of the worker that is ahead. 0: not by steps.
-        at_end: one more when all workers are through, before the job has succeeded.
-        metric: the figure that says which evaluation is the best.
+        every_steps: steps between two evaluations, counted by the fastest worker. 0 means no evaluations by steps.
+        at_end: whether the job evaluates when all workers have finished, before it succeeds.
+        metric: name of the metric that decides which evaluation is the best.
         goal: whether "less" or "more" of it is better. "auto": as its name says: less of a loss, error, mse, rmse, mae,
             mape, nll, entropy or perplexity; more of an accuracy, acc, auc, auroc, top, f1, precision, recall, iou, r2,
             ndcg, bleu or reward; less where a name has both. Other names need "less" or "more".
-        patience: the job ends, as one that succeeded, after so many evaluations in a row that are no better than the
-            best. 0: never.
-        min_delta: by so much it has to be better to count as better.
-        checkpoint_best: take a checkpoint at each evaluation that is the best so far, and keep the newest of those:
-            `JOB/best` names it. It has the very values that were evaluated if the job is synchronous without backup
-            workers, unless a checkpoint that was under way took 10 s or longer to finish; else, updates that came
-            meanwhile are in it, too. In a synchronous job the steps tell: that of the checkpoint is then a later one
-            than the evaluation's.
+        patience: number of consecutive evaluations without an improvement after which the job ends as succeeded. 0
+            means that the job never ends early.
+        min_delta: smallest difference from the best value that counts as an improvement, 0 or more.
+        checkpoint_best: whether the job takes a checkpoint at each evaluation that is the best so far. The newest of
+            these is kept; its name is `JOB/best`. In a synchronous job without backup workers it holds the evaluated
+            values, unless another checkpoint was in progress for 10 s or longer. In all other cases it may include
+            later updates; in a synchronous job, its step is then later than the evaluation's.
 
     Raises:
-        InvalidJob: a value is out of range, or the metric's name does not say which is better, and no goal does.
+        InvalidJob: a value is out of range, or neither `metric` nor `goal` says which values are better.
     """
 
     every_steps: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT64, _COUNT),
             Option("Steps from one evaluation of the held-out samples to the next.", ["--evaluate-every"], "STEPS"),
         ),
     )
     at_end: bool = field(
         default=True,
-        metadata=described(
+        metadata=field_metadata(
             flag, Option("Do not evaluate when all workers are through.", ["--no-evaluation-at-end"], turns_off=True)
         ),
     )
     metric: str = field(
         default="loss",
-        metadata=described(
+        metadata=field_metadata(
             _check_metric, Option("The figure that says which evaluation is the best. By default loss.", ["--metric"])
         ),
     )
     goal: Goal = field(
         default="auto",
-        metadata=described(
+        metadata=field_metadata(
             OneOf(_GOALS),
             Option(
                 "Whether less or more of the metric is better. By default as its name says: less of a loss, more of an "
@@ -95,20 +94,20 @@ class EvaluationPolicy:
     )
     patience: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT32, _COUNT),
             Option("End the job after this many evaluations in a row that are no better; 0: never.", ["--patience"]),
         ),
     )
     min_delta: float = field(
         default=0.0,
-        metadata=described(
+        metadata=field_metadata(
             _check_gain, Option("How much better an evaluation has to be to count as better.", ["--least-gain"])
         ),
     )
     checkpoint_best: bool = field(
         default=False,
-        metadata=described(
+        metadata=field_metadata(
             flag,
             Option("Take a checkpoint at each evaluation that is the best so far: JOB/best.", ["--checkpoint-best"]),
         ),
@@ -123,23 +122,34 @@ class EvaluationPolicy:
                 metric=self.metric,
             )
         if not self.every_steps and not self.at_end:
-            raise errors.InvalidJob("evaluation neither by steps nor at the end: set every_steps, or leave it out")
+            raise errors.InvalidJob(
+                "evaluation has neither every_steps nor at_end; set one of them, or leave the policy out"
+            )
         if self.patience and not self.every_steps:
-            raise errors.InvalidJob("patience of evaluation without every_steps: nothing is evaluated before the end")
+            raise errors.InvalidJob("evaluation has patience without every_steps; set every_steps, too")
 
     def is_better(self, value: float, best: float) -> bool:
-        """Whether a value of the metric counts as better than the best so far. What is no number never does."""
+        """Returns whether a value of the metric counts as better than the best so far. NaN never does.
+
+        Args:
+            value: the new value.
+            best: the best value so far; any number is better than NaN.
+        """
         if math.isnan(value) or math.isnan(best):
             return not math.isnan(value)
         gain = best - value if self._wants_less else value - best
         return gain > 0 and gain >= self.min_delta
 
-    def lacks(self, figures: Collection[str]) -> str:
-        """What is to be said of an evaluation with these figures, if the metric is none of them; empty: it is one."""
-        if self.metric in figures:
+    def missing_metric(self, metrics: Collection[str]) -> str:
+        """Returns the error text for an evaluation without the policy's metric, or "" if the metric is there.
+
+        Args:
+            metrics: names of the metrics that the program returned.
+        """
+        if self.metric in metrics:
             return ""
         return (
-            f"gives {', '.join(sorted(figures)) or 'nothing'}, and the job asks for {self.metric!r}: set the metric of "
+            f"gives {', '.join(sorted(metrics)) or 'nothing'}, but the job asks for {self.metric!r}; set the metric of "
             "its EvaluationPolicy to one of them"
         )
 
@@ -150,19 +160,29 @@ class EvaluationPolicy:
         return self.goal == "less"
 
     def to_proto(self) -> job_pb2.EvaluationPolicy:
-        """The message that carries this policy."""
+        """Returns the message that carries this policy."""
         return encode(self, job_pb2.EvaluationPolicy)
 
     @classmethod
     def from_proto(cls, message: job_pb2.EvaluationPolicy) -> "EvaluationPolicy":
-        """The policy that a message carries; InvalidJob if it makes no sense."""
+        """Returns the policy that a message carries.
+
+        Raises:
+            InvalidJob: a value is out of range, or unknown to this version of Shoal.
+        """
         return cls(**decode(cls, message))
 
 
 def from_options(given: Mapping[str, Any]) -> EvaluationPolicy | None:
-    """Returns the policy that options ask for, by field.
+    """Returns the policy that options describe, or None without options.
 
-    None: no option is given, or only the one that there be no evaluation at the end.
+    The option against an evaluation at the end alone also gives None.
+
+    Args:
+        given: field names and values of `EvaluationPolicy`.
+
+    Raises:
+        InvalidJob: a value is out of range.
     """
     return EvaluationPolicy(**given) if given and given != {"at_end": False} else None
 

@@ -1,4 +1,4 @@
-"""What happens to a job, event by event, and a stream of it that survives a broken connection."""
+"""Events of a job, and a stream of them that survives broken connections."""
 
 import random
 import time
@@ -16,8 +16,8 @@ class Event:
     """Something that happened to a job.
 
     Attributes:
-        sequence: its number in the job, from 1; resume with `events(after=sequence)`.
-        time: seconds of Unix time, by the coordinator's clock.
+        sequence: number of the event within its job, from 1. `JobHandle.events(after=sequence)` resumes after it.
+        time: Unix time in seconds, by the coordinator's clock.
     """
 
     sequence: int
@@ -29,8 +29,8 @@ class StateChanged(Event):
     """The job entered a state.
 
     Attributes:
-        state: the new one.
-        reason: why, where there is something to say: of a failure, with the program's traceback where there is one.
+        state: the new state.
+        reason: why the state changed, if there is more to say. For a failure of the program it has the traceback.
     """
 
     state: JobState
@@ -39,13 +39,13 @@ class StateChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class MetricsReported(Event):
-    """A worker reported.
+    """A worker has sent a report.
 
     Attributes:
-        worker: its member id.
-        step: its own.
-        values: means since its last report: "loss", and what the program adds.
-        progress: of the whole job, after this report.
+        worker: member id of the worker.
+        step: the worker's step.
+        values: means since the worker's last report, by name: "loss", and the metrics of the program.
+        progress: progress of the whole job, including this report.
     """
 
     worker: str
@@ -56,13 +56,13 @@ class MetricsReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEnded(Event):
-    """An attempt at a checkpoint is over.
+    """An attempt to take a checkpoint has ended.
 
     Attributes:
-        attempt: counts the job's, from 1.
-        saved: the checkpoint, which is whole; None: it was given up.
-        seconds: from the cut until it was whole, or given up.
-        failure: why it was given up.
+        attempt: number of the attempt within the job, from 1.
+        saved: the complete checkpoint. None means that the attempt failed.
+        seconds: time from the cut until the checkpoint was complete or failed.
+        failure: why the attempt failed, or "".
     """
 
     attempt: int
@@ -76,9 +76,9 @@ class EvaluationEnded(Event):
     """A worker has evaluated the variables on the program's held-out samples.
 
     Attributes:
-        worker: its member id.
-        result: what it found.
-        best: it is the best so far, by the job's metric.
+        worker: member id of the worker.
+        result: the evaluation.
+        best: whether it is the best so far, by the metric of the job's `EvaluationPolicy`.
     """
 
     worker: str
@@ -88,7 +88,12 @@ class EvaluationEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class LogLine(Event):
-    """A line that a worker's program wrote."""
+    """A line of output of a worker's program.
+
+    Attributes:
+        worker: member id of the worker.
+        text: the line.
+    """
 
     worker: str
     text: str
@@ -98,7 +103,7 @@ class LogLine(Event):
 
 
 def from_proto(message: job_pb2.Event) -> Event:
-    """The event that a message carries; a plain `Event` for a kind that is newer than this client."""
+    """Returns the event that a message carries: a plain `Event` if its kind is newer than this client."""
     sequence, when = message.sequence, message.time
     match message.WhichOneof("kind"):
         case "state":
@@ -132,54 +137,58 @@ def watch(
     sleep: Callable[[float], object] = time.sleep,
     jitter: Callable[[], float] = random.random,
 ) -> Iterator[Event]:
-    """Yields a job's events in order, each once, through broken streams and coordinators that come back.
+    """Yields a job's events in order, each once, across broken streams and restarts of the coordinator.
 
-    A stream that breaks is opened anew after the last event that came, once the coordinator answers again.
+    When a stream breaks, the next one starts after the last event received, as soon as the coordinator answers again.
 
     Args:
-        coordinator: the way to it.
-        job: name.
-        after: the sequence number to begin behind.
-        follow: wait for more until the job has ended, instead of ending with what there is.
-        timeout_s: how long to follow; None: as long as the job lives.
-        sleep: waits so many seconds.
-        jitter: a number in [0, 1), drawn for each pause.
+        coordinator: client of the coordinator.
+        job: name of the job.
+        after: sequence number of the last event to leave out; 0 starts with the oldest event.
+        follow: whether to wait for more events until the job has ended. Otherwise the stream ends with the last event
+            so far.
+        timeout_s: how long to follow, in seconds. None means until the job ends.
+        sleep: waits for a number of seconds.
+        jitter: returns a random number in [0, 1) for each backoff.
+
+    Yields:
+        The events.
 
     Raises:
-        UnknownJob: there is no such job, or none any more.
-        Unreachable: the coordinator was away for longer than it is waited for.
-        DeadlineExceeded: `timeout_s` is over.
+        UnknownJob: there is no such job, or it was dropped.
+        Unreachable: the coordinator did not answer for longer than the client retries.
+        DeadlineExceeded: the job has not ended within `timeout_s`.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    pauses, over = Backoff(jitter), False
+    backoff, over = Backoff(jitter), False
     while True:
         try:
             for event in _stream(coordinator, job, after, follow, end):
                 yield event
                 after = event.sequence
-                pauses.reset()
+                backoff.reset()
                 if isinstance(event, StateChanged) and event.state.finished:
                     return
-            whole = True
+            complete = True
         except errors.DeadlineExceeded:
             raise errors.DeadlineExceeded(f"job {job} has not ended within {timeout_s:g} s", job=job) from None
         except errors.Unreachable:
-            whole = False
-        if whole and (over or not follow):
+            complete = False
+        if complete and (over or not follow):
             return
-        # A stream that ended without the job's end may have been cut short: only one that began after it was not.
+        # A stream that ended before the job may have been cut short. One that began after the job's end was not.
         over = _has_ended(coordinator, job)
-        sleep(pauses.next())
+        sleep(backoff.next())
 
 
 def _has_ended(coordinator: CoordinatorClient, job: str) -> bool:
-    """Whether a job is over; waits for a coordinator that is away."""
+    """Returns whether a job has ended. Waits while the coordinator is unreachable."""
     status = coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=job)).status
     return JobState.from_proto(status.state).finished
 
 
 def _stream(coordinator: CoordinatorClient, job: str, after: int, follow: bool, end: float | None) -> Iterator[Event]:
-    """One attempt: the events of one call."""
+    """Yields the events of one call, without retries."""
     left = None if end is None else max(0.0, end - time.monotonic())
     request = job_pb2.WatchRequest(job=job, after=after, no_wait=not follow)
     with _rpc.as_shoal_errors(coordinator.address):

@@ -1,7 +1,7 @@
-"""Initializers: what a variable's values are before the first push.
+"""Initializers: the rules for a variable's values before the first push.
 
-The values are a function of the seed, the variable's name and the element's index alone. Servers compute them where the
-slices lie, and however a variable is cut, and wherever its slices go, it starts from the same bits.
+The values depend only on the seed, the variable's name and the element's index. Each server computes its own slices,
+and a variable starts from the same bits for every partitioner and placement.
 """
 
 import math
@@ -16,19 +16,19 @@ from shoal import errors
 from shoal._numerics import random_streams, storage_dtype
 from shoal.v1 import tensor_pb2
 
-# Random values come in blocks, each from a generator of its own, so an element is reached by drawing at most so many.
-# Part of what the values are a function of: changing it changes how every job starts.
+# Each block of random values has its own generator, so that reaching an element draws at most this many values.
+# A change of this number changes the initial values of every job.
 _BLOCK_ELEMENTS = 65_536
-# Values this many sigmas out are never drawn (1 in 10^23).
+# Normal draws never exceed this many standard deviations (probability 1 in 10^23).
 _FURTHEST_SIGMAS = 10.0
-# Every integer up to here is a double, which is what the wire carries.
+# A double, which the message carries, represents every integer up to here.
 _LARGEST_EXACT_INTEGER = 2.0**53
 _MAX_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Consecutive elements of a variable: which one, its shape, the job's seed, and the index of the first element."""
+    """Consecutive elements of a variable: its name and shape, the job's seed, and the index of the first element."""
 
     variable: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class Initializer:
-    """How a variable's values begin. One of the classes below."""
+    """The rule for a variable's initial values: the base class of all initializers."""
 
     name: ClassVar[str]
 
@@ -47,7 +47,7 @@ class Initializer:
             object.__setattr__(self, parameter, self._number(parameter, getattr(self, parameter)))
 
     def to_proto(self) -> tensor_pb2.Initializer:
-        """The message that carries this initializer."""
+        """Returns the message that carries this initializer."""
         parameters = {parameter: getattr(self, parameter) for parameter in self._parameters()}
         return tensor_pb2.Initializer(name=self.name, parameters=parameters)
 
@@ -61,23 +61,23 @@ class Initializer:
             raise self._invalid(f"values up to {self._largest():g} do not fit in {dtype}; choose a wider dtype")
 
     def _parameters(self) -> list[str]:
-        """Names of the numbers among the fields; the seed travels apart from them."""
+        """Returns the names of the numeric fields. The message carries the seed in its own field."""
         return [entry.name for entry in fields(self) if entry.name != "seed"]
 
     def _number(self, parameter: str, value: object) -> float:
-        """The value as the wire carries it."""
+        """Returns the value as a float, which the message carries."""
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             raise self._invalid(f"{parameter} is {value!r}; it must be a number")
         try:
             number = float(value)
         except OverflowError:  # an integer
-            raise self._invalid(f"{parameter} is beyond what a float holds; it must be finite") from None
+            raise self._invalid(f"{parameter} is too large for a float; it must be finite") from None
         if not math.isfinite(number):
             raise self._invalid(f"{parameter} is {number}; it must be finite")
         return number
 
     def _largest(self) -> float:
-        """A bound of the absolute values, which the dtype has to hold."""
+        """Returns an upper bound of the absolute values, which the dtype must be able to hold."""
         return 1.0
 
     def _fill(self, out: np.ndarray, run: _Run, /) -> None:
@@ -89,7 +89,7 @@ class Initializer:
 
 @dataclass(frozen=True)
 class Zeros(Initializer):
-    """All 0."""
+    """Sets all elements to 0."""
 
     name: ClassVar[str] = "zeros"
 
@@ -99,14 +99,14 @@ class Zeros(Initializer):
 
 @dataclass(frozen=True)
 class Given(Zeros):
-    """Values that are sent before the job runs; 0 until then. What an array among a job's variables stands for."""
+    """Given values, which the value sender sends before the job runs. An array among a job's variables means this."""
 
     name: ClassVar[str] = "given"
 
 
 @dataclass(frozen=True)
 class Ones(Initializer):
-    """All 1."""
+    """Sets all elements to 1."""
 
     name: ClassVar[str] = "ones"
 
@@ -116,10 +116,10 @@ class Ones(Initializer):
 
 @dataclass(frozen=True)
 class Constant(Initializer):
-    """All the same.
+    """Sets all elements to one value.
 
     Args:
-        value: finite; of an int64 variable, a whole number of at most 2^53.
+        value: a finite number; for an int64 variable, a whole number with an absolute value of at most 2^53.
 
     Raises:
         InvalidVariable: value is not a finite number.
@@ -131,7 +131,7 @@ class Constant(Initializer):
     def check(self, dtype: np.dtype) -> None:
         super().check(dtype)
         if dtype.kind == "i" and (self.value % 1 or abs(self.value) > _LARGEST_EXACT_INTEGER):
-            raise self._invalid(f"value is {self.value}; {dtype} takes whole numbers of at most 2^53")
+            raise self._invalid(f"value is {self.value}; for {dtype} it must be a whole number of at most 2^53")
 
     def _largest(self) -> float:
         return abs(self.value)
@@ -164,10 +164,10 @@ class _Random(Initializer):
     def check(self, dtype: np.dtype) -> None:
         super().check(dtype)
         if dtype.kind == "i":
-            raise self._invalid(f"it draws real numbers, and the variable is {dtype}; use Zeros, Ones or Constant")
+            raise self._invalid(f"it draws real numbers, but the variable is {dtype}; use Zeros, Ones or Constant")
 
     def _draw(self, rng: np.random.Generator, count: int, shape: tuple[int, ...], /) -> np.ndarray:
-        """The first `count` values of a block, float64; more of them must begin with the same ones."""
+        """Returns the first `count` float64 values of a block. A larger count must return the same first values."""
         raise NotImplementedError
 
     def _fill(self, out: np.ndarray, run: _Run, /) -> None:
@@ -177,18 +177,18 @@ class _Random(Initializer):
             first = block * _BLOCK_ELEMENTS
             begin, end = max(run.start, first), min(stop, first + _BLOCK_ELEMENTS)
             drawn = self._draw(random_streams.stream(key, block), end - first, run.shape)[begin - first :]
-            # Both halves are rounded from float32, as a server rounds its master values.
+            # float16 and bfloat16 are rounded from float32, as a server rounds its master values.
             out[begin - run.start : end - run.start] = drawn.astype(storage_dtype(out.dtype), copy=False)
 
 
 @dataclass(frozen=True)
 class Uniform(_Random):
-    """Draws from [low, high); rounding to the variable's dtype may reach `high`.
+    """Draws from the uniform distribution on [low, high). Rounding to the variable's dtype may give `high`.
 
     Args:
         low: finite, <= high.
         high: finite.
-        seed: instead of the job's, 1 to 2^64 - 1.
+        seed: 1 to 2^64 - 1. None means the job's seed.
 
     Raises:
         InvalidVariable: an argument is out of its range.
@@ -216,8 +216,8 @@ class Normal(_Random):
 
     Args:
         mean: finite.
-        stddev: finite, >= 0.
-        seed: instead of the job's, 1 to 2^64 - 1.
+        stddev: standard deviation, finite, >= 0.
+        seed: 1 to 2^64 - 1. None means the job's seed.
 
     Raises:
         InvalidVariable: an argument is out of its range.
@@ -241,14 +241,14 @@ class Normal(_Random):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Normal):
-    """Draws from a normal distribution; values more than 2 stddev from the mean are drawn again.
+    """Draws from a normal distribution, truncated at 2 standard deviations from the mean.
 
-    What is left has a standard deviation of 0.88 stddev, as with Keras.
+    As in Keras, the result has a standard deviation of 0.88 stddev.
 
     Args:
         mean: finite.
-        stddev: of the normal distribution before it is truncated, finite, >= 0.
-        seed: instead of the job's, 1 to 2^64 - 1.
+        stddev: standard deviation before the truncation, finite, >= 0.
+        seed: 1 to 2^64 - 1. None means the job's seed.
 
     Raises:
         InvalidVariable: an argument is out of its range.
@@ -265,15 +265,15 @@ class TruncatedNormal(Normal):
 
 @dataclass(frozen=True)
 class GlorotUniform(_Random):
-    """Uniform on +-sqrt(6 / (fan_in + fan_out)), for layers with symmetric activations (Glorot and Bengio, 2010).
+    """Draws uniformly from +-sqrt(6 / (fan_in + fan_out)), for layers with symmetric activations.
 
-    The variance is 2 / (fan_in + fan_out). As with Keras, a kernel's last two axes are its inputs and outputs, and
-    those before them its receptive field: (3, 3, 64, 128) has fan_in 3*3*64 and fan_out 3*3*128. Both fans of a
-    vector are its length, those of a scalar 1. "Understanding the difficulty of training deep feedforward neural
-    networks", AISTATS 2010.
+    The variance is 2 / (fan_in + fan_out). As in Keras, the last two axes of a kernel are its inputs and outputs, and
+    the axes before them are its receptive field: (3, 3, 64, 128) has fan_in 3*3*64 and fan_out 3*3*128. Both fans of
+    a vector are its length; those of a scalar are 1. Source: Glorot and Bengio, "Understanding the difficulty of
+    training deep feedforward neural networks", AISTATS 2010.
 
     Args:
-        seed: instead of the job's, 1 to 2^64 - 1.
+        seed: 1 to 2^64 - 1. None means the job's seed.
 
     Raises:
         InvalidVariable: seed is out of its range.
@@ -287,9 +287,9 @@ class GlorotUniform(_Random):
 
 @dataclass(frozen=True)
 class GlorotNormal(_Random):
-    """Normal with variance 2 / (fan_in + fan_out), truncated at two sigma; fans as for `GlorotUniform`.
+    """Draws from a normal distribution, truncated at two sigma; `GlorotUniform` defines the fans and `seed`.
 
-    The variance is that of the truncated values, as with Keras.
+    As in Keras, the variance of the truncated values is 2 / (fan_in + fan_out).
     """
 
     name: ClassVar[str] = "glorot_normal"
@@ -300,9 +300,9 @@ class GlorotNormal(_Random):
 
 @dataclass(frozen=True)
 class HeUniform(_Random):
-    """Uniform on +-sqrt(6 / fan_in), for layers with ReLU (He et al., 2015); fans as for `GlorotUniform`.
+    """Draws uniformly from +-sqrt(6 / fan_in), for layers with ReLU; `GlorotUniform` defines fan_in and `seed`.
 
-    The variance is 2 / fan_in. "Delving deep into rectifiers", ICCV 2015.
+    The variance is 2 / fan_in. Source: He et al., "Delving deep into rectifiers", ICCV 2015.
     """
 
     name: ClassVar[str] = "he_uniform"
@@ -313,9 +313,9 @@ class HeUniform(_Random):
 
 @dataclass(frozen=True)
 class HeNormal(_Random):
-    """Normal with variance 2 / fan_in, truncated at two sigma; fans as for `GlorotUniform`.
+    """Draws from a normal distribution, truncated at two sigma; `GlorotUniform` defines fan_in and `seed`.
 
-    The variance is that of the truncated values, as with Keras.
+    As in Keras, the variance of the truncated values is 2 / fan_in.
     """
 
     name: ClassVar[str] = "he_normal"
@@ -343,10 +343,10 @@ _BY_NAME: dict[str, Callable[..., Initializer]] = {
 
 
 def from_proto(message: tensor_pb2.Initializer) -> Initializer:
-    """The initializer that a message carries.
+    """Returns the initializer that a message carries.
 
     Raises:
-        InvalidVariable: there is none of that name, or not with those parameters.
+        InvalidVariable: the name or a parameter is unknown, or a value is out of range.
     """
     if message.name not in _BY_NAME:
         raise errors.InvalidVariable(
@@ -365,17 +365,17 @@ def from_proto(message: tensor_pb2.Initializer) -> Initializer:
 def fill(
     out: np.ndarray, initializer: Initializer, variable: str, shape: tuple[int, ...], job_seed: int, start: int = 0
 ) -> None:
-    """Writes a variable's initial values into a flat array, block by block: no second copy is made of a large one.
+    """Writes a variable's initial values into a flat array, block by block, without a second copy of a large array.
 
-    Real numbers are drawn in float64 and rounded to the array's dtype, to both halves by way of float32. Whoever runs
-    the same version of NumPy draws the same bits.
+    Real numbers are drawn in float64 and rounded to the array's dtype; float16 and bfloat16 are rounded from float32.
+    The same version of NumPy draws the same bits.
 
     Args:
-        out: 1-D; takes the elements [start, start + out.size) of the variable, in C order.
-        initializer: of the variable.
-        variable: its name.
-        shape: of the whole variable.
-        job_seed: 0 to 2^64 - 1; counts where the initializer has no seed of its own.
+        out: 1-D array for the elements [start, start + out.size) of the variable, in C order.
+        initializer: initializer of the variable.
+        variable: name of the variable.
+        shape: shape of the whole variable.
+        job_seed: 0 to 2^64 - 1, used if the initializer has no seed of its own.
         start: index of the first element.
     """
     initializer._fill(out, _Run(variable, shape, job_seed, start))

@@ -1,7 +1,7 @@
-"""What users submit: a job's specification, checked when it is made and again when the coordinator receives it.
+"""The specification of a job, which users submit. The client checks it when it is created, and the coordinator again.
 
-The fields of `Job` describe themselves: their checks, how they travel, their options of `shoal submit` and their JSON
-all come from the metadata here (`shoal._job.description`). What a job does with them does not live here.
+The metadata of each field of `Job` defines its check, its encoding, its option of `shoal submit` and its JSON; see
+`shoal._job.description`. The code that runs jobs is elsewhere.
 """
 
 import json
@@ -16,7 +16,7 @@ from shoal import consistency as modes
 from shoal._job import settings as settings_
 from shoal._job.checks import UINT32, UINT64, Instance, Number, OneOf, flag, program_name
 from shoal._job.codecs import Carried, Named, Negated, Nested, Scalar, Text
-from shoal._job.description import JsonField, Option, OptionGroup, check, decode, described, encode
+from shoal._job.description import JsonField, Option, OptionGroup, check, decode, encode, field_metadata
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice, CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.optim import _text as optimizer_text
@@ -34,7 +34,7 @@ _MAX_WORKERS = 100_000
 
 
 class _Restore:
-    """The codec of `restore`, whose message has `partial_restore` in it."""
+    """The codec of `restore`. Its message also carries `partial_restore`."""
 
     def encode(self, name: str, owner: "Job") -> Mapping[str, Any]:
         return {name: owner.source.to_proto()} if owner.source else {}
@@ -55,7 +55,7 @@ def _check_name(_field: str, name: object) -> None:
 
 def _check_restore(field: str, checkpoint: object) -> None:
     if not isinstance(checkpoint, str):
-        raise errors.InvalidJob(f"{field} is {checkpoint!r}; name a checkpoint as text, JOB, JOB/NUMBER or JOB/best")
+        raise errors.InvalidJob(f"{field} is {checkpoint!r}; it must be the text JOB, JOB/NUMBER or JOB/best")
     if checkpoint:
         CheckpointChoice.parse(checkpoint)
 
@@ -67,86 +67,87 @@ class Job:
         job = Job("digits:Digits", workers=2, consistency=BoundedStaleness(4), settings={"hidden": 64})
 
     Args:
-        program: `package.module:factory`, which the workers import. Empty: a job whose workers are sessions of users.
-        name: 1 to 63 characters of a-z, 0-9 and -, starting with a letter; may be used again once the job has ended.
-            Empty: drawn from the program's name, with a random ending.
-        workers: how many are wanted; it starts when all of them are there.
-        min_workers: so many are enough to start with when no more are idle; for programs, not for sessions. 0: as many
-            as `workers`. It goes on with fewer, should some die or leave.
-        max_workers: up to so many may join at any time while it runs, whenever no job waits for them, and stay until
-            its end, or until they leave; for programs, not for sessions. 0: as many as `workers`.
-        consistency: how their pushes and pulls are ordered.
-        optimizer: what turns gradients into updates.
-        settings: keyword arguments of the factory; they travel as JSON, so tuples arrive as lists.
-        epochs: passes over the data set.
-        batch_size: samples a step, of one worker.
-        range_size: samples that a worker leases at a time, a multiple of batch_size. 0: the coordinator chooses.
-        max_steps: steps after which a worker stops, though data is left. 0: no limit.
-        shards: how many the variables are cut into. 0: four a server, or one if they would be smaller than 1 MiB.
-        seed: of initial values and of the order of the data.
-        wire: what trainable float32 variables travel as, both ways. A half takes half the bytes and rounds every
-            gradient and value on its way; the servers keep and update float32. "bfloat16" has the range of float32.
-            "float16" is finer and ends at 65,504: a larger gradient is refused as Inf. All other variables travel as
-            they are.
-        overlap: the next pull and the previous push run while the worker computes, where the consistency mode allows
-            it (Asynchronous, and BoundedStaleness with a bound of 1 or more); a worker's values then lack its own
-            last push. False: pull, compute and push in turn.
-        restore: the checkpoint to begin with, "JOB" for its newest one, "JOB/NUMBER", or "JOB/best" for the newest that
-            was taken at its best evaluation. The job goes on from there:
-            variables, optimizer slots, clocks, and the place in the data. Variables that only one of the two has are
-            an error. Empty: initial values.
-        partial_restore: take the values of those variables that both have, and begin anew otherwise: fine-tuning.
-        checkpoints: when they are taken and which are kept. None: every ten minutes and at the end, in a cluster that
-            has a folder of checkpoints.
-        evaluation: when the program's held-out samples are evaluated, and what follows: early stopping, checkpoints of
-            the best. None: never.
+        program: `package.module:factory`, which the workers import. "" means that the workers are sessions of users.
+        name: 1 to 63 characters of a-z, 0-9 and -, starting with a letter. A name can be used again after its job has
+            ended. "" means a name made from the program's name and a random suffix.
+        workers: number of workers wanted. The job starts when all of them are available.
+        min_workers: number of workers with which the job starts if no more are idle. The job continues with fewer if
+            workers leave or are lost. 0 means `workers`. Only for jobs with a program.
+        max_workers: largest number of workers. Idle workers join a running job, up to this number, if no other job
+            waits for them. 0 means `workers`. Only for jobs with a program.
+        consistency: the rule that orders the workers' pushes and pulls.
+        optimizer: the rule that turns gradients into updates.
+        settings: keyword arguments of the factory. They travel as JSON, so tuples arrive as lists.
+        epochs: number of passes over the data set.
+        batch_size: samples in a step of one worker.
+        range_size: samples in one lease, a multiple of batch_size. 0 means that the coordinator chooses.
+        max_steps: steps after which a worker stops, even if data is left. 0 means no limit.
+        shards: number of shards of the variables. 0 means four per server, or one if a shard would be smaller than
+            1 MiB.
+        seed: seed of the initial values and of the order of the data, 0 to 2^64 - 1.
+        wire: dtype in which trainable float32 variables travel, in both directions. "bfloat16" and "float16" take half
+            the bytes and round every gradient and value; the servers keep and update float32. "bfloat16" has the range
+            of float32. "float16" has more precision, but a gradient above 65,504 is rejected as Inf. All other
+            variables travel in their own dtype.
+        overlap: whether the next pull and the previous push run while the worker computes. Only the modes
+            Asynchronous and BoundedStaleness with a bound of 1 or more allow this. The worker's values then lack its
+            own last push. False means that pull, compute and push follow each other.
+        restore: the checkpoint that the job starts from: "JOB" for the newest one of a job, "JOB/NUMBER", or "JOB/best"
+            for the newest one of its best evaluation. The job restores the variables, optimizer slots, worker clocks
+            and the position in the data. It is an error if a variable is missing on either side. "" means initial
+            values.
+        partial_restore: whether to restore only the values of the variables that both sides have, for fine-tuning.
+        checkpoints: when checkpoints are taken, and which are kept. None means every ten minutes and at the end, if
+            the cluster has a checkpoint storage.
+        evaluation: when the held-out samples are evaluated, and what follows: early stopping, and checkpoints of the
+            best evaluation. None means no evaluation.
 
     Raises:
-        InvalidJob: any of these contradicts the above; the message says which and how to mend it.
+        InvalidJob: an argument is invalid, or two contradict each other. The message says which, and how to fix it.
     """
 
     program: str = field(
         default="",
         kw_only=False,
-        metadata=described(program_name, Option("package.module:factory, which the workers import.", ["PROGRAM"])),
+        metadata=field_metadata(program_name, Option("package.module:factory, which the workers import.", ["PROGRAM"])),
     )
     name: str = field(
         default="",
-        metadata=described(
+        metadata=field_metadata(
             _check_name,
             Option("Name of the job. By default drawn from the program's name."),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     workers: int = field(
         default=1,
-        metadata=described(
+        metadata=field_metadata(
             Number(1, _MAX_WORKERS),
             Option("Workers wanted.", ["--workers", "-w"]),
-            told=JsonField(
+            json=JsonField(
                 "workers_wanted", shown=lambda job: f"{job.workers} ({job.fewest_workers} to {job.most_workers})"
             ),
         ),
     )
     min_workers: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, _MAX_WORKERS),
             Option("Workers that are enough to start with when no more are idle; 0: all that are wanted."),
-            told=JsonField(value=lambda job: job.fewest_workers, label=None),
+            json=JsonField(value=lambda job: job.fewest_workers, label=None),
         ),
     )
     max_workers: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, _MAX_WORKERS),
             Option("Workers that the job may have once others join while it runs; 0: those that are wanted."),
-            told=JsonField(value=lambda job: job.most_workers, label=None),
+            json=JsonField(value=lambda job: job.most_workers, label=None),
         ),
     )
     consistency: modes.Consistency = field(
         default=modes.Synchronous(),
-        metadata=described(
+        metadata=field_metadata(
             Instance(modes.Consistency, "give a mode, such as Synchronous()"),
             Option(
                 "Order of pushes and pulls: sync, sync:BACKUP_WORKERS, async, async:scaled, or ssp:BOUND.",
@@ -155,21 +156,21 @@ class Job:
                 default="sync",
             ),
             Nested(modes.from_proto, needed=True),
-            told=JsonField(value=lambda job: str(job.consistency)),
+            json=JsonField(value=lambda job: str(job.consistency)),
         ),
     )
     optimizer: optim.Optimizer = field(
         default=optim.SGD(0.1),
-        metadata=described(
+        metadata=field_metadata(
             Instance(optim.Optimizer, "give one of shoal.optim, such as SGD(0.1)"),
             Option(optimizer_text.SYNTAX, takes=str, read=optimizer_text.parse, default="sgd:learning_rate=0.1"),
             Nested(optim.from_proto),
-            told=JsonField(value=lambda job: job.optimizer.name),
+            json=JsonField(value=lambda job: job.optimizer.name),
         ),
     )
     settings: Mapping[str, JSON] = field(
         default_factory=dict,
-        metadata=described(
+        metadata=field_metadata(
             None,
             Option(
                 "Argument of the factory, as JSON or a string; repeatable.",
@@ -179,57 +180,59 @@ class Job:
                 read=settings_.parse,
             ),
             Text("settings_json", settings_.dumped, settings_.loaded),
-            told=JsonField(value=lambda job: dict(job.settings), label=None),
+            json=JsonField(value=lambda job: dict(job.settings), label=None),
         ),
     )
     epochs: int = field(
         default=1,
-        metadata=described(Number(1, UINT32), Option("Passes over the data set."), Scalar(zero_is_default=True)),
+        metadata=field_metadata(Number(1, UINT32), Option("Passes over the data set."), Scalar(zero_is_default=True)),
     )
     batch_size: int = field(
         default=32,
-        metadata=described(Number(1, UINT32), Option("Samples in a step of one worker."), Scalar(zero_is_default=True)),
+        metadata=field_metadata(
+            Number(1, UINT32), Option("Samples in a step of one worker."), Scalar(zero_is_default=True)
+        ),
     )
     range_size: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT32),
             Option("Samples that a worker leases at a time, a multiple of --batch-size; 0: chosen by size."),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     max_steps: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT64),
             Option("Steps after which a worker stops; 0: no limit."),
-            told=JsonField(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
+            json=JsonField(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
         ),
     )
     shards: int = field(
         default=0,
-        metadata=described(
+        metadata=field_metadata(
             Number(0, UINT32),
             Option("Shards that the variables are cut into; 0: four a server, or fewer."),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     seed: int = field(
         default=0,
-        metadata=described(Number(0, UINT64), Option("Seed of initial values and of the order of the data.")),
+        metadata=field_metadata(Number(0, UINT64), Option("Seed of initial values and of the order of the data.")),
     )
     wire: Wire = field(
         default="float32",
-        metadata=described(
+        metadata=field_metadata(
             OneOf(_WIRES),
             Option("What trainable float32 values travel as; a half takes half the bytes, and rounds."),
             Named(_WIRES, "the job's wire is {}; it must be FLOAT16, BFLOAT16, or left out for float32 as it is"),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     overlap: bool = field(
         default=True,
-        metadata=described(
+        metadata=field_metadata(
             flag,
             Option(
                 "Pull, compute and push in turn, even if the mode allows to overlap them.",
@@ -237,43 +240,43 @@ class Job:
                 turns_off=True,
             ),
             Negated("in_turn"),
-            told=JsonField(label=None),
+            json=JsonField(label=None),
         ),
     )
     restore: str = field(
         default="",
-        metadata=described(
+        metadata=field_metadata(
             _check_restore,
             Option("Checkpoint to go on from: JOB (its newest), JOB/NUMBER, or JOB/best.", ["--from"], "CHECKPOINT"),
             _Restore(),
-            told=None,
+            json=None,
         ),
     )
     partial_restore: bool = field(
         default=False,
-        metadata=described(
+        metadata=field_metadata(
             flag,
             Option("With --from: take only the values of variables that both have.", ["--partial"]),
             Carried("restore"),
-            told=None,
+            json=None,
         ),
     )
     checkpoints: CheckpointPolicy | None = field(
         default=None,
-        metadata=described(
+        metadata=field_metadata(
             Instance(CheckpointPolicy, "give a CheckpointPolicy, or None", optional=True, verb="are"),
             OptionGroup(CheckpointPolicy, checkpoint_policy.from_options),
             Nested(CheckpointPolicy.from_proto),
-            told=None,
+            json=None,
         ),
     )
     evaluation: EvaluationPolicy | None = field(
         default=None,
-        metadata=described(
+        metadata=field_metadata(
             Instance(EvaluationPolicy, "give an EvaluationPolicy, or None", optional=True),
             OptionGroup(EvaluationPolicy, evaluation_policy.from_options),
             Nested(EvaluationPolicy.from_proto),
-            told=None,
+            json=None,
         ),
     )
 
@@ -285,29 +288,29 @@ class Job:
         self._check_session()
         self._check_workers()
         if self.partial_restore and not self.restore:
-            raise errors.InvalidJob("partial_restore without restore; name the checkpoint to take values from")
+            raise errors.InvalidJob("partial_restore is set without restore; set restore to a checkpoint")
         self.consistency.check(self.fewest_workers)
-        # A copy as the factory will get it: later changes to the caller's own do not reach a job.
+        # A copy, as the factory will receive it: later changes by the caller do not affect the job.
         object.__setattr__(self, "settings", json.loads(settings_.dumped(self.settings)))
 
     @property
     def is_session(self) -> bool:
-        """Whether its workers are sessions of users, not daemons that run a program."""
+        """Whether the job's workers are sessions of users, not daemons that run a program."""
         return not self.program
 
     @property
     def source(self) -> CheckpointChoice | None:
-        """The checkpoint to begin with; None: initial values."""
+        """The checkpoint that the job starts from. None means initial values."""
         return CheckpointChoice.parse(self.restore, partial=self.partial_restore) if self.restore else None
 
     @property
     def fewest_workers(self) -> int:
-        """How many it needs to start."""
+        """The number of workers that the job needs to start."""
         return self.min_workers or self.workers
 
     @property
     def most_workers(self) -> int:
-        """How many it may have."""
+        """The largest number of workers of the job."""
         return self.max_workers or self.workers
 
     def _check_ranges(self) -> None:
@@ -321,10 +324,10 @@ class Job:
 
     def _check_session(self) -> None:
         if self.evaluation and self.is_session:
-            raise errors.InvalidJob("evaluation is for jobs with a program; a session evaluates in its own loop")
+            raise errors.InvalidJob("evaluation does not apply to session jobs; evaluate in the session's own loop")
         if self.is_session and (self.min_workers or self.max_workers):
             raise errors.InvalidJob(
-                "min_workers and max_workers are for jobs with a program; sessions come and go as their users like",
+                "min_workers and max_workers do not apply to session jobs; leave them at 0",
                 min_workers=self.min_workers,
                 max_workers=self.max_workers,
             )
@@ -340,26 +343,24 @@ class Job:
             )
 
     def to_proto(self) -> job_pb2.JobSpec:
-        """The message that carries this specification."""
+        """Returns the message that carries this specification."""
         return encode(self, job_pb2.JobSpec)
 
     @classmethod
     def from_proto(cls, message: job_pb2.JobSpec) -> "Job":
-        """The specification that a message carries.
+        """Returns the specification that a message carries.
 
         Raises:
-            InvalidJob: it has no name, or contradicts itself, or its wire is none of the halves.
-            InvalidOptimizer: its optimizer is unknown or out of range.
+            InvalidJob: the name is missing, or a field is invalid or unknown to this version of Shoal.
+            InvalidOptimizer: the optimizer is unknown, or its parameters are out of range.
         """
         if not message.name:
-            raise errors.InvalidJob(
-                "the job has no name; whoever submits it gives one, so that a retry is the same job"
-            )
+            raise errors.InvalidJob("the job has no name; the client must choose one, so that a retry is the same job")
         return cls(**decode(cls, message))
 
 
 class SessionOptions(TypedDict, total=False):
-    """What `Client.session` takes of a job: fields of `Job`, by name. One that is None counts as left out."""
+    """The fields of `Job` that `Client.session` accepts. None has the same effect as leaving the field out."""
 
     optimizer: optim.Optimizer | None
     consistency: modes.Consistency | None

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine, as child processes: for trying things out, for notebooks and for tests."""
+"""A complete cluster of child processes on this machine, for experiments, notebooks and tests."""
 
 import os
 import shutil
@@ -16,41 +16,41 @@ from shoal.client import Client
 
 _ROLES = ("coordinator", "server", "worker")
 _LOOPBACK = "127.0.0.1:0"
-# How long a role may take to end before it is killed.
+# Time that a role has to stop before it is killed.
 _STOP_S = 10.0
-# What libraries of linear algebra look at for the number of their threads.
+# The variables from which linear algebra libraries take their number of threads.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class LocalCluster:
-    """A coordinator, servers and workers on loopback.
+    """A coordinator, servers and workers, as child processes that listen on loopback.
 
         with shoal.LocalCluster(servers=2, workers=2, path=["examples"]) as cluster, cluster.client() as client:
             print(client.submit(shoal.Job("digits:Digits", workers=2)).wait())
 
-    No process, port or file outlives it, even if this process is killed. Works in scripts, notebooks and the REPL.
+    All processes end with the cluster, and all temporary files are removed, even if this process is killed. Works in
+    scripts, notebooks and the REPL.
 
     Args:
-        servers: how many.
-        workers: how many; 0 for a cluster whose workers are sessions.
-        path: folders that workers import programs from.
-        checkpoints: folder or URL that checkpoints are written to, which stay. Empty: none are taken, unless `flags` or
-            `env` says where.
-        store: file that keeps the coordinator's state when the cluster ends, and from which it goes on. Empty: a
-            temporary one.
-        listen: host:port of the coordinator; port 0 takes any free one.
-        page_listen: host:port of the page to watch it; port 0 takes any free one; empty: no page.
-        env: environment variables for the roles, beside this process's own. Where neither says how many threads
-            linear algebra takes (OMP_NUM_THREADS), each worker gets its share of the cores.
+        servers: number of servers.
+        workers: number of workers. 0 suits a cluster whose workers are sessions.
+        path: folders from which workers import programs.
+        checkpoints: folder or URL of the checkpoint storage, which is kept. "" means no checkpoints, unless `flags` or
+            `env` sets a storage.
+        store: file for the coordinator's state, which is kept. A later cluster with the same file continues from it.
+            "" means a temporary file.
+        listen: host:port of the coordinator. Port 0 means any free port.
+        page_listen: host:port of the web page. Port 0 means any free port, "" means no page.
+        env: environment variables for the roles, in addition to those of this process. If OMP_NUM_THREADS and its like
+            are not set, the workers divide the cores among them.
         flags: further flags by role: {"coordinator": ["--lease", "2"]}; see `shoal coordinator --help`.
-        log_level: debug, info, warning or error.
-        log_dir: folder for the roles' logs, one file each, which stay. None: kept only as long as the cluster runs.
-        show_logs: roles log to this process's standard error instead.
-        start_timeout_s: how long all of it may take to start. The first start compiles the optimizers' kernels.
+        log_level: "debug", "info", "warning" or "error".
+        log_dir: folder for one log file per role, which is kept. None means temporary log files.
+        show_logs: whether the roles log to this process's standard error instead of files.
+        start_timeout_s: how long the start of all roles may take, in seconds. The first start compiles kernels.
 
     Raises:
         BadRequest: servers or workers is not a whole number, 0 or more.
-        StartFailed: on entering: a role did not start; the message has the end of its log.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class LocalCluster:
         self._path = [str(Path(folder).resolve()) for folder in path]
         self._checkpoints, self._store = str(checkpoints), str(store)
         self._listen, self._page_listen = listen, page_listen
-        told = {**os.environ, **(env or {})}
-        # They are told by flags who they are, whatever this process may be to others.
-        given = {name: value for name, value in told.items() if name not in SOURCES}
+        combined = {**os.environ, **(env or {})}
+        # Flags set the identity of each role, so variables for this process's own identity are left out.
+        given = {name: value for name, value in combined.items() if name not in SOURCES}
         self._env = given if any(name in given for name in _THREADS) else {**given, **_share_of_cores(workers)}
         self._flags = flags or {}
         self._log_level = log_level
@@ -84,44 +84,49 @@ class LocalCluster:
         self._show_logs = show_logs
         self._start_timeout_s = start_timeout_s
         self._processes: dict[tuple[str, int], RoleProcess] = {}
-        self._state: Path | None = None  # the folder of the coordinator's store, as long as it runs
+        self._state: Path | None = None  # the coordinator's temporary folder while the cluster runs
 
     @property
     def address(self) -> str:
-        """The coordinator's host:port."""
+        """The host:port of the coordinator."""
         return self.process("coordinator").address
 
     @property
     def page(self) -> str:
-        """The URL of the page to watch it; empty: it has none."""
+        """The URL of the web page, or "" without one."""
         return self.process("coordinator").page
 
     @property
     def metrics(self) -> dict[str, str]:
-        """The host:port of /metrics of each role, by its name ("server-0")."""
+        """The host:port of each role's /metrics, by the role's name, such as "server-0"."""
         return {process.name: process.metrics for process in self.processes}
 
     @property
     def processes(self) -> list[RoleProcess]:
-        """All roles: the coordinator, the servers, the workers."""
+        """The processes of all roles: the coordinator, the servers and the workers."""
         return list(self._processes.values())
 
     def process(self, role: str, index: int = 0) -> RoleProcess:
-        """One role."""
+        """Returns the process of one role.
+
+        Args:
+            role: "coordinator", "server" or "worker".
+            index: number of the role among its kind, from 0.
+        """
         return self._processes[role, index]
 
     def client(self) -> Client:
-        """A new client of this cluster; close it, or use it in a `with`."""
+        """Returns a new client of this cluster. Close it, or use it in a `with` statement."""
         return Client(self.address)
 
     def start(self) -> None:
-        """Starts all roles and returns when they are ready; what `with` does.
+        """Starts all roles, and returns when they are ready. A `with` statement calls it.
 
         Raises:
-            StartFailed: a role did not start, or this cluster was started already and not stopped since.
+            StartFailed: the cluster runs already, or a role did not start. The message has the end of the role's log.
         """
         if self._processes:
-            raise errors.StartFailed("this cluster was started already; stop it first, or make another LocalCluster")
+            raise errors.StartFailed("this cluster is already running; stop it first, or create another LocalCluster")
         deadline = time.monotonic() + self._start_timeout_s
         with ExitStack() as undo:
             undo.callback(self.stop)
@@ -135,7 +140,7 @@ class LocalCluster:
             undo.pop_all()
 
     def stop(self) -> None:
-        """Ends all roles, workers first, the coordinator last; what the end of `with` does."""
+        """Stops all roles, workers first, the coordinator last. The end of a `with` statement calls it."""
         for role in reversed(_ROLES):
             ending = [process for process in self.processes if process.role == role]
             for process in ending:
@@ -148,16 +153,29 @@ class LocalCluster:
             self._state = None
 
     def kill(self, role: str, index: int = 0) -> None:
-        """Ends one role as a crash would."""
+        """Kills one role, as a crash would.
+
+        Args:
+            role: "coordinator", "server" or "worker".
+            index: number of the role among its kind, from 0.
+        """
         self.process(role, index).kill()
 
     def restart(self, role: str, index: int = 0) -> RoleProcess:
-        """Starts a role anew under its name, having killed it if it still runs.
+        """Starts a role again under the same name; kills it first if it still runs.
 
-        The coordinator keeps its address, its page's and, unless its flags say `--store memory`, all that it knew.
+        The coordinator keeps its address, the address of its page and, without `--store memory`, its state. A killed
+        member can register again only after the heartbeat timeout.
+
+        Args:
+            role: "coordinator", "server" or "worker".
+            index: number of the role among its kind, from 0.
+
+        Returns:
+            The new process.
 
         Raises:
-            StartFailed: it did not start. A killed member is let in again only when its last life's lease has ended.
+            StartFailed: the role did not start.
         """
         old = self.process(role, index)
         old.kill()
@@ -171,13 +189,13 @@ class LocalCluster:
         return process
 
     def add_worker(self) -> RoleProcess:
-        """Starts one more worker. It joins a running job that has room for it (`Job.max_workers`).
+        """Starts one more worker. It joins a running job that `Job.max_workers` allows it to join.
 
         Returns:
-            Its process; `send_signal(signal.SIGTERM)` has it finish its batch and leave.
+            The process. After `send_signal(signal.SIGTERM)` the worker finishes its batch and leaves.
 
         Raises:
-            StartFailed: it did not start.
+            StartFailed: the worker did not start.
         """
         number = max((process.index for process in self.processes if process.role == "worker"), default=-1) + 1
         process = self._launch("worker", number)
@@ -194,18 +212,21 @@ class LocalCluster:
         self.stop()
 
     def _make_folders(self) -> None:
-        """A role makes none that it is told of, lest it hide that a volume was forgotten; here nobody mounts any."""
+        """Creates the folders of the store and the checkpoints.
+
+        A role does not create them, since that would hide a volume that is not mounted. Here there are no volumes.
+        """
         folders = [Path(self._store).expanduser().parent] if self._store and self._store != "memory" else []
         if self._checkpoints and "://" not in self._checkpoints:
             folders.append(Path(self._checkpoints))
         for folder in folders:
-            with suppress(OSError):  # the role says what is wrong
+            with suppress(OSError):  # the role reports what is wrong
                 folder.mkdir(parents=True, exist_ok=True)
 
     def _launch(self, role: str, index: int, listen: str = _LOOPBACK, page_listen: str = "") -> RoleProcess:
         flags = ["--listen", listen, "--metrics-listen", _LOOPBACK, "--log-level", self._log_level]
         if role == "coordinator":
-            # Should this process be killed, it is the coordinator that removes the folder.
+            # If this process is killed, the coordinator removes the folder.
             flags += ["--store", self._store or f"{self._state}/coordinator.db", "--scratch", str(self._state)]
             flags += ["--page-listen", page_listen]
         else:
@@ -227,12 +248,12 @@ class LocalCluster:
 
 
 def _same_port(listen: str, address: str) -> str:
-    """Where to listen again: at the host that was asked for and, if it came so far, at the port that was got."""
+    """Returns the address for a restart: the host of `listen` with the port of `address`, if there was one."""
     return f"{listen.rpartition(':')[0]}:{address.rpartition(':')[2]}" if address else listen
 
 
 def _share_of_cores(workers: int) -> dict[str, str]:
-    """Else every worker would take all cores, and they would spend them on waiting for each other."""
+    """Returns the variables that give each worker its share of the cores, so that the workers do not compete."""
     share = max(1, (os.cpu_count() or 1) // max(1, workers))
     return dict.fromkeys(_THREADS, str(share))
 

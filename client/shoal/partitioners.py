@@ -1,6 +1,7 @@
-"""Partitioners: into how many slices a variable is cut, so that its parts can lie on different servers.
+"""Partitioners: the rules that cut a variable into slices, so that several servers can share it.
 
-All cut along the first axis, into slices whose rows differ by at most one, the larger ones first, as TensorFlow's do.
+All partitioners cut along the first axis. The slices differ by at most one row, the larger ones first, as in
+TensorFlow.
 """
 
 import numbers
@@ -15,13 +16,13 @@ from shoal import errors
 from shoal._numerics import row_elements, rows_of
 from shoal.v1 import tensor_pb2
 
-# A placement names every slice in one message.
+# The most slices of a variable: one message of a placement lists them all.
 _MAX_SLICES = 16_384
 
 
 @dataclass(frozen=True)
 class Partitioner:
-    """How a variable is cut. One of the classes below."""
+    """The rule that cuts a variable into slices: the base class of all partitioners."""
 
     name: ClassVar[str]
 
@@ -31,39 +32,39 @@ class Partitioner:
                 raise self._invalid(f"{parameter} is {value!r}; it must be an integer above 0")
 
     def to_proto(self) -> tensor_pb2.Partitioner:
-        """The message that carries this partitioner."""
+        """Returns the message that carries this partitioner."""
         return tensor_pb2.Partitioner(name=self.name, parameters=self._parameters())
 
     def slices(self, shape: tuple[int, ...], dtype: np.dtype) -> list[tuple[int, int]]:
         """Cuts a variable.
 
         Args:
-            shape: its dimensions, all > 0; a scalar has one row.
-            dtype: its type on the wire.
+            shape: shape of the variable, all dimensions > 0. A scalar has one row.
+            dtype: dtype of the variable.
 
         Returns:
-            Rows [start, stop) of each slice, in order; none is empty and together they are all rows.
+            Rows [start, stop) of each slice, in order. No slice is empty, and together they contain all rows.
 
         Raises:
-            InvalidVariable: the slices would be too many.
+            InvalidVariable: the variable would have too many slices.
         """
         rows = rows_of(shape)
         count = min(rows, self._count(rows, row_elements(shape) * dtype.itemsize))
         if count > _MAX_SLICES:
             raise self._invalid(
-                f"it cuts the shape {shape} of {dtype} into {count:,} slices; make them larger, for at most "
-                f"{_MAX_SLICES:,}"
+                f"it cuts the shape {shape} of {dtype} into {count:,} slices; choose larger slices, at most "
+                f"{_MAX_SLICES:,} of them"
             )
         fewest, larger = divmod(rows, count)
         edges = [index * fewest + min(index, larger) for index in range(count + 1)]
         return list(pairwise(edges))
 
     def _count(self, rows: int, row_bytes: int, /) -> int:
-        """How many slices there should be, >= 1, if there were rows enough."""
+        """Returns the wanted number of slices, >= 1. It may exceed the number of rows."""
         raise NotImplementedError
 
     def _parameters(self) -> dict[str, Any]:
-        """Fields that are set."""
+        """Returns the fields that are not None."""
         given = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {parameter: value for parameter, value in given.items() if value is not None}
 
@@ -73,10 +74,10 @@ class Partitioner:
 
 @dataclass(frozen=True)
 class FixedShards(Partitioner):
-    """So many slices, or one a row where there are fewer rows (TensorFlow's `FixedShardsPartitioner`).
+    """Cuts a fixed number of slices, or one per row if there are fewer rows (TensorFlow's `FixedShardsPartitioner`).
 
     Args:
-        count: slices, > 0.
+        count: number of slices, > 0.
 
     Raises:
         InvalidVariable: count is not an integer above 0.
@@ -91,14 +92,14 @@ class FixedShards(Partitioner):
 
 @dataclass(frozen=True)
 class MinSize(Partitioner):
-    """As many slices as can have `min_bytes` each (TensorFlow's `MinSizePartitioner`).
+    """Cuts as many slices as possible with at least `min_bytes` each (TensorFlow's `MinSizePartitioner`).
 
-    Each slice has `min_bytes` or more, unless the whole variable has less. TensorFlow promises the same but rounds the
-    number of slices up, so that its slices may be a little smaller.
+    Each slice has at least `min_bytes`, unless the whole variable is smaller. TensorFlow rounds the number of slices
+    up instead, so its slices may be slightly smaller than `min_bytes`.
 
     Args:
-        min_bytes: of a slice on the wire, > 0.
-        max_slices: > 0.
+        min_bytes: smallest size of a slice, in bytes of the variable's dtype, > 0.
+        max_slices: largest number of slices, > 0.
 
     Raises:
         InvalidVariable: an argument is not an integer above 0.
@@ -115,13 +116,13 @@ class MinSize(Partitioner):
 
 @dataclass(frozen=True)
 class MaxSize(Partitioner):
-    """As few slices as can have `max_bytes` or less each (TensorFlow's `MaxSizePartitioner`).
+    """Cuts as few slices as possible with at most `max_bytes` each (TensorFlow's `MaxSizePartitioner`).
 
-    A slice is larger where a single row is, or where `max_slices`, which comes first, asks for it.
+    A slice is larger if a single row is larger. `max_slices` has precedence over `max_bytes`.
 
     Args:
-        max_bytes: of a slice on the wire, > 0.
-        max_slices: > 0; None: no limit.
+        max_bytes: largest size of a slice, in bytes of the variable's dtype, > 0.
+        max_slices: largest number of slices, > 0. None means no limit.
 
     Raises:
         InvalidVariable: an argument is not an integer above 0.
@@ -140,10 +141,10 @@ _BY_NAME: dict[str, Callable[..., Partitioner]] = {cls.name: cls for cls in (Fix
 
 
 def from_proto(message: tensor_pb2.Partitioner) -> Partitioner | None:
-    """The partitioner that a message carries; None, which leaves a variable whole, if it names none.
+    """Returns the partitioner that a message carries, or None if it carries none: the variable is one slice.
 
     Raises:
-        InvalidVariable: there is none of that name, or not with those parameters.
+        InvalidVariable: the name or a parameter is unknown, or a value is out of range.
     """
     if not message.name:
         return None
@@ -152,7 +153,7 @@ def from_proto(message: tensor_pb2.Partitioner) -> Partitioner | None:
             f"there is no partitioner {message.name!r}; choose one of {', '.join(_BY_NAME)}, or none",
             partitioner=message.name,
         )
-    # The wire carries doubles; what is not whole is refused by name.
+    # The message carries doubles. The class rejects fractions, with the name of the parameter.
     parameters = {key: int(value) if value.is_integer() else value for key, value in message.parameters.items()}
     try:
         return _BY_NAME[message.name](**parameters)

@@ -1,4 +1,4 @@
-"""What a job's program is: the contract between a user's model and the worker that trains it."""
+"""Programs and data sets: the protocols between a user's model and the worker that trains it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,24 +13,24 @@ from shoal.variables import Variable
 # An array of the worker's device: numpy.ndarray on a CPU, cupy.ndarray on a GPU.
 Array = Any
 
-# Batches that are read before their step, where a data set does not say otherwise.
+# Batches that are read ahead of their step, unless the data set has another number.
 DEFAULT_PREFETCH = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one batch gives, for programs that have more to say than (loss, gradients).
+    """The result of one batch, for programs that return more than (loss, gradients).
 
     Attributes:
-        loss: the batch's mean loss, a number or an array of one element.
-        gradients: of every trainable variable, by name, of the variable's shape and dtype: the gradient of the mean
-            loss over the batch. Or pairs of name and array one after the other, such as a generator gives them, in
-            whatever order: then the first are pushed while the next are computed. These must not be changed before the
-            next step's gradients are asked for; `loss`, `updates` and `metrics` are read before them.
-        updates: of non-trainable variables, by name: the new value (aggregation MEAN or LAST) or the increment (SUM).
-            Of the variables of an aggregation either every one or none; those that nothing is given of stay as they
-            are, and nothing travels for them.
-        metrics: further figures of the batch, of the same kind, shown beside the loss: {"accuracy": 0.93}.
+        loss: mean loss of the batch: a number, or an array of one element.
+        gradients: gradient of the mean loss for each trainable variable, by name, in the variable's shape and dtype. It
+            can also be an iterable of (name, array) pairs in any order, such as a generator: the worker then pushes the
+            first arrays while the program computes the next ones. Do not change these arrays before the next step's
+            gradients are requested. The worker reads `loss`, `updates` and `metrics` before the gradients.
+        updates: values for non-trainable variables, by name: the new value (aggregation "mean" or "last") or the
+            increment ("sum"). For each aggregation, give all variables or none. A variable without an update keeps its
+            value, and nothing is sent for it.
+        metrics: further metrics of the batch, as numbers or arrays of one element: {"accuracy": 0.93}.
     """
 
     loss: Any
@@ -41,86 +41,89 @@ class StepOutput:
 
 @runtime_checkable
 class AggregateMetric(Protocol):
-    """A figure of a whole set that is not the mean of its batches' figures."""
+    """A metric of a whole set that is not the mean over its batches, such as the area under a curve."""
 
     def joined(self, other: Self) -> Self:
-        """That of both sets together, which have no sample in common."""
+        """Returns the metric of both sets together. They have no sample in common."""
         ...
 
     def value(self) -> float:
-        """The figure."""
+        """Returns the value of the metric."""
         ...
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """The samples of one pass, by number. Every worker of a job has the same data set.
+    """The samples of one epoch, by number. Every worker of a job has the same data set.
 
-    Batches are read a little ahead of their step, in a thread of their own, while the program computes; from one thread
-    at a time. A data set that must not be called then, since it shares more than constants with `loss_and_gradients`,
-    has an attribute `prefetch = 0`: each batch is read at its step, in the loop's thread. Another whole number is how
-    many batches to read ahead; without the attribute there are 2. What comes is the same.
+    The worker prefetches batches in a separate thread while the program computes. It reads from one thread at a time.
+    The attribute `prefetch` is the number of batches to read ahead; the default is 2. If the data set shares more than
+    constants with `loss_and_gradients`, set `prefetch = 0`: each batch is then read at its step, in the thread of the
+    loop. The batches are the same in all cases.
 
-    Held-out samples (`EvaluatedProgram`) are read in a thread of their own, too, perhaps at the same time as those to
-    train on. Where both are parts of one object, made by hand, that object needs a lock of its own; those of
-    `shoal.data.split` and `shoal.data.Subset` have one together.
+    Held-out samples (`EvaluatedProgram`) are also read in a separate thread, possibly at the same time as the training
+    samples. If both belong to one object, that object needs its own lock. The parts of `shoal.data.split` and
+    `shoal.data.Subset` share a lock.
     """
 
     def __len__(self) -> int:
-        """Samples in one pass. 0: none, and the job is stepped `max_steps` times with no batch."""
+        """Returns the number of samples in one epoch. With 0, each worker takes `max_steps` steps without batches."""
         ...
 
     def batch(self, indices: np.ndarray) -> Any:
-        """The samples with these numbers (int64, each in [0, len), in random order), joined to a batch.
+        """Returns a batch with the samples of the given numbers.
 
-        NumPy arrays in what it returns, also inside tuples, lists and dicts, are brought to the worker's device.
+        Args:
+            indices: int64 [batch], each in [0, len), in random order.
+
+        Returns:
+            Any value. The worker copies its NumPy arrays, also inside tuples, lists and dicts, to the device.
         """
         ...
 
 
 @runtime_checkable
 class RandomDataset(Protocol):
-    """A data set that draws random numbers as it reads: images that are flipped, samples with noise.
+    """A data set that draws random numbers when it reads, for example to flip images or to add noise.
 
-    Each call comes with the seed of the epoch. What a sample is changed to follows from that seed and its number
-    alone (`numpy.random.default_rng([seed, number])`, or `shoal.data.augment.uniforms` for a whole batch): then it is
-    the same on whichever worker and in whichever batch it is read, and another in the next epoch. One that is read in
-    blocks likewise has `batches(plan, *, seed)`. `shoal.data.Augmented` is one.
+    Each call receives the seed of the epoch. Derive the random numbers of a sample only from that seed and the sample's
+    number: `numpy.random.default_rng([seed, number])`, or `shoal.data.augment.uniforms` for a whole batch. A sample is
+    then the same on every worker and in every batch, and differs in the next epoch. A data set with blocks has
+    `batches(plan, *, seed)`. `shoal.data.Augmented` is such a data set.
     """
 
     def __len__(self) -> int:
-        """As of `Dataset`."""
+        """Returns the number of samples in one epoch; see `Dataset`."""
         ...
 
     def batch(self, indices: np.ndarray, *, seed: int) -> Any:
-        """As of `Dataset`.
+        """Returns a batch with the samples of the given numbers; see `Dataset`.
 
         Args:
-            indices: numbers of samples.
-            seed: from [0, 2**63), of the epoch; it follows from the job's seed.
+            indices: int64 [batch], each in [0, len).
+            seed: seed of the epoch, in [0, 2**63). It depends on the job's seed.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """How a data set is best read: in blocks of samples, each in one go.
+    """The blocks of a data set: runs of samples that it reads in one operation each.
 
-    A permutation of single samples would ask files that are read in sequence for one random sample after the other.
-    Of a data set with blocks the order of an epoch is drawn from them instead: a permutation of the runs of blocks,
-    then one of the samples of each window of blocks. It depends on the seed, the epoch and what is below, and on
-    nothing else.
+    Reading single samples in random order is slow for sequential files. The order of an epoch is therefore drawn from
+    the blocks: a permutation of the runs of blocks, then a permutation of the samples within each window of blocks. The
+    order depends only on the seed, the epoch and the arguments below.
 
     Args:
-        starts: int64 [blocks + 1], rising from 0 to the number of samples: block b is the samples from starts[b] up
-            to starts[b + 1].
-        window: blocks, one after the other in the epoch's order, whose samples are shuffled together; a worker holds
-            about three times as many in memory. 0: the samples of a block stay in their order.
-        runs: int64 [runs + 1], rising from 0 to the number of blocks: the blocks of a run stay one after the other,
-            since they are cheaper to read so (parts of a Parquet row group). None: each block is a run of its own.
+        starts: int64 [blocks + 1], increasing from 0 to the number of samples. Block b has the samples from starts[b]
+            up to, but not including, starts[b + 1].
+        window: number of consecutive blocks in the epoch's order whose samples are shuffled together. A worker holds
+            about three windows in memory. 0 means that the samples of a block keep their order.
+        runs: int64 [runs + 1], increasing from 0 to the number of blocks. The blocks of a run stay in order, because
+            they are cheaper to read that way (parts of a Parquet row group). None means that each block is a run.
 
     Raises:
-        ProgramError: these are not the shapes, orders and ends that they have to be.
+        ProgramError: an argument has the wrong shape or order, or the two do not match.
     """
 
     starts: np.ndarray
@@ -137,54 +140,57 @@ class Blocks:
     def _check(self, window: object) -> None:
         if self.runs[-1] != len(self.starts) - 1:
             raise errors.ProgramError(
-                f"runs end at block {self.runs[-1]}, and there are {len(self.starts) - 1} blocks; make them agree"
+                f"runs end at block {self.runs[-1]}, but there are {len(self.starts) - 1} blocks; make them agree"
             )
         if isinstance(window, bool) or not isinstance(window, int) or window < 0:
-            raise errors.ProgramError(f"window is {window!r}; give a number of blocks, 0 or more")
+            raise errors.ProgramError(f"window is {window!r}; it must be a number of blocks, 0 or more")
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
     def samples(self) -> int:
-        """Samples in all blocks."""
+        """The number of samples in all blocks."""
         return int(self.starts[-1])
 
 
 def _rising(name: str, numbers: ArrayLike) -> np.ndarray:
     array = np.asarray(numbers)
     if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) < 2 or array[0] or not (np.diff(array) > 0).all():
-        raise errors.ProgramError(f"{name} of blocks must be whole numbers that rise from 0: two at least, none twice")
+        raise errors.ProgramError(f"{name} of blocks must be two or more whole numbers that increase strictly from 0")
     return array.astype(np.int64)
 
 
 @runtime_checkable
 class BlockDataset(Dataset, Protocol):
-    """A data set that is read in blocks; those of `shoal.data` that read files are."""
+    """A data set that is read in blocks, such as the data sets of `shoal.data` that read files."""
 
     @property
     def blocks(self) -> Blocks:
-        """Always the same."""
+        """The blocks, which never change."""
         ...
 
     def batches(self, plan: Iterable[np.ndarray]) -> Iterator[Any]:
-        """What `batch` gives, for each item of the plan, in its order.
+        """Yields what `batch` returns for each item of the plan, in its order.
 
-        The plan is one leased range, in batches. Ranges may end within a block, and then its other samples are another
-        worker's. A generator is closed when no more is wanted. The plan may be iterated on any one thread.
+        A range may end within a block; the other samples of that block then belong to another worker. If the result is
+        a generator, the worker closes it when it needs no more batches.
+
+        Args:
+            plan: the batches of one leased range, each int64 [batch]. Iterate it on one thread, which may be any.
         """
         ...
 
 
 @runtime_checkable
 class Program(Protocol):
-    """What the factory of a job returns: variables, data, and a function that gives gradients.
+    """What a job trains: variables, data, and a function that returns gradients.
 
-    A job names the factory as `package.module:factory` and gives its keyword arguments as settings. Each worker
-    imports it, calls it once, and owns the loop: it leases samples, pulls, computes, pushes and reports.
+    A job names a factory as `package.module:factory` and passes its settings as keyword arguments. Each worker imports
+    the factory and calls it once. The worker runs the loop: it leases samples, pulls, computes, pushes and reports.
 
-    Sample:
-        A linear model, in `regression.py`; submit it with `shoal submit regression:linear --set features=8`.
+    Example:
+        A linear model in `regression.py`. Submit it with `shoal submit regression:linear --set features=8`.
 
             import numpy as np
 
@@ -216,89 +222,94 @@ class Program(Protocol):
             def linear(features: int):
                 return Linear(features)
 
-    `dataset` is an attribute, not a method: a program has one data set for its life, and whoever reads it twice gets
-    the same one (make it a cached property to load it late). It must be there, so that a misspelt name does not
-    train on nothing: a program that makes its own batches says `dataset = None`.
+    `dataset` is an attribute, not a method: every read must return the same data set. Use a cached property to load it
+    late. The attribute is required, so that a misspelt name is an error. A program that creates its own batches sets
+    `dataset = None`.
     """
 
     @property
     def dataset(self) -> Dataset | RandomDataset | None:
-        """The samples, or None: `loss_and_gradients` then gets None as its batch, `max_steps` times a worker."""
+        """The data set. With None, each worker takes `max_steps` steps, and the batch is None."""
         ...
 
     def variables(self) -> Mapping[str, Variable | np.ndarray]:
-        """What is trained, by name; the same on every worker. An array is a variable that begins with its values."""
+        """Returns the variables by name, the same on every worker. An array is a variable with given values."""
         ...
 
     def loss_and_gradients(
         self, params: Mapping[str, Array], batch: Any
     ) -> tuple[Any, Mapping[str, Array] | Iterable[tuple[str, Array]]] | StepOutput:
-        """The mean loss of a batch and its gradients: by name, or one by one, as `StepOutput` says.
+        """Returns the mean loss of a batch and its gradients.
 
         Args:
-            params: all variables, by name, on the worker's device; valid for this call, and not to be changed.
+            params: all variables by name, on the worker's device. They are valid during this call; do not change them.
             batch: what `dataset.batch` returned, on the worker's device.
+
+        Returns:
+            The loss and the gradients, or a `StepOutput`, which describes both.
         """
         ...
 
 
 @runtime_checkable
 class RandomProgram(Protocol):
-    """A program that draws random numbers: dropout, noise, negative samples.
+    """A program that draws random numbers, for example for dropout, noise or negative samples.
 
-    It makes them from the seed that comes with each batch (`numpy.random.default_rng(seed)`, `jax.random.key(seed)`,
-    `torch.Generator().manual_seed(seed)`), and keeps no generator from one batch to the next. Then a job that goes on
-    from a checkpoint draws what it would have drawn without the interruption.
+    Each batch comes with a seed. Create the random generator from it (`numpy.random.default_rng(seed)`,
+    `jax.random.key(seed)`, `torch.Generator().manual_seed(seed)`), and do not keep a generator across batches. A job
+    that restarts from a checkpoint then draws the same numbers as without the interruption.
     """
 
     @property
     def dataset(self) -> Dataset | RandomDataset | None:
-        """As of `Program`."""
+        """The data set; see `Program`."""
         ...
 
     def variables(self) -> Mapping[str, Variable | np.ndarray]:
-        """As of `Program`."""
+        """Returns the variables by name; see `Program`."""
         ...
 
     def loss_and_gradients(
         self, params: Mapping[str, Array], batch: Any, *, seed: int
     ) -> tuple[Any, Mapping[str, Array] | Iterable[tuple[str, Array]]] | StepOutput:
-        """As of `Program`.
+        """Returns the mean loss of a batch and its gradients; see `Program`.
 
         Args:
-            params: all variables.
+            params: all variables by name.
             batch: what `dataset.batch` returned.
-            seed: from [0, 2**63), of this batch: the same whenever and on whichever worker it is trained on, another in
-                each epoch. Without a data set, of the step and the worker's rank. It follows from the job's seed.
+            seed: seed of this batch, in [0, 2**63). It depends on the job's seed and the epoch, but not on the worker.
+                Without a data set, it depends on the job's seed, the step and the worker's rank.
+
+        Returns:
+            The loss and the gradients, or a `StepOutput`.
         """
         ...
 
 
 @runtime_checkable
 class EvaluatedProgram(Protocol):
-    """A program with samples that it does not train on, to be evaluated while it trains.
+    """A program with held-out samples, on which the job evaluates it during training.
 
-    A job whose `evaluation` says when has one of its workers do it: all of them in order, in batches of the job's size,
-    with the variables as they were pulled for its step. Before its first step each worker evaluates one batch, so that
-    what is wrong shows then; what it finds is forgotten.
+    `Job.evaluation` says when. One worker evaluates all held-out samples in order, in batches of the job's batch size,
+    with the variables that it has pulled for its step. Each worker also evaluates one batch before its first step and
+    discards the result, so that errors show early.
     """
 
     @property
     def held_out(self) -> Dataset:
-        """The samples, one at least. As of `dataset`: read ahead in a thread, and by name, not by a method."""
+        """The held-out samples, at least one. Like `dataset`, an attribute that is prefetched in a thread."""
         ...
 
     def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | AggregateMetric]:
-        """Figures of one batch, by name, always the same names: {"loss": 0.31, "accuracy": 0.9}.
+        """Returns the metrics of one batch by name, with the same names for all batches.
 
         Args:
-            params: as of `Program`.
+            params: all variables by name; see `Program`.
             batch: what `held_out.batch` returned, on the worker's device.
 
         Returns:
-            Numbers, or arrays of one element, are means of the batch, of which the mean over all samples is taken.
-            What is no mean of batches, such as the area under a curve, is a `AggregateMetric` of the batch, and they are
-            joined.
+            For each name a number or an array of one element: the mean over the batch, such as {"loss": 0.31}. The job
+            takes the mean over all samples. For other metrics, an `AggregateMetric` of the batch, which the job joins.
         """
         ...
 

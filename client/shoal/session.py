@@ -1,4 +1,4 @@
-"""Sessions: a user's own training loop as a worker of a job, in any framework that knows NumPy arrays."""
+"""Sessions: training loops in the user's own process as workers of a job, in any framework with NumPy arrays."""
 
 import secrets
 import time
@@ -23,12 +23,12 @@ from shoal.variables import Variable
 
 _log = structlog.get_logger(__name__)
 
-# Progress goes to the coordinator with the first push after so many seconds: it is not on the data path.
+# Smallest time between two reports to the coordinator. A push sends the report.
 _REPORT_EVERY_S = 0.5
 
 
 class Session:
-    """A worker of a job that lives in your own process. Opened by `Client.session`; closed by `with`, or `close`.
+    """A worker of a job in your own process. `Client.session` opens it; the end of `with`, or `close`, closes it.
 
         variables = {"w": np.zeros(3), "b": shoal.Variable((1,), initializer=shoal.initializers.Ones())}
         with client.session("my-job", variables=variables, optimizer=shoal.optim.SGD(0.1)) as session:
@@ -37,18 +37,18 @@ class Session:
                 loss, gradients = loss_and_gradients(params, x, y)
                 session.push(gradients, weight=len(x), metrics={"loss": loss})
 
-    Opening waits until as many sessions as the job has workers are there and the variables are placed. The job
-    succeeds when the last one present has closed; one that closes because of an exception fails the job with its
-    traceback. The variables stay, for `Client.pull`, until the job is dropped.
+    The constructor waits until the job has all its sessions and the variables are placed. The job succeeds when the
+    last session has closed. If a session closes because of an exception, the job fails with its traceback. The
+    variables remain available to `Client.pull` until the job is dropped.
 
-    Every process or thread opens a session of its own; one session is not for several threads at once. A thread of the
-    session's keeps it alive: a process that stands still for longer than the cluster's lease is declared dead, the
-    others go on without it, and its next call raises `Fenced`. What is told to watchers (metrics, log lines) never
-    stops a loop: it waits while the coordinator is away, and is cut to what a report may carry.
+    Open one session per process or thread; a session is not thread-safe. It sends heartbeats from a thread of its own.
+    If the process stalls for longer than the cluster's heartbeat timeout, the session is declared dead, the others
+    continue without it, and its next call raises `Fenced`. Metrics and log lines never stop a loop: they are kept while
+    the coordinator does not answer, and cut to the size of a report.
 
     Attributes:
-        job: the job's name.
-        worker: this session's member id.
+        job: name of the job.
+        worker: member id of this session.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Session:
         self._reported_at = clock()
         self._unreported = Outbox()
         self._steps = StepClock()
-        self._computing = False  # between a pull and the push that follows, the user's loop does,
-        self._since = clock()  # from then on
-        self._generating_s = 0.0  # of the block that is timed, for gradients that come one by one
-        self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # weight and metrics of a push on its way
+        self._computing = False  # whether the user's loop computes: between a pull and the next push
+        self._since = clock()  # end of the last timed block
+        self._generating_s = 0.0  # time of the gradient generator within the timed block
+        self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # weight and metrics of the push in progress
         self._incarnation = 0
         self._fenced = self._over = self._closed = False
-        self._lost: errors.ShoalError | None = None  # why this session can do nothing more
+        self._lost: errors.ShoalError | None = None  # the error that ended this session
         with _tracing.root("enter", job=job, worker=self.worker), ExitStack() as opened:
             if start_or_find(coordinator, job, variables, options):
                 opened.push(lambda _kind, error, _trace: cancel(coordinator, job) if error else None)
@@ -88,26 +88,26 @@ class Session:
 
     @property
     def step(self) -> int:
-        """The step to take next: how many this session has taken, or more where others have overtaken it."""
+        """The number of the next step: the steps that this session has taken, or more if it has skipped ahead."""
         return self._parameters.step
 
     @property
     def rank(self) -> int:
-        """This session's place among the job's workers, from 0."""
+        """The rank of this session within the worker group, from 0."""
         return self._participant.rank
 
     def pull(self) -> dict[str, np.ndarray]:
-        """All variables, as soon as the job's consistency mode lets this session have them.
+        """Returns the values of all variables, as soon as the job's consistency mode allows it.
 
         Returns:
-            Fresh arrays by name, in the variables' shapes and dtypes.
+            New arrays by name, in the variables' shapes and dtypes.
 
         Raises:
-            Fenced: this session was declared dead; the message says what to do.
-            UnknownJob: the job is gone: dropped, or lost by a coordinator that was started on another store.
-            JobFailed: the job has failed; the message says why, and what to do where servers were lost.
-            Cancelled: the job was cancelled, or is over.
-            Unreachable: a server was away for too long.
+            Fenced: this session was declared dead. The message says what to do.
+            UnknownJob: the job was dropped, or the coordinator was restarted with another store.
+            JobFailed: the job has failed. The message has the reason and, if servers were lost, what to do.
+            Cancelled: the job was cancelled or has ended.
+            Unreachable: a server did not answer for too long.
         """
         with self._alive(), self._timed("pull"):
             values = self._parameters.pull()
@@ -115,18 +115,17 @@ class Session:
         return values
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Arrays to compute this step's gradients into, which saves a push their copy.
+        """Returns arrays for this step's gradients, which the push does not need to copy.
 
-        They may lie in memory that a server reads from. Write every one of them, in place (`np.multiply(a, b,
-        out=buffers["w"])`), or put another array in its place, and push the dict itself. Ask for new ones for each
-        step: once pushed, these must not be changed before the push is settled, and in a job that overlaps they are
-        not taken twice.
+        The arrays may be shared memory of a server. Write each one in place (`np.multiply(a, b, out=buffers["w"])`) or
+        replace it in the dict, and push the dict itself. Request new buffers for each step. Do not change pushed
+        buffers before the push is settled; with overlap, they cannot be pushed again.
 
         Returns:
-            By name, for every trainable variable, in its shape and dtype; of any content.
+            Arrays by name for every trainable variable, in its shape and dtype, with undefined content.
 
         Raises:
-            Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: as for `pull`.
+            Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """
         with self._alive():
             return self._parameters.buffers()
@@ -139,34 +138,35 @@ class Session:
         weight: float = 1.0,
         metrics: Mapping[str, float] | None = None,
     ) -> PushResult:
-        """Sends this step's gradients; they count whole or not at all, and once.
+        """Pushes this step's gradients. They count completely or not at all, and only once.
 
         Args:
-            gradients: of every trainable variable, in its shape and dtype: by name, perhaps `buffers`; or pairs of name
-                and array one after the other, such as a generator gives them: then the first go out while the next are
-                computed, in whatever order. Arrays that come so must not be changed before the push is settled. If the
-                generator raises, nothing counts, and the step can be pushed again; it must not use the session itself.
-            updates: values, or increments where they are summed. Of the non-trainable variables of an aggregation
-                either every one or none; those that nothing is given of stay as they are.
-            weight: in a synchronous step's mean, > 0: the number of samples.
-            metrics: figures of the step for whoever watches the job: {"loss": 0.3}. Of more than 256 names the first
-                are kept, and "loss".
+            gradients: gradients of all trainable variables by name, in their shapes and dtypes, for example `buffers`.
+                It can also be an iterable of (name, array) pairs in any order, such as a generator: the session then
+                sends the first arrays while the next are computed. Do not change these arrays before the push is
+                settled. If the generator raises, nothing counts, and the step can be pushed again. The generator must
+                not use the session.
+            updates: values, or increments for the aggregation "sum", of non-trainable variables by name. For each
+                aggregation, give all variables or none. A variable without an update keeps its value.
+            weight: weight in the mean of a synchronous step, > 0: usually the number of samples.
+            metrics: metrics of the step by name, such as {"loss": 0.3}. Of more than 256, "loss" and the first are
+                kept.
 
         Returns:
-            What became of it. With backup workers each shard closes its own steps, so "accepted" then means: on one
-            shard at least. In a job that overlaps it is "sent", and the next call says what was wrong with it, if
-            anything was.
+            The outcome. With backup workers, each shard closes its own steps, and "accepted" means that at least one
+            shard accepted the push. With overlap, the outcome is "sent", and the next call raises the error of a
+            failed push.
 
         Raises:
-            InvalidGradient: names, shapes or dtypes do not fit; nothing counts.
-            NonFiniteGradient: NaN or Inf; nothing changed. `skip` the step, or push it again with other values. In a
-                job that overlaps it was the last push that held them; its step is passed by, and this push not sent.
-            BadRequest: a metric is no number, or `buffers` were pushed before; nothing was sent.
-            Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: as for `pull`.
+            InvalidGradient: names, shapes or dtypes do not match; nothing counts.
+            NonFiniteGradient: a gradient contains NaN or Inf; nothing has changed. `skip` the step, or push other
+                values. With overlap, the previous push contained them: its step is skipped, and this push is not sent.
+            BadRequest: a metric is not a number, or `buffers` were pushed before; nothing was sent.
+            Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """
         arrays: Gradients = as_arrays(gradients) if isinstance(gradients, Mapping) else self._generated(gradients)
         new = as_arrays(updates) if updates else None
-        figures = {name: number(name, value) for name, value in (metrics or {}).items()}
+        numbers = {name: number(name, value) for name, value in (metrics or {}).items()}
         with self._alive():
             with self._timed("push"):
                 self._settle()
@@ -175,22 +175,29 @@ class Session:
                     result = self._parameters.push(arrays, updates=new, weight=weight)
             self._stepped(step)
             if result.outcome == "sent":
-                self._unsettled = weight, figures
+                self._unsettled = weight, numbers
             else:
-                self._account(report_of(result, weight, figures))
+                self._account(report_of(result, weight, numbers))
             return result
 
     def settle(self) -> PushResult | None:
-        """In a job that overlaps: waits for the last push. What became of it; None: none is on its way.
+        """Waits for the last push of a job with overlap.
+
+        Returns:
+            The outcome of the push, or None if no push is in progress.
 
         Raises:
-            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: as for `push`.
+            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
         """
         with self._alive(), self._timed("push"):
             return self._settle()
 
     def skip(self) -> PushResult:
-        """Passes this step by, so that nobody waits for a gradient of this session's."""
+        """Skips this step, so that no other worker waits for this session's gradients.
+
+        Raises:
+            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
+        """
         with self._alive():
             with self._timed("push"):
                 self._settle()
@@ -200,26 +207,31 @@ class Session:
             return result
 
     def barrier(self) -> None:
-        """Waits until `pull` would answer, without moving the values."""
+        """Waits until `pull` would return, without transferring the values.
+
+        Raises:
+            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
+        """
         with self._alive(), self._timed("wait"):
             self._settle()
             self._parameters.barrier()
 
     def log(self, text: str) -> None:
-        """Adds lines to the job's log, which goes out with the next report. Lines of more than 8 KiB go as several."""
+        """Adds lines to the job's log. The next report sends them. A line of more than 8 KiB is split."""
         for line in text.splitlines():
             self._unreported.add_line(line)
         self._account(Report(step=self.step))
 
     def close(self, error: str = "") -> None:
-        """Ends this session's part in the job, which is then done, or fails if an error's text is given.
+        """Closes the session, even if this call raises. A second call does nothing.
 
-        The session is closed in any case, also when it raises.
+        Args:
+            error: text of the error with which the job fails. "" means that the session has finished its work.
 
         Raises:
-            Unreachable: the coordinator could not be told; it will miss this session when its lease runs out.
-            Fenced, UnknownJob, JobFailed: as for `pull`, where no call has said so before: this end did not count.
-            ShoalError: in a job that overlaps: of the last push, as for `push`. The job fails with it.
+            Unreachable: the coordinator did not answer. It counts the session as lost after the heartbeat timeout.
+            Fenced, UnknownJob, JobFailed: see `pull`; raised unless an earlier call has raised it.
+            ShoalError: the last push failed, in a job with overlap. The job fails with this error.
         """
         if self._closed:
             return
@@ -253,12 +265,12 @@ class Session:
             return
         try:
             self.close("".join(traceback.format_exception(error)))
-        except errors.ShoalError as second:  # the first error is the one to be seen
+        except errors.ShoalError as second:  # the first error is the one that the user needs
             _log.warning("could not end the session", job=self.job, reason=second.message)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        """Counts the block's time, and as computation what came before it since the pull, or is generated in it."""
+        """Counts the block as `phase`, and the user's time since the pull and within generators as "compute"."""
         start, self._generating_s = self._clock(), 0.0
         computing_s = start - self._since if self._computing else 0.0
         try:
@@ -269,7 +281,7 @@ class Session:
             self._steps.observe("compute", computing_s + self._generating_s)
 
     def _generated(self, gradients: Iterable[tuple[str, ArrayLike]]) -> Iterator[tuple[str, np.ndarray]]:
-        """The same as arrays, on this thread; notes the time that they take."""
+        """Yields the pairs as arrays, on this thread, and records the time of the user's generator."""
         pairs = iter(gradients)
         while True:
             start = self._clock()
@@ -293,7 +305,7 @@ class Session:
         return result
 
     def _last_failure(self) -> errors.ShoalError | None:
-        """Waits for the push that is on its way: what it failed with."""
+        """Waits for the push in progress, and returns the error with which it failed, if any."""
         try:
             with self._translated():
                 self._settle()
@@ -310,14 +322,14 @@ class Session:
             raise
 
     def _live_as(self, incarnation: int) -> None:
-        """Notes, on the heartbeat's thread, that this member has begun another life: this session's is over."""
+        """Records the member's incarnation, on the heartbeat thread. A new one means that this session is fenced."""
         self._fenced = self._incarnation not in {0, incarnation}
         self._incarnation = incarnation
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
         if self._closed or (self._over and not self._lost):
-            raise errors.Cancelled(f"job {self.job} is over for {self.worker}: stop the loop", job=self.job)
+            raise errors.Cancelled(f"job {self.job} has ended for {self.worker}; stop the loop", job=self.job)
         if self._fenced:
             self._lost = self._lost or self._declared_dead()
         if self._lost:
@@ -327,7 +339,7 @@ class Session:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Notes that this session is lost, and says so in its own words."""
+        """Converts errors that end this session to ones that say what to do, and records them."""
         try:
             yield
         except (errors.Fenced, errors.UnknownJob, errors.Unreachable) as error:
@@ -335,7 +347,7 @@ class Session:
             raise self._lost or error from None
 
     def _lose(self, error: errors.ShoalError) -> None:
-        """Notes what is lost: all, if the job has failed; else nothing by a server that is away, which may be back."""
+        """Records the error that ended this session. An unreachable server alone does not end it."""
         if self._lost is None:
             self._lost = self._participant.failure()
         if self._lost is None and not isinstance(error, errors.Unreachable):
@@ -343,17 +355,16 @@ class Session:
 
     def _job_gone(self) -> errors.UnknownJob:
         return errors.UnknownJob(
-            f"job {self.job} is gone: it was dropped, or the coordinator was started on a store that does not have it, "
-            "and its variables are gone with it. Close this session; to begin anew, open one with the values that you "
-            "have",
+            f"job {self.job} is gone with its variables: it was dropped, or the coordinator was restarted with another "
+            "store. Close this session; to continue, open a new one with the values that you have",
             job=self.job,
             worker=self.worker,
         )
 
     def _declared_dead(self) -> errors.Fenced:
         return errors.Fenced(
-            f"{self.worker} of job {self.job} was declared dead: it was silent for longer than the cluster's lease. "
-            "What it had pushed counts; the others went on without it. Close this session and open a new one",
+            f"{self.worker} of job {self.job} was declared dead: it sent no heartbeat for longer than the cluster's "
+            "heartbeat timeout. Its pushes count, and the others continue. Close this session and open a new one",
             job=self.job,
             worker=self.worker,
         )
@@ -364,7 +375,7 @@ class Session:
             self._send_reports()
 
     def _send_reports(self) -> None:
-        """Sends what there is and never raises: a step that was taken is not undone by telling of it."""
+        """Sends the unsent reports. Does not raise, because the step has been taken."""
         self._reported_at = self._clock()
         if timings := self._steps.take():
             self._unreported.add_metrics(Report(step=self.step, timings=timings))
@@ -373,14 +384,14 @@ class Session:
                 self._over = self._participant.report(report) is ReportAck.DONE
                 if self._over:
                     self._lost = self._lost or self._participant.failure()
-            except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training goes on without the coordinator
+            except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training continues
                 _log.debug("could not report", job=self.job, reason=error.message)
                 self._unreported.put_back(report)
                 return
-            except (errors.Fenced, errors.UnknownJob) as error:  # the next call says so
+            except (errors.Fenced, errors.UnknownJob) as error:  # the next call raises it
                 self._lose(error)
                 return
-            except errors.ShoalError as error:  # the same again would be refused again
+            except errors.ShoalError as error:  # a retry would be refused, too
                 _log.warning("a report was refused", job=self.job, reason=error.message)
 
 

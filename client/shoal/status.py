@@ -1,6 +1,6 @@
-"""What the cluster says of its jobs and members, as plain values.
+"""Status of jobs, members and data of a cluster, as plain values.
 
-Jobs are here; members and the account of data are in `shoal._status`, and are imported from here.
+The classes for jobs are in this module. It also exports the classes for members and data, from `shoal._status`.
 """
 
 import enum
@@ -17,11 +17,11 @@ from shoal.v1 import job_pb2
 
 
 class JobState(enum.Enum):
-    """Where a job is in its life."""
+    """The state of a job: pending, starting, placing, running, succeeded, failed or cancelled."""
 
-    PENDING = "pending"  # waits for workers
-    STARTING = "starting"  # workers load the program; its variables are not yet known
-    PLACING = "placing"  # servers allocate the shards
+    PENDING = "pending"  # the job waits for workers
+    STARTING = "starting"  # the workers load the program, and the variables are not known yet
+    PLACING = "placing"  # the servers allocate the shards
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -29,32 +29,32 @@ class JobState(enum.Enum):
 
     @property
     def finished(self) -> bool:
-        """No other state follows."""
+        """Whether the state is final."""
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
     @classmethod
     def from_proto(cls, state: "job_pb2.JobState.ValueType") -> "JobState":
-        """The state that a message carries."""
+        """Returns the state that a message carries."""
         return cls(job_pb2.JobState.Name(state).lower())
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job has come.
+    """The progress of a job.
 
     Attributes:
-        steps: pushes that servers accepted, of all workers.
-        samples: samples in them.
-        total_samples: samples in all epochs; 0: not known. Of a job with `max_steps`, as many as its `workers` train
-            on until then, if that is less: an estimate, for batches may be smaller, and workers come and go.
-        epoch: the pass over the data set, from 0.
-        samples_per_s: over the time since the job began to run.
-        loss: of the latest report.
-        staleness_p50: over all accepted pushes, in versions.
-        staleness_max: over all accepted pushes, in versions.
-        rejected: pushes refused for NaN or Inf.
-        dropped: pushes that came after their step had closed.
-        ended: whether this is how far the job came in the end.
+        steps: accepted pushes of all workers.
+        samples: samples in the accepted pushes.
+        total_samples: samples in all epochs. 0 means that it is not known. With `max_steps` it is the number of samples
+            until then, if that is smaller: an estimate, because batches may be smaller and workers join and leave.
+        epoch: current pass over the data set, from 0.
+        samples_per_s: mean rate since the job started to run, in samples per second.
+        loss: loss of the latest report.
+        staleness_p50: median staleness of all accepted pushes, in versions.
+        staleness_max: largest staleness of all accepted pushes, in versions.
+        rejected: pushes that were rejected for NaN or Inf.
+        dropped: pushes that arrived after their step had closed.
+        ended: whether the job has ended.
     """
 
     steps: int = 0
@@ -71,9 +71,9 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until `total_samples` are done, at the rate so far; None: not known, as without data or a rate.
+        """Seconds until `total_samples` are done, at the mean rate. 0 after the job has ended, None if not known.
 
-        A job that stops early ends sooner. 0 once it has ended, however it did.
+        Early stopping can end the job sooner.
         """
         if self.ended:
             return 0.0
@@ -83,7 +83,12 @@ class Progress:
 
     @classmethod
     def from_proto(cls, message: job_pb2.Progress, *, ended: bool = False) -> "Progress":
-        """The progress that a message carries; the job's in the end, or on the way."""
+        """Returns the progress that a message carries.
+
+        Args:
+            message: the message.
+            ended: whether the job has ended.
+        """
         return cls(
             steps=message.steps,
             samples=message.samples,
@@ -101,13 +106,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A whole checkpoint of a job; `shoal.Checkpoints` reads it.
+    """A complete checkpoint of a job, which `shoal.Checkpoints` can read.
 
     Attributes:
-        number: counts a job's checkpoints, from 1.
-        step: the one to go on with.
-        nbytes: of its files.
-        time: seconds of Unix time: of the cut.
+        number: its number within the job, from 1.
+        step: the step at which a restored job continues.
+        nbytes: size of its files, in bytes.
+        time: time of the cut, as Unix time in seconds.
     """
 
     number: int
@@ -116,26 +121,26 @@ class SavedCheckpoint:
     time: float
 
     def to_proto(self) -> job_pb2.Checkpoint:
-        """The message that carries it."""
+        """Returns the message that carries the checkpoint."""
         return job_pb2.Checkpoint(number=self.number, step=self.step, bytes=self.nbytes, time=self.time)
 
     @classmethod
     def from_proto(cls, message: job_pb2.Checkpoint) -> "SavedCheckpoint":
-        """The checkpoint that a message carries."""
+        """Returns the checkpoint that a message carries."""
         return cls(message.number, message.step, message.bytes, message.time)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The program's held-out samples, seen once by the variables of a step.
+    """The result of one run of a program over its held-out samples.
 
     Attributes:
-        number: counts the job's, from 1; one whose worker died leaves a gap.
-        step: of the worker that evaluated.
-        values: what the program makes of the samples: {"accuracy": 0.93}.
-        samples: how many there are.
-        seconds: how long it took.
-        time: seconds of Unix time: when it was reported.
+        number: its number within the job, from 1. There is a gap if a worker is lost during an evaluation.
+        step: step of the worker that evaluated.
+        values: metrics of the program by name, such as {"accuracy": 0.93}.
+        samples: number of held-out samples.
+        seconds: duration of the evaluation.
+        time: time of the report, as Unix time in seconds.
     """
 
     number: int
@@ -146,7 +151,7 @@ class Evaluation:
     time: float = 0.0
 
     def to_proto(self) -> job_pb2.Evaluation:
-        """The message that carries it."""
+        """Returns the message that carries the evaluation."""
         return job_pb2.Evaluation(
             number=self.number,
             step=self.step,
@@ -158,22 +163,22 @@ class Evaluation:
 
     @classmethod
     def from_proto(cls, message: job_pb2.Evaluation) -> "Evaluation":
-        """The evaluation that a message carries."""
+        """Returns the evaluation that a message carries."""
         values = dict(sorted(message.values.items()))
         return cls(message.number, message.step, values, message.samples, message.seconds, message.time)
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What a job that succeeded did.
+    """The result of a job that succeeded.
 
     Attributes:
-        job: its name.
-        progress: in the end.
-        seconds: from its first step's beginning to its end.
-        evaluation: the last one; None: there was none.
-        best: the best one.
-        reason: why it ended before its data was done, or that its last checkpoint failed; empty: neither.
+        job: name of the job.
+        progress: its final progress.
+        seconds: time from the start of training to the end.
+        evaluation: the last evaluation, or None.
+        best: the best evaluation, or None.
+        reason: why the job ended before all data was done, or why its last checkpoint failed. "" if neither applies.
     """
 
     job: str
@@ -186,23 +191,23 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job as the coordinator sees it.
+    """The status of a job.
 
     Attributes:
-        job: what was submitted, defaults filled in.
-        state: where it is in its life.
-        reason: why it failed, with the program's traceback where there is one, or ended early; before its end, what it
-            waits for.
-        submitted_at: seconds of Unix time; this and the next two are 0 as long as that has not happened.
-        started_at: when it began to run.
-        finished_at: when it ended.
-        workers: member ids of those that work on it.
-        progress: how far it has come.
-        checkpoint: the newest whole one; None: there is none.
-        checkpoint_failure: why the latest attempt at one failed; empty: it did not.
-        restarts: how often it went on from a checkpoint, or from its beginning, because shards were lost.
-        evaluation: the latest one; None: there was none.
-        best: the best one so far.
+        job: the submitted specification, with its defaults.
+        state: the state of the job.
+        reason: why the job failed, with the program's traceback, or why it ended early. For a job that has not ended,
+            what it waits for.
+        submitted_at: time of the submission, as Unix time in seconds.
+        started_at: time when training started, as Unix time in seconds. 0 before that.
+        finished_at: time when the job ended, as Unix time in seconds. 0 before that.
+        workers: member ids of the worker group.
+        progress: the progress of the job.
+        checkpoint: the newest complete checkpoint, or None.
+        checkpoint_failure: why the latest attempt at a checkpoint failed, or "".
+        restarts: number of restarts from a checkpoint, or from the beginning, because shards were lost.
+        evaluation: the latest evaluation, or None.
+        best: the best evaluation so far, or None.
     """
 
     job: Job
@@ -221,16 +226,16 @@ class JobStatus:
 
     @property
     def name(self) -> str:
-        """The job's name."""
+        """The name of the job."""
         return self.job.name
 
     def result(self) -> JobResult:
-        """What the job did, once it has succeeded.
+        """Returns the result of a job that has succeeded.
 
         Raises:
-            JobFailed: it failed; the message has the reason and the program's traceback.
-            Cancelled: it was cancelled.
-            JobRunning: it has not ended.
+            JobFailed: the job failed. The message has the reason and the program's traceback.
+            Cancelled: the job was cancelled.
+            JobRunning: the job has not ended.
         """
         match self.state:
             case JobState.SUCCEEDED:
@@ -241,11 +246,11 @@ class JobStatus:
             case JobState.CANCELLED:
                 raise errors.Cancelled(f"job {self.name} was cancelled", job=self.name)
             case _:
-                raise errors.JobRunning(f"job {self.name} is {self.state.value}; wait for its end", job=self.name)
+                raise errors.JobRunning(f"job {self.name} is {self.state.value}; wait until it ends", job=self.name)
 
     @classmethod
     def from_proto(cls, message: job_pb2.JobStatus) -> "JobStatus":
-        """The status that a message carries."""
+        """Returns the status that a message carries."""
         state = JobState.from_proto(message.state)
         return cls(
             job=Job.from_proto(message.spec),

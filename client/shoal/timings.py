@@ -1,4 +1,4 @@
-"""Where the time of a job's steps went, and whom the others wait for: values, which `shoal.status` shows."""
+"""Timings of a job's steps by phase, and the detection of stragglers. `shoal.status` exports the classes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,35 +7,34 @@ from statistics import median
 
 from shoal.v1 import job_pb2
 
-# What a step's time goes into. "read": until the batch is there. "wait": barriers, leases and idling. "evaluate": now
-# and then, an evaluation.
+# The phases of a step; `StepTiming` describes them.
 PHASES = ("pull", "read", "compute", "push", "wait", "evaluate")
-# Those that are the worker's own doing, however slow the others are.
+# The phases that do not depend on the speed of other workers.
 OWN = ("read", "compute", "push", "evaluate")
 
-# Workers are compared by so many of their latest steps at most, and not by fewer than the second: who was slow long ago
-# is no straggler, and a first step, which compiles and fills caches, says nothing.
+# The most and the fewest steps by which workers are compared. Older steps do not show the present; the first ones
+# compile code and fill caches.
 _RECENT, _FEWEST = 64, 5
-# A straggler takes this much longer than the others, and does so in more than this share of the steps.
+# A straggler's own time is this many times the others', and the longest in more than this share of the steps.
 _NOTICEABLE, _MOST = 1.2, 0.5
-# A worker is gone of which the coordinator has heard nothing for so much longer than of others: so many seconds, and so
-# many times its last step's.
+# A worker counts as gone when its last step was reported this many seconds, and this many of its own steps, before the
+# latest report of any worker.
 _GONE_S, _GONE_STEPS = 10.0, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Where the time of one step of one worker went: only what the step waited for, not what ran beside it.
+    """The time of one step of one worker by phase. Work that overlaps with the step does not count.
 
     Attributes:
-        step: the worker's own count.
-        began: seconds of Unix time, by the worker's clock.
-        pull: seconds until the values were there; a barrier that waits for other workers is in it.
-        read: seconds until the batch was there.
-        compute: seconds that the program took, with copies to the device and back.
-        push: seconds; where pushes overlap with computing, what the step waited for the one before it.
-        wait: seconds for a lease of data, for a barrier without a pull, idle.
-        evaluate: seconds.
+        step: number of the step, by the worker's own count.
+        began: start of the step, as Unix time in seconds, by the worker's clock.
+        pull: seconds of waiting for the values, including a barrier that waits for other workers.
+        read: seconds of waiting for the batch.
+        compute: seconds of the program, including copies to the device and back.
+        push: seconds of the push. With overlap, seconds of waiting for the previous push.
+        wait: seconds of waiting for a lease, for a barrier without a pull, or idle.
+        evaluate: seconds of an evaluation.
     """
 
     step: int
@@ -49,16 +48,16 @@ class StepTiming:
 
     @property
     def own(self) -> float:
-        """Seconds that were this worker's doing: all but what it waits for others."""
+        """Seconds of the phases that do not depend on other workers."""
         return self.read + self.compute + self.push + self.evaluate
 
     @property
     def seconds(self) -> float:
-        """Of all its phases."""
+        """Seconds of all phases."""
         return self.own + self.pull + self.wait
 
     def to_proto(self) -> job_pb2.StepTiming:
-        """The message that carries it."""
+        """Returns the message that carries the timing."""
         return job_pb2.StepTiming(
             step=self.step,
             began=self.began,
@@ -72,7 +71,7 @@ class StepTiming:
 
     @classmethod
     def from_proto(cls, message: job_pb2.StepTiming) -> "StepTiming":
-        """The timing that a message carries."""
+        """Returns the timing that a message carries."""
         return cls(
             message.step,
             message.began,
@@ -87,13 +86,13 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The worker that takes noticeably longer than the others.
+    """A worker whose steps take much longer than those of the others.
 
     Attributes:
-        worker: its member id.
-        ratio: its own time of a step by the others'; both are medians.
-        seconds: by how much its step takes longer.
-        phase: what it spends most of that on: "read", "compute", "push" or "evaluate".
+        worker: member id of the worker.
+        ratio: its own time per step divided by the others', both as medians.
+        seconds: its own time per step minus the others'.
+        phase: the phase with the largest difference: "read", "compute", "push" or "evaluate".
     """
 
     worker: str
@@ -111,17 +110,18 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Workers side by side, without those that are gone (silent for 10 s longer than others) or trained on nothing.
+    """A comparison of the workers of a job.
+
+    Workers that are gone (no report for 10 s longer than the others) or had no data are left out.
 
     Attributes:
-        typical: by worker a step whose phases are the medians of those that it is compared by: of the latest 64 that
-            workers have in common its own; where those are fewer than 5, as each goes at its own pace, its latest 64.
-            Its number and beginning are the last one's.
-        slowest: by worker the share of the steps in common in which its own time was the longest; of workers that have
-            such steps.
-        straggler: who holds up the others, or lags behind where nobody waits: the worker whose own time of a typical
-            step is the longest, at least 1.2 times the others' median, and was so in more than half of the steps in
-            common. None: nobody is, or there are too few steps to say.
+        typical: typical step of each worker. Each phase is the median over the worker's part of the latest 64 common
+            steps, which two or more workers have taken. If there are fewer than 5 common steps, it is the median over
+            the worker's latest 64 steps. The number and the start are those of the latest step.
+        slowest: for each worker with common steps, the share of these in which its own time was the longest.
+        straggler: the worker with the longest own time of a typical step, if that is at least 1.2 times the others'
+            median and the worker was the slowest in more than half of the common steps. None means that there is no
+            such worker, or that there are too few steps.
     """
 
     typical: Mapping[str, StepTiming]
@@ -131,15 +131,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a job's latest steps went.
+    """The timings of a job's latest steps.
 
     Attributes:
-        steps: by worker, in order of the steps: of each the latest, as many as were asked for and at most 256, fewer in
-            a job of more than 64 workers. Kept in the coordinator's memory alone. Workers that are gone are among them
-            until the job begins anew.
-        staleness: accepted pushes by their staleness, in versions; the last bucket, 1,023, is "and above".
-        heard: by worker when the coordinator last heard of a step that it trained in: seconds of Unix time, by the
-            coordinator's clock. One that is not in it was heard of as lately as any.
+        steps: latest steps of each worker in order, at most 256, fewer in a job of more than 64 workers. The
+            coordinator keeps them in memory only. Lost workers are included until the job restarts.
+        staleness: number of accepted pushes by staleness in versions. The last bucket, 1,023, includes all above.
+        heard: for each worker, when it last reported a step with data, as Unix time in seconds by the coordinator's
+            clock. A worker without an entry counts as up to date.
     """
 
     steps: Mapping[str, tuple[StepTiming, ...]] = field(default_factory=dict)
@@ -147,7 +146,7 @@ class Timings:
     heard: Mapping[str, float] = field(default_factory=dict)
 
     def compared(self) -> Comparison:
-        """The workers side by side."""
+        """Returns the comparison of the workers."""
         present = _present(self.steps, self.heard)
         common = _common(present)
         shared = {worker: [row[worker] for row in common if worker in row] for worker in present}
@@ -162,23 +161,23 @@ class Timings:
         return Comparison(typical, slowest, _straggler(known, slowest))
 
     def straggler(self) -> Straggler | None:
-        """Who holds up the others: see `Comparison`."""
+        """Returns the straggler, or None: see `Comparison`."""
         return self.compared().straggler
 
     def latest(self, last: int) -> "Timings":
-        """The same with so many steps of each worker at most, the latest."""
+        """Returns a copy with at most the `last` latest steps of each worker."""
         return replace(self, steps={worker: steps[-last:] for worker, steps in self.steps.items()})
 
     @classmethod
     def from_proto(cls, message: job_pb2.GetTimingsReply) -> "Timings":
-        """The timings that a message carries."""
+        """Returns the timings that a message carries."""
         steps = {each.worker: tuple(map(StepTiming.from_proto, each.steps)) for each in message.workers}
         heard = {each.worker: each.heard for each in message.workers if each.heard}
         return cls(steps, dict(sorted(message.staleness.items())), heard)
 
 
 def _present(steps: Mapping[str, Sequence[StepTiming]], heard: Mapping[str, float]) -> dict[str, list[StepTiming]]:
-    """By worker the steps that were trained on something: who has no data passes its steps by, and is fast at it."""
+    """Returns the steps with data of each worker that is not gone. A worker without data skips its steps quickly."""
     trained = {worker: [timing for timing in timings if timing.own > 0] for worker, timings in sorted(steps.items())}
     latest = max(heard.values(), default=0.0)
     return {
@@ -189,7 +188,7 @@ def _present(steps: Mapping[str, Sequence[StepTiming]], heard: Mapping[str, floa
 
 
 def _common(steps: Mapping[str, Sequence[StepTiming]]) -> list[dict[str, StepTiming]]:
-    """The latest steps that two workers at least have taken: of each what it took them; none if there are too few."""
+    """Returns the latest common steps, each as timings by worker, or [] if there are fewer than `_FEWEST`."""
     rows: dict[int, dict[str, StepTiming]] = {}
     for worker, timings in steps.items():
         for timing in timings:
@@ -199,7 +198,7 @@ def _common(steps: Mapping[str, Sequence[StepTiming]]) -> list[dict[str, StepTim
 
 
 def _median(timings: Sequence[StepTiming]) -> StepTiming:
-    """Each phase by itself."""
+    """Returns a step whose phases are the medians of the given steps' phases."""
     medians = {phase: median(getattr(timing, phase) for timing in timings) for phase in PHASES}
     return StepTiming(timings[-1].step, timings[-1].began, **medians)
 

@@ -1,6 +1,6 @@
-"""Variables: what a job trains. Their names are the keys under which a program returns them.
+"""Variables: the named tensors that a job trains. A program returns them in a dict by name.
 
-How their values begin is in `shoal.initializers`, how they are cut in `shoal.partitioners`.
+`shoal.initializers` defines their initial values, `shoal.partitioners` how they are cut into slices.
 """
 
 import math
@@ -35,25 +35,26 @@ _AGGREGATION_NAMES = {aggregation: name for name, aggregation in _AGGREGATIONS.i
 
 @dataclass(frozen=True, init=False)
 class Variable:
-    """A dense tensor that the servers keep, and that pushes change.
+    """A dense tensor that servers keep and that pushes change.
 
     Args:
-        shape: dimensions, each > 0; () is a scalar, a lone integer a vector's length.
-        dtype: float32, float64, float16, bfloat16 or int64. Of both halves the servers keep float32 master values,
-            and they travel in two bytes an element.
-        initializer: what the values begin with.
-        trainable: pushes bring gradients, which the job's optimizer applies.
-        aggregation: if not trainable, what pushes bring: new values, of which the "mean" of a step or the "last" is
-            assigned, or increments, which are added ("sum"). None means "last".
-        partitioner: cuts the variable along its first axis, so that it can lie on several servers. None: it is whole.
+        shape: dimensions, each > 0. () is a scalar; a single integer is the length of a vector.
+        dtype: float32, float64, float16, bfloat16 or int64. For float16 and bfloat16, the servers keep float32 values,
+            which travel in two bytes per element.
+        initializer: the rule for the initial values.
+        trainable: whether pushes carry gradients, which the job's optimizer applies.
+        aggregation: the rule for a variable that is not trainable. "mean" assigns the mean of the values pushed in a
+            step, "last" assigns the last value, and "sum" adds increments. None means "last".
+        partitioner: the rule that cuts the variable along its first axis, so that several servers can share it. None
+            means one slice.
 
     Raises:
-        InvalidVariable: an argument is out of its range, or two contradict each other.
+        InvalidVariable: an argument is out of range, or two contradict each other.
 
     Attributes:
-        shape: as a tuple.
-        dtype: as NumPy's.
-        aggregation: as resolved from the arguments.
+        shape: the shape, as a tuple.
+        dtype: the NumPy dtype.
+        aggregation: the rule that `trainable` and `aggregation` resolve to.
     """
 
     shape: tuple[int, ...]
@@ -72,7 +73,7 @@ class Variable:
         aggregation: AggregationName | None = None,
         partitioner: Partitioner | None = None,
     ) -> None:
-        # Frozen, so the fields are set through the back door, each in the one form that it has from here on.
+        # The class is frozen, so object.__setattr__ sets the normalized fields.
         object.__setattr__(self, "shape", _shape(shape))
         object.__setattr__(self, "dtype", _dtype(dtype))
         object.__setattr__(self, "initializer", initializer)
@@ -82,30 +83,30 @@ class Variable:
 
     @property
     def trainable(self) -> bool:
-        """Whether pushes bring gradients."""
+        """Whether pushes carry gradients."""
         return self.aggregation is Aggregation.TRAINABLE
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire."""
+        """The size in bytes, in the variable's own dtype."""
         return self.size * self.dtype.itemsize
 
     def slices(self) -> list[tuple[int, int]]:
-        """Rows [start, stop) of each slice, in order: at least one, none empty, together all rows."""
+        """Returns the rows [start, stop) of each slice, in order. No slice is empty; together they contain all rows."""
         if self.partitioner is None:
             return [(0, rows_of(self.shape))]
         return self.partitioner.slices(self.shape, self.dtype)
 
     def to_proto(self, name: str) -> tensor_pb2.Variable:
-        """The message that carries this variable under a name.
+        """Returns the message that carries this variable under a name.
 
         Raises:
-            InvalidVariable: it cannot have that name.
+            InvalidVariable: the name is not valid.
         """
         _check_name(name)
         return tensor_pb2.Variable(
@@ -120,22 +121,23 @@ class Variable:
     def _check(self) -> None:
         if not isinstance(self.initializer, Initializer):
             raise errors.InvalidVariable(
-                f"initializer is {self.initializer!r}; it must be an instance of one, such as Zeros()"
+                f"initializer is {self.initializer!r}; it must be an instance of an initializer, such as Zeros()"
             )
         if not isinstance(self.partitioner, Partitioner | None):
             raise errors.InvalidVariable(
-                f"partitioner is {self.partitioner!r}; it must be an instance of one, such as FixedShards(4), or None"
+                f"partitioner is {self.partitioner!r}; it must be an instance of a partitioner, such as "
+                "FixedShards(4), or None"
             )
         if self.dtype.kind == "i" and self.aggregation not in _INT64_AGGREGATIONS:
             raise errors.InvalidVariable(
                 f"a variable of {self.dtype} cannot be trained or averaged; "
-                'say trainable=False, aggregation="sum" or "last", or give it a float dtype',
+                'set trainable=False and aggregation="sum" or "last", or choose a float dtype',
                 dtype=self.dtype,
             )
         if self.nbytes > _MAX_BYTES:
             raise errors.InvalidVariable(
                 f"a variable of shape {self.shape} and {self.dtype} has {self.nbytes / 2**40:,.1f} TiB; "
-                "1 TiB is the most: check the shape, or make it several variables",
+                "the limit is 1 TiB; check the shape, or split it into several variables",
                 shape=self.shape,
             )
         self.initializer.check(self.dtype)
@@ -143,21 +145,21 @@ class Variable:
 
 
 def variable_from_array(array: np.ndarray) -> Variable:
-    """The variable that an array among a job's variables stands for: it begins with the array's values.
+    """Returns the variable that an array among a job's variables stands for. It starts with the array's values.
 
-    Floats are trained; int64 is not, the last value that is pushed counts.
+    A float array becomes a trainable variable, an int64 array one with the aggregation "last".
 
     Raises:
-        InvalidVariable: the array's shape or dtype is one that no variable can have.
+        InvalidVariable: a variable cannot have the array's shape or dtype.
     """
     return Variable(array.shape, array.dtype, Given(), trainable=array.dtype.kind != "i")
 
 
 def from_proto(message: tensor_pb2.Variable) -> tuple[str, Variable]:
-    """The variable that a message carries, and its name.
+    """Returns the name and the variable that a message carries.
 
     Raises:
-        InvalidVariable: it makes no sense; the message of the error begins with the variable's name.
+        InvalidVariable: the variable is invalid. The text of the error begins with the variable's name.
     """
     try:
         _check_name(message.name)
@@ -186,7 +188,7 @@ def _variable_from_proto(message: tensor_pb2.Variable) -> Variable:
 def _check_name(name: str) -> None:
     if not (0 < len(name) <= _MAX_NAME_CHARACTERS and name.isprintable()):
         raise errors.InvalidVariable(
-            f"{name[: _MAX_NAME_CHARACTERS + 1]!r} cannot be a variable's name; "
+            f"{name[: _MAX_NAME_CHARACTERS + 1]!r} is not a valid variable name; "
             f"use 1 to {_MAX_NAME_CHARACTERS} printable characters",
             variable=name[:_MAX_NAME_CHARACTERS],
         )
@@ -196,10 +198,10 @@ def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     try:
         dimensions = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
     except TypeError as error:
-        raise errors.InvalidVariable(f"shape {shape!r} is not made of integers", shape=shape) from error
+        raise errors.InvalidVariable(f"shape is {shape!r}; it must consist of integers", shape=shape) from error
     if len(dimensions) > _MAX_DIMENSIONS:
         raise errors.InvalidVariable(
-            f"shape {dimensions} has {len(dimensions)} dimensions; {_MAX_DIMENSIONS} are the most", shape=dimensions
+            f"shape {dimensions} has {len(dimensions)} dimensions; the limit is {_MAX_DIMENSIONS}", shape=dimensions
         )
     if any(length <= 0 for length in dimensions):
         raise errors.InvalidVariable(
@@ -216,7 +218,7 @@ def _dtype(dtype: npt.DTypeLike) -> np.dtype:
     except (TypeError, KeyError) as error:
         names = ", ".join(map(str, SUPPORTED_DTYPES))
         raise errors.InvalidVariable(
-            f"dtype {dtype!s} is not one that servers keep; choose, or cast to, one of {names}", dtype=dtype
+            f"dtype {dtype!s} is not supported; choose, or cast to, one of {names}", dtype=dtype
         ) from error
     return resolved
 
@@ -227,7 +229,7 @@ def _aggregation(trainable: bool, aggregation: AggregationName | None) -> Aggreg
     if trainable:
         raise errors.InvalidVariable(
             f"aggregation is {aggregation!r}, but a trainable variable is changed by the optimizer; "
-            "say trainable=False, or leave the aggregation out",
+            "set trainable=False, or leave the aggregation out",
             aggregation=aggregation,
         )
     if aggregation is None:

@@ -226,7 +226,7 @@ def test_a_checkpoint_of_other_variables_is_refused_by_name_and_nothing_changes(
         before = servers.values()
         with pytest.raises(errors.IncompatibleCheckpoint) as refused:
             servers.restore(manifest)
-        for said in ("'bias' was saved as float32[30], and is float32[31]", "'new' was not saved", "'wide' was saved"):
+        for said in ("'bias' was saved as float32[30], but is float32[31]", "'new' was not saved", "'wide' was saved"):
             assert said in str(refused.value)
         assert str(refused.value).endswith("use a partial restore")
         with pytest.raises(errors.IncompatibleCheckpoint, match=r"'bias' .* give it another name in the program$"):
@@ -383,7 +383,7 @@ def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path, monkeypatch)
             patch.setattr(manifest_module, "VERSION", 3)
             manifest = servers.save()
         before = state(servers)
-        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 3; this Shoal reads up to 2"):
+        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 3, but this version of Shoal reads up to 2"):
             servers.restore(manifest)
         assert state(servers) == before
 

@@ -113,7 +113,7 @@ class TestTheEnd:
 
     def test_of_a_checkpoint_that_does_not_come_in_time(self, coordinator, job):
         coordinator.disk_hangs = True
-        with pytest.raises(shoal.DeadlineExceeded, match=r"checkpoint of job linear is not whole within 0\.1 s"):
+        with pytest.raises(shoal.DeadlineExceeded, match=r"checkpoint of job linear was not complete within 0\.1 s"):
             job.checkpoint(timeout_s=0.1)
 
     def test_that_has_not_come(self, job):

@@ -88,7 +88,7 @@ def test_servers_are_told_what_they_were_to_be_told(crew):
 def test_a_folder_of_checkpoints_that_cannot_be_written_is_told_at_the_start(tmp_path):
     (tmp_path / "file").touch()
     for folder, error, said in (
-        (tmp_path / "file", errors.StorageFailed, "it is no folder"),
+        (tmp_path / "file", errors.StorageFailed, "is not a folder"),
         (tmp_path / "file" / "below", errors.StorageFailed, "something on the way there is none"),
         ("memory://x", errors.BadRequest, "name a folder that the coordinator and all servers see"),
     ):
@@ -110,7 +110,7 @@ def test_a_coordinator_that_has_jobs_comes_back_though_its_folder_cannot_be_writ
         rig.restart()
         assert rig.state("a") is JobState.PENDING
         rig.job("Cancel", job="a")
-        with pytest.raises(errors.StorageFailed, match="it is no folder"):
+        with pytest.raises(errors.StorageFailed, match="is not a folder"):
             rig.restart()
     finally:
         rig.stop()
@@ -167,7 +167,7 @@ def test_volumes_that_are_not_there(tmp_path):
         ({"store": str(missing / "coordinator.db")}, errors.StoreFailed),
         ({"store": "memory", "checkpoints": str(missing)}, errors.StorageFailed),
     ):
-        with pytest.raises(error, match=f"{missing}.*there is no such folder: make it, or mount the volume"):
+        with pytest.raises(error, match=f"{missing}.*there is no such folder: create it, or mount its volume"):
             start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", **options), prometheus_client.CollectorRegistry())
     assert not missing.exists()
 

@@ -166,7 +166,7 @@ class TestDocs:
         assert list(network.complaints(objects, network.NEEDED | network.TRACES)) == []
         for workload in workloads(objects):
             told = lives.environment(workload.pod["containers"][0], objects)
-            assert tracing.asked_by(told)
+            assert tracing.enabling_variable(told)
             assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.observability:4317"
 
     @pytest.mark.parametrize("components", [[], ["object-store", "gpu"]])

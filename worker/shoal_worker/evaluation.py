@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from shoal import errors
 from shoal._wire import EvaluationAck, EvaluationClaim
-from shoal.evaluation import Total, batches_of
+from shoal.evaluation import MetricTotals, batches_of
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.program import Array, EvaluatedProgram, Program
 from shoal.status import Evaluation
@@ -93,7 +93,7 @@ class Evaluator:
         """
         self._untried = False
         found = self._evaluated(params, step, most=1)
-        if found and (lack := self._policy.lacks(found[0])):
+        if found and (lack := self._policy.missing_metric(found[0])):
             raise errors.ProgramError(f"program {self._name}: evaluate {lack}")
 
     def due(self, step: int) -> bool:
@@ -151,7 +151,7 @@ class Evaluator:
             step: for messages.
             most: so many batches at most; None: all.
         """
-        program, device, total = self._program, self._device, Total()
+        program, device, total = self._program, self._device, MetricTotals()
         with self._blamed("held_out", step):
             plan = batches_of(program, self._batch_size)[:most]
         with closing(ahead_of(program.held_out, plan, prepare=device.activate)) as batches:
@@ -163,7 +163,7 @@ class Evaluator:
                 with self._blamed("evaluate", step):
                     total.add(program.evaluate(params, batch), len(numbers))
         with self._blamed("evaluate", step):
-            return total.figures(), total.samples
+            return total.metrics(), total.samples
 
     def _blamed(self, what: str, step: int) -> AbstractContextManager[None]:
         return told(f"program {self._name}: {what}, step {step},", computing_on(self._device, self._batch_size))

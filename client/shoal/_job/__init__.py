@@ -1,5 +1,5 @@
-"""Descriptions of a job's fields: what a field says about itself, and what is derived from that.
+"""Descriptions of a job's fields: their checks, encodings, options and JSON.
 
-`description` is what `Job` and its policies attach to their fields; `checks` and `codecs` are what descriptions are
-made of; `settings` is the JSON of a program's arguments. Nothing here knows `Job`, a particular field, or typer.
+`Job` and its policies attach a description of `description` to each field. A description consists of `checks` and
+`codecs`; `settings` converts a program's arguments to JSON. This package does not depend on `Job`, its fields or typer.
 """

@@ -1,21 +1,22 @@
-"""Checks of single fields. Each raises InvalidJob with what is wrong, where, and what is allowed."""
+"""Checks of single fields. Each raises InvalidJob, whose message says what is wrong and what is allowed."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from shoal import errors
 
-# The widths of the wire.
+# The largest values of the message's fields.
 UINT32, UINT64 = 2**32 - 1, 2**64 - 1
 
 
 @dataclass(frozen=True)
 class Number:
-    """A whole number.
+    """The check of a whole number.
 
     Attributes:
-        least, most: the smallest and the largest one that is allowed.
-        words: says so. Empty: "a whole number from ... to ...".
+        least: smallest allowed number.
+        most: largest allowed number.
+        words: description of the allowed numbers for the message. "" means "a whole number from ... to ...".
     """
 
     least: int
@@ -30,7 +31,7 @@ class Number:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of some names."""
+    """The check of a name from a fixed set."""
 
     names: Collection[str]
 
@@ -43,13 +44,13 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Instance:
-    """An object of a class.
+    """The check of an instance of a class.
 
     Attributes:
         kind: the class.
-        cure: what to give instead, as the message says it.
-        optional: None is allowed, too.
-        verb: "are" where the field's name is a plural.
+        cure: end of the message, which says what to give instead.
+        optional: whether None is allowed, too.
+        verb: "is", or "are" if the field's name is a plural.
     """
 
     kind: type
@@ -63,15 +64,15 @@ class Instance:
 
 
 def flag(field: str, value: object) -> None:
-    """True or False."""
+    """Raises InvalidJob unless the value is True or False."""
     if not isinstance(value, bool):
         raise errors.InvalidJob(f"{field} is {value!r}; it must be True or False", **_detail(field, value))
 
 
 def program_name(field: str, value: object) -> None:
-    """The name of a program's factory, or nothing."""
+    """Raises InvalidJob unless the value is the name of a program's factory, or ""."""
     if not isinstance(value, str):
-        raise errors.InvalidJob(f"{field} is {value!r}; give its name as text, package.module:factory")
+        raise errors.InvalidJob(f"{field} is {value!r}; it must be the text package.module:factory")
     module, colon, factory = value.partition(":")
     named = bool(colon) and all(part.isidentifier() for part in [*module.split("."), factory])
     if value and not named:
@@ -81,7 +82,7 @@ def program_name(field: str, value: object) -> None:
 
 
 def _detail(field: str, value: object) -> dict[str, object]:
-    """The error's details: the value, under the field's name without its owner's."""
+    """Returns the error's details: the value by the field's name, without the owner's name."""
     return {field.partition(" ")[0]: value}
 
 

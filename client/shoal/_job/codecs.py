@@ -1,4 +1,4 @@
-"""Codecs of single fields: a dataclass's field to and from the fields of the message that carries it."""
+"""Codecs of single fields: they convert a dataclass's field to fields of a message, and back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,25 +8,34 @@ from shoal import errors
 
 
 class Codec(Protocol):
-    """How a field travels. Most have one field of the message; the two ends may also differ in number."""
+    """The conversion of a field to a message and back. Most codecs use one field of the message."""
 
     def encode(self, name: str, owner: Any) -> Mapping[str, Any]:
-        """Returns the message's fields that carry the field `name` of `owner`."""
+        """Returns the fields of the message, by name.
+
+        Args:
+            name: name of the field.
+            owner: the dataclass that has the field.
+        """
 
     def decode(self, name: str, message: Any) -> Mapping[str, Any]:
-        """Returns the owner's fields that a message carries; one that is left out has its default.
+        """Returns the fields of the dataclass, by name. A field that is left out has its default.
+
+        Args:
+            name: name of the field.
+            message: the message.
 
         Raises:
-            InvalidJob, InvalidOptimizer: the value on the wire has no meaning.
+            InvalidJob, InvalidOptimizer: the value in the message is not valid.
         """
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number, a string or a bool, which travels as it is, under its own name.
+    """The codec of a number, a string or a bool, which travels unchanged under its own name.
 
     Attributes:
-        zero_is_default: 0 on the wire, which is also a field that is not set, means the default.
+        zero_is_default: whether 0 in the message, which also stands for an unset field, means the default.
     """
 
     zero_is_default: bool = False
@@ -41,10 +50,10 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Negated:
-    """A bool that is True by default, and travels as its opposite so that False on the wire is the default.
+    """The codec of a bool that is True by default. It travels negated, so that an unset field means the default.
 
     Attributes:
-        under: the message's field.
+        under: name of the message's field.
     """
 
     under: str
@@ -58,11 +67,11 @@ class Negated:
 
 @dataclass(frozen=True)
 class Named:
-    """A name in Python, a number of an enum on the wire.
+    """The codec of a name that travels as the number of an enum.
 
     Attributes:
-        numbers: by name.
-        refusal: the message of the error for another number, in which {} is the number.
+        numbers: numbers of the enum by name.
+        refusal: message of the error for an unknown number, which replaces {}.
     """
 
     numbers: Mapping[Any, int]
@@ -81,11 +90,11 @@ class Named:
 
 @dataclass(frozen=True)
 class Nested:
-    """A value with a message of its own, which its `to_proto` makes. None travels as a message that is not set.
+    """The codec of a value with its own message, which `to_proto` returns. None travels as an unset message.
 
     Attributes:
-        read: makes the value of the message.
-        needed: the message is read also if it is not set, so that `read` refuses it. Otherwise the default holds.
+        read: converts the message to the value.
+        needed: whether an unset message is passed to `read`, which refuses it. Otherwise it means the default.
     """
 
     read: Callable[[Any], Any]
@@ -101,11 +110,12 @@ class Nested:
 
 @dataclass(frozen=True)
 class Text:
-    """A value that travels as text.
+    """The codec of a value that travels as text.
 
     Attributes:
-        under: the message's field.
-        write, read: to and from text.
+        under: name of the message's field.
+        write: converts the value to text.
+        read: converts text to the value.
     """
 
     under: str
@@ -121,10 +131,10 @@ class Text:
 
 @dataclass(frozen=True)
 class Carried:
-    """A field that another field's codec carries with it.
+    """The codec of a field that the codec of another field carries.
 
     Attributes:
-        by: that field.
+        by: name of the other field.
     """
 
     by: str

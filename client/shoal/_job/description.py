@@ -1,14 +1,14 @@
-"""Descriptions of the fields of a job and of its policies, and what is derived from them.
+"""Descriptions of the fields of a job and its policies, and the functions that use them.
 
-A field of a dataclass carries one in its metadata:
+The metadata of a dataclass's field has its description:
 
     epochs: int = field(
         default=1,
-        metadata=described(Number(1, UINT32), Option("Passes over the data set."), Scalar(zero_is_default=True)),
+        metadata=field_metadata(Number(1, UINT32), Option("Passes over the data set."), Scalar(zero_is_default=True)),
     )
 
-`check`, `encode`, `decode` and `told` below read descriptions, as does `shoal._cli.job_options`; none of them names a
-field. A description says nothing about what a field does.
+`check`, `encode`, `decode`, `to_json` and `labelled_values` read descriptions, and so does `shoal._cli.job_options`.
+None of them names a field.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ class Option:
 
     Attributes:
         help: what the option does, and its unit. The command line adds the default.
-        flags: its long name and perhaps a short one. Empty: the field's name, with dashes. A name without dashes is
-            that of an argument.
-        metavar: what stands for its value in the help. Empty: the name of its type.
-        takes: the type of what is given. None: the field's own.
-        read: makes the field's value of what is given, as `takes` has it. None: it is the value.
-        default: what is given if the option is left out. None: the field's default.
-        turns_off: the option is a switch that makes the field False.
+        flags: long name of the option, and a short one if it has one. A name without dashes makes it an argument.
+            Empty means the field's name, with dashes.
+        metavar: placeholder of the value in the help. "" means the name of the type.
+        takes: type of the option's value. None means the type of the field.
+        read: converts the option's value to the field's value. None means that they are equal.
+        default: value of an option that is left out. None means the field's default.
+        turns_off: whether the option is a switch that sets the field to False.
     """
 
     help: str
@@ -52,26 +52,27 @@ class Option:
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """Options of `shoal submit` for a field that holds a policy: those of the policy's own fields.
+    """The options of `shoal submit` for a field that holds a policy: the options of the policy's fields.
 
     Attributes:
-        kind: the policy, a dataclass with descriptions.
-        made: makes the policy of the options that were given, by field, or None if they ask for none.
+        kind: class of the policy, a dataclass with descriptions.
+        build: returns the policy for the given options, by field, or None without a policy.
     """
 
     kind: type[Any]
-    made: Callable[[Mapping[str, Any]], Any]
+    build: Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True)
 class JsonField:
-    """How a field appears in the JSON of a job.
+    """The entry of a field in the JSON of a job.
 
     Attributes:
-        key: its name there. Empty: the field's.
-        value: makes the JSON value of the field's owner. None: the field's value, as it is.
-        label: what the page calls it. Empty: the field's name, in words. None: the page does not show it.
-        shown: makes what the page shows, if not the JSON value, of the field's owner.
+        key: key of the entry. "" means the field's name.
+        value: returns the JSON value for the field's owner. None means the field's value, unchanged.
+        label: label of the field on the page. "" means the field's name in words. None means that the page does not
+            show it.
+        shown: returns the value that the page shows, for the field's owner. None means the JSON value.
     """
 
     key: str = ""
@@ -86,45 +87,52 @@ class JsonField:
 
 @dataclass(frozen=True)
 class FieldDescription:
-    """What is said about one field.
+    """The description of one field.
 
     Attributes:
-        check: which values the field may have. None: whatever its owner's own checks allow.
-        option: how `shoal submit` sets it. None: only Python can.
-        codec: how it travels.
-        told: how it appears in JSON. None: it does not.
+        check: the check of its value. None means that only the owner checks it.
+        option: its option of `shoal submit`. None means that it can only be set in Python.
+        codec: its conversion to a message and back.
+        json: its entry in the JSON. None means that it has no entry.
     """
 
     check: Check | None
     option: Option | OptionGroup | None
     codec: Codec
-    told: JsonField | None
+    json: JsonField | None
 
 
-# Most fields travel and are told as they are.
+# Most fields are the same in the message and in the JSON.
 _PLAIN, _AS_IT_IS = Scalar(), JsonField()
 
 
-def described(
+def field_metadata(
     check: Check | None,
     option: Option | OptionGroup | None,
     codec: Codec = _PLAIN,
     *,
-    told: JsonField | None = _AS_IT_IS,
+    json: JsonField | None = _AS_IT_IS,
 ) -> Mapping[str, FieldDescription]:
-    """Returns the metadata of a field with this description; see `FieldDescription`."""
-    return {_KEY: FieldDescription(check, option, codec, told)}
+    """Returns the metadata of a field with a description.
+
+    Args:
+        check: see `FieldDescription`, as for all arguments.
+        option: its option.
+        codec: its codec.
+        json: its entry in the JSON.
+    """
+    return {_KEY: FieldDescription(check, option, codec, json)}
 
 
 def descriptions(kind: type[Any]) -> Mapping[str, FieldDescription]:
     """Returns the descriptions of a dataclass's fields by name, in the order of the fields.
 
     Raises:
-        TypeError: a field has none.
+        TypeError: a field has no description.
     """
     fields = dataclasses.fields(kind)
     if bare := [field.name for field in fields if _KEY not in field.metadata]:
-        raise TypeError(f"{kind.__name__} does not describe {', '.join(bare)}: set metadata=described(...)")
+        raise TypeError(f"{kind.__name__} does not describe {', '.join(bare)}; set metadata=field_metadata(...)")
     return {field.name: field.metadata[_KEY] for field in fields}
 
 
@@ -133,10 +141,10 @@ def check(owner: Any, of: str = "") -> None:
 
     Args:
         owner: a dataclass with descriptions.
-        of: what the owner is to its job, for the message: "checkpoints".
+        of: name of the owner's field in the job, for the message, such as "checkpoints".
 
     Raises:
-        InvalidJob: a value is not allowed; the message names the field.
+        InvalidJob: a value is not allowed. The message names the field.
     """
     for name, each in descriptions(type(owner)).items():
         if each.check is not None:
@@ -144,7 +152,12 @@ def check(owner: Any, of: str = "") -> None:
 
 
 def encode(owner: Any, message: Callable[..., _Message]) -> _Message:
-    """Returns the message that carries all fields of `owner`."""
+    """Returns the message that carries all fields of `owner`.
+
+    Args:
+        owner: a dataclass with descriptions.
+        message: class of the message.
+    """
     values: dict[str, Any] = {}
     for name, each in descriptions(type(owner)).items():
         values.update(each.codec.encode(name, owner))
@@ -152,10 +165,14 @@ def encode(owner: Any, message: Callable[..., _Message]) -> _Message:
 
 
 def decode(kind: type[Any], message: Any) -> dict[str, Any]:
-    """Returns the fields of a `kind` that a message carries, by name; those left out have their defaults.
+    """Returns the fields that a message carries, by name. A field that is left out has its default.
+
+    Args:
+        kind: a dataclass with descriptions.
+        message: the message.
 
     Raises:
-        InvalidJob, InvalidOptimizer: a value on the wire has no meaning.
+        InvalidJob, InvalidOptimizer: a value in the message is not valid.
     """
     values: dict[str, Any] = {}
     for name, each in descriptions(kind).items():
@@ -163,24 +180,24 @@ def decode(kind: type[Any], message: Any) -> dict[str, Any]:
     return values
 
 
-def told(owner: Any) -> dict[str, Any]:
-    """Returns the JSON of the fields of `owner` that have one, in the order of the fields."""
+def to_json(owner: Any) -> dict[str, Any]:
+    """Returns the JSON entries of the fields of `owner`, in the order of the fields."""
     found = {}
     for name, each in descriptions(type(owner)).items():
-        if each.told is not None:
-            found[each.told.key or name] = each.told.of(name, owner)
+        if each.json is not None:
+            found[each.json.key or name] = each.json.of(name, owner)
     return found
 
 
-def shown(owner: Any) -> list[tuple[str, Any]]:
-    """Returns the labels and values that a page shows of `owner`, in the order of the fields."""
+def labelled_values(owner: Any) -> list[tuple[str, Any]]:
+    """Returns the labels and values of `owner` that the page shows, in the order of the fields."""
     return [
         (
-            each.told.label or name.replace("_", " ").capitalize(),
-            (each.told.shown or partial(each.told.of, name))(owner),
+            each.json.label or name.replace("_", " ").capitalize(),
+            (each.json.shown or partial(each.json.of, name))(owner),
         )
         for name, each in descriptions(type(owner)).items()
-        if each.told is not None and each.told.label is not None
+        if each.json is not None and each.json.label is not None
     ]
 
 
@@ -192,9 +209,9 @@ __all__ = [
     "OptionGroup",
     "check",
     "decode",
-    "described",
     "descriptions",
     "encode",
-    "shown",
-    "told",
+    "field_metadata",
+    "labelled_values",
+    "to_json",
 ]

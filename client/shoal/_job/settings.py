@@ -25,7 +25,7 @@ def dumped(settings: object) -> str:
         ) from None
     if len(text) > _MAX_BYTES:
         raise errors.InvalidJob(
-            f"settings are {len(text)} bytes of JSON; at most {_MAX_BYTES} travel with a job, "
+            f"settings are {len(text)} bytes of JSON; the limit is {_MAX_BYTES} bytes, "
             "so put large data where the program can load it",
             bytes=len(text),
         )
@@ -48,7 +48,7 @@ def loaded(text: str) -> Mapping[str, Any]:
 
 
 def parse(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Reads `--set KEY=VALUE` options: a value is JSON where it parses as such, else a string.
+    """Parses `--set KEY=VALUE` options. A value that is not JSON is a string.
 
     Raises:
         InvalidJob: a pair has no `=` or no key.
@@ -63,7 +63,7 @@ def parse(pairs: Sequence[str] | None) -> dict[str, Any]:
 
 
 def value(text: str) -> Any:
-    """Returns what a text says as JSON; a text that is not JSON is a string."""
+    """Returns the value of a JSON text. A text that is not JSON is itself the value."""
     try:
         return json.loads(text)
     except ValueError:

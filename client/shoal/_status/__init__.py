@@ -1,1 +1,1 @@
-"""Parts of `shoal.status`, which is where users and roles import them from: `members` and `data`."""
+"""The members and the data account of `shoal.status`, from which users and roles import them."""

@@ -8,7 +8,7 @@ from shoal.v1 import job_pb2
 
 @dataclass(frozen=True, slots=True)
 class DataCount:
-    """Samples by what became of them.
+    """Numbers of samples by their state.
 
     Attributes:
         done: trained on.
@@ -24,13 +24,21 @@ class DataCount:
 
     @classmethod
     def from_proto(cls, message: job_pb2.DataCount) -> "DataCount":
-        """The count that a message carries."""
+        """Returns the count that a message carries."""
         return cls(message.done, message.leased, message.loose, message.untouched)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRange:
-    """Samples [start, stop) of an epoch's order, which a worker trains on."""
+    """A range of an epoch's order that a worker has leased.
+
+    Attributes:
+        worker: member id of the worker.
+        rank: rank of the worker.
+        epoch: the pass over the data set, from 0.
+        start: place of the first sample.
+        stop: place after the last sample.
+    """
 
     worker: str
     rank: int
@@ -41,15 +49,15 @@ class HeldRange:
 
 @dataclass(frozen=True, slots=True)
 class DataAccount:
-    """What became of a job's data.
+    """The account of a job's data.
 
     Attributes:
-        samples: of one pass; 0: the job has no data, or no worker has loaded its program yet.
-        epochs: passes.
-        epoch: the first that is not all done, from 0; the last one when they all are.
-        total: of all epochs.
-        in_progress: by epoch, of those that have been begun and are not all done; the first 1,000 of them.
-        held: which worker has what.
+        samples: samples in one epoch. 0 means that the job has no data, or that no worker has loaded its program yet.
+        epochs: number of epochs.
+        epoch: the first epoch that is not complete, from 0. When all are complete, the last one.
+        total: count over all epochs.
+        in_progress: counts of the epochs that have started and are not complete, at most the first 1,000.
+        held: the leased ranges.
     """
 
     samples: int = 0
@@ -61,7 +69,7 @@ class DataAccount:
 
     @classmethod
     def from_proto(cls, message: job_pb2.GetDataReply) -> "DataAccount":
-        """The account that a message carries."""
+        """Returns the account that a message carries."""
         return cls(
             samples=message.samples,
             epochs=message.epochs,

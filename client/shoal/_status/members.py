@@ -1,4 +1,4 @@
-"""The cluster and its members, as plain values."""
+"""The status of the cluster and its members, as plain values."""
 
 import enum
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from shoal.v1 import coordinator_pb2
 
 
 class Role(enum.Enum):
-    """What a member is."""
+    """The role of a member."""
 
     SERVER = "server"
     WORKER = "worker"
@@ -16,13 +16,13 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """What a server does; who wants rates takes the difference of two.
+    """The load of a server. The counters start at 0 with its process; for a rate, take the difference of two loads.
 
     Attributes:
-        updates: applied since its process began, a shard each.
-        received_bytes: of gradients and values, since then.
-        sent_bytes: of values, since then.
-        waiting_pulls: that wait for their consistency mode now, a shard each.
+        updates: updates applied, counted per shard.
+        received_bytes: bytes of gradients and values received.
+        sent_bytes: bytes of values sent.
+        waiting_pulls: pulls that currently wait for their consistency mode, counted per shard.
     """
 
     updates: int = 0
@@ -31,7 +31,7 @@ class ServerLoad:
     waiting_pulls: int = 0
 
     def to_proto(self) -> coordinator_pb2.ServerLoad:
-        """The message that carries it."""
+        """Returns the message that carries the load."""
         return coordinator_pb2.ServerLoad(
             updates=self.updates,
             received_bytes=self.received_bytes,
@@ -41,27 +41,27 @@ class ServerLoad:
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.ServerLoad) -> "ServerLoad":
-        """The load that a message carries."""
+        """Returns the load that a message carries."""
         return cls(message.updates, message.received_bytes, message.sent_bytes, message.waiting_pulls)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """A member of the cluster.
+    """The status of a member of the cluster.
 
     Attributes:
-        member: its id.
-        role: what it is.
-        incarnation: which life of it this is.
-        address: host:port of a server; empty for the others.
-        device: of a worker: "cpu", "cuda:0 NVIDIA H200".
+        member: id of the member.
+        role: role of the member.
+        incarnation: number of its incarnation.
+        address: host:port of a server, "" for other roles.
+        device: device of a worker, such as "cpu" or "cuda:0 NVIDIA H200".
         metrics_address: host:port of its /metrics.
-        alive: its lease runs.
-        silent_s: seconds since its last sign of life.
-        shards: how many it holds.
-        bytes: of values and slots in them.
-        job: what it works on; empty: nothing.
-        load: of a server: what it does, as it said last.
+        alive: whether it sends heartbeats within the heartbeat timeout.
+        silent_s: seconds since its last heartbeat.
+        shards: number of shards that it holds.
+        bytes: size of the values and slots in its shards.
+        job: name of the job that it works on, or "".
+        load: latest reported load of a server.
         leaving: it was told to go: a server serves on while its jobs are saved. Not alive, it has gone in good order.
     """
 
@@ -81,7 +81,7 @@ class MemberStatus:
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.Member) -> "MemberStatus":
-        """The member that a message describes."""
+        """Returns the member that a message describes."""
         return cls(
             member=message.member,
             role=Role(coordinator_pb2.Role.Name(message.role).lower()),
@@ -101,12 +101,12 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The cluster as the coordinator sees it.
+    """The status of the cluster.
 
     Attributes:
-        cluster: its id, drawn when the coordinator started on an empty store.
-        generation: the newest placement's number.
-        members: servers, workers and sessions, dead ones too.
+        cluster: id of the cluster, drawn when the coordinator starts with an empty store.
+        generation: generation of the newest placement.
+        members: servers, workers and sessions, including lost ones.
     """
 
     cluster: str
@@ -115,21 +115,21 @@ class ClusterStatus:
 
     @property
     def shards(self) -> int:
-        """Shards on live servers."""
+        """The number of shards on live servers."""
         return sum(member.shards for member in self.members if member.alive)
 
     @property
     def bytes(self) -> int:
-        """Bytes of values and slots on live servers."""
+        """The size of the values and slots on live servers, in bytes."""
         return sum(member.bytes for member in self.members if member.alive)
 
     def alive(self, role: Role) -> tuple[MemberStatus, ...]:
-        """The live members of one role."""
+        """Returns the live members of one role."""
         return tuple(member for member in self.members if member.alive and member.role is role)
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.GetStatusReply) -> "ClusterStatus":
-        """The status that a message carries."""
+        """Returns the status that a message carries."""
         members = tuple(MemberStatus.from_proto(member) for member in message.members)
         return cls(message.cluster, message.generation, members)
 

@@ -53,7 +53,7 @@ class PlacedServers:
 
     def each(self, call: Callable[[ServerConnection], T]) -> list[T]:
         """Calls every server in parallel. If the placement is old, fetches the new one and repeats all calls."""
-        call = _tracing.bound(call)
+        call = _tracing.in_current_context(call)
         for _ in range(_PLACEMENTS):
             try:
                 if self._pool is None:

@@ -1,4 +1,4 @@
-"""Optimizers, and schedules of their learning rates: what a job names, and servers then apply."""
+"""Optimizers and learning-rate schedules. A job names them, and the servers apply them."""
 
 from shoal.optim._optimizers import (
     FTRL,

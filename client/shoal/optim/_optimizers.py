@@ -1,9 +1,10 @@
-"""Optimizers and learning-rate schedules as users name them: what is computed, not the code that computes it.
+"""Optimizers as users specify them: their equations and parameters. The servers have the code that applies them.
 
-In the equations x is a value, g its gradient, other letters slots (state that the server keeps beside each value), lr
-the schedule's rate at the shard's version, and t = version + 1. Defaults and results are PyTorch's; FTRL's are Keras's.
+In the equations, x is a value, g is its gradient, and other letters are slots: state that the server keeps for each
+value. lr is the schedule's rate at the shard's version, and t = version + 1. Defaults and results are those of PyTorch;
+those of FTRL are those of Keras.
 
-    optimizer = Adam(Cosine(1e-3, steps=10_000, warmup_steps=500), weight_decay=1e-4)
+    optimizer = Adam(CosineLR(1e-3, steps=10_000, warmup_steps=500), weight_decay=1e-4)
     job = client.submit(shoal.Job("digits:Digits", optimizer=optimizer))
 """
 
@@ -31,18 +32,19 @@ from shoal.v1 import job_pb2
 
 @dataclass(frozen=True)
 class Optimizer(Specification):
-    """How a gradient changes a trainable variable; the base of all optimizers.
+    """The rule by which gradients change trainable variables: the base class of all optimizers.
 
-    Weight decay is coupled, an L2 penalty: g := g + weight_decay * x comes first. `AdamW` and `FTRL` decouple it:
-    x := x * (1 - lr * weight_decay) comes first, and g is left alone.
+    Weight decay is an L2 penalty: an update first sets g := g + weight_decay * x. For `AdamW` and `FTRL` it is
+    decoupled: an update first sets x := x * (1 - lr * weight_decay), and g does not change.
 
     Args:
         learning_rate: a constant >= 0, or a `Schedule`.
         weight_decay: >= 0.
-        decay_exclude: shell-style patterns, matched with case, of the variables that weight decay skips: ("*bias",).
+        decay_exclude: shell-style, case-sensitive patterns for the names of variables without weight decay, such as
+            ("*bias",).
 
     Raises:
-        InvalidOptimizer: a number is out of its range or not finite, or the patterns are not strings.
+        InvalidOptimizer: a number is out of range or not finite, or the patterns are not strings.
     """
 
     kind: ClassVar[str] = "optimizer"
@@ -60,21 +62,25 @@ class Optimizer(Specification):
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate as a schedule, whichever way it was given."""
+        """The learning rate as a schedule, also if it is a constant."""
         return self.learning_rate if isinstance(self.learning_rate, Schedule) else ConstantLR(self.learning_rate)
 
     def rate(self, version: int) -> float:
-        """The learning rate of an update, `version` being the number of updates that the shard applied before it."""
+        """Returns the learning rate of an update.
+
+        Args:
+            version: number of updates that the shard has applied before.
+        """
         given = self.learning_rate
-        return given.rate(version) if isinstance(given, Schedule) else given  # a schedule a call would cost too much
+        return given.rate(version) if isinstance(given, Schedule) else given  # a new schedule per call is too slow
 
     def decay_of(self, variable: str) -> float:
-        """The weight decay of the variable with this name: 0 if `decay_exclude` has a pattern for it."""
+        """Returns the weight decay of the variable of this name: 0 if a pattern of `decay_exclude` matches."""
         excluded = any(fnmatchcase(variable, pattern) for pattern in self.decay_exclude)
         return 0.0 if excluded else self.weight_decay
 
     def to_proto(self) -> job_pb2.Optimizer:
-        """The optimizer as it travels."""
+        """Returns the message that carries this optimizer."""
         return job_pb2.Optimizer(
             name=self.name,
             hyperparameters=self.numbers(),
@@ -85,11 +91,10 @@ class Optimizer(Specification):
 
 
 def from_proto(message: job_pb2.Optimizer) -> Optimizer:
-    """The optimizer that a message describes; hyperparameters and a learning rate that it lacks take their defaults.
+    """Returns the optimizer that a message carries. Missing hyperparameters have their defaults.
 
     Raises:
-        InvalidOptimizer: a name, hyperparameter or schedule is unknown (the message lists the known ones), missing or
-            out of range.
+        InvalidOptimizer: the name, the schedule or a hyperparameter is unknown, missing or out of range.
     """
     rate = {"learning_rate": Schedule.from_proto(message.learning_rate)} if message.HasField("learning_rate") else {}
     return Optimizer.decoded(
@@ -102,15 +107,15 @@ def from_proto(message: job_pb2.Optimizer) -> Optimizer:
 
 
 def _simplified(schedule: Schedule) -> float | Schedule:
-    """A plain number for a plain constant, so that equal optimizers compare equal."""
+    """Returns a number for a schedule that is constant, so that equal optimizers compare equal."""
     return schedule.learning_rate if schedule == ConstantLR(schedule.learning_rate) else schedule
 
 
 def _patterns(name: str, patterns: Iterable[str]) -> tuple[str, ...]:
-    # A lone string is iterable too, and would silently match by its letters.
+    # A single string is also iterable, and its letters would be taken as patterns.
     kept = () if isinstance(patterns, str) else tuple(patterns)
     if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in kept):
-        raise InvalidOptimizer(f'{name}: decay_exclude is {patterns!r}; give a tuple of patterns, as ("*bias",)')
+        raise InvalidOptimizer(f'{name}: decay_exclude is {patterns!r}; give a tuple of patterns, such as ("*bias",)')
     return kept
 
 
@@ -121,7 +126,7 @@ class SGD(Optimizer, name="sgd"):
         x := x - lr * g
 
     Args:
-        learning_rate: see `Optimizer`, as for weight_decay and decay_exclude here and below.
+        learning_rate: see `Optimizer`, also for weight_decay and decay_exclude of all optimizers.
     """
 
 
@@ -132,12 +137,12 @@ class Momentum(Optimizer, name="momentum"):
         s := momentum * s + g
         x := x - lr * s                       (nesterov: x - lr * (g + momentum * s))
 
-    PyTorch's SGD with dampening 0.
+    The results are those of PyTorch's SGD with dampening 0.
 
     Args:
         learning_rate: see `Optimizer`.
-        momentum: in [0, 1); above 0 for nesterov.
-        nesterov: look ahead.
+        momentum: in [0, 1); above 0 if nesterov is set.
+        nesterov: whether to use Nesterov's momentum.
     """
 
     momentum: Fraction = 0.9
@@ -158,7 +163,7 @@ class Adagrad(Optimizer, name="adagrad"):
 
     Args:
         learning_rate: see `Optimizer`.
-        initial_accumulator_value: s at first, >= 0.
+        initial_accumulator_value: initial value of s, >= 0.
         eps: > 0.
     """
 
@@ -176,14 +181,14 @@ class RMSProp(Optimizer, name="rmsprop"):
         b := momentum * b + g / (sqrt(s - a ** 2) + eps)
         x := x - lr * b
 
-    Rounding may take s below a ** 2, of which PyTorch makes NaN; here the difference is then 0.
+    If rounding makes s smaller than a ** 2, the difference counts as 0. PyTorch gives NaN in this case.
 
     Args:
         learning_rate: see `Optimizer`.
-        alpha: smoothing, in [0, 1).
+        alpha: smoothing factor, in [0, 1).
         eps: > 0.
-        momentum: in [0, 1); 0 keeps no slot b.
-        centered: divide by the standard deviation, not by the root mean square.
+        momentum: in [0, 1). With 0 there is no slot b.
+        centered: whether to divide by the standard deviation instead of the root mean square.
     """
 
     learning_rate: float | Schedule = 1e-2
@@ -217,7 +222,7 @@ class Adam(Optimizer, name="adam"):
 class AdamW(Adam, name="adamw"):
     """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019, arXiv:1711.05101).
 
-    x := x * (1 - lr * weight_decay), then as `Adam`
+    The update is x := x * (1 - lr * weight_decay), followed by the update of `Adam`.
     """
 
     weight_decay: NonNegative = field(default=1e-2, kw_only=True)
@@ -225,23 +230,23 @@ class AdamW(Adam, name="adamw"):
 
 @dataclass(frozen=True)
 class FTRL(Optimizer, name="ftrl"):
-    """Follow the regularised leader, proximal (McMahan et al., KDD 2013), as Keras has it; p = -learning_rate_power.
+    """Follow the regularized leader, proximal (McMahan et al., KDD 2013), as in Keras; p = -learning_rate_power.
 
         n' := n + g ** 2
         z := z + g + 2 * l2_shrinkage * x - (n' ** p - n ** p) / lr * x
         x := (clip(z, -l1, l1) - z) / ((beta + n' ** p) / lr + 2 * l2)
 
-    The slots alone make x: initial values count through the term with x only. Where a schedule's rate is 0, an update
-    changes nothing.
+    The new x depends on the slots only; initial values enter through the term with x. If the schedule's rate is 0, an
+    update changes nothing.
 
     Args:
-        learning_rate: see `Optimizer`; the schedule should not change it much, since z holds past rates.
-        learning_rate_power: <= 0; -0.5 is the fast one.
-        initial_accumulator_value: n at first, > 0.
-        l1: >= 0; above 0, values become exactly 0.
-        l2: >= 0, a penalty on the values.
-        l2_shrinkage: >= 0, a penalty that the accumulator n does not see.
-        beta: >= 0, of the paper's per-coordinate rates.
+        learning_rate: see `Optimizer`. Use a schedule with small changes only, because z includes past rates.
+        learning_rate_power: <= 0. -0.5 is the fastest to compute.
+        initial_accumulator_value: initial value of n, > 0.
+        l1: L1 penalty, >= 0. Above 0, values can become exactly 0.
+        l2: L2 penalty on the values, >= 0.
+        l2_shrinkage: L2 penalty that does not enter the accumulator n, >= 0.
+        beta: beta of the paper's per-coordinate learning rates, >= 0.
     """
 
     learning_rate_power: NonPositive = -0.5

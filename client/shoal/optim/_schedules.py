@@ -1,4 +1,4 @@
-"""Learning rates as functions of a shard's version, and the named, ranged numbers that optimizers share with them."""
+"""Learning-rate schedules, and the checked parameters that they share with optimizers."""
 
 import dataclasses
 import math
@@ -15,14 +15,19 @@ from shoal.v1 import job_pb2
 
 @dataclass(frozen=True)
 class Allowed:
-    """Which finite numbers a hyperparameter may be: `test` decides, `words` say it."""
+    """The range of a hyperparameter.
+
+    Attributes:
+        words: description of the range for messages.
+        test: returns whether a finite number is in the range.
+    """
 
     words: str
     test: Callable[[float], bool]
 
 
-_MAX_COUNT = 2**53  # numbers travel as doubles, which hold whole numbers up to here
-_TINY = 2.0**-126  # float32's smallest normal number; less could round to 0 in a kernel that divides by it
+_MAX_COUNT = 2**53  # numbers travel as doubles, which represent all whole numbers up to here
+_TINY = 2.0**-126  # smallest normal float32; a kernel could round a smaller divisor to 0
 
 NonNegative = Annotated[float, Allowed("at least 0", lambda x: x >= 0)]
 NonPositive = Annotated[float, Allowed("at most 0", lambda x: x <= 0)]
@@ -36,16 +41,16 @@ Flag = Annotated[bool, Allowed("true or false (1 or 0)", lambda x: x in {0, 1})]
 
 @dataclass(frozen=True)
 class Specification:
-    """Something that is chosen by name and described by numbers: a schedule, an optimizer.
+    """A schedule or an optimizer: a class that is selected by name and has numbers as parameters.
 
-    A subclass given a `name` enters its kind's registry. Its fields of the `Annotated` types above are checked, and
-    made plain Python numbers, when it is constructed; those not in `apart` are the map of numbers that travels.
+    A subclass with a `name` is registered with its kind. The constructor checks the fields of the `Annotated` types
+    above and converts them to Python numbers. The message carries them in a map, except the fields in `apart`.
 
     Attributes:
-        kind: what the registry holds, for error messages.
-        known: the registry: name to class. Each kind has its own.
-        apart: fields that have a place of their own in the kind's message.
-        name: the class's name in the registry and on the wire.
+        kind: name of the kind, for error messages.
+        known: registered classes of the kind, by name.
+        apart: names of the fields that have their own field in the message.
+        name: name of the class in the registry and in messages.
     """
 
     kind: ClassVar[str]
@@ -64,12 +69,17 @@ class Specification:
             object.__setattr__(self, key, _checked(f"{self.name}: {key}", getattr(self, key), kind, allowed))
 
     def numbers(self) -> dict[str, float]:
-        """The numbers that travel, by field name."""
+        """Returns the numbers in the message's map, by field name."""
         return {key: float(getattr(self, key)) for key in _ranges(type(self)) if key not in self.apart}
 
     @classmethod
     def decoded(cls, name: str, values: Mapping[str, float], **apart: Any) -> Self:
-        """The member of this kind called `name`, with `values` from the wire; those left out take their defaults.
+        """Creates the schedule or optimizer that a message describes.
+
+        Args:
+            name: name of the class.
+            values: the message's map of numbers. Missing ones have their defaults.
+            apart: the fields that are not in the map.
 
         Raises:
             InvalidOptimizer: the name or a number is unknown, a required number is missing, or one is out of range.
@@ -87,14 +97,14 @@ class Specification:
 
 
 def _ranges(cls: type[Specification]) -> dict[str, tuple[type, Allowed]]:
-    """The fields that are ranged numbers: name to (float, int or bool) and what is allowed, in field order."""
+    """Returns the type and the range of each checked field, by name, in field order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {item.name: typing.get_args(hints[item.name]) for item in dataclasses.fields(cls)}
     return {key: (args[0], args[1]) for key, args in found.items() if len(args) == 2 and isinstance(args[1], Allowed)}
 
 
 def _checked(where: str, value: object, kind: type, allowed: Allowed) -> float:
-    """`value` as a plain float, int or bool; InvalidOptimizer if it is none or not allowed."""
+    """Returns `value` as a float, int or bool. Raises InvalidOptimizer if it is not a number in the range."""
     fits = isinstance(value, numbers.Real) and math.isfinite(value) and allowed.test(float(value))
     if not fits or (kind is not float and kind(value) != value):
         raise InvalidOptimizer(f"{where} is {value!r}; it must be finite and {allowed.words}")
@@ -103,17 +113,17 @@ def _checked(where: str, value: object, kind: type, allowed: Allowed) -> float:
 
 @dataclass(frozen=True)
 class Schedule(Specification, ABC):
-    """A learning rate as a function of the version, the number of updates that the shard has applied before.
+    """A learning rate as a function of the version v, the number of updates that the shard has applied before.
 
-    With `warmup_steps` w > 0 the first w updates rise linearly (Goyal et al., 2017, arXiv:1706.02677):
-    rate(v) = learning_rate * (v + 1) / w for v < w. The schedule proper starts at v = w, as if that were its 0.
+    With `warmup_steps` w > 0, the rate first rises linearly (Goyal et al., 2017, arXiv:1706.02677):
+    rate(v) = learning_rate * (v + 1) / w for v < w. After that, the schedule is computed with v - w.
 
     Args:
-        learning_rate: where the schedule starts, >= 0.
-        warmup_steps: updates, >= 0.
+        learning_rate: initial rate of the schedule, >= 0.
+        warmup_steps: number of updates of the warm-up, >= 0.
 
     Raises:
-        InvalidOptimizer: a number is out of its range or not finite.
+        InvalidOptimizer: a number is out of range or not finite.
     """
 
     kind: ClassVar[str] = "schedule"
@@ -124,28 +134,32 @@ class Schedule(Specification, ABC):
     warmup_steps: Count = field(default=0, kw_only=True)
 
     def rate(self, version: int) -> float:
-        """The learning rate of the update that makes version + 1 of `version`."""
+        """Returns the learning rate of the update from `version` to `version` + 1."""
         if version < self.warmup_steps:
             return self.learning_rate * (version + 1) / self.warmup_steps
         return self._after_warmup(version - self.warmup_steps)
 
     @abstractmethod
     def _after_warmup(self, version: int, /) -> float:
-        """The rate at `version`, counted from the end of the warm-up."""
+        """Returns the rate at `version`, counted from the end of the warm-up."""
 
     def to_proto(self) -> job_pb2.Schedule:
-        """The schedule as it travels."""
+        """Returns the message that carries this schedule."""
         return job_pb2.Schedule(name=self.name, parameters=self.numbers(), warmup_steps=self.warmup_steps)
 
     @staticmethod
     def from_proto(message: job_pb2.Schedule) -> "Schedule":
-        """The reverse of `to_proto`; InvalidOptimizer where the message is none of ours."""
+        """Returns the schedule that a message carries.
+
+        Raises:
+            InvalidOptimizer: the name or a number is unknown, missing or out of range.
+        """
         return Schedule.decoded(message.name, message.parameters, warmup_steps=message.warmup_steps)
 
 
 @dataclass(frozen=True)
 class ConstantLR(Schedule, name="constant"):
-    """rate(v) = learning_rate: with a warm-up the only schedule that many jobs need.
+    """A constant learning rate: rate(v) = learning_rate.
 
     Args:
         learning_rate: >= 0.
@@ -158,12 +172,12 @@ class ConstantLR(Schedule, name="constant"):
 
 @dataclass(frozen=True)
 class StepLR(Schedule, name="step"):
-    """rate(v) = learning_rate * gamma ** floor(v / step_size), as PyTorch's StepLR.
+    """A rate that drops at fixed intervals: learning_rate * gamma ** floor(v / step_size), as PyTorch's StepLR.
 
     Args:
         learning_rate: >= 0.
-        step_size: updates between two drops, >= 1.
-        gamma: the factor of each drop, in (0, 1].
+        step_size: number of updates between two drops, >= 1.
+        gamma: factor of each drop, in (0, 1].
         warmup_steps: see `Schedule`.
     """
 
@@ -176,11 +190,11 @@ class StepLR(Schedule, name="step"):
 
 @dataclass(frozen=True)
 class ExponentialLR(Schedule, name="exponential"):
-    """rate(v) = learning_rate * gamma ** v, as PyTorch's ExponentialLR.
+    """A rate that decays exponentially: learning_rate * gamma ** v, as PyTorch's ExponentialLR.
 
     Args:
         learning_rate: >= 0.
-        gamma: the factor of each update, in (0, 1].
+        gamma: factor of each update, in (0, 1].
         warmup_steps: see `Schedule`.
     """
 
@@ -192,16 +206,16 @@ class ExponentialLR(Schedule, name="exponential"):
 
 @dataclass(frozen=True)
 class CosineLR(Schedule, name="cosine"):
-    """rate(v) = minimum + (learning_rate - minimum) * (1 + cos(pi * v / steps)) / 2, and `minimum` from v = steps on.
+    """A rate that falls along a cosine: SGDR without restarts (Loshchilov and Hutter, ICLR 2017, arXiv:1608.03983).
 
-    SGDR without its restarts (Loshchilov and Hutter, ICLR 2017, arXiv:1608.03983). PyTorch's CosineAnnealingLR is
-    equal up to v = steps, and then rises again.
+    rate(v) = minimum + (learning_rate - minimum) * (1 + cos(pi * v / steps)) / 2 for v < steps, and then `minimum`.
+    PyTorch's CosineAnnealingLR is equal up to v = steps, and then rises again.
 
     Args:
         learning_rate: >= minimum.
-        steps: updates to fall over, >= 1.
-        minimum: where it ends, >= 0.
-        warmup_steps: see `Schedule`; not counted in `steps`.
+        steps: number of updates until the minimum, >= 1, without the warm-up.
+        minimum: final rate, >= 0.
+        warmup_steps: see `Schedule`.
     """
 
     steps: PositiveCount
@@ -211,7 +225,7 @@ class CosineLR(Schedule, name="cosine"):
         super().__post_init__()
         if self.minimum > self.learning_rate:
             raise InvalidOptimizer(
-                f"cosine: minimum {self.minimum} is above learning_rate {self.learning_rate}; the rate can only fall"
+                f"cosine: minimum {self.minimum} is above learning_rate {self.learning_rate}; choose a smaller minimum"
             )
 
     def _after_warmup(self, version: int, /) -> float:

@@ -1,4 +1,4 @@
-"""Optimizers as people write them on a command line: `adam:learning_rate=0.01,schedule=cosine,steps=1000`."""
+"""The text form of optimizers for the command line: `adam:learning_rate=0.01,schedule=cosine,steps=1000`."""
 
 import dataclasses
 from typing import Any
@@ -19,10 +19,10 @@ SYNTAX = (
 
 
 def parse(text: str) -> Optimizer:
-    """Reads an optimizer as people write it; `SYNTAX` has the syntax.
+    """Parses the text form of an optimizer; `SYNTAX` describes it.
 
     Raises:
-        InvalidOptimizer: a name or key is unknown, or a value is out of its range.
+        InvalidOptimizer: a name or key is unknown, or a value is out of range.
     """
     name, _, rest = text.partition(":")
     kind = _known(Optimizer, name)

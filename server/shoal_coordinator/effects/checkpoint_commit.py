@@ -149,7 +149,7 @@ def _retain(
     gone = [number for number in gone if number not in kept]
     for number in gone:
         catalogue.remove(job, number)
-    catalogue.sweep(job, below=newest)
+    catalogue.remove_incomplete(job, below=newest)
     return tuple(gone)
 
 

@@ -39,7 +39,7 @@ class ServerCalls:
             Cancelled: the call is not wanted any more.
         """
         # A channel a call: these are few, and a server that was restarted is found at once.
-        with _rpc.channel(server.address) as channel, _tracing.calling(request):
+        with _rpc.channel(server.address) as channel, _tracing.client_span(request):
             stub = getattr(ParameterServerStub(channel), method)
 
             def once() -> Any:
@@ -85,7 +85,7 @@ class ConcurrentCalls:
         Raises:
             ShoalError: of the first one that fails; the others' answers are not waited for.
         """
-        with _tracing.calling(request):
+        with _tracing.client_span(request):
             calls = self._begin(method, request, timeout_s)
             try:
                 answers = []
@@ -99,7 +99,7 @@ class ConcurrentCalls:
 
     def tell(self, method: str, request: Any, *, timeout_s: float) -> None:
         """The same call to each, of which none has to succeed: returns when all are over, within the time."""
-        with _tracing.calling(request):
+        with _tracing.client_span(request):
             for server, call in self._begin(method, request, timeout_s):
                 with suppress(errors.ShoalError), _rpc.as_shoal_errors(server.address):
                     call.result()

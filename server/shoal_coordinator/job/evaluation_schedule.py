@@ -124,7 +124,7 @@ class EvaluationSchedule:
 
     def lacks(self, result: Evaluation) -> str:
         """Returns why a result is unusable; empty if it is usable."""
-        problem = self._policy.lacks(result.values)
+        problem = self._policy.missing_metric(result.values)
         return f"the program's evaluation {problem}" if problem else ""
 
     def release(self, assignment: int) -> None:

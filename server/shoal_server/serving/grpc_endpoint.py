@@ -62,7 +62,7 @@ class GrpcEndpoint(Endpoint):
             senders=self._config.senders,
             on_sent=self._service.sent("grpc"),
             on_end=self._service.metrics.pulled,
-            span=_tracing.served("Pull", request.stamp),
+            span=_tracing.server_span("Pull", request.stamp),
         )
         call.start(pushes.stamp_of(request.stamp), request.ahead)
 

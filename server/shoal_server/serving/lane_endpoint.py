@@ -206,7 +206,7 @@ class LaneHandler:
     def _pull(self, payload: memoryview) -> None:
         start = time.perf_counter()
         request = _decoded(pb.PullRequest, payload)
-        with _tracing.served("Pull", request.stamp) as span:
+        with _tracing.server_span("Pull", request.stamp) as span:
             waited_s = self._answer_pull(request, span)
         self._metrics.pulled(time.perf_counter() - start - waited_s, waited_s)
 

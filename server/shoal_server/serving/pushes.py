@@ -66,7 +66,7 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sh
         NonFiniteGradient: a shard's gradient holds NaN or Inf; no shard keeps any of the push.
         Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the shards.
     """
-    with _tracing.served("Push", header.stamp):
+    with _tracing.server_span("Push", header.stamp):
         return _received(store, header, source)
 
 
@@ -106,7 +106,7 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardPushResult
     """
     shards = store.shards(request.stamp.job, request.shards, request.stamp.generation)
     stamp = stamp_of(request.stamp)
-    with _tracing.served("Commit", request.stamp), store.commit_gate(request.stamp.job).passing():
+    with _tracing.server_span("Commit", request.stamp), store.commit_gate(request.stamp.job).passing():
         return [ShardPushResult(shard, shard.commit(stamp)) for shard in shards]
 
 

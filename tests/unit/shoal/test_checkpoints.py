@@ -81,14 +81,14 @@ def test_any_rows_are_found_in_whatever_slices_they_lie(tmp_path: Path, start: i
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ({"value/1/w": np.zeros((2, 3))}, "missing or there twice, at row 0"),
-        ({"value/0/w": np.zeros((2, 3)), "value/3/w": np.zeros((2, 3))}, "missing or there twice, at row 2"),
-        ({"value/0/w": np.zeros((2, 3)), "value/1/w": np.zeros((2, 3))}, "missing or there twice, at row 2"),
+        ({"value/1/w": np.zeros((2, 3))}, "missing or duplicate at row 0"),
+        ({"value/0/w": np.zeros((2, 3)), "value/3/w": np.zeros((2, 3))}, "missing or duplicate at row 2"),
+        ({"value/0/w": np.zeros((2, 3)), "value/1/w": np.zeros((2, 3))}, "missing or duplicate at row 2"),
         ({"value/0/w": np.zeros((2, 3)), "value/2/w": np.zeros((2, 4))}, "do not fit together"),
         ({"value/0/w": np.zeros((2, 3)), "value/2/w": np.zeros((2, 3), np.float32)}, "do not fit together"),
-        ({"w": np.zeros(3)}, "names no slice"),
-        ({"value/w": np.zeros(3)}, "names no slice"),
-        ({"value/-1/w": np.zeros(3)}, "names no slice"),
+        ({"w": np.zeros(3)}, "not named as a slice"),
+        ({"value/w": np.zeros(3)}, "not named as a slice"),
+        ({"value/-1/w": np.zeros(3)}, "not named as a slice"),
     ],
 )
 def test_slices_that_do_not_fit_together_are_damage(tmp_path: Path, tensors: dict[str, Any], said: str) -> None:
@@ -112,11 +112,11 @@ class TestTheFolder:
                 with pytest.raises(errors.UnknownCheckpoint, match=f"there is no checkpoint {name} in .* lists them"):
                     use(name)
         for name in ("digits/", "digits/x", "digits/1/2", "../digits", "digits/-1", "digits/²", "digits/0", "Digits"):
-            with pytest.raises(errors.BadRequest, match="names no checkpoint"):
+            with pytest.raises(errors.BadRequest, match="does not name"):
                 found.show(name)
         for name in ("digits/1", "Digits", "../digits"):
-            for listed in (found.list, found.torn):
-                with pytest.raises(errors.BadRequest, match="give JOB alone"):
+            for listed in (found.list, found.incomplete):
+                with pytest.raises(errors.BadRequest, match="give JOB only"):
                     next(listed(name))
 
     def test_values_are_read_whole(self, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ class TestTheFolder:
         damage(tmp_path, 2, "b.safetensors")
         passed_by = found.verify("digits/best").passed_by
         assert [problem.partition(":")[0] for problem in passed_by] == ["digits/4", "digits/2"]
-        with pytest.raises(errors.BadRequest, match=r"say which, as digits/NUMBER"):
+        with pytest.raises(errors.BadRequest, match=r"give digits/NUMBER"):
             found.remove("digits/best")
 
     def test_without_an_evaluation_there_is_no_best(self, tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ class TestTheFolder:
         (tmp_path / "notes.txt").write_text("of the user")
         found = Checkpoints(str(tmp_path))
         assert [str(it) for it in found.list()] == ["digits/1"]
-        assert [*found.torn()] == ["digits/3", "gone/1"]
-        assert [*found.torn("digits")] == ["digits/3"]
+        assert [*found.incomplete()] == ["digits/3", "gone/1"]
+        assert [*found.incomplete("digits")] == ["digits/3"]
         found.remove("gone/1")
         found.remove("digits/3")
-        assert [*found.torn()] == []
+        assert [*found.incomplete()] == []
         assert str(found.show("digits")) == "digits/1"
 
     def test_all_of_a_job_are_removed(self, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ class TestTheFolder:
         (tmp_path / "digits" / "notes.txt").write_text("of the user")
         found = Checkpoints(str(tmp_path))
         found.import_file(tmp_path / "digits" / "00000001" / "a.safetensors", "other")
-        with pytest.raises(errors.BadRequest, match="JOB alone"):
+        with pytest.raises(errors.BadRequest, match="JOB only"):
             found.remove_all("digits/1")
         assert found.remove_all("digits") == ("digits/1", "digits/2", "digits/3")
         assert [path.name for path in (tmp_path / "digits").iterdir()] == ["notes.txt"]
@@ -245,7 +245,7 @@ class TestTheFolder:
         assert [str(it) for it in Checkpoints(str(tmp_path)).list()] == ["digits/1"]
 
     def test_a_url_that_is_no_folder_is_refused(self) -> None:
-        with pytest.raises(errors.BadRequest, match="cannot live at nothing://bucket"):
+        with pytest.raises(errors.BadRequest, match="cannot be stored at nothing://bucket"):
             Checkpoints("nothing://bucket")
 
 
@@ -320,7 +320,7 @@ class TestOtherFrameworks:
     @pytest.mark.parametrize("job", ["Base", "a/1", "../a", "", "a" * 64])
     def test_a_name_that_no_job_may_have_is_refused(self, tmp_path: Path, job: str) -> None:
         save_file({"a": KERNEL}, tmp_path / "in.safetensors")
-        with pytest.raises(errors.BadRequest, match="is no job's name"):
+        with pytest.raises(errors.BadRequest, match="is not a job name"):
             Checkpoints(str(tmp_path / "c")).import_file(tmp_path / "in.safetensors", job)
         assert not (tmp_path / "c").exists()
 
@@ -334,7 +334,7 @@ class TestOtherFrameworks:
 
         def disturbed(catalogue: Catalogue, manifest: Manifest) -> None:
             if meanwhile == "before":
-                catalogue.sweep("digits", below=9)
+                catalogue.remove_incomplete("digits", below=9)
             publish(catalogue, manifest)
             if meanwhile == "after":
                 catalogue.remove("digits", 1)
@@ -343,10 +343,10 @@ class TestOtherFrameworks:
                 save(tmp_path / "c")
 
         monkeypatch.setattr(Catalogue, "publish", disturbed)
-        with pytest.raises(errors.JobExists, match="digits/1 is not imported: a job digits takes"):
+        with pytest.raises(errors.JobExists, match="digits/1 was not imported: the running job digits takes"):
             found.import_file(tmp_path / "in.safetensors", "digits")
         assert [str(it) for it in found.list()] == (["digits/1"] if meanwhile == "another" else [])
-        assert [*found.torn()] == []
+        assert [*found.incomplete()] == []
 
     def test_a_file_that_is_not_there_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(errors.StorageFailed, match="No such file"):
@@ -382,15 +382,15 @@ class TestTheCommands:
     def test_ls_of_what_is_not_there_says_so(self, tmp_path: Path, run: Any) -> None:
         folder = tmp_path / "none"
         shown = run("checkpoints", "ls", "--checkpoints", folder)
-        assert (shown.exit_code, f"there is no whole checkpoint in {folder}" in shown.stdout) == (0, True)
+        assert (shown.exit_code, f"{folder} has no complete checkpoint" in shown.stdout) == (0, True)
         assert run("checkpoints", "ls", "--json").stdout == ""
         unknown = run("checkpoints", "ls", "nobody")
-        assert (unknown.exit_code, "there is no checkpoint of nobody" in unknown.stderr) == (4, True)
+        assert (unknown.exit_code, "has no checkpoint of nobody" in unknown.stderr) == (4, True)
         numbered = run("checkpoints", "ls", "digits/1")
-        assert (numbered.exit_code, "give JOB alone" in numbered.stderr) == (2, True)
+        assert (numbered.exit_code, "give JOB only" in numbered.stderr) == (2, True)
         (tmp_path / "file").touch()
         no_storage_message = run("checkpoints", "ls", "--checkpoints", tmp_path / "file")
-        assert (no_storage_message.exit_code, "it is no folder" in no_storage_message.stderr) == (1, True)
+        assert (no_storage_message.exit_code, "is not a folder" in no_storage_message.stderr) == (1, True)
 
     def test_a_damaged_one_is_passed_by_aloud(self, tmp_path: Path, run: Any) -> None:
         save(tmp_path, 1)
@@ -399,7 +399,7 @@ class TestTheCommands:
         for command in (["checkpoints", "show"], ["checkpoints", "verify"], ["export"]):
             rest = [tmp_path / "out"] if command == ["export"] else []
             result = run(*command, "digits", *rest)
-            assert (result.exit_code, "passed by digits/2: " in result.stderr) == (0, True)
+            assert (result.exit_code, "skipped digits/2: " in result.stderr) == (0, True)
             assert "digits/1" in result.stdout
             (problem,) = json.loads(run(*command, "digits", *rest, "--json").stdout)["passed_by"]
             assert "is damaged" in problem
@@ -409,7 +409,7 @@ class TestTheCommands:
         save(tmp_path)
         assert "dense/kernel" in run("checkpoints", "show", "digits").stdout
         assert json.loads(run("checkpoints", "show", "digits", "--json").stdout)["variables"]["dense/kernel"]
-        assert "is whole" in run("checkpoints", "verify", "digits/1").stdout
+        assert "is complete" in run("checkpoints", "verify", "digits/1").stdout
         damage(tmp_path, 1, "a.safetensors")
         result = run("checkpoints", "verify", "digits/1")
         assert (result.exit_code, "is damaged" in result.stderr) == (1, True)
@@ -447,7 +447,7 @@ class TestTheCommands:
         save(tmp_path)
         assert run("export", "digits", tmp_path / "m.safetensors").exit_code == 0
         result = run("import", tmp_path / "m.safetensors", "tuned")
-        assert "tuned/1 is made of" in result.stdout
+        assert "as tuned/1: " in result.stdout
         assert "tuned/1" in run("checkpoints", "ls").stdout
         assert run("import", tmp_path / "m.safetensors", "Tuned").exit_code == 2
         result = run("import", tmp_path / "m.safetensors", "part", "--skip", "bias", "--skip", "count", "--json")

@@ -9,7 +9,7 @@ import pytest
 import shoal
 from shoal import errors
 from shoal._wire import EvaluationAck, EvaluationClaim
-from shoal.evaluation import Total
+from shoal.evaluation import MetricTotals
 from shoal.status import Evaluation
 from shoal_worker.arrays import Cpu
 from shoal_worker.evaluation import Evaluator
@@ -173,20 +173,23 @@ def test_a_worker_that_is_to_leave_leaves_off():
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
-        (lambda x: x.mean(), "return from 1 to 256 figures by name"),
-        (lambda x: {}, "return from 1 to 256 figures by name"),
-        (lambda x: {str(x[0]): 1.0}, "return the same figures for all"),
-        (lambda x: {"mean": "high"}, r"^evaluate\(\) gives 'mean' as str; give a number or a Measure$"),
+        (lambda x: x.mean(), "return from 1 to 256 metrics by name"),
+        (lambda x: {}, "return from 1 to 256 metrics by name"),
+        (lambda x: {str(x[0]): 1.0}, "return the same metrics for all"),
+        (lambda x: {"mean": "high"}, r"^evaluate\(\) gives 'mean' as str; give a number or an AggregateMetric$"),
         (lambda x: {"mean": "1"}, "gives 'mean' as str"),
-        (lambda x: {"mean": np.ones(3)}, r"gives 'mean' as ndarray of shape \(3,\); give a number or a Measure$"),
+        (
+            lambda x: {"mean": np.ones(3)},
+            r"gives 'mean' as ndarray of shape \(3,\); give a number or an AggregateMetric$",
+        ),
         (lambda x: {"mean": np.ones(0)}, r"gives 'mean' as ndarray of shape \(0,\)"),
         (lambda x: {"mean": None}, "gives 'mean' as NoneType"),
         (lambda x: {"mean": 10**400}, "gives 'mean' as int"),
         (lambda x: {"most": Most("high")}, "gives 'most' as str"),
-        (lambda x: {"mean": 1.0, 3: 1.0}, "names a figure 3; name it by text of 1 to 256 bytes of UTF-8"),
-        (lambda x: {"": 1.0}, "names a figure ''"),
-        (lambda x: {"\ud83d": 1.0}, r"names a figure '\\ud83d'"),
-        (lambda x: {"ü" * 129: 1.0}, "names a figure 'üü"),
+        (lambda x: {"mean": 1.0, 3: 1.0}, "names a metric 3; name it by text of 1 to 256 bytes of UTF-8"),
+        (lambda x: {"": 1.0}, "names a metric ''"),
+        (lambda x: {"\ud83d": 1.0}, r"names a metric '\\ud83d'"),
+        (lambda x: {"ü" * 129: 1.0}, "names a metric 'üü"),
         (lambda x: 1 / 0, "evaluate, step 10, raised ZeroDivisionError"),
     ],
 )
@@ -248,7 +251,7 @@ def of_another_name(program):
         (with_a_method, "held_out is a method without __len__ and batch.*as an attribute or a property"),
         (with_a_list, "held_out is a list without"),
         (that_raises, "program tests:program: evaluate, step 7, raised ZeroDivisionError"),
-        (of_another_name, "tests:program: evaluate gives accuracy, auc, and the job asks for 'mean': set the metric"),
+        (of_another_name, "tests:program: evaluate gives accuracy, auc, but the job asks for 'mean'; set the metric"),
     ],
 )
 def test_what_is_wrong_shows_before_the_first_step(spoil, said):
@@ -305,7 +308,7 @@ def test_a_program_without_held_out_samples_is_refused_at_the_start():
 
 
 def test_a_total_of_measures_alone():
-    total = Total()
+    total = MetricTotals()
     total.add({"most": Most(3.0)}, 2)
     total.add({"most": Most(5.0)}, 2)
-    assert (total.figures(), total.samples) == ({"most": 5.0}, 4)
+    assert (total.metrics(), total.samples) == ({"most": 5.0}, 4)

@@ -215,10 +215,10 @@ def test_given_is_named_on_the_wire() -> None:
         (lambda: Constant(None), "initializer Constant: value is None; it must be a number"),
         (lambda: Constant(True), "initializer Constant: value is True; it must be a number"),
         (lambda: Constant(np.zeros(2)), "initializer Constant: value is array([0., 0.]); it must be a number"),
-        (lambda: Constant(10**400), "initializer Constant: value is beyond what a float holds; it must be finite"),
+        (lambda: Constant(10**400), "initializer Constant: value is too large for a float; it must be finite"),
         (
             lambda: Normal(stddev=-(10**400)),
-            "initializer Normal: stddev is beyond what a float holds; it must be finite",
+            "initializer Normal: stddev is too large for a float; it must be finite",
         ),
         (
             lambda: Constant(70_000.0).check(FLOAT16),
@@ -238,15 +238,15 @@ def test_given_is_named_on_the_wire() -> None:
         ),
         (
             lambda: Constant(0.5).check(INT64),
-            "initializer Constant: value is 0.5; int64 takes whole numbers of at most 2^53",
+            "initializer Constant: value is 0.5; for int64 it must be a whole number of at most 2^53",
         ),
         (
             lambda: Constant(2.0**60).check(INT64),
-            "initializer Constant: value is 1.152921504606847e+18; int64 takes whole numbers of at most 2^53",
+            "initializer Constant: value is 1.152921504606847e+18; for int64 it must be a whole number of at most 2^53",
         ),
         (
             lambda: Normal().check(INT64),
-            "initializer Normal: it draws real numbers, and the variable is int64; use Zeros, Ones or Constant",
+            "initializer Normal: it draws real numbers, but the variable is int64; use Zeros, Ones or Constant",
         ),
         (
             lambda: initializers.from_proto(tensor_pb2.Initializer(name="lecun")),

@@ -53,7 +53,7 @@ def test_as_many_workers_as_are_wanted_unless_it_is_said_otherwise():
 
 @pytest.mark.parametrize("numbers", [{"min_workers": 1}, {"max_workers": 1}])
 def test_sessions_come_and_go_anyway(numbers):
-    with pytest.raises(errors.InvalidJob, match="for jobs with a program"):
+    with pytest.raises(errors.InvalidJob, match="do not apply to session jobs"):
         Job(name="mine", **numbers)
 
 
@@ -101,7 +101,10 @@ def test_bad_programs(program):
         ({"workers": 2, "min_workers": 3}, r"workers is 2; it must be from min_workers \(3\) to max_workers \(2\)"),
         ({"workers": 3, "max_workers": 2}, r"workers is 3; it must be from min_workers \(3\) to max_workers \(2\)"),
         ({"workers": 2, "min_workers": -1}, "min_workers is -1"),
-        ({"workers": 3, "min_workers": 1, "consistency": Synchronous(backup_workers=1)}, "1 backup workers of 1"),
+        (
+            {"workers": 3, "min_workers": 1, "consistency": Synchronous(backup_workers=1)},
+            "1 backup workers are too many for 1",
+        ),
         ({"consistency": "sync"}, "consistency"),
         ({"wire": "float64"}, "wire is 'float64'; it must be one of float32, bfloat16, float16"),
         ({"wire": ["bfloat16"]}, "wire is"),
@@ -111,7 +114,7 @@ def test_bad_programs(program):
         ({"settings": {"x": float("nan")}}, "not JSON"),
         ({"settings": {1: 2}}, "mapping of argument names"),
         ({"settings": [1]}, "mapping of argument names"),
-        ({"settings": {"x": "y" * (1 << 20)}}, "at most"),
+        ({"settings": {"x": "y" * (1 << 20)}}, "the limit is"),
     ],
 )
 def test_contradictions(arguments, said):

@@ -96,8 +96,8 @@ def test_the_first_slices_are_the_larger_ones() -> None:
         (lambda: MaxSize(4, 0), "partitioner MaxSize: max_slices is 0; it must be an integer above 0"),
         (
             lambda: MaxSize(4).slices((100_000,), FLOAT32),
-            "partitioner MaxSize: it cuts the shape (100000,) of float32 into 100,000 slices; make them larger, for at "
-            "most 16,384",
+            "partitioner MaxSize: it cuts the shape (100000,) of float32 into 100,000 slices; choose larger slices, "
+            "at most 16,384 of them",
         ),
         (
             lambda: partitioners.from_proto(tensor_pb2.Partitioner(name="hash")),

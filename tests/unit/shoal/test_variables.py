@@ -80,25 +80,24 @@ def test_array_of_integers_is_assigned() -> None:
             "shape (0, 3) has a dimension of 0 or less, so there is nothing to train; leave the variable out",
         ),
         (lambda: Variable(-1), "shape (-1,) has a dimension of 0 or less"),
-        (lambda: Variable((2.5,)), "shape (2.5,) is not made of integers"),
-        (lambda: Variable("ab"), "shape 'ab' is not made of integers"),
-        (lambda: Variable((1,) * 33), f"shape {(1,) * 33} has 33 dimensions; 32 are the most"),
+        (lambda: Variable((2.5,)), "shape is (2.5,); it must consist of integers"),
+        (lambda: Variable("ab"), "shape is 'ab'; it must consist of integers"),
+        (lambda: Variable((1,) * 33), f"shape {(1,) * 33} has 33 dimensions; the limit is 32"),
         (
             lambda: Variable((1 << 20, 1 << 20)),
-            "a variable of shape (1048576, 1048576) and float32 has 4.0 TiB; 1 TiB is the most: check the shape, or "
-            "make it several variables",
+            "a variable of shape (1048576, 1048576) and float32 has 4.0 TiB; the limit is 1 TiB; check the "
+            "shape, or split it into several variables",
         ),
         (
             lambda: Variable(3, "int32"),
-            "dtype int32 is not one that servers keep; choose, or cast to, one of float32, float64, float16, bfloat16, "
-            "int64",
+            "dtype int32 is not supported; choose, or cast to, one of float32, float64, float16, bfloat16, int64",
         ),
-        (lambda: Variable(3, "float31"), "dtype float31 is not one that servers keep"),
-        (lambda: Variable(3, ">f4"), "dtype >f4 is not one that servers keep"),
+        (lambda: Variable(3, "float31"), "dtype float31 is not supported"),
+        (lambda: Variable(3, ">f4"), "dtype >f4 is not supported"),
         (
             lambda: Variable(3, "int64"),
-            'a variable of int64 cannot be trained or averaged; say trainable=False, aggregation="sum" or "last", '
-            "or give it a float dtype",
+            'a variable of int64 cannot be trained or averaged; set trainable=False and aggregation="sum" or '
+            '"last", or choose a float dtype',
         ),
         (
             lambda: Variable(3, "int64", trainable=False, aggregation="mean"),
@@ -106,7 +105,7 @@ def test_array_of_integers_is_assigned() -> None:
         ),
         (
             lambda: Variable(3, aggregation="mean"),
-            "aggregation is 'mean', but a trainable variable is changed by the optimizer; say trainable=False, or "
+            "aggregation is 'mean', but a trainable variable is changed by the optimizer; set trainable=False, or "
             "leave the aggregation out",
         ),
         (
@@ -115,22 +114,22 @@ def test_array_of_integers_is_assigned() -> None:
         ),
         (
             lambda: Variable(3, initializer="zeros"),
-            "initializer is 'zeros'; it must be an instance of one, such as Zeros()",
+            "initializer is 'zeros'; it must be an instance of an initializer, such as Zeros()",
         ),
         (lambda: Variable(3, initializer=Zeros), "initializer is <class 'shoal.initializers.Zeros'>; it must be"),
         (
             lambda: Variable(3, partitioner=4),
-            "partitioner is 4; it must be an instance of one, such as FixedShards(4), or None",
+            "partitioner is 4; it must be an instance of a partitioner, such as FixedShards(4), or None",
         ),
         (
             lambda: Variable(3, "int64", Normal(), trainable=False),
-            "initializer Normal: it draws real numbers, and the variable is int64",
+            "initializer Normal: it draws real numbers, but the variable is int64",
         ),
         (lambda: Variable(100_000, partitioner=MaxSize(4)), "partitioner MaxSize: it cuts the shape (100000,)"),
-        (lambda: Variable(3).to_proto(""), "'' cannot be a variable's name; use 1 to 255 printable characters"),
-        (lambda: Variable(3).to_proto("a\0b"), "'a\\x00b' cannot be a variable's name"),
-        (lambda: Variable(3).to_proto("a" * 256), f"'{'a' * 256}' cannot be a variable's name"),
-        (lambda: variable_from_array(np.ones(3, bool)), "dtype bool is not one that servers keep"),
+        (lambda: Variable(3).to_proto(""), "'' is not a valid variable name; use 1 to 255 printable characters"),
+        (lambda: Variable(3).to_proto("a\0b"), "'a\\x00b' is not a valid variable name"),
+        (lambda: Variable(3).to_proto("a" * 256), f"'{'a' * 256}' is not a valid variable name"),
+        (lambda: variable_from_array(np.ones(3, bool)), "dtype bool is not supported"),
         (lambda: variable_from_array(np.ones((0, 3))), "shape (0, 3) has a dimension of 0 or less"),
     ],
 )
@@ -160,5 +159,5 @@ def test_errors_of_messages_name_the_variable(changes: tensor_pb2.Variable, mess
 
 
 def test_empty_message_is_refused() -> None:
-    with pytest.raises(errors.InvalidVariable, match="cannot be a variable's name"):
+    with pytest.raises(errors.InvalidVariable, match="is not a valid variable name"):
         variables.from_proto(tensor_pb2.Variable())

@@ -96,12 +96,12 @@ def test_cutting_changes_nothing_but_the_lengths(lengths, size):
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
-        ({"starts": [0, 5, 5]}, "starts of blocks must be whole numbers that rise"),
+        ({"starts": [0, 5, 5]}, "starts of blocks must be two or more whole numbers that increase"),
         ({"starts": [1, 5]}, "starts"),
         ({"starts": [0]}, "starts"),
         ({"starts": [0.0, 1.0]}, "starts"),
         ({"starts": [[0, 1]]}, "starts"),
-        ({"starts": [0, 5, 9], "runs": [0, 1]}, "runs end at block 1, and there are 2"),
+        ({"starts": [0, 5, 9], "runs": [0, 1]}, "runs end at block 1, but there are 2"),
         ({"starts": [0, 5, 9], "runs": [0, 2, 1]}, "runs of blocks"),
         ({"starts": [0, 5], "window": -1}, "window is -1"),
         ({"starts": [0, 5], "window": 1.5}, "window is 1.5"),

@@ -11,7 +11,17 @@ import pytest
 from shoal import errors
 from shoal._job.checks import Number, flag
 from shoal._job.codecs import Negated, Scalar
-from shoal._job.description import JsonField, Option, check, decode, described, descriptions, encode, shown, told
+from shoal._job.description import (
+    JsonField,
+    Option,
+    check,
+    decode,
+    descriptions,
+    encode,
+    field_metadata,
+    labelled_values,
+    to_json,
+)
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.job import Job, SessionOptions
@@ -32,13 +42,13 @@ class Scratch:
     """A job of a few fields."""
 
     priority: int = field(
-        default=3, metadata=described(Number(1, 9), Option("Priority."), Scalar(zero_is_default=True))
+        default=3, metadata=field_metadata(Number(1, 9), Option("Priority."), Scalar(zero_is_default=True))
     )
     loud: bool = field(
         default=True,
-        metadata=described(flag, None, Negated("quiet"), told=JsonField("volume", lambda it: 10 * it.loud)),
+        metadata=field_metadata(flag, None, Negated("quiet"), json=JsonField("volume", lambda it: 10 * it.loud)),
     )
-    hidden: int = field(default=0, metadata=described(None, None, told=None))
+    hidden: int = field(default=0, metadata=field_metadata(None, None, json=None))
 
 
 @pytest.mark.parametrize(("owner", "message"), KINDS)
@@ -66,14 +76,14 @@ def test_a_field_without_a_description_is_found_when_the_class_is_used():
 
         a: int = 0
 
-    with pytest.raises(TypeError, match="Bare does not describe a: set metadata=described"):
+    with pytest.raises(TypeError, match="Bare does not describe a; set metadata=field_metadata"):
         descriptions(Bare)
 
 
 def test_a_new_field_travels_and_is_told():
     assert encode(Scratch(5, loud=False), SimpleNamespace) == SimpleNamespace(priority=5, quiet=True, hidden=0)
     assert decode(Scratch, SimpleNamespace(priority=0, quiet=False, hidden=2)) == {"loud": True, "hidden": 2}
-    assert told(Scratch()) == {"priority": 3, "volume": 10}
+    assert to_json(Scratch()) == {"priority": 3, "volume": 10}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +102,8 @@ def test_a_new_field_is_checked(wrong, of, said):
 
 
 def test_the_page_shows_fields_by_their_labels():
-    assert shown(Scratch()) == [("Priority", 3), ("Loud", 10)]
-    assert shown(Job("m:f", workers=2, max_workers=4)) == [
+    assert labelled_values(Scratch()) == [("Priority", 3), ("Loud", 10)]
+    assert labelled_values(Job("m:f", workers=2, max_workers=4)) == [
         ("Program", "m:f"),
         ("Workers", "2 (2 to 4)"),
         ("Consistency", "sync"),

@@ -216,9 +216,9 @@ def test_a_choice_is_read_as_it_is_written(text):
     "text", ["", "/", "digits/", "digits/x", "../digits", "a/1/2", "Digits", "a\0", "a" * 64, "a/0", "a/1\n"]
 )
 def test_no_choice(text):
-    with pytest.raises(errors.InvalidJob, match="names no checkpoint"):
+    with pytest.raises(errors.InvalidJob, match="does not name"):
         CheckpointChoice.parse(text)
-    with pytest.raises(errors.InvalidJob, match="names no checkpoint"):
+    with pytest.raises(errors.InvalidJob, match="does not name"):
         CheckpointChoice.from_proto(job_pb2.CheckpointChoice(job=text))
 
 

@@ -316,7 +316,7 @@ def test_a_figure_that_the_program_does_not_give_fails_the_job_and_says_which_th
     number = rig.ask("a", "w0", 10).number
     rig.evaluate("a", "w0", number, loss=0.5, auc=0.5)
     assert rig.state("a") is JobState.FAILED
-    assert "gives auc, loss, and the job asks for 'accuracy'" in rig.status("a").reason
+    assert "gives auc, loss, but the job asks for 'accuracy'" in rig.status("a").reason
 
 
 def test_a_worker_without_a_part_is_told_to_stop(rig):
@@ -349,8 +349,8 @@ def test_a_cluster_without_a_folder_cannot_keep_the_best():
         ({"metric": "score"}, "'score', whose name does not say whether less or more of it is better; set goal to"),
         ({"goal": "most"}, "goal of evaluation is 'most'"),
         ({"min_delta": NAN}, "min_delta of evaluation is nan"),
-        ({"at_end": False}, "neither by steps nor at the end"),
-        ({"patience": 3}, "patience of evaluation without every_steps"),
+        ({"at_end": False}, "neither every_steps nor at_end"),
+        ({"patience": 3}, "patience without every_steps"),
     ],
 )
 def test_policies_that_make_no_sense(fields, said):
@@ -365,5 +365,5 @@ def test_a_policy_travels_with_its_job():
     spec = job(evaluation=policy)
     assert shoal.Job.from_proto(spec.to_proto()).evaluation == policy
     assert shoal.Job.from_proto(job().to_proto()).evaluation is None
-    with pytest.raises(errors.InvalidJob, match="a session evaluates in its own loop"):
+    with pytest.raises(errors.InvalidJob, match="does not apply to session jobs"):
         shoal.Job(evaluation=policy)

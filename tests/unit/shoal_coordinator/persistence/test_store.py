@@ -124,7 +124,7 @@ def test_the_default_has_its_folders_made_and_no_other_has(tmp_path, monkeypatch
     with pytest.raises(errors.StoreFailed, match=rf"With --store .* user id {os.geteuid()} may write"):
         make_default_path()
     missing = tmp_path / "volume" / "coordinator.db"
-    with pytest.raises(errors.StoreFailed, match=f"{missing}.*there is no such folder: make it, or mount the volume"):
+    with pytest.raises(errors.StoreFailed, match=f"{missing}.*there is no such folder: create it, or mount its volume"):
         open_store(str(missing))
     assert not missing.parent.exists()
 
