@@ -76,7 +76,7 @@ def read(folder: str, rank: int, window: int) -> Callable[[], dict[str, int]]:
         batches = LeasedBatches(dataset, BATCH, SEED, lease)
         rows = labels = 0
         while batches.lease() is not NoRange.FINISHED:
-            while batches.in_hand:
+            while batches.has_next:
                 batch = batches.take().data
                 rows += len(batch["label"])
                 labels += int(batch["label"].sum())

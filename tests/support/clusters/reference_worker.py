@@ -1,4 +1,4 @@
-"""One of 4 workers whose gradients make up one process's: exact_worker.py ADDRESS; the problem, and its one process.
+"""One of 4 workers whose gradients make up one process's: reference_worker.py ADDRESS; the problem, and its one process.
 
 A linear classifier of random points by the mean softmax cross-entropy, on batches that are shared out unevenly.
 """

@@ -1,4 +1,4 @@
-"""A coordinator that dies at a step of making a checkpoint, or of going back to one: mortal_coordinator.py DOOM FLAGS.
+"""A coordinator that dies at a step of making a checkpoint, or of going back to one: crashing_coordinator.py DOOM FLAGS.
 
 It is `shoal coordinator FLAGS`, which knows nothing of this: what a step begins with is wrapped, in this process. Once
 the file DOOM is there, the step that it names is not taken: the process is gone, as by kill -9.
