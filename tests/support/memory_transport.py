@@ -1,6 +1,6 @@
-"""A transport in memory, between a client and servers of one process: its messages lie in queues.
+"""Transport in memory between a client and servers of one process. Its messages are in queues.
 
-Both halves are here, and nothing else knows of them: this is all that a new transport has to bring.
+Both halves are in this module: it shows all that a new transport must provide.
 """
 
 import queue

@@ -1,4 +1,4 @@
-"""The cluster machine with a fake clock, a disk that can be looked at, and drawn voyages through its life."""
+"""Rig for the cluster machine: a fake clock, an inspectable store, and random sequences of events."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""A coordinator and a parameter server on loopback that answer what a test tells them, and keep what they are sent."""
+"""Fake coordinator and parameter server on loopback, which give scripted answers and record requests."""
 
 import threading
 from collections.abc import Callable, Iterator

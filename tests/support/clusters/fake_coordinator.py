@@ -1,4 +1,4 @@
-"""A coordinator that does as the test says: jobs, events and members are plain attributes, on real gRPC."""
+"""Fake coordinator on real gRPC, whose jobs, events and members are plain attributes."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""All that manifests are checked for, and on which of them."""
+"""Checks of the manifests, and the manifests that each one applies to."""
 
 from collections.abc import Sequence
 from functools import cache

@@ -1,6 +1,6 @@
-"""What Shoal's manifests have to keep to, beyond the schema: a rule a function, of objects to complaints.
+"""Rules for Shoal's manifests beyond the schema. Each rule is a function from objects to complaints.
 
-Network policies are played in `manifest_network`, pods' security is in `pod_security`.
+`manifest_network` has the network policies, `pod_security` the security of pods.
 """
 
 from collections.abc import Callable, Iterator, Sequence
