@@ -110,7 +110,7 @@ def child(prepare: Callable[[], Callable[[], dict[str, int]]]) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     run = prepare()
     print("ready", flush=True)
-    if not sys.stdin.readline():  # whoever began this is gone
+    if not sys.stdin.readline():  # the parent process has ended
         sys.exit("nobody said go")
     found = run()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

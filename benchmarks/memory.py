@@ -1,6 +1,6 @@
 """Benchmark of the memory of a server and a worker: python benchmarks/memory.py rest|pull, prints one JSON line.
 
-rest: a server's resident memory with 1 GiB of variables and Adam's two slots: after the job was created, after two steps
+rest: a server's resident memory with 1 GiB of variables and Adam's two slots: after the job's creation, after two steps
       with the session open, and after its end.
 pull: the peak resident memory of server and worker when a worker pulls one variable of 6 GB over TCP.
 """

@@ -35,7 +35,7 @@ ANSWER_TIMEOUT_S = 120.0
 
 
 class Line:
-    """What one client and one server say to each other. Whoever hangs up wakes the other end."""
+    """Connection of one client and one server. Closing it wakes the other end."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[tuple[str, bytes, np.ndarray | None]] = queue.SimpleQueue()
@@ -105,7 +105,7 @@ class MemoryTransport(Transport):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """A call that is not answered leaves nobody knows what in the queues: the line is given up."""
+        """Closes the connection if a call fails, because its queues may then hold any messages."""
         try:
             yield
         except _Refused as refused:

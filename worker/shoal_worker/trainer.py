@@ -119,15 +119,12 @@ def log_failure(outcome: TrainerOutcome) -> None:
 
 
 def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> TrainerOutcome:
-    """Trains one job from its description to its end.
+    """Trains one job from its description to its end, and returns the outcome.
 
     Args:
         instructions: the daemon's instructions.
         emit: called with each report.
         daemon: later messages of the daemon.
-
-    Returns:
-        The outcome of a run that ended normally.
 
     Raises:
         ShoalError: the error that ended the training.

@@ -73,7 +73,7 @@ class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 class FakeJobs(job_pb2_grpc.JobsServicer):
-    """One job. Join is answered with each of `joins` in turn, the last one for ever; so are leases."""
+    """One job. Join is answered with each of `joins` in turn, the last one repeatedly; so are leases."""
 
     def __init__(self, record: Record, job: Job) -> None:
         self.record, self.job = record, job
