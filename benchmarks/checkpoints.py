@@ -1,13 +1,13 @@
-"""What checkpoints of 256 MB cost: python benchmarks/checkpoints.py speed|slowdown, prints one JSON line.
+"""Benchmark of checkpoints of 256 MB: python benchmarks/checkpoints.py speed|slowdown, prints one JSON line.
 
-speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files, manifest, each on the disk
-       when it says so; then it restores them. Beside it the same bytes are written to one file, with fsync, and read
-       into memory that is there already, as the server's is. In rounds, by turns; there is memory for the page cache
-       when files are written, and neither's are in it when they are read.
-slowdown: Two servers with the same state, and a session that takes step after step, in stretches of 3 s or more. Every
-       other one begins with a checkpoint, and lasts until it is whole. The gradients are there already, so that all
-       that is slowed down is the servers' work and the way to them; a second worker would take the two cores of a
-       small machine from both, and hide it.
+speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files and manifest, each durable
+       on the disk. Then it restores them. For comparison, the same bytes are written to one file with fsync, and read
+       into memory that is allocated already, as the server's is. Rounds alternate. The page cache has room when files
+       are written, and contains neither file when they are read.
+slowdown: Two servers with the same state, and a session that takes steps, in stretches of 3 s or more. Every other
+       stretch starts with a checkpoint and lasts until it is complete. The gradients are computed beforehand, so the
+       slowdown is that of the servers and the connections. A second worker would use the cores of a small machine and
+       hide it.
 """
 
 import argparse

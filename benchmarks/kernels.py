@@ -1,7 +1,7 @@
-"""The optimizers' kernels on one thread against torch's fused ones: python benchmarks/kernels.py [--json FILE].
+"""Benchmark of the optimizers' kernels beside torch's fused ones: python benchmarks/kernels.py [--json FILE].
 
-Both update 16 M float32 parameters, in turn. torch is run by the interpreter that SHOAL_PEER_TORCH names
-(`SHOAL_PEER_TORCH=/path/to/python`), in a process of its own; without it there are only Shoal's figures.
+Both update 16 M float32 parameters on one thread, in turn. The interpreter that SHOAL_PEER_TORCH names
+(`SHOAL_PEER_TORCH=/path/to/python`) runs torch in a process of its own. Without it, only Shoal is measured.
 """
 
 import argparse

@@ -13,7 +13,7 @@ import shoal
 from shoal import optim
 from support import forms
 from support.clusters.local import local_cluster
-from support.faults import mortal_coordinator
+from support.faults import crashing_coordinator
 from support.scraping import sample
 from support.waiting import wait_until
 
@@ -161,8 +161,8 @@ def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tm
 
 
 # One of each in the short form: where what is done and what is known of it are the furthest apart.
-SAVING = forms.size(["CheckpointCommitted"], mortal_coordinator.SAVING)
-RESTORING = forms.size(["ShardsCreated"], mortal_coordinator.RESTORING)
+SAVING = forms.size(["CheckpointCommitted"], crashing_coordinator.SAVING)
+RESTORING = forms.size(["ShardsCreated"], crashing_coordinator.RESTORING)
 FAULTS = forms.runs(1, 10)
 
 
@@ -174,10 +174,10 @@ def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder,
         for run in range(FAULTS):
             hurry, name = tmp_path / f"hurry-{run}", f"{step.lower()}-{run}"
             with running(client, plane(name, seconds=0.01, hurry=hurry)) as job:
-                with mortal_coordinator.mortal(cluster, tmp_path / f"doom-{run}") as coordinator:
+                with crashing_coordinator.mortal(cluster, tmp_path / f"doom-{run}") as coordinator:
                     wait_until(lambda: job.status().checkpoint, what="a checkpoint")
                     coordinator.doom(step)
-                    if step in mortal_coordinator.RESTORING:
+                    if step in crashing_coordinator.RESTORING:
                         cluster.restart("server", run % 2)
                     coordinator.wait(timeout_s=20)
                 hurry.touch()
@@ -185,18 +185,18 @@ def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder,
                 job.wait(timeout_s=60)
                 took = time.monotonic() - start
                 assert same(job.pull(), unbroken), f"it ended otherwise: {reasons(job)}"
-                assert job.status().restarts == (step in mortal_coordinator.RESTORING)
+                assert job.status().restarts == (step in crashing_coordinator.RESTORING)
                 checkpoints = shoal.Checkpoints(str(folder))
                 for checkpoint in checkpoints.list(name):
                     checkpoints.verify(str(checkpoint))
                 tally.passes(took)
 
 
-@pytest.mark.parametrize("step", [*forms.size([], ["CheckpointCommitted"]), *mortal_coordinator.TELLING])
+@pytest.mark.parametrize("step", [*forms.size([], ["CheckpointCommitted"]), *crashing_coordinator.TELLING])
 def test_a_checkpoint_that_was_asked_for_is_told_over_the_coordinators_death(cluster, client, tmp_path, step):
     spec = plane(f"asked-{step.lower()}", seconds=0.01, hurry=tmp_path / "never", checkpoints=NEVER)
     with ThreadPoolExecutor(1) as pool, running(client, spec) as job:
-        with mortal_coordinator.mortal(cluster, tmp_path / "doom") as coordinator:
+        with crashing_coordinator.mortal(cluster, tmp_path / "doom") as coordinator:
             coordinator.doom(step)
             saved = pool.submit(job.checkpoint, timeout_s=40)
             coordinator.wait(timeout_s=20)

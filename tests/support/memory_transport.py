@@ -1,6 +1,6 @@
-"""Transport in memory between a client and servers of one process: messages lie in queues.
+"""Transport in memory between a client and servers of one process. Its messages are in queues.
 
-Both halves are here, and no other module refers to them: this is the complete code of a new transport.
+Both halves are in this module: it shows all that a new transport must provide.
 """
 
 import queue
@@ -35,7 +35,7 @@ ANSWER_TIMEOUT_S = 120.0
 
 
 class Line:
-    """Queues of calls and answers between one client and one server. To hang up wakes the other end."""
+    """Connection of one client and one server. Closing it wakes the other end."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[tuple[str, bytes, np.ndarray | None]] = queue.SimpleQueue()
@@ -105,7 +105,7 @@ class MemoryTransport(Transport):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Makes one call. If it does not complete, hangs up, because the content of the queues is then unknown."""
+        """Closes the connection if a call fails, because its queues may then hold any messages."""
         try:
             yield
         except _Refused as refused:

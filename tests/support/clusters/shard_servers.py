@@ -1,4 +1,4 @@
-"""Parameter servers in this process, on real gRPC and lanes, without a coordinator: the test plays it."""
+"""Parameter servers in this process, on real gRPC and lanes. The test plays the coordinator."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

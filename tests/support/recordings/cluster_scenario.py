@@ -1,4 +1,4 @@
-"""What users, a worker and servers say to a coordinator for the recordings of the wire.
+"""Scenario of the wire recordings in which users, a worker and servers call a coordinator.
 
 The scenario takes addresses alone, so it runs against taps before a real coordinator, or against `Players`.
 """

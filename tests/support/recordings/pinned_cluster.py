@@ -1,7 +1,7 @@
-"""The real servers and coordinator of the recordings, with what would differ from run to run passed in.
+"""Real servers and coordinator of the recordings, with all that differs from run to run passed in.
 
-That is the coordinator's clock and id. `pinned_draws` fixes what clients draw, `fixed_names` has what stands for this
-machine, and `checkpoint_files` leaves the times out of a checkpoint.
+This includes the coordinator's clock and id. `pinned_draws` fixes the clients' random numbers, `fixed_names` the
+names of this machine, and `checkpoint_files` leaves times out of a checkpoint.
 """
 
 import json

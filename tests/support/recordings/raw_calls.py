@@ -1,4 +1,4 @@
-"""gRPC as bytes: a server that answers any method with bytes, and calls that are taken down as they end."""
+"""gRPC in bytes: a server that answers any method with bytes, and recorded calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

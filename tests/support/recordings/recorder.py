@@ -1,4 +1,4 @@
-"""The recorder of a conversation, which stands between real clients and real servers."""
+"""Recorder of a conversation between real clients and real servers."""
 
 import functools
 import threading

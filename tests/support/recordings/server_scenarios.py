@@ -1,4 +1,4 @@
-"""What real clients do to parameter servers for the recordings of the wire.
+"""Scenarios of the wire recordings in which real clients call parameter servers.
 
 Each scenario takes addresses alone, so it runs against taps before real servers, or against `Players`.
 """

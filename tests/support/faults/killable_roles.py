@@ -1,10 +1,10 @@
-"""Parameter servers and workers to be killed, each a process of its own that costs some milliseconds.
+"""Parameter servers and workers that tests kill, each a process that starts within milliseconds.
 
-They are forks of one process, the nursery, which has imported and compiled what they need, and has no threads. Their
-segments lie in a folder of the test's own: nobody else sweeps there, and nobody else's are swept.
+They are forks of one process, the nursery, which has imported and compiled what they need and has no threads. Their
+shared-memory segments are in a folder of the test, apart from all others.
 
-A doomed one ends itself by SIGKILL at the n-th line of the code that shares memory: so a test reaches each moment of
-it, the shortest ones too.
+A doomed process kills itself by SIGKILL at the n-th line of the code that shares memory, so that a test reaches each
+moment of it.
 """
 
 import itertools
