@@ -127,7 +127,7 @@ class CoordinatorProcess:
         state = StateCollector(self._coordinator, lambda: self._jobs.watchers, checkpoints=folder is not None)
         registry.register(state)
         self.address = self._server.address
-        self._store.say_where(self.address)
+        self._store.publish_address(self.address)
         self.page = self._page.url if self._page else ""
         self._coordinator.start()
         self._server.start()

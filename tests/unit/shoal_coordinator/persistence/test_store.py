@@ -160,7 +160,7 @@ def test_a_store_that_is_open_is_refused_and_by_whom(path):
             SqliteStore(path)
         assert refused.value.details["pid"].isdigit()
         assert "another --store" in refused.value.message
-        store.say_where("coordinator-0.example:7070")
+        store.publish_address("coordinator-0.example:7070")
         with pytest.raises(
             errors.StoreLocked, match=r"at coordinator-0\.example:7070 with process id \d+ on"
         ) as refused:
