@@ -442,7 +442,7 @@ def test_a_worker_without_a_part(crew):
 
 
 def test_a_lease_that_makes_no_sense_is_refused():
-    with pytest.raises(errors.BadRequest, match="less than half the lease"):
+    with pytest.raises(errors.BadRequest, match="less than half the timeout"):
         CoordinatorConfig(heartbeat_timeout_s=1.0, heartbeat_interval_s=0.5)
 
 
