@@ -49,7 +49,7 @@ class Observer:
         written: Called for each write with the seconds that it took and the number of records.
     """
 
-    handled: Callable[[events.Event[Any]], None] = lambda _event: None
+    handled: Callable[[events.ClusterEvent[Any]], None] = lambda _event: None
     refused: Callable[[str], None] = lambda _code: None
     died: Callable[[Role], None] = lambda _role: None
     performed: Callable[[str, bool], None] = lambda _effect, _done: None
@@ -110,7 +110,7 @@ class Coordinator:
         )
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
-            self._note(self._machine.outstanding)
+            self._note(self._machine.pending_effects)
         if found:
             self._tell_restored()
 
@@ -145,7 +145,7 @@ class Coordinator:
             self._writer.join()
         self._over = True
 
-    def handle(self, event: events.Event[events.R]) -> events.R:
+    def handle(self, event: events.ClusterEvent[events.R]) -> events.R:
         """Feeds an event to the machine, and waits until the decision is durable. The effect runner gets its effects.
 
         Returns:
@@ -329,7 +329,7 @@ class Coordinator:
             cluster=self._machine.status(self._clock()).cluster,
             jobs=len(jobs),
             live=sum(not job.state.finished for job in jobs),
-            to_do=len(self._machine.outstanding),
+            to_do=len(self._machine.pending_effects),
         )
 
     def _tick(self, every_s: float) -> None:

@@ -52,7 +52,9 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
     )
 
 
-def _count_handled(registry: CollectorRegistry, clock: Callable[[], float]) -> Callable[[events.Event[Any]], None]:
+def _count_handled(
+    registry: CollectorRegistry, clock: Callable[[], float]
+) -> Callable[[events.ClusterEvent[Any]], None]:
     handled = Counter(
         "shoal_coordinator_events_total",
         "Events handled, by kind: heartbeats, leases of data, reports and others.",
@@ -61,7 +63,7 @@ def _count_handled(registry: CollectorRegistry, clock: Callable[[], float]) -> C
     )
     saved = _count_checkpoint_ends(registry, clock)
 
-    def count(event: events.Event[Any]) -> None:
+    def count(event: events.ClusterEvent[Any]) -> None:
         handled.labels(type(event).__name__).inc()
         saved(event)
 
@@ -101,7 +103,7 @@ def _count_writes(registry: CollectorRegistry) -> Callable[[float, int], None]:
 
 def _count_checkpoint_ends(
     registry: CollectorRegistry, clock: Callable[[], float]
-) -> Callable[[events.Event[Any]], None]:
+) -> Callable[[events.ClusterEvent[Any]], None]:
     outcomes = Counter(
         "shoal_coordinator_checkpoints_total",
         "Attempts at checkpoints by outcome, which is written or failed.",
@@ -117,7 +119,7 @@ def _count_checkpoint_ends(
     for outcome in ("written", "failed"):
         outcomes.labels(outcome)
 
-    def count(event: events.Event[Any]) -> None:
+    def count(event: events.ClusterEvent[Any]) -> None:
         match event:
             case events.CheckpointCommitted(saved=saved):
                 outcomes.labels("written").inc()
@@ -144,11 +146,11 @@ class StateCollector(Collector):
         """Yields one family for each metric."""
         unwritten = self._coordinator.unwritten  # before `reading`, which waits until there are none
         with self._coordinator.reading() as (cluster, now):
-            status, found, outstanding = cluster.status(now), cluster.jobs(now), cluster.outstanding
+            status, found, pending = cluster.status(now), cluster.jobs(now), cluster.pending_effects
             wanted = cluster.wanted_workers
-            restarts, ended = dict(cluster.tallies.restarts), dict(cluster.tallies.ended)
+            restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
         yield _members(status)
-        yield _effects(outstanding)
+        yield _effects(pending)
         states = Count(job.state for job in found)
         jobs = GaugeMetricFamily("shoal_coordinator_jobs", "Jobs by state.", labels=["state"])
         for state in JobState:
@@ -213,8 +215,8 @@ def _overdue(live: Iterable[JobStatus], now: float) -> float:
     return max(ages, default=0.0)
 
 
-def _effects(outstanding: Iterable[Effect]) -> Metric:
-    counts = Count(type(effect).__name__ for effect in outstanding)
+def _effects(pending: Iterable[Effect]) -> Metric:
+    counts = Count(type(effect).__name__ for effect in pending)
     family = GaugeMetricFamily(
         "shoal_coordinator_pending_effects",
         "Pending effects: calls to parameter servers that are not known to be done.",

@@ -130,7 +130,7 @@ class PinnedCoordinator:
 
     def _outstanding(self) -> bool:
         with self.coordinator.reading() as (machine, _):
-            return bool(machine.outstanding)
+            return bool(machine.pending_effects)
 
     def __enter__(self) -> "PinnedCoordinator":
         return self
