@@ -216,7 +216,7 @@ class TestThreads:
             threads = Threads("the folder", most=1, queued=1, timeout_s=20)
             waiting = [asyncio.create_task(threads.run(hangs.wait, 20)) for _ in range(2)]
             await asyncio.sleep(0)
-            with pytest.raises(errors.Overloaded, match=r"as may \(2\) wait for the folder"):
+            with pytest.raises(errors.Overloaded, match=r"2 requests already wait for the folder"):
                 await threads.run(lambda: 7)
             hangs.set()
             assert await asyncio.gather(*waiting) == [True, True]
