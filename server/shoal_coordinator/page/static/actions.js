@@ -17,7 +17,7 @@ export function Actions({ name, live }) {
     }
     setBusy(false);
   };
-  const checkpoint = () => perform("checkpoint", ({ attempt }) => `Attempt ${attempt} at a checkpoint has started.`);
+  const checkpoint = () => perform("checkpoint", ({ attempt }) => `Checkpoint attempt ${attempt} has started.`);
   const cancel = () => {
     dialog.current.close();
     perform("cancel", () => "The job was cancelled.");
