@@ -174,7 +174,7 @@ def test_refused_registrations(rig):
 
 def test_who_is_of_another_version_is_refused_and_told_of_both(rig):
     with pytest.raises(
-        errors.WrongVersion, match=rf"w0 is of Shoal 0\.0\.7, this coordinator of {shoal.__version__}: "
+        errors.WrongVersion, match=rf"w0 runs Shoal 0\.0\.7, but this coordinator runs {shoal.__version__}: "
     ):
         rig.register(members.WORKER, "w0", version="0.0.7")
     assert "w0" not in rig.member_status()
@@ -442,7 +442,7 @@ def test_a_worker_without_a_part(crew):
 
 
 def test_a_lease_that_makes_no_sense_is_refused():
-    with pytest.raises(errors.BadRequest, match="less than half the lease"):
+    with pytest.raises(errors.BadRequest, match="less than half the timeout"):
         CoordinatorConfig(heartbeat_timeout_s=1.0, heartbeat_interval_s=0.5)
 
 

@@ -155,7 +155,7 @@ def test_a_store_that_is_in_use(rig, store):
     """The second coordinator is told where the first one is; nothing of it is left, and the first goes on."""
     held = rf"the store {store} is in use by the coordinator at {rig.process.address} with process id {os.getpid()} on"
     for _ in range(2):
-        with pytest.raises(errors.StoreLocked, match=f"{held}.*: stop that one, or give this one another --store"):
+        with pytest.raises(errors.StoreLocked, match=f"{held}.*: stop that coordinator, or start .* another --store"):
             start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", store=str(store)), rig.registry)
     assert rig.submit(job(workers=3)).state == jobs.PENDING
 

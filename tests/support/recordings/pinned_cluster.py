@@ -112,7 +112,7 @@ class PinnedCoordinator:
         self._stack = ExitStack()
         kept = open_store(store)
         self._stack.callback(kept.close)
-        self.coordinator = Coordinator(kept, "reef", policy, clock=clock, folder=folder)
+        self.coordinator = Coordinator(kept, "reef", policy, clock=clock, storage=folder)
         members = CoordinatorService(self.coordinator, heartbeat_timeout_s=1000.0, heartbeat_interval_s=100.0)
         jobs = JobsService(self.coordinator, folder)
         self._stack.callback(jobs.close)

@@ -301,16 +301,16 @@ def test_polling_writes_nothing(rig):
     ("key", "record", "said"),
     [
         ("job/1/spec", b"", "no name"),
-        ("job/1/spec", b"\xff\xff", "job/1/spec makes no sense"),
+        ("job/1/spec", b"\xff\xff", "job/1/spec is invalid"),
         ("job/1/state", state_pb2.JobRecord().SerializeToString(), "contradict"),
-        ("job/1/nothing", b"", "has no nothing"),
-        ("job/one/spec", b"", "job/one/spec makes no sense"),
-        ("member/w0", b"", "member/w0 makes no sense"),
-        ("effect/9", b"", "effect/9 makes no sense"),
-        ("what/9", b"", "no such kind"),
+        ("job/1/nothing", b"", "no record 'nothing'"),
+        ("job/one/spec", b"", "job/one/spec is invalid"),
+        ("member/w0", b"", "member/w0 is invalid"),
+        ("effect/9", b"", "effect/9 is invalid"),
+        ("what/9", b"", "kind is unknown"),
         ("job/1/plan", state_pb2.PlanRecord(samples=3).SerializeToString(), "contradict"),
         ("job/1/ledger", state_pb2.LedgerRecord(samples=3, epochs=1).SerializeToString(), "contradict"),
-        ("job/1/event/1", job_pb2.Event(sequence=1).SerializeToString(), "event/1 makes no sense"),
+        ("job/1/event/1", job_pb2.Event(sequence=1).SerializeToString(), "event/1 is invalid"),
     ],
 )
 def test_records_that_make_no_sense(rig, key, record, said):
@@ -323,7 +323,7 @@ def test_records_that_make_no_sense(rig, key, record, said):
 def test_records_without_their_cluster(rig):
     records = rig.disk.load()
     del records["cluster"]
-    with pytest.raises(errors.StoreUnreadable, match="of which cluster"):
+    with pytest.raises(errors.StoreUnreadable, match="cluster's own record"):
         restored(records, POLICY, START)
 
 
