@@ -40,7 +40,7 @@ def steady_clock() -> Callable[[], float]:
 class Observer:
     """Told of what passes through the coordinator, for its metrics; called without the lock, from any thread."""
 
-    handled: Callable[[events.Event[Any]], None] = lambda _event: None
+    handled: Callable[[events.ClusterEvent[Any]], None] = lambda _event: None
     refused: Callable[[str], None] = lambda _code: None
     died: Callable[[Role], None] = lambda _role: None
     performed: Callable[[str, bool], None] = lambda _effect, _done: None
@@ -102,7 +102,7 @@ class Coordinator:
         )
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
-            self._note(self._machine.outstanding)
+            self._note(self._machine.pending_effects)
         if found:
             self._tell_restored()
 
@@ -137,7 +137,7 @@ class Coordinator:
             self._writer.join()
         self._over = True
 
-    def handle(self, event: events.Event[events.R]) -> events.R:
+    def handle(self, event: events.ClusterEvent[events.R]) -> events.R:
         """Feeds an event to the machine, makes what follows durable, and has the effects performed.
 
         Raises:
@@ -315,7 +315,7 @@ class Coordinator:
             cluster=self._machine.status(self._clock()).cluster,
             jobs=len(jobs),
             live=sum(not job.state.finished for job in jobs),
-            to_do=len(self._machine.outstanding),
+            to_do=len(self._machine.pending_effects),
         )
 
     def _tick(self, every_s: float) -> None:

@@ -52,7 +52,9 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
     )
 
 
-def _count_handled(registry: CollectorRegistry, clock: Callable[[], float]) -> Callable[[events.Event[Any]], None]:
+def _count_handled(
+    registry: CollectorRegistry, clock: Callable[[], float]
+) -> Callable[[events.ClusterEvent[Any]], None]:
     handled = Counter(
         "shoal_coordinator_events_total",
         "Events taken in, by kind: heartbeats, leases of data, reports and all else.",
@@ -61,7 +63,7 @@ def _count_handled(registry: CollectorRegistry, clock: Callable[[], float]) -> C
     )
     saved = _count_checkpoints(registry, clock)
 
-    def count(event: events.Event[Any]) -> None:
+    def count(event: events.ClusterEvent[Any]) -> None:
         handled.labels(type(event).__name__).inc()
         saved(event)
 
@@ -99,7 +101,9 @@ def _count_writes(registry: CollectorRegistry) -> Callable[[float, int], None]:
     return written
 
 
-def _count_checkpoints(registry: CollectorRegistry, clock: Callable[[], float]) -> Callable[[events.Event[Any]], None]:
+def _count_checkpoints(
+    registry: CollectorRegistry, clock: Callable[[], float]
+) -> Callable[[events.ClusterEvent[Any]], None]:
     outcomes = Counter(
         "shoal_coordinator_checkpoints_total",
         "Checkpoints that were written, and attempts that failed.",
@@ -115,7 +119,7 @@ def _count_checkpoints(registry: CollectorRegistry, clock: Callable[[], float]) 
     for outcome in ("written", "failed"):
         outcomes.labels(outcome)
 
-    def count(event: events.Event[Any]) -> None:
+    def count(event: events.ClusterEvent[Any]) -> None:
         match event:
             case events.CheckpointCommitted(saved=saved):
                 outcomes.labels("written").inc()
@@ -142,9 +146,9 @@ class StateCollector(Collector):
         """One family a figure."""
         unwritten = self._coordinator.unwritten  # before reading, which waits until there are none
         with self._coordinator.reading() as (cluster, now):
-            status, found, outstanding = cluster.status(now), cluster.jobs(now), cluster.outstanding
+            status, found, outstanding = cluster.status(now), cluster.jobs(now), cluster.pending_effects
             wanted = cluster.wanted_workers
-            restarts, ended = dict(cluster.tallies.restarts), dict(cluster.tallies.ended)
+            restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
         yield _members(status)
         yield _effects(outstanding)
         states = Count(job.state for job in found)

@@ -78,7 +78,7 @@ def reasons(job):
 
 
 def restored_from(job):
-    return [reason for reason in reasons(job) if reason.startswith("goes on from")]
+    return [reason for reason in reasons(job) if reason.startswith("continues from")]
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def test_a_server_that_dies_takes_the_job_back_to_its_last_checkpoint(cluster, c
         hurry.touch()
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
-        assert any(f"goes on from server-dies/{saved.number}, step {saved.step}" in reason for reason in reasons(job))
+        assert any(f"continues from server-dies/{saved.number}, step {saved.step}" in reason for reason in reasons(job))
 
 
 def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tmp_path):
@@ -154,7 +154,7 @@ def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tm
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
         [went_on] = restored_from(job)
-        assert f"goes on from damaged/{first.number}, step {first.step}" in went_on
+        assert f"continues from damaged/{first.number}, step {first.step}" in went_on
         assert f"damaged/{third.number}: " in went_on
         assert f"damaged/{second.number}: " in went_on
         tally.passes(took)
@@ -211,7 +211,7 @@ def test_a_job_without_a_checkpoint_begins_again(cluster, client, unbroken, tmp_
         hurry.touch()
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
-        assert any("it goes on from its beginning" in reason for reason in reasons(job))
+        assert any("it continues from its beginning" in reason for reason in reasons(job))
 
 
 def test_a_job_that_was_cancelled_goes_on_in_another(client, unbroken, tmp_path):
@@ -221,7 +221,7 @@ def test_a_job_that_was_cancelled_goes_on_in_another(client, unbroken, tmp_path)
     second = client.submit(plane("second-half", restore="first-half"))
     second.wait(timeout_s=60)
     assert same(second.pull(), unbroken)
-    assert any(f"goes on from first-half/{saved.number}, step {saved.step}" in reason for reason in reasons(second))
+    assert any(f"continues from first-half/{saved.number}, step {saved.step}" in reason for reason in reasons(second))
     assert second.pull()["seen"].sum() == SIZE * EPOCHS
 
 
@@ -311,7 +311,7 @@ def test_a_job_waits_for_a_storage_that_is_away_when_it_goes_back(cluster, clien
         hurry.touch()
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
-        assert restored_from(job) == [f"goes on from away/{saved.number}, step {saved.step}"]
+        assert restored_from(job) == [f"continues from away/{saved.number}, step {saved.step}"]
 
 
 def test_old_checkpoints_are_removed(client, folder, unbroken):

@@ -135,7 +135,7 @@ def test_a_worker_is_released_as_it_was_fenced(crew):
 def outstanding(rig):
     """What is known not to be done."""
     with rig.process._coordinator.reading() as (machine, _):
-        return machine.outstanding
+        return machine.pending_effects
 
 
 def test_watching_goes_on_behind_what_was_seen(crew):

@@ -433,7 +433,7 @@ class TestActions:
     def test_what_the_cluster_refuses(self, page, trained):
         answer = page.post(f"/api/jobs/{trained}/checkpoint", json={}, headers=ACTION)
         assert answer.status_code == 503
-        assert "no folder of checkpoints" in answer.json()["message"]
+        assert "no checkpoint storage" in answer.json()["message"]
         assert page.post("/api/jobs/nobody/cancel", json={}, headers=ACTION).status_code == 404
 
     @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def join_message(joined: JoinResult) -> job_pb2.JoinReply:
         step=joined.step,
         spec=joined.spec.to_proto(),
         state=state_code(joined.state),
-        assigns=joined.assigns,
+        assigns=joined.assign_values,
         restored=sorted(joined.restored),
     )
 

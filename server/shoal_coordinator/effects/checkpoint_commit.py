@@ -113,7 +113,7 @@ def _manifest(effect: CommitCheckpoint, files: Iterable[FileEntry]) -> Manifest:
         variables=tuple(json_format.MessageToDict(it.to_proto(name)) for name, it in variables.items()),
         files=tuple(sorted(files, key=lambda entry: entry.name)),
         data=json_format.MessageToDict(cut.data) if cut.data else {},
-        progress=json_format.MessageToDict(cut.tally),
+        progress=json_format.MessageToDict(cut.progress_totals),
         writer=version("shoal"),
         evaluation=json_format.MessageToDict(effect.best.to_proto()) if effect.best else {},
     )

@@ -47,7 +47,7 @@ def take_cut(effect: TakeCut, calls: ServerCalls, held: Callable[[], HoldResult]
         version=max((shard.version for shard in shards), default=0),
         time=now,
         data=Ledger.from_proto(ours.ledger).settled(cursors(shards), ours.ranks) if ours.ledger else None,
-        tally=ours.tally,
+        progress_totals=ours.progress_totals,
         held_by=effect.number if effect.last else 0,
         effect=effect.number,
     )

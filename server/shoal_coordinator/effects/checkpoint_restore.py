@@ -103,9 +103,9 @@ def _restored(
         step,
         variables=frozenset(str(variable.get("name", "")) for variable in manifest.variables),
         data=_parsed(manifest.data, state_pb2.LedgerRecord(), manifest) if manifest.data and goes_on else None,
-        tally=_parsed(manifest.progress if goes_on else {}, state_pb2.TallyRecord(), manifest),
+        progress_totals=_parsed(manifest.progress if goes_on else {}, state_pb2.TallyRecord(), manifest),
         seed=int(manifest.spec.get("seed", 0)) if manifest.spec else None,
-        passed_by=tuple(passed_by),
+        skipped=tuple(passed_by),
     )
 
 

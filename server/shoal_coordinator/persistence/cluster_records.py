@@ -51,7 +51,7 @@ class ClusterRecords:
     def changes(self) -> dict[str, bytes | None]:
         """Returns the records that have changed since the last call, by key; None: to be removed from the store."""
         jobs = self._cluster.submitted
-        return {name: self._record(name, jobs) for name in self._cluster.take_changed()}
+        return {name: self._record(name, jobs) for name in self._cluster.take_dirty()}
 
     def all(self) -> dict[str, bytes]:
         """Returns all records as they should be now, by key."""
@@ -60,7 +60,7 @@ class ClusterRecords:
             record_keys.CLUSTER,
             *(record_keys.of_member(member.id) for member in cluster.members),
             *(record_keys.of_job(number, part) for number, job in jobs.items() for part in job.parts),
-            *(record_keys.of_effect(effect.number) for effect in cluster.outstanding),
+            *(record_keys.of_effect(effect.number) for effect in cluster.pending_effects),
         ]
         records = {name: self._record(name, jobs) for name in keys}
         return {name: record for name, record in records.items() if record is not None}

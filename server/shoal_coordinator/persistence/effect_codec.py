@@ -157,7 +157,7 @@ def _write_checkpoint_record(effect: CommitCheckpoint) -> state_pb2.CommitCheckp
         version=cut.version,
         time=cut.time,
         data=cut.data,
-        tally=cut.tally,
+        tally=cut.progress_totals,
         best=effect.best.to_proto() if effect.best else None,
         keep=effect.keep,
         held_by=cut.held_by,
@@ -172,7 +172,7 @@ def _write_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpoi
         version=record.version,
         time=record.time,
         data=record.data if record.HasField("data") else None,
-        tally=record.tally,
+        progress_totals=record.tally,
         held_by=record.held_by,
     )
     return CommitCheckpoint(

@@ -96,7 +96,7 @@ class Rig:
         """Kills the coordinator, and starts another one, which does again what is not known to be done."""
         found = restored(self.disk.load(), self.policy, self.now)
         assert found
-        self.machine, self.pending = found, found.outstanding
+        self.machine, self.pending = found, found.pending_effects
         self.machine.validate()
         self.write()
         return self
@@ -212,7 +212,7 @@ class Rig:
             source = replace(source, number=source.number or newest)
             cut = self.saved[source.job, source.number]
             names = frozenset(effect.placement.variables)
-            restored = RestoredCheckpoint(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
+            restored = RestoredCheckpoint(source, cut.step, names, cut.data, cut.progress_totals, effect.spec.seed)
         self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
 
     def largest(self, name: str) -> int:
@@ -233,7 +233,7 @@ class Rig:
             version=step,
             time=self.now,
             data=data,
-            tally=held.tally,
+            progress_totals=held.progress_totals,
             held_by=effect.number if effect.last else 0,
             effect=effect.number,
         )
@@ -388,7 +388,7 @@ class Voyage(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         given_up = {effect.number for effect in self.rig.pending} - {
-            effect.number for effect in self.rig.machine.outstanding
+            effect.number for effect in self.rig.machine.pending_effects
         }
         before = sorted(effect.number for effect in self.rig.pending if effect.number not in given_up)
         self.rig.crash()

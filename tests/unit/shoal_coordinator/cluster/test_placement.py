@@ -188,7 +188,7 @@ def test_resnet50_is_even_on_three_servers() -> None:
 
 
 def test_no_shards_are_refused() -> None:
-    with pytest.raises(errors.InvalidJob, match="shards is 0; a job has 1 or more"):
+    with pytest.raises(errors.InvalidJob, match="shards is 0; use 1 or more"):
         plan_shards({"v": Variable(3)}, 0)
 
 

@@ -117,7 +117,7 @@ def placement():
 
 
 def cut(number, **fields):
-    known = {"step": 7, "version": 7, "time": 100.0 + number, "data": None, "tally": state_pb2.TallyRecord()}
+    known = {"step": 7, "version": 7, "time": 100.0 + number, "data": None, "progress_totals": state_pb2.TallyRecord()}
     return CutTaken(REF, number, **{**known, **fields})
 
 
@@ -163,7 +163,7 @@ class TestTheCut:
             return HoldResult(ledger.to_proto(), {"w0": 0}, state_pb2.TallyRecord(loss=0.5))
 
         made = checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
-        assert (made.number, made.step, made.version, made.tally.loss) == (4, 4, 5, 0.5)
+        assert (made.number, made.step, made.version, made.progress_totals.loss) == (4, 4, 5, 0.5)
         assert {(request.cut, request.number, request.generation) for request in seen} == {(17, 4, 5)}
         [worker] = seen[0].workers
         assert (worker.committed, worker.finished) == (5, 5)
@@ -330,7 +330,7 @@ class TestTheWayBack:
         created = []
         restored = restore(servers, catalogue, CheckpointChoice("a"), created=created)
         assert (restored.source, restored.step, restored.variables) == (CheckpointChoice("a", 2), 20, {"w"})
-        assert restored.passed_by == ("a/3: a bit is another",)
+        assert restored.skipped == ("a/3: a bit is another",)
         assert len(created) == 2
         assert ("DropShards", "s0") in servers.calls, "what was read in part stays"
 
@@ -342,7 +342,7 @@ class TestTheWayBack:
         servers.answers["Restore"] = pb.RestoreReply()
         restored = restore(servers, catalogue, CheckpointChoice.parse("a/best"))
         assert restored.source == CheckpointChoice("a", 2)
-        [passed_by] = restored.passed_by
+        [passed_by] = restored.skipped
         assert passed_by.startswith("a/3: ")
 
     def test_ends_where_no_checkpoint_is_of_a_best_evaluation(self, servers, catalogue):

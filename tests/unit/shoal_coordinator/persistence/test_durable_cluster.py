@@ -152,7 +152,7 @@ def test_a_session_has_its_one_part(rig):
     rig.finish("s", "x")
     rig.submit(session("t"))
     rig.crash()
-    with pytest.raises(errors.Fenced, match="has had its part"):
+    with pytest.raises(errors.Fenced, match="was already in a job"):
         rig.enter("t", "x")
 
 
@@ -161,9 +161,9 @@ def test_given_values_are_not_asked_for_again(rig):
     for worker in ("w0", "w1"):
         rig.describe("a", worker, GIVEN)
     rig.perform()
-    assert rig.crash().enter("a", "w0").assigns
+    assert rig.crash().enter("a", "w0").assign_values
     rig.enter("a", "w0", assigned=True)
-    assert not rig.crash().enter("a", "w0").assigns
+    assert not rig.crash().enter("a", "w0").assign_values
 
 
 def test_a_repeated_submission_is_known(rig):
@@ -364,7 +364,7 @@ class TestWithoutItsFolder:
         assert rig.status("a").checkpoint.number == 1, "that there is one is still true"
         rig.pass_time(300)
         assert rig.pending == []
-        with pytest.raises(errors.StorageFailed, match=r"^this cluster has no folder of checkpoints: start its coord"):
+        with pytest.raises(errors.StorageFailed, match=r"^this cluster has no checkpoint storage: start its coord"):
             rig.handle(events.CheckpointRequested("a"))
         rig.kill("s1")
         assert rig.state("a") is JobState.FAILED, "it cannot go back"
@@ -411,7 +411,7 @@ class TestWithoutItsFolder:
         assert rig.status("a").checkpoint.number == 1
         rig.kill("s1")
         rig.servers("s1").start("a", "w0", "w1")
-        assert ("placing", "goes on from a/1, step 3") in rig.history("a")
+        assert ("placing", "continues from a/1, step 3") in rig.history("a")
         assert rig.state("a") is JobState.RUNNING
 
     def test_with_its_folder_again_what_was_under_way_comes_to_its_own_end(self, rig):
