@@ -115,7 +115,7 @@ class TestTheFolder:
             with pytest.raises(errors.BadRequest, match="does not name"):
                 found.show(name)
         for name in ("digits/1", "Digits", "../digits"):
-            for listed in (found.list, found.torn):
+            for listed in (found.list, found.incomplete):
                 with pytest.raises(errors.BadRequest, match="give JOB only"):
                     next(listed(name))
 
