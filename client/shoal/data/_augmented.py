@@ -76,7 +76,7 @@ class Augmented(DatasetWrapper):
         if seed is None and self._augmentation.draws:
             raise errors.ProgramError(
                 "Augmented is read without a seed, but its augmentation draws random numbers; for held-out samples, "
-                "leave out random transforms such as Flip and Crop; for training, give batch(indices, seed=...) another "
+                "leave out random transforms such as Flip and Crop; for training, give batch(indices, seed=...) a new "
                 "seed in each epoch"
             )
 

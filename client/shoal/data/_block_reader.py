@@ -204,7 +204,7 @@ class BlockReader(ABC):
         if columns is None or found != {stop - start}:
             counts = " and ".join(str(number) for number in sorted(found)) or "no"
             raise errors.InvalidData(
-                f"{type(self).__name__} returned {counts} rows for the samples {start} to {stop - 1}; the data must not "
+                f"{type(self).__name__} returned {counts} rows for samples {start} to {stop - 1}; the data must not "
                 "change while a job runs"
             )
         return columns

@@ -57,8 +57,8 @@ class Idx:
         pictures, numbers = read_idx(images, max_bytes), read_idx(labels, max_bytes)
         if pictures.ndim not in {3, 4}:
             raise errors.InvalidData(
-                f"{os.fspath(images)} has the dimensions {pictures.shape}; images are [n, height, width] or [n, height, "
-                "width, channels]: give the file of the images first, and the file of the labels second"
+                f"{os.fspath(images)} has the dimensions {pictures.shape}; give [n, height, width] or [n, height, "
+                "width, channels]: give the file of the images first"
             )
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
             raise errors.InvalidData(

@@ -46,7 +46,7 @@ class Subset:
             )
         if numbers.min() < 0 or numbers.max() >= size:
             raise errors.InvalidData(
-                f"Subset: samples are {numbers.min()} to {numbers.max()}, but {type(dataset).__name__} has samples from "
+                f"Subset: samples are {numbers.min()} to {numbers.max()}, but {type(dataset).__name__} has those from "
                 f"0 to {size - 1}"
             )
         self.dataset = dataset
