@@ -132,7 +132,9 @@ def _unpacked(name: str, file: gzip.GzipFile, most: int, max_bytes: int) -> np.n
     dtype, shape = _header(name, file)
     size = _bytes(dtype, shape)
     if size > most:
-        reason = f"max_bytes is {max_bytes:,}: raise it" if size > max_bytes else "it is too short: it is damaged"
+        reason = (
+            f"max_bytes is {max_bytes:,}: raise it" if size > max_bytes else "so short a file cannot: it is damaged"
+        )
         raise _wrong_size(name, dtype, shape, reason)
     raw = np.empty(size, np.uint8)  # the system provides the memory when it is written
     done = 0

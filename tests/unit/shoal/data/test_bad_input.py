@@ -41,7 +41,7 @@ def test_files_that_are_not_there(source, folder):
         source("memory://nowhere")
     with refused("given no files"):
         source([])
-    with refused("no file is at"):
+    with refused("there is no file at"):
         source(folder)
 
 
