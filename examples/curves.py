@@ -1,4 +1,4 @@
-"""What the examples have in common that train models: a job watched to its end, and the curves of its evaluations."""
+"""Helpers of the examples that train models: train a job with a progress bar, and draw its evaluations."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,20 +12,20 @@ import shoal
 from shoal.callbacks import ProgressBar
 from shoal.events import EvaluationEnded, Event, MetricsReported
 
-# Told apart by all eyes and printers.
+# Colors and dashes that color-blind readers and printers distinguish.
 STYLES = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":")]
 
 
 @dataclass
 class Curve:
-    """A job's evaluations, as they came.
+    """The evaluations of a job, collected as a callback.
 
     Attributes:
-        name: of the curve.
-        samples: that the job had trained on at each.
-        accuracy: of the held-out samples then.
-        loss: of them.
-        seconds: from the job's start to its end.
+        name: name of the curve.
+        samples: samples that the job had trained on, for each evaluation.
+        accuracy: accuracy on the held-out samples, for each evaluation.
+        loss: loss on the held-out samples, for each evaluation.
+        seconds: duration of the job.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Curve:
     _seen: int = field(default=0, repr=False)
 
     def __call__(self, event: Event) -> None:
-        """Takes in what happened to the job."""
+        """Adds an event of the job."""
         match event:
             case MetricsReported(progress=progress):
                 self._seen = progress.samples
@@ -47,15 +47,23 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The accuracy in the end."""
+        """The final accuracy."""
         return self.accuracy[-1]
 
 
 def trained(client: shoal.Client, job: shoal.Job, name: str) -> Curve:
-    """Trains a job to its end, with a bar.
+    """Trains a job to its end, with a progress bar.
+
+    Args:
+        client: client of the cluster.
+        job: the job.
+        name: name of the curve.
+
+    Returns:
+        The curve of the job's evaluations.
 
     Raises:
-        JobFailed: it failed.
+        JobFailed: the job failed.
     """
     curve = Curve(name)
     with ProgressBar(job) as bar:
@@ -66,7 +74,14 @@ def trained(client: shoal.Client, job: shoal.Job, name: str) -> Curve:
 
 
 def save(out: Path, name: str, title: str, panels: Sequence[tuple[str, Iterable[Curve]]]) -> None:
-    """Writes NAME.png, with a panel for each group of curves, and NAME.json."""
+    """Writes NAME.png, with one panel for each group of curves, and NAME.json.
+
+    Args:
+        out: folder for the files.
+        name: name of the files.
+        title: title of the picture.
+        panels: heading and curves of each panel.
+    """
     out.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(4.5 * len(panels) + 1.5, 4.5), layout="constrained")
     figure.suptitle(title)

@@ -1,9 +1,9 @@
-"""The demo: a cluster of processes on loopback learns to read digits, once in each consistency mode.
+"""The demo: a local cluster trains a digits classifier once in each consistency mode.
 
     make demo        or: python examples/demo.py --out runs/demo
 
-Writes OUT/loss.png, the curves, and OUT/summary.json, a list of rows. Exit status 1 if a mode reads less than 97% of
-the held-out images, or a job fails.
+Writes the curves to OUT/loss.png and the results to OUT/summary.json. The exit status is 1 if a job fails, or if the
+accuracy of a mode on the held-out images is below 97%.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MODES: tuple[Consistency, ...] = (shoal.Synchronous(), shoal.Asynchronous(), sho
 SERVERS = WORKERS = 2
 HIDDEN = 512
 EPOCHS, BATCH = 20, 64
-# A rate that falls as the versions rise forgives stale gradients, and suits modes that apply them one by one or joined.
+# A rate that decays with the version tolerates stale gradients, and suits all modes.
 OPTIMIZER = shoal.optim.Adam(shoal.optim.ExponentialLR(3e-3, gamma=0.997))
 ENOUGH = 0.97  # of the held-out images; chance is 0.1
 
@@ -65,7 +65,7 @@ def main() -> int:
     (out / "summary.json").write_text(json.dumps([vars(row) for row in rows], indent=2) + "\n")
     draw(results).savefig(out / "loss.png", dpi=150)
     console.print(table(rows))
-    console.print(f"curves in {out / 'loss.png'}, figures in {out / 'summary.json'}", highlight=False)
+    console.print(f"curves in {out / 'loss.png'}, results in {out / 'summary.json'}", highlight=False)
     poor = [f"{row.mode} ({row.test_accuracy:.1%})" for row in rows if row.test_accuracy < ENOUGH]
     if poor:
         console.print(f"below {ENOUGH:.0%} of held-out images right: {', '.join(poor)}", style="bold red")
@@ -73,19 +73,19 @@ def main() -> int:
 
 
 def run(console: Console, epochs: int) -> list[tuple[Row, Curve]]:
-    """Starts a cluster, trains in each mode, and stops all of it."""
+    """Starts a cluster, trains in each mode, and stops the cluster."""
     console.print(f"starting a coordinator, {SERVERS} servers and {WORKERS} workers ...")
     program = Digits(HIDDEN)
     cluster = shoal.LocalCluster(SERVERS, WORKERS, path=[Path(__file__).parent])
     with cluster, cluster.client() as client, live(console) as bars:
-        tasks = [(mode, bars.add_task(str(mode), start=False, figures="waits")) for mode in MODES]
+        tasks = [(mode, bars.add_task(str(mode), start=False, metrics="waits")) for mode in MODES]
         return [train(client, program, mode, epochs, bars, task) for mode, task in tasks]
 
 
 def train(
     client: shoal.Client, program: Digits, mode: Consistency, epochs: int, bars: Progress, task: TaskID
 ) -> tuple[Row, Curve]:
-    """Trains one job to its end, shows how it goes, and tests what it learned."""
+    """Trains one job to its end, shows its progress, and evaluates it."""
     job = client.submit(
         shoal.Job(
             "digits:Digits",
@@ -107,27 +107,27 @@ def train(
 
 
 def watch(job: shoal.JobHandle, bars: Progress, task: TaskID) -> Iterator[tuple[int, float]]:
-    """The points of the curve as they come, and the bar that goes with them."""
+    """Yields the points of the curve during training, and updates the progress bar."""
     for event in job.events():
         match event:
             case StateChanged(state=state) if not state.finished:
-                bars.update(task, figures=state.value)
+                bars.update(task, metrics=state.value)
             case MetricsReported(progress=now, values=values) if "loss" in values:
-                figures = (
+                metrics = (
                     f"loss {values['loss']:.4f}  {now.samples_per_s:,.0f} samples/s  "
                     f"staleness p50 {now.staleness_p50:g}, max {now.staleness_max}"
                 )
-                bars.update(task, completed=now.samples, total=now.total_samples or None, figures=figures)
+                bars.update(task, completed=now.samples, total=now.total_samples or None, metrics=metrics)
                 yield now.samples, values["loss"]
 
 
 def live(console: Console) -> Progress:
-    """One bar a mode."""
+    """Returns a display with one progress bar for each mode."""
     return Progress(
         TextColumn("{task.description:<6}"),
         BarColumn(bar_width=12),
         TaskProgressColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[metrics]}"),
         console=console,
     )
 
@@ -150,7 +150,7 @@ def table(rows: Iterable[Row]) -> Table:
 
 
 def draw(results: Sequence[tuple[Row, Curve]]) -> Figure:
-    """The loss over the samples seen, a curve a mode; colours and dashes that all eyes and printers tell apart."""
+    """Draws the loss over the samples seen, one curve for each mode."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     styles = cycle(zip(("#0072b2", "#d55e00", "#009e73", "#cc79a7"), ("-", "--", "-.", ":"), strict=True))
@@ -170,7 +170,7 @@ def draw(results: Sequence[tuple[Row, Curve]]) -> Figure:
 
 
 def smoothed(curve: Curve, weight: float = 0.5) -> Curve:
-    """An exponential moving average; each point already is a worker's mean since its last report."""
+    """Returns the exponential moving average of a curve. Each point is a worker's mean since its last report."""
     mean, smooth = curve[0][1], []
     for samples, loss in curve:
         mean += weight * (loss - mean)

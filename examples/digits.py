@@ -1,11 +1,11 @@
-"""A program that Shoal trains: a two-layer perceptron that reads handwritten digits.
+"""A program for Shoal: a two-layer perceptron that classifies handwritten digits.
 
     shoal up --path examples                                           in one terminal
     shoal submit digits:Digits --workers 2 --set hidden=64 --follow    in another
 
-The job names the factory `digits:Digits`. Each worker calls it with the job's settings, and owns the loop from there.
-The arithmetic is NumPy's, through operators and universal functions only. CuPy's arrays answer to both, so the same
-lines run on a GPU when that is where the worker put the parameters and the batch.
+The job names the factory `digits:Digits`. Each worker calls it with the job's settings, and then runs the loop.
+The code uses only operators and universal functions of NumPy. CuPy's arrays support both, so the same code runs on a
+GPU if the worker has put the parameters and the batch there.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class Images:
 
 
 class Digits:
-    """What a job trains: variables, a data set, and a function that gives gradients. See `shoal.Program`.
+    """The program: variables, a data set, and a function that returns gradients. See `shoal.Program`.
 
     Args:
         hidden: units of the hidden layer.
@@ -58,7 +58,7 @@ class Digits:
         self.held_out = Images(pixels[test], labels[test])
 
     def variables(self) -> dict[str, shoal.Variable]:
-        """Shapes and initial values: the servers make them, so that no worker has to send them."""
+        """Returns the variables. The servers compute their initial values."""
         return {
             "hidden/w": shoal.Variable((PIXELS, self.hidden), self.dtype, HeNormal()),
             "hidden/b": shoal.Variable(self.hidden, self.dtype),
@@ -69,7 +69,7 @@ class Digits:
     def loss_and_gradients(
         self, params: Mapping[str, Array], batch: tuple[Array, Array]
     ) -> tuple[Array, dict[str, Array]]:
-        """The mean cross-entropy of a batch, and its gradient by the chain rule, from the last layer to the first."""
+        """Returns the mean cross-entropy of a batch, and its gradients by the chain rule, last layer first."""
         x, targets = batch
         hidden = np.maximum(x @ params["hidden/w"] + params["hidden/b"], 0)
         log_p = _log_softmax(hidden @ params["output/w"] + params["output/b"])
@@ -85,7 +85,7 @@ class Digits:
         }
 
     def evaluate(self, params: Mapping[str, Array], batch: tuple[Array, Array]) -> dict[str, float]:
-        """How well given parameters do on a batch of the held-out images. See `shoal.program.EvaluatedProgram`."""
+        """Returns the metrics of a batch of the held-out images. See `shoal.program.EvaluatedProgram`."""
         x, targets = batch
         hidden = np.maximum(x @ params["hidden/w"] + params["hidden/b"], 0)
         logits = hidden @ params["output/w"] + params["output/b"]

@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def run(client: shoal.Client, mode: Consistency, settings: dict[str, object], every: int) -> Curve:
-    """One job from its start to its end."""
+    """Trains one job to its end."""
     job = shoal.Job(
         "shoal_nn.programs:image_classifier",
         workers=WORKERS,
@@ -56,7 +56,7 @@ def run(client: shoal.Client, mode: Consistency, settings: dict[str, object], ev
 
 
 def optimizer(mode: Consistency) -> shoal.optim.Optimizer:
-    """Adam, with a rate that falls as far in every mode, and lets a push of each worker move as far in all of them."""
+    """Returns Adam with a rate that decays equally over the job, and weighs a push equally, in every mode."""
     joined = WORKERS if isinstance(mode, shoal.Synchronous) else 1  # pushes an update
     updates = EPOCHS * IMAGES / BATCH / joined
     return shoal.optim.Adam(shoal.optim.ExponentialLR(RATE * joined, gamma=FALL ** (1 / updates)))

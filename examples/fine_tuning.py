@@ -2,7 +2,7 @@
 
     python examples/fine_tuning.py --data /usr/share/datasets/fashion-mnist
 
-Three jobs, each of which begins with the checkpoint of the one before. The digits come with scikit-learn.
+It runs three jobs. Each one starts from the checkpoint of the one before. scikit-learn provides the digits.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def save_digits(file: Path) -> None:
 
 
 def of_digits(file: Path) -> dict[str, object]:
-    """The settings of both jobs on digits: another head, which begins anew."""
+    """Returns the settings of both jobs on digits, with a new head."""
     found = {"data": str(file), "format": "npz", "mean": 0.305, "std": 0.376, "held_out_share": 0.2}
     return {**found, "augment": "crop", "head": "digits"}
 

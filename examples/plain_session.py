@@ -3,7 +3,7 @@
     shoal up --workers 0                       in one terminal
     python examples/plain_session.py           in another; add processes with WORKERS=2, one terminal each
 
-The loop is yours, and so is the framework. What a session takes and gives are NumPy arrays, by name:
+You write the loop, in any framework. A session takes and returns NumPy arrays by name:
 
 - PyTorch: `p.data.copy_(torch.from_numpy(values[name]))` for each of `model.named_parameters()`, `loss.backward()`,
   then push `{name: p.grad.cpu().numpy()}`.

@@ -216,10 +216,10 @@ class LocalCluster:
 
         A role does not create them, since that would hide a volume that is not mounted. Here there are no volumes.
         """
-        folders = [Path(self._store).expanduser().parent] if self._store and self._store != "memory" else []
+        missing = [Path(self._store).expanduser().parent] if self._store and self._store != "memory" else []
         if self._checkpoints and "://" not in self._checkpoints:
-            folders.append(Path(self._checkpoints))
-        for folder in folders:
+            missing.append(Path(self._checkpoints))
+        for folder in missing:
             with suppress(OSError):  # the role reports what is wrong
                 folder.mkdir(parents=True, exist_ok=True)
 

@@ -21,7 +21,7 @@ class Mapped(DatasetWrapper):
         super().__init__(dataset)
         self._function = function
 
-    def _changed(self, batch: Any, numbers: np.ndarray, seed: int | None) -> Any:  # noqa: ARG002 - the same for all
+    def _transform(self, batch: Any, numbers: np.ndarray, seed: int | None) -> Any:  # noqa: ARG002 - all alike
         return self._function(batch)
 
 

@@ -62,7 +62,7 @@ class MemberStatus:
         bytes: size of the values and slots in its shards.
         job: name of the job that it works on, or "".
         load: latest reported load of a server.
-        leaving: it was told to go: a server serves on while its jobs are saved. Not alive, it has gone in good order.
+        leaving: whether it was asked to drain. If it is not alive, it has left gracefully.
     """
 
     member: str

@@ -1,14 +1,14 @@
-"""Sources of samples: what a program's `dataset` may be, beside a class of its own.
+"""Data sets that a program can use as its `dataset`.
 
-- `Arrays`: NumPy arrays, or .npy and .npz files, mapped into memory.
-- `Parquet` and `Csv`: files, here or on any URL that fsspec knows. They need `shoal[data]`: pyarrow and fsspec.
-- `Idx`, `Cifar10` and `ImageFolder`: images with labels; the last needs `shoal[images]`: Pillow. What is done to images
-  before a model sees them is in `shoal.data.augment`.
-- `Augmented`: another one with its images changed. `Subset` and `split`: some samples of another one.
-- `Seekable`: whatever can be read from any position on.
+- `Arrays`: NumPy arrays, or .npy and .npz files that are mapped into memory.
+- `Parquet` and `Csv`: local files, or files at a URL that fsspec supports. They need `shoal[data]`: pyarrow and fsspec.
+- `Idx`, `Cifar10` and `ImageFolder`: images with labels. `ImageFolder` needs `shoal[images]`: Pillow.
+- `Augmented`: another data set with transformed images; `shoal.data.augment` has the transforms.
+- `Subset` and `split`: some samples of another data set.
+- `Seekable`: a source that can be read from any position.
 
 Each is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks (`shoal.program.BlockDataset`): a worker
-reads what it leases, a block ahead. The order of an epoch does not depend on the number of workers. See
+reads the ranges that it leases, one block ahead. The order of an epoch does not depend on the number of workers. See
 docs/how-to/data.md.
 """
 

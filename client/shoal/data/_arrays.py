@@ -1,4 +1,4 @@
-"""Arrays in memory, and in NumPy's files mapped into it."""
+"""The data set of NumPy arrays, in memory or in mapped files."""
 
 import os
 import struct
@@ -13,7 +13,7 @@ from shoal.data._files import errors_naming
 from shoal.data._structure import flatten
 from shoal.program import DEFAULT_PREFETCH
 
-# The part of a zip file that comes before each file in it, up to the lengths of the two fields that follow.
+# The header before each member of a zip file, up to the lengths of the two fields that follow.
 _ZIP_HEADER = struct.Struct("<4s22xHH")
 
 
@@ -23,18 +23,18 @@ class Arrays:
         dataset = Arrays({"x": "images.npy", "y": labels})
         dataset = Arrays("train.npz")
 
-    A batch has the structure of what is given: an array for an array, a dict for a dict or an .npz file, a tuple for a
-    tuple. Files are mapped: a batch reads the pages that its samples are on, and the system keeps what it has room
-    for. Members of an .npz file that are compressed (`numpy.savez_compressed`) cannot be, and are read whole. Samples
-    are shuffled one by one, which asks a disk for random reads.
+    A batch has the structure of `arrays`: an array for an array, a dict for a dict or an .npz file, a tuple for a
+    tuple. Files are mapped into memory: a batch reads the memory pages of its samples, and the system caches them.
+    Compressed members of an .npz file (`numpy.savez_compressed`) cannot be mapped and are read completely. Single
+    samples are shuffled, so a disk sees random reads.
 
     Args:
-        arrays: an array, or the path of an .npy or .npz file; or a dict, tuple or list of these, however deep.
-        prefetch: batches to read ahead; 0: each is read at its step.
+        arrays: an array, the path of an .npy or .npz file, or a dict, tuple or list of these, at any depth.
+        prefetch: number of batches to read ahead. 0 means that each batch is read at its step.
 
     Raises:
-        InvalidData: a file is not there, is damaged or holds Python objects; or the arrays have different lengths, or
-            no sample.
+        InvalidData: a file is missing, damaged or contains Python objects, or the arrays have different lengths or no
+            samples.
     """
 
     def __init__(self, arrays: Any, *, prefetch: int = DEFAULT_PREFETCH) -> None:
@@ -42,7 +42,7 @@ class Arrays:
         self._arrays = list(opened.values())
         self.prefetch = prefetch
         if not len(self):
-            raise errors.InvalidData("Arrays has arrays of no rows; give one sample at least")
+            raise errors.InvalidData("Arrays has arrays without rows; give at least one sample")
 
     def __len__(self) -> int:
         return len(self._arrays[0])
@@ -52,7 +52,7 @@ class Arrays:
 
 
 def _opened(value: Any) -> Any:
-    """The same structure, with arrays in place of paths."""
+    """Returns the same structure, with arrays in place of paths."""
     match value:
         case str() | os.PathLike():
             return _read(os.fspath(value))
@@ -67,7 +67,7 @@ def _opened(value: Any) -> Any:
 
 def _read(path: str) -> np.ndarray | dict[str, np.ndarray]:
     if "://" in path:
-        raise errors.InvalidData(f"{path} cannot be mapped into memory; copy it to a disk of the worker's first")
+        raise errors.InvalidData(f"{path} cannot be mapped into memory; copy it to a disk of the worker first")
     kinds = (ValueError, zipfile.BadZipFile, struct.error)
     with errors_naming(path, *kinds):
         if not Path(path).stat().st_size:
@@ -77,7 +77,7 @@ def _read(path: str) -> np.ndarray | dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if not members:
-                raise errors.InvalidData(f"{path} has no arrays in it; write it again, with numpy.savez")
+                raise errors.InvalidData(f"{path} contains no arrays; write it again, with numpy.savez")
             arrays = {}
             for member in members:
                 name = member.filename.removesuffix(".npy")
@@ -99,7 +99,7 @@ def _member(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.
         shape, by_columns, dtype = header(file)
         if dtype.hasobject:
             raise errors.InvalidData(
-                f"{member.filename} in {path} holds Python objects, which only pickle reads; save arrays of numbers"
+                f"{member.filename} in {path} contains Python objects, which only pickle reads; save arrays of numbers"
             )
         if not all(shape):  # nothing to map
             return np.empty(shape, dtype)
@@ -107,7 +107,7 @@ def _member(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """The same memory; rows of a plain array are plain arrays, too."""
+    """Returns the same memory as an `np.ndarray`, so that its rows are not memmaps."""
     return array.view(np.ndarray)
 
 

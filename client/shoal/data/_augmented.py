@@ -1,4 +1,4 @@
-"""A data set whose images are changed as they are read. What is done to them is in `augment`."""
+"""The data set that transforms the images of another one. `augment` has the transforms."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,32 +12,32 @@ from shoal.program import Dataset, RandomDataset
 
 
 class Augmented(DatasetWrapper):
-    """Another data set, with its images changed: a `shoal.program.RandomDataset`.
+    """Another data set with transformed images: a `shoal.program.RandomDataset`.
 
         training, held_out = split(Cifar10("cifar-10-batches-bin"), 0.1)
-        plain = Augmentation(ToFloat(), Normalise(0.47, 0.25))
+        plain = Augmentation(ToFloat(), Normalize(0.47, 0.25))
         dataset = Augmented(training, Augmentation(Flip(), Crop(padding=4), plain))
         test = Augmented(held_out, plain)
 
-    A sample is changed alike whoever reads it and in whichever batch it comes, and in another way in each epoch. As
-    the worker reads ahead, the images are changed while the program computes. Data that a model is judged by should not
-    change from one look to the next: steps that draw nothing need no seed, and `batch(indices)` does for them.
+    A sample is transformed in the same way on every worker and in every batch, and differently in each epoch. With
+    prefetching, the images are transformed while the program computes. Use transforms without random numbers for
+    held-out samples, so that all evaluations see the same images. Such transforms need no seed: call `batch(indices)`.
 
-    Of one inside another, for two kinds of images in a batch, both draw the same numbers: with the same steps first, an
-    image and its mask are flipped and cropped alike.
+    For two kinds of images in a batch, wrap one `Augmented` in another. Both draw the same random numbers, so an image
+    and its mask are flipped and cropped alike if their first transforms are the same.
 
     Args:
-        dataset: whose batches are tuples, lists or dicts. Read in blocks if it is.
-        augmentation: what is done to the images, [n, height, width, channels].
-        images: where in a batch they are: the place in a tuple, or the key of a dict.
+        dataset: a data set whose batches are tuples, lists or dicts. It may have blocks.
+        augmentation: the transforms of the images [n, height, width, channels].
+        images: place of the images in the tuple or list, or their key in the dict.
 
     Attributes:
-        dataset: as given.
-        prefetch: of the data set.
-        blocks: of the data set, if it has any.
+        dataset: the data set.
+        prefetch: number of batches to read ahead, as of the data set.
+        blocks: blocks of the data set, if it has blocks.
 
     Raises:
-        InvalidData: `augmentation` is none.
+        InvalidData: `augmentation` is not an `Augmentation`.
     """
 
     def __init__(self, dataset: Dataset | RandomDataset, augmentation: Augmentation, *, images: int | str = 0) -> None:
@@ -49,29 +49,38 @@ class Augmented(DatasetWrapper):
         self._augmentation, self._images = augmentation, images
 
     def batch(self, indices: np.ndarray, *, seed: int | None = None) -> Any:
-        """The samples with these numbers, their images changed.
+        """Returns a batch with transformed images.
+
+        Args:
+            indices: numbers of the samples, int64 [n].
+            seed: seed of the epoch. None is allowed if no transform draws random numbers.
 
         Raises:
-            ProgramError: there is no seed, and a step draws.
-            InvalidData: there are no images where they should be, or a step cannot do with them.
+            ProgramError: `seed` is None, but a transform draws random numbers.
+            InvalidData: the batch has no images at the given place, or a transform does not accept them.
         """
         self._check(seed)
         return super().batch(indices, seed=seed)
 
     def batches(self, plan: Iterable[np.ndarray], *, seed: int | None = None) -> Iterator[Any]:
-        """What `batch` gives, for each item of the plan. Of data sets in blocks alone."""
+        """Yields what `batch` returns for each item of the plan. Only for data sets with blocks.
+
+        Args:
+            plan: numbers of the samples of each batch, int64 [n].
+            seed: see `batch`.
+        """
         self._check(seed)
         yield from super().batches(plan, seed=seed)
 
     def _check(self, seed: int | None) -> None:
         if seed is None and self._augmentation.draws:
             raise errors.ProgramError(
-                "Augmented is read without a seed, and its augmentation draws random numbers; for data that a model is "
-                "judged by, leave out Flip, Crop and their like; elsewhere, give batch(indices, seed=...), another one "
-                "each epoch"
+                "Augmented is read without a seed, but its augmentation draws random numbers; for held-out samples, "
+                "leave out random transforms such as Flip and Crop; for training, give batch(indices, seed=...) a new "
+                "seed in each epoch"
             )
 
-    def _changed(self, batch: Any, numbers: np.ndarray, seed: int | None) -> Any:
+    def _transform(self, batch: Any, numbers: np.ndarray, seed: int | None) -> Any:
         where = self._images
         match batch:
             case dict() if where in batch:
@@ -83,15 +92,15 @@ class Augmented(DatasetWrapper):
                 return type(batch)(*items) if named else type(batch)(items)
         what = f"a dict of {', '.join(map(repr, batch))}" if isinstance(batch, dict) else f"a {type(batch).__name__}"
         raise errors.InvalidData(
-            f"Augmented: a batch of {type(self.dataset).__name__} is {what}, and images={where!r}; "
-            "say which item of a tuple or dict the images are"
+            f"Augmented: a batch of {type(self.dataset).__name__} is {what}, but images={where!r}; "
+            "set images to the place in a tuple or the key of a dict"
         )
 
     def _augmented(self, images: Any, numbers: np.ndarray, seed: int | None) -> np.ndarray:
         if not isinstance(images, np.ndarray):
             raise errors.InvalidData(
                 f"Augmented: item {self._images!r} of a batch of {type(self.dataset).__name__} is a "
-                f"{type(images).__name__}; images are NumPy arrays"
+                f"{type(images).__name__}; images must be NumPy arrays"
             )
         return self._augmentation(images, seed=0 if seed is None else seed, samples=numbers)
 

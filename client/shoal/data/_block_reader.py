@@ -1,4 +1,4 @@
-"""Data sets that are read block by block: which blocks are in memory, and how batches are made of them."""
+"""The base class of data sets with blocks: it keeps blocks in memory, and cuts batches from them."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -12,67 +12,83 @@ from shoal import errors
 from shoal.data._reading.prefetcher import Prefetcher
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
-# Of one block or chapter: arrays of equal length, always as many and in the same order.
+# The arrays of one block or chapter: of equal length, always in the same number and order.
 Columns = Sequence[np.ndarray]
 
 
 @dataclass(slots=True)
 class _Stream:
-    """A run that is being read."""
+    """The state of reading a run of blocks."""
 
-    following: int  # the block that comes next
-    stop: int  # the run's end, in blocks
+    following: int  # the next block
+    stop: int  # the block after the run
     columns: Iterator[Columns]
 
 
 class BlockReader(ABC):
-    """The part that all data sets in blocks share; yours, too, if you write `read_blocks` and `join`.
+    """The base class of data sets with blocks. A subclass needs `read_blocks` and `join`.
 
-    Batches are made in chapters: so many batches as the blocks in memory have the samples of. The samples of a
-    chapter are gathered at once, one call a column, and its batches are slices. While one chapter is trained on, a
-    thread reads and gathers the next; so about three windows of blocks are in memory: what is trained on, what comes
-    next, and the blocks that the latter was gathered from.
+    Batches are read in chapters: as many batches as the blocks in memory have samples for. The samples of a chapter are
+    gathered in one call per column, and its batches are slices. While the program trains on one chapter, a thread reads
+    the next. About three windows of blocks are in memory: the chapter in use, the next one, and its blocks.
 
     Args:
-        blocks: of the data set.
-        prefetch: batches to read ahead; 0: everything is read in turn, by the thread that asks.
+        blocks: blocks of the data set.
+        prefetch: number of batches to read ahead. 0 means that the calling thread reads each block when it is needed.
+
+    Attributes:
+        blocks: blocks of the data set.
+        prefetch: number of batches to read ahead.
 
     Raises:
-        InvalidData: prefetch is no whole number, 0 or more.
+        InvalidData: prefetch is not a whole number, 0 or more.
     """
 
     def __init__(self, blocks: Blocks, *, prefetch: int = DEFAULT_PREFETCH) -> None:
         check_number("prefetch", prefetch, least=0)
         self.blocks, self.prefetch = blocks, prefetch
         self._most = max(1, blocks.window)
-        self._held: OrderedDict[int, Columns] = OrderedDict()  # at most _most blocks, the one used last at the end
+        self._held: OrderedDict[int, Columns] = OrderedDict()  # at most _most blocks, least recently used first
         self._stream: _Stream | None = None
 
     @abstractmethod
     def read_blocks(self, first: int, stop: int) -> Iterator[Columns]:
-        """Reads the blocks first, first + 1, ..., stop - 1 of one run, one after the other; perhaps not all are taken.
+        """Reads the blocks first, first + 1, ..., stop - 1 of one run in order. The caller may stop earlier.
 
-        Returns:
-            Arrays whose first dimension is the block's samples, in their order.
+        Args:
+            first: number of the first block.
+            stop: number after the last block.
+
+        Yields:
+            The arrays of one block, whose first dimension is its samples, in order.
         """
 
     @abstractmethod
     def join(self, columns: Columns) -> Any:
-        """What a program gets as its batch, of arrays like those of `read_blocks`."""
+        """Returns the batch that the program receives, from arrays like those of `read_blocks`."""
 
     def __len__(self) -> int:
         return self.blocks.samples
 
     def batch(self, indices: np.ndarray) -> Any:
-        """The samples with these numbers, whichever they are; reads the whole of each block that they are in."""
+        """Returns a batch of any samples. Reads each of their blocks completely.
+
+        Args:
+            indices: numbers of the samples, int64 [n].
+
+        Raises:
+            InvalidData: there are no numbers, or a block cannot be read.
+            IndexError: a number is out of range.
+        """
         numbers = np.asarray(indices, np.int64)
         if not len(numbers):
-            raise errors.InvalidData("a batch of no samples was asked for; give one number at least")
+            raise errors.InvalidData("a batch without samples was requested; give at least one number")
         if numbers.min() < 0 or numbers.max() >= len(self):
-            raise IndexError(f"samples {numbers.min()} to {numbers.max()} were asked for, of {len(self)}")
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()} were requested; there are {len(self)}")
         return self.join(self._gather([numbers], self._blocks_of(numbers)))
 
     def batches(self, plan: Iterable[np.ndarray]) -> Iterator[Any]:
+        """Yields what `batch` returns for each item of the plan, with the next blocks prefetched."""
         chapters = self._chapters(plan)
         if not self.prefetch:
             yield from self._cut(chapters)
@@ -88,7 +104,7 @@ class BlockReader(ABC):
                 start += length
 
     def _chapters(self, plan: Iterable[np.ndarray]) -> Iterator[tuple[Columns, list[int]]]:
-        """The columns of each chapter, and the lengths of its batches."""
+        """Yields the columns of each chapter, and the lengths of its batches."""
         chapter: list[np.ndarray] = []
         blocks: dict[int, None] = {}  # that the chapter needs, as they are first used
         shuffled = self.blocks.window > 0  # if not, a block that is alone in its chapter need not be copied
@@ -116,7 +132,7 @@ class BlockReader(ABC):
         return found
 
     def _blocks_of(self, numbers: np.ndarray) -> list[int]:
-        """The blocks of these samples, as they are first used."""
+        """Returns the blocks of these samples, in order of first use."""
         homes, firsts = np.unique(np.searchsorted(self.blocks.starts, numbers, side="right") - 1, return_index=True)
         return [int(home) for home in homes[np.argsort(firsts)]]
 
@@ -124,7 +140,7 @@ class BlockReader(ABC):
         return int(self.blocks.starts[block]), int(self.blocks.starts[block + 1])
 
     def _gather(self, chapter: Sequence[np.ndarray], blocks: Collection[int]) -> Columns:
-        """The samples of some batches, in their order; they are in these blocks."""
+        """Returns the samples of a chapter's batches in order, gathered from the given blocks."""
         numbers = chapter[0] if len(chapter) == 1 else np.concatenate(chapter)
         if not self.blocks.window and len(blocks) == 1 and _consecutive(numbers):
             (block,) = blocks
@@ -141,7 +157,7 @@ class BlockReader(ABC):
         return gathered
 
     def _in_reading_order(self, blocks: Collection[int]) -> list[int]:
-        """Those in memory as they are used; then what the run in hand goes on with; then the others, as they lie."""
+        """Returns the blocks in reading order: those in memory, the rest of the current run, and then the others."""
         stream = self._stream
         held = [block for block in blocks if block in self._held]
         going_on = {block for block in blocks if stream and stream.following <= block < stream.stop}
@@ -160,8 +176,8 @@ class BlockReader(ABC):
             self._held.popitem(last=False)
 
     def _load(self, block: int) -> Columns:
-        """Reads a block. Those that are passed on the way are kept as long as there is room: they are in its window."""
-        stream, self._stream = self._stream, None  # which stays so if reading fails
+        """Reads a block. Keeps the blocks read before it while there is room, because they are in its window."""
+        stream, self._stream = self._stream, None  # it stays None if reading fails
         if stream is None or not stream.following <= block < stream.stop:
             stream = self._begin(block)
         while True:
@@ -176,7 +192,7 @@ class BlockReader(ABC):
         return columns
 
     def _begin(self, block: int) -> _Stream:
-        """Begins to read the block's run: a little before it, where the window's other blocks may be asked for next."""
+        """Starts to read the block's run, early enough for the other blocks of its window."""
         runs = self.blocks.runs
         run = int(np.searchsorted(runs, block, side="right")) - 1
         first, stop = max(int(runs[run]), block - self._most + 1), int(runs[run + 1])
@@ -186,16 +202,22 @@ class BlockReader(ABC):
         start, stop = self._bounds(block)
         found = {len(column) for column in columns or ()}
         if columns is None or found != {stop - start}:
-            told = " and ".join(str(number) for number in sorted(found)) or "no"
+            counts = " and ".join(str(number) for number in sorted(found)) or "no"
             raise errors.InvalidData(
-                f"{type(self).__name__} gave {told} rows for the samples {start} to {stop - 1}; the data must not "
+                f"{type(self).__name__} returned {counts} rows for samples {start} to {stop - 1}; the data must not "
                 "change while a job runs"
             )
         return columns
 
 
 def check_number(name: str, value: object, *, least: int) -> None:
-    """Raises InvalidData unless an argument is a whole number, and not too small."""
+    """Raises InvalidData unless an argument is a whole number of at least `least`.
+
+    Args:
+        name: name of the argument, for the message.
+        value: its value.
+        least: smallest allowed number.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise errors.InvalidData(f"{name} is {value!r}; give a whole number, {least} or more")
 
@@ -205,10 +227,10 @@ def _consecutive(numbers: np.ndarray) -> bool:
 
 
 def _put(target: np.ndarray, places: np.ndarray, column: np.ndarray, rows: np.ndarray) -> None:
-    """target[places] = column[rows], without an array in between where the places are side by side."""
-    if places[-1] - places[0] + 1 == len(places):  # they rise
+    """Sets target[places] = column[rows], without a temporary array if the places are consecutive."""
+    if places[-1] - places[0] + 1 == len(places):  # the places increase
         begin = int(places[0])
-        # The rows are known to be in the column; "clip" spares NumPy a copy that it makes for when they are not.
+        # All rows are in range. With "clip", NumPy does not make the copy that it needs to raise an IndexError.
         np.take(column, rows, axis=0, out=target[begin : begin + len(places)], mode="clip")
     else:
         target[places] = column[rows]

@@ -1,4 +1,4 @@
-"""CIFAR-10 in the binary version that its authors publish."""
+"""The CIFAR-10 data set, in the binary version of its authors."""
 
 import os
 from pathlib import Path
@@ -10,14 +10,14 @@ from shoal.data._block_reader import check_number
 from shoal.data._files import errors_naming
 from shoal.program import DEFAULT_PREFETCH
 
-_SHAPE = (3, 32, 32)  # of an image within a file: channels, rows, columns
+_SHAPE = (3, 32, 32)  # channels, rows and columns of an image in a file
 _RECORD_BYTES = 1 + 3 * 32 * 32  # a label, then the image
 _TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST = ("test_batch.bin",)
 _META = "batches.meta.txt"
-# What the folder of the Python version has in place of these.
+# The file of the Python version that replaces them.
 _PYTHON_META = "batches.meta"
-# A batch of 10,000 images has 31 MB; what is much larger is something else.
+# A file of 10,000 images has 31 MB; a much larger one is something else.
 _MOST_BYTES = 64 << 20
 _MOST_META_BYTES = 1 << 16
 _SOURCE = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -28,21 +28,20 @@ class Cifar10:
 
         dataset = Cifar10("cifar-10-batches-bin")
 
-    A batch is the tuple (images, labels): uint8 [n, 32, 32, 3] and int64 [n]. The files are read into memory when the
-    data set is made. They are those of the binary version: 3,073 bytes an image, its label first
+    A batch is the tuple (images, labels): uint8 [n, 32, 32, 3] and int64 [n]. The constructor reads the files into
+    memory. They must be those of the binary version: 3,073 bytes per image, label first
     (docs/decisions/0027-images.md).
 
     Args:
-        folder: with `batches.meta.txt`, `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
-        train: the five batches to train on; False: the one to test on.
-        prefetch: batches to read ahead; 0: each is taken at its step.
+        folder: folder with `batches.meta.txt`, `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
+        train: whether to read the 50,000 training images. False means the 10,000 test images.
+        prefetch: number of batches to read ahead. 0 means that each batch is read at its step.
 
     Attributes:
-        classes: their names, by label.
+        classes: names of the classes, by label.
 
     Raises:
-        InvalidData: the folder has the Python version, or a file is not there, is cut short, or is not what it should
-            be.
+        InvalidData: the folder has the Python version, or a file is missing, truncated or not a CIFAR-10 file.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, train: bool = True, prefetch: int = DEFAULT_PREFETCH) -> None:
@@ -84,7 +83,7 @@ def _refuse_python_version(folder: Path) -> None:
 
 
 def _classes(path: Path) -> tuple[str, ...]:
-    """The names of the classes, a line each."""
+    """Reads the names of the classes, one per line."""
     with errors_naming(str(path), ValueError), path.open("rb") as file:
         names = file.read(_MOST_META_BYTES).decode("ascii").split("\n")
         found = tuple(name.strip() for name in names if name.strip())
@@ -94,7 +93,7 @@ def _classes(path: Path) -> tuple[str, ...]:
 
 
 def _count(path: Path) -> int:
-    """How many images a file has, by its size."""
+    """Returns the number of images of a file, by its size."""
     with errors_naming(str(path), ValueError):
         size = path.stat().st_size
         if size > _MOST_BYTES:
@@ -110,7 +109,7 @@ def _count(path: Path) -> int:
 
 
 def _records(path: Path, count: int, classes: int) -> np.ndarray:
-    """The labels and images of a file: uint8 [count, 3073]."""
+    """Reads the labels and images of a file: uint8 [count, 3073]."""
     with errors_naming(str(path), ValueError):
         raw = np.fromfile(path, np.uint8, count * _RECORD_BYTES)
         if len(raw) != count * _RECORD_BYTES:

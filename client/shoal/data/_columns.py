@@ -1,4 +1,4 @@
-"""Columns of Arrow as arrays of NumPy: which types there are, and what becomes of nulls."""
+"""The conversion of Arrow columns to NumPy arrays: supported types, and the treatment of nulls."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,21 @@ import numpy as np
 from shoal import errors
 from shoal._system import load
 
-# A guess, for the size of blocks: what a value of variable length takes in memory beside its bytes.
+# Estimated size of a value of variable length in memory, for the size of blocks.
 _OBJECT_BYTES = 64
 
 
 class Columns:
-    """The columns that a data set has chosen.
+    """The selected columns of a data set.
 
     Args:
-        schema: Arrow's, of the first file.
-        names: of the columns; None: all.
-        fill: what stands in the place of a null, by column.
-        where: the first file, for messages.
+        schema: Arrow schema of the first file.
+        names: names of the columns. None means all columns.
+        fill: value that replaces nulls, by column.
+        where: name of the first file, for messages.
 
     Raises:
-        InvalidData: a column is not there or named twice, has a type that no array has, or its fill is no value of it.
+        InvalidData: a column is missing, is named twice, has an unsupported type, or its fill value has another type.
     """
 
     def __init__(self, schema: Any, names: Sequence[str] | None, fill: Mapping[str, Any] | None, where: str) -> None:
@@ -41,21 +41,25 @@ class Columns:
             indices = schema.get_all_field_indices(name)
             found = schema.field(indices[0]).type if indices else None
             if found != field.type:
-                told = f"of type {found}" if indices else "missing"
+                state = f"of type {found}" if indices else "missing"
                 raise errors.InvalidData(
-                    f"{where}: column {name!r} is {told}, and of type {field.type} in the first file; "
+                    f"{where}: column {name!r} is {state}, but of type {field.type} in the first file; "
                     "write the files alike, or leave the column out with columns=[...]"
                 )
 
     def row_bytes(self) -> int:
-        """About what one row takes in memory; what has no fixed length counts as little."""
+        """Returns the estimated size of one row in memory, in bytes."""
         return max(1, sum(self._width(field.type) for field in self.schema))
 
     def arrays(self, table: Any, where: str) -> list[np.ndarray]:
-        """The columns of a table or record batch, in the order of `names`.
+        """Returns the columns of a table or record batch as arrays, in the order of `names`.
+
+        Args:
+            table: an Arrow table or record batch.
+            where: name of the file and the rows, for messages.
 
         Raises:
-            InvalidData: a column has nulls, and nothing to fill them with.
+            InvalidData: a column has nulls, but no fill value.
         """
         return [self._array(_in_one_piece(table.column(name)), name, where) for name in self.names]
 
@@ -63,13 +67,13 @@ class Columns:
         field = schema.field(name)
         if (problem := self._problem(field.type)) is not None:
             raise errors.InvalidData(
-                f"{where}: column {name!r} is of type {field.type}, of which no array can be made: {problem}; or "
+                f"{where}: column {name!r} is of type {field.type}, which arrays do not support: {problem}; or "
                 "leave it out with columns=[...]"
             )
         return self._pa.field(name, field.type)
 
     def _problem(self, kind: Any) -> str | None:
-        """What to do about a type that is not supported; None: it is."""
+        """Returns what to do about an unsupported type, or None for a supported one."""
         types = self._pa.types
         if isinstance(kind, self._pa.BaseExtensionType):
             return self._problem(kind.storage_type)
@@ -99,14 +103,14 @@ class Columns:
         return None if known else "write it as a number, a text or a timestamp"
 
     def _scalar(self, name: str, value: Any) -> Any:
-        """A fill as a value of its column, or of the elements of a list."""
+        """Returns a fill value as a scalar of its column's type, or of the type of a list's elements."""
         kind = self.schema.field(name).type
         while (inner := _inner(self._pa, kind)) is not None:
             kind = inner
         try:
             return self._pa.scalar(value, kind)
         except (self._pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise errors.InvalidData(f"fill of column {name!r} is {value!r}, which is no {kind}: {error}") from None
+            raise errors.InvalidData(f"fill of column {name!r} is {value!r}, which is not a {kind}: {error}") from None
 
     def _width(self, kind: Any) -> int:
         if self._pa.types.is_fixed_size_list(kind):
@@ -145,42 +149,47 @@ class Columns:
         if value is None or value.type != column.type:
             advice = "write other values" if value is not None else f"give fill={{{name!r}: ...}}"
             raise errors.InvalidData(
-                f"{where}: column {name!r} has {column.null_count} nulls among {len(column)} values, which arrays have "
-                f"no place for; {advice}, or leave it out with columns=[...]"
+                f"{where}: column {name!r} has {column.null_count} nulls among {len(column)} values, which arrays "
+                f"cannot hold; {advice}, or leave it out with columns=[...]"
             )
         return column.fill_null(value)
 
 
 def chosen(there: Sequence[str], names: Sequence[str] | None, where: str) -> list[str]:
-    """The columns to read, in their order.
+    """Returns the names of the columns to read, in order.
+
+    Args:
+        there: names of the columns in the file.
+        names: requested names. None means all columns.
+        where: name of the file, for messages.
 
     Raises:
-        InvalidData: one is not there, is named twice, or is there twice.
+        InvalidData: a column is missing, is named twice, or occurs twice in the file.
     """
     if isinstance(names, str):
         names = [names]
     wanted = list(there) if names is None else list(names)
     if not wanted:
-        raise errors.InvalidData(f"{where}: there are no columns to read; name one at least in columns=[...]")
+        raise errors.InvalidData(f"{where}: there are no columns to read; name at least one in columns=[...]")
     for name in wanted:
         if name not in there:
             near = difflib.get_close_matches(str(name), there, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(there[:20])}"
             raise errors.InvalidData(f"{where} has no column {name!r}; {hint}", column=name)
         if wanted.count(name) > 1 or there.count(name) > 1:
-            raise errors.InvalidData(f"{where}: column {name!r} is there twice; name each column once")
+            raise errors.InvalidData(f"{where}: column {name!r} occurs twice; name each column once")
     return wanted
 
 
 def _in_one_piece(column: Any) -> Any:
-    """An Arrow array of a column that may be in several."""
+    """Returns a column, which may have several chunks, as one Arrow array."""
     if not hasattr(column, "chunks"):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _inner(pa: Any, kind: Any) -> Any:
-    """The type within a type; None: there is none."""
+    """Returns the type within a type, or None."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     return kind.value_type if pa.types.is_fixed_size_list(kind) or pa.types.is_dictionary(kind) else None

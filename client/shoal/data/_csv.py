@@ -1,4 +1,4 @@
-"""CSV files, whose rows are found by an index that is made once."""
+"""The data set of CSV files, which an index divides into blocks."""
 
 import csv as standard_csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from shoal.program import DEFAULT_PREFETCH, Blocks
 _SUFFIXES = (".csv", ".tsv")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _INDEXED_AT_ONCE = 4
-# Arrow counts the bytes of what it parses in 32 bits.
+# Arrow counts the bytes of its input in 32 bits.
 _MOST_BLOCK_BYTES = 1 << 30
 
 
@@ -28,32 +28,32 @@ class Csv(BlockReader):
 
         dataset = Csv("train-*.csv", columns=["height", "label"], types={"height": "float32"})
 
-    A batch is a dict of arrays by column, as of `Parquet`.
+    A batch is a dict of arrays by column, as for `Parquet`.
 
-    Where rows begin is not known before a file is read. So all files are read once when this is made, by every worker:
-    one to three seconds for each GB on a local disk, in 4 MiB of memory a file; two numbers a block are kept. Parquet
-    spares this, and is read many times faster: convert what you train on more than once.
+    The positions of rows are not known until a file is read. Every worker therefore reads all files once when it
+    creates the data set: 1 to 3 s per GB on a local disk, with 4 MiB of memory per file. Parquet does not need this and
+    is read many times faster, so convert files that you use more than once.
 
     Args:
-        files: a path, a pattern, a folder or a URL that fsspec knows, or a list of these. They are taken by name.
-            UTF-8, not compressed.
-        columns: to read, in this order; None: all.
-        types: by column, the name of an Arrow type, such as "float32", "int8" or "string". The others are guessed from
-            the first block, and must hold for all rows.
-        names: of all columns in the files, where these have no header; None: the first row has them.
+        files: a path, a pattern, a folder or a URL that fsspec supports, or a list of these. The files are read in the
+            order of their names. They must be UTF-8 and not compressed.
+        columns: names of the columns to read, in this order. None means all columns.
+        types: name of the Arrow type of a column, such as "float32", "int8" or "string". Other types are inferred from
+            the first block and must fit all rows.
+        names: names of all columns, for files without a header. None means that the first row is a header.
         delimiter: one character.
-        quote: one character, around values with delimiters or line feeds in them, twice within them for itself; "":
-            none.
-        fill: by column, what stands in the place of an empty value. Without it they are refused, but for texts.
-        window: blocks whose samples are shuffled together, see `shoal.data.Blocks`.
-        block_bytes: about how long a block is in its file; 1 GiB at most.
-        prefetch: batches to read ahead, and one window of blocks; 0: everything is read in turn.
+        quote: character around values that contain delimiters or line feeds. A quote within a value is doubled. ""
+            means no quotes.
+        fill: value that replaces empty values, by column. Without it, empty values are an error, except in texts.
+        window: number of blocks whose samples are shuffled together; see `shoal.data.Blocks`.
+        block_bytes: approximate size of a block in its file, in bytes; at most 1 GiB.
+        prefetch: number of batches to read ahead, with one window of blocks. 0 means no prefetching.
 
     Raises:
-        InvalidData: a file is missing, empty, compressed or has other columns than the first, or an argument makes no
-            sense. From a batch: a row has too few or too many values, a value is not of its column's type, or is
+        InvalidData: a file is missing, empty, compressed or has other columns than the first, or an argument is
+            invalid. A batch raises it if a row has too few or too many values, or a value has another type or is
             missing.
-        ImportError: pyarrow, or for a URL fsspec, is not installed.
+        ImportError: pyarrow is not installed, or fsspec is not installed and a URL is given.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class Csv(BlockReader):
         block_bytes = min(block_bytes, _MOST_BLOCK_BYTES)
         self._delimiter, self._quote, self._block_bytes = delimiter, quote, block_bytes
         self._files = find(files, _SUFFIXES, "shoal.data.Csv")
-        self._names = None if names is None else list(names)  # of all columns; known once the first file is indexed
+        self._names = None if names is None else list(names)  # names of all columns; read from the header if None
         with ThreadPoolExecutor(_INDEXED_AT_ONCE) as pool:
             self._indices = list(pool.map(self._index, self._files))
         self._names = self._same_header()
-        # Of each block: its file, and which of the file's blocks it is.
+        # The file of each block, and the block's number within the file.
         self._places = [
             (number, block) for number, found in enumerate(self._indices) for block in range(len(found.rows))
         ]
         if not self._places:
-            raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give one at least")
+            raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give at least one")
         starts = np.append(0, np.cumsum(np.concatenate([found.rows for found in self._indices])))
         super().__init__(Blocks(starts, window), prefetch=prefetch)
         self._types = {name: self._type(name, alias) for name, alias in (types or {}).items()}
         wanted = chosen(self._names, columns, self._files[0].name)
-        first = self._table(0, wanted)  # which guesses the types
+        first = self._table(0, wanted)  # infers the types
         self._columns = Columns(first.schema, wanted, fill, self._files[0].name)
         self._types = {name: self._columns.schema.field(name).type for name in wanted}
 
@@ -102,7 +102,7 @@ class Csv(BlockReader):
         return dict(zip(self._columns.names, columns, strict=True))
 
     def _table(self, block: int, wanted: Sequence[str]) -> Any:
-        """The block's rows, as Arrow reads them."""
+        """Returns the block's rows as an Arrow table."""
         number, place = self._places[block]
         file, found = self._files[number], self._indices[number]
         start, stop = (int(offset) for offset in found.offsets[place : place + 2])
@@ -119,7 +119,7 @@ class Csv(BlockReader):
         try:
             return self._csv.read_csv(
                 self._pa.BufferReader(data),
-                # One thread, so that rows are counted, and one piece, so that each column is.
+                # With one thread Arrow counts rows, and with one block each column has one chunk.
                 self._csv.ReadOptions(column_names=self._names, use_threads=False, block_size=len(data) + 1),
                 self._csv.ParseOptions(
                     delimiter=self._delimiter,
@@ -138,15 +138,15 @@ class Csv(BlockReader):
         which = "a row" if row.number is None else f"row {first + row.number - 1}"
         values = "value" if row.actual_columns == 1 else "values"
         return (
-            f"{name}: {which} has {row.actual_columns} {values} where {row.expected_columns} belong: "
-            f"{row.text[:80]!r}; mend it, or look at delimiter and quote"
+            f"{name}: {which} has {row.actual_columns} {values} instead of {row.expected_columns}: "
+            f"{row.text[:80]!r}; correct it, or check delimiter and quote"
         )
 
     def _where(self, block: int) -> str:
         return "{}, rows {} to {}".format(*self._rows_of(block))
 
     def _rows_of(self, block: int) -> tuple[str, int, int]:
-        """The block's file, and its first and last row there, from 1 on, the header not counted."""
+        """Returns the block's file, and its first and last row there, counted from 1 without the header."""
         number, place = self._places[block]
         rows = self._indices[number].rows
         before = int(rows[:place].sum())
@@ -155,7 +155,7 @@ class Csv(BlockReader):
     def _index(self, file: DataFile) -> Index:
         if file.name.endswith(_COMPRESSED):
             raise errors.InvalidData(
-                f"{file.name} is compressed, so no worker could begin in its middle; unpack it first"
+                f"{file.name} is compressed, so workers cannot read from its middle; unpack it first"
             )
         if not file.size:
             raise errors.InvalidData(f"{file.name} is empty; write it again, or remove it")
@@ -165,14 +165,14 @@ class Csv(BlockReader):
             )
 
     def _same_header(self) -> list[str]:
-        """The names of all columns; raises InvalidData unless the files agree."""
+        """Returns the names of all columns. Raises InvalidData if the files differ."""
         if self._names is not None:
             return self._names
         headers = [self._header(file, found) for file, found in zip(self._files, self._indices, strict=True)]
         for file, header in zip(self._files, headers, strict=True):
             if header != headers[0]:
                 raise errors.InvalidData(
-                    f"{file.name} has the columns {', '.join(header)}, and {self._files[0].name} has "
+                    f"{file.name} has the columns {', '.join(header)}, but {self._files[0].name} has "
                     f"{', '.join(headers[0])}; write the files alike, or give names=[...] if they have no header"
                 )
         return headers[0]
@@ -188,22 +188,22 @@ class Csv(BlockReader):
 
     def _type(self, name: str, alias: Any) -> Any:
         if name not in (self._names or ()):
-            raise errors.InvalidData(f"types has a type for {name!r}, which is none of the columns {self._names}")
+            raise errors.InvalidData(f"types has a type for {name!r}, which is not one of the columns {self._names}")
         try:
             return self._pa.type_for_alias(alias) if isinstance(alias, str) else self._pa.field(name, alias).type
         except (ValueError, TypeError):
             raise errors.InvalidData(
-                f"types: {alias!r}, of column {name!r}, is no type of Arrow; give a name such as 'float32' or 'string'"
+                f"types: {alias!r} of column {name!r} is not an Arrow type; give a name such as 'float32' or 'string'"
             ) from None
 
 
 def _value_problem(error: Exception) -> str:
     reason = " ".join(str(error).split())
     if "conversion error" not in reason:
-        return f"{reason}; mend the file, or look at delimiter and quote"
+        return f"{reason}; correct the file, or check delimiter and quote"
     return (
-        f"{reason}; mend the value, or give the column's type: types={{'column': 'float64'}}; types that are not "
-        "given are guessed from the first rows"
+        f"{reason}; correct the value, or give the column's type: types={{'column': 'float64'}}; other types are "
+        "inferred from the first rows"
     )
 
 

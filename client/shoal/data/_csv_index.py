@@ -1,4 +1,4 @@
-"""Where the blocks of a CSV file begin: one pass over its bytes, of which two numbers a block are kept."""
+"""The index of a CSV file: the positions of its blocks, found in one pass over its bytes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal import errors
 
-# Bytes that are looked at a time.
+# Bytes that are read at a time.
 _CHUNK = 4 << 20
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
 
@@ -18,10 +18,10 @@ class Index:
     """The rows of one file, without its header.
 
     Attributes:
-        header: bytes [start, stop) of what comes before the first row; start == stop: no header.
-        offsets: int64 [blocks + 1]: block b is the bytes from offsets[b] up to offsets[b + 1].
-        rows: int64 [blocks], each > 0.
-        has_long_rows: a quoted value has a line feed in it.
+        header: bytes [start, stop) of the header. start == stop means no header.
+        offsets: int64 [blocks + 1]. Block b has the bytes from offsets[b] up to, but not including, offsets[b + 1].
+        rows: number of rows of each block, int64 [blocks], each > 0.
+        has_long_rows: whether a quoted value contains a line feed.
     """
 
     header: tuple[int, int]
@@ -31,17 +31,20 @@ class Index:
 
 
 def index(file: BinaryIO, name: str, *, block_bytes: int, quote: str, has_header: bool) -> Index:
-    """Reads a file from its beginning to its end.
+    """Reads a file and returns its index.
 
-    Rows end with a line feed that is not within quotes; lines with nothing in them are no rows. The rows that begin
-    within the same `block_bytes` bytes of the file are a block.
+    A row ends with a line feed that is not within quotes; empty lines do not count as rows. A block has the rows that
+    start within the same `block_bytes` bytes of the file.
 
     Args:
-        file: at its beginning.
-        name: of the file, for messages.
-        block_bytes: about the length of a block.
-        quote: the character around values with delimiters or line feeds in them; "": there is none.
-        has_header: the first row is one.
+        file: the file, at its start.
+        name: name of the file, for messages.
+        block_bytes: approximate length of a block.
+        quote: character around values that contain delimiters or line feeds. "" means none.
+        has_header: whether the first row is a header.
+
+    Returns:
+        The index.
 
     Raises:
         InvalidData: a quote is not closed.
@@ -68,18 +71,18 @@ def index(file: BinaryIO, name: str, *, block_bytes: int, quote: str, has_header
 
 
 class _Scan:
-    """One pass over a file; what it says of the whole is right when the pass has ended."""
+    """One pass over a file. `size` and `has_long_rows` are valid after the pass has ended."""
 
     def __init__(self, file: BinaryIO, name: str, quote: str) -> None:
         self._file, self._name = file, name
         self._quote = quote.encode()
-        self._quoted = 0  # 1: a quote is open
+        self._quoted = 0  # 1 if a quote is open
         self.size = 0  # bytes so far
         self.has_long_rows = False
 
     def row_starts(self) -> Iterator[np.ndarray]:
-        """Where the rows begin, int64, in pieces."""
-        start, last = 0, 0  # of the line that goes on; the byte before the chunk
+        """Yields the positions at which rows start, as int64 arrays."""
+        start, last = 0, 0  # the start of the current line; the byte before the chunk
         while chunk := self._file.read(_CHUNK):
             data = np.frombuffer(chunk, np.uint8)
             ends = self._outside_quotes(chunk, data, np.flatnonzero(data == _NEWLINE))
@@ -100,7 +103,7 @@ class _Scan:
             yield np.array([start], np.int64)
 
     def _outside_quotes(self, chunk: bytes, data: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """The line feeds that end a row; a quote within quotes is written twice, which changes nothing."""
+        """Returns the line feeds that end a row. A doubled quote within quotes does not change the result."""
         if not self._quote or (not self._quoted and self._quote not in chunk):
             return ends
         quotes = np.flatnonzero(data == self._quote[0])

@@ -1,4 +1,4 @@
-"""Another data set, each of whose batches is changed as it is read. What is done to them is not known here."""
+"""The base class of data sets that transform the batches of another data set."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -14,15 +14,15 @@ from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 
 
 class DatasetWrapper(ABC):
-    """What is read as the other data set is: ahead as far, in blocks if it is, with its epoch's seed if it takes one.
+    """A data set that reads another one in the same way: with its prefetch, its blocks, and a seed if it takes one.
 
     Args:
-        dataset: the other one.
+        dataset: the other data set.
 
     Attributes:
-        dataset: as given.
-        prefetch: of the data set.
-        blocks: of the data set, if it has any.
+        dataset: the other data set.
+        prefetch: number of batches to read ahead, as of the data set.
+        blocks: blocks of the data set, if it has blocks.
     """
 
     blocks: Blocks
@@ -34,19 +34,25 @@ class DatasetWrapper(ABC):
             self.blocks = blocks
 
     @abstractmethod
-    def _changed(self, batch: Any, numbers: np.ndarray, seed: int | None) -> Any:
-        """What is made of a batch: of the samples with these numbers, read with this seed, or without."""
+    def _transform(self, batch: Any, numbers: np.ndarray, seed: int | None) -> Any:
+        """Returns the transformed batch.
+
+        Args:
+            batch: what the other data set returned.
+            numbers: numbers of its samples, int64 [n].
+            seed: seed with which it was read, if any.
+        """
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def batch(self, indices: np.ndarray, *, seed: int | None = None) -> Any:
-        """The samples with these numbers, changed."""
-        return self._changed(seeded(self.dataset.batch, seed)(indices), indices, seed)
+        """Returns the transformed batch of the samples with these numbers."""
+        return self._transform(seeded(self.dataset.batch, seed)(indices), indices, seed)
 
     def batches(self, plan: Iterable[np.ndarray], *, seed: int | None = None) -> Iterator[Any]:
-        """What `batch` gives, for each item of the plan."""
-        asked: deque[np.ndarray] = deque()  # for, and not yet given; by the thread that iterates the plan
+        """Yields what `batch` returns for each item of the plan."""
+        asked: deque[np.ndarray] = deque()  # numbers of batches that are requested and not read yet
 
         def noted() -> Iterator[np.ndarray]:
             for numbers in plan:
@@ -55,7 +61,7 @@ class DatasetWrapper(ABC):
 
         with closing(read(self.dataset, noted(), seed)) as reading:
             for batch in reading:
-                yield self._changed(batch, asked.popleft(), seed)
+                yield self._transform(batch, asked.popleft(), seed)
 
 
 __all__ = ["DatasetWrapper"]

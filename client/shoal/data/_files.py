@@ -1,4 +1,4 @@
-"""Finding files, by path, pattern, folder or URL, in an order that is the same everywhere. Not what is in them."""
+"""The search for files by path, pattern, folder or URL, in an order that is the same on every worker."""
 
 import glob
 import os
@@ -17,13 +17,13 @@ Where: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file that was there when it was looked for.
+    """A file that the search has found.
 
     Attributes:
-        name: as messages tell it: a path, or a URL.
-        path: within its file system.
-        size: bytes.
-        system: fsspec's file system; None: this machine's own.
+        name: path or URL, for messages.
+        path: path within its file system.
+        size: size in bytes.
+        system: fsspec file system. None means the local file system.
     """
 
     name: str
@@ -32,10 +32,10 @@ class DataFile:
     system: Any = None
 
     def open(self) -> BinaryIO:
-        """The file, to be read from any position.
+        """Opens the file for reading from any position. The caller closes it.
 
         Raises:
-            InvalidData: it cannot be opened (any more).
+            InvalidData: the file cannot be opened.
         """
         with errors_naming(self.name):
             opened: BinaryIO = open(self.path, "rb") if self.system is None else self.system.open(self.path, "rb")  # noqa: SIM115 - the caller closes it
@@ -44,11 +44,14 @@ class DataFile:
 
 @contextmanager
 def errors_naming(name: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turns what reading a file raises into an error that names the file.
+    """Converts exceptions from reading a file to an error that names the file.
 
     Args:
-        name: of the file, and of the place in it.
-        kinds: further exceptions that mean that the content is no good.
+        name: name of the file, and the position in it.
+        kinds: further exceptions that mean that the content is invalid.
+
+    Raises:
+        InvalidData: the file cannot be read.
     """
     try:
         yield
@@ -56,32 +59,32 @@ def errors_naming(name: str, *kinds: type[Exception]) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise errors.InvalidData(
-            f"{name} is not there (any more); look at the path, and at who removes files"
+            f"{name} does not exist (any more); check the path, and whether another process removes files"
         ) from None
     except PermissionError:
-        raise errors.InvalidData(f"{name} may not be read; give the worker's user the right to") from None
+        raise errors.InvalidData(f"{name} may not be read; give the worker's user read permission") from None
     except Exception as error:
         if not isinstance(error, (OSError, EOFError, *kinds)):
             raise
         reason = " ".join(str(error).split())
         raise errors.InvalidData(
-            f"{name} cannot be read: {reason}; it may be damaged or cut short: compare it with its source, or copy it "
+            f"{name} cannot be read: {reason}; it may be damaged or truncated: compare it with its source, or copy it "
             "again"
         ) from None
 
 
 def find(where: Where, suffixes: Sequence[str], who: str) -> list[DataFile]:
-    """The files, by name.
+    """Finds files, and returns them in the order of their names.
 
     Args:
-        where: paths, patterns (`*`, `?`, `[...]`, `**`), folders or URLs. Of folders, and the folders in them, the
-            files with these suffixes count, but for those whose names begin with a dot or an underscore.
-        suffixes: ".parquet"; where a file is named, it may have any.
-        who: asks, for messages.
+        where: paths, patterns (`*`, `?`, `[...]`, `**`), folders or URLs. Folders are searched recursively for files
+            with the given suffixes, except files whose names start with a dot or an underscore.
+        suffixes: suffixes such as ".parquet". A file that is named itself may have any suffix.
+        who: name of the data set, for messages.
 
     Raises:
-        InvalidData: a path is not there, a pattern or folder has no file, or a file comes twice.
-        ImportError: a URL was given, and fsspec is not installed.
+        InvalidData: a path does not exist, a pattern or folder has no file, or a file occurs twice.
+        ImportError: a URL is given, but fsspec is not installed.
     """
     items = [where] if isinstance(where, str | os.PathLike) else list(where)
     if not items:
@@ -90,7 +93,7 @@ def find(where: Where, suffixes: Sequence[str], who: str) -> list[DataFile]:
     for item in [os.fspath(each) for each in items]:
         files = _remote(item, suffixes, who) if "://" in item else _local(item, suffixes)
         if not files:
-            raise errors.InvalidData(f"{who}: no file is at {item}; look at the path, or the pattern")
+            raise errors.InvalidData(f"{who}: there is no file at {item}; check the path or the pattern")
         for file in files:
             if found.setdefault(file.name, file) is not file:
                 raise errors.InvalidData(f"{who}: {file.name} is named twice; leave one out of the list of files")

@@ -1,4 +1,4 @@
-"""idx files: the format of MNIST and Fashion-MNIST, plain or gzip. Not what the arrays mean."""
+"""The data set of idx files, the format of MNIST and Fashion-MNIST, plain or gzip."""
 
 import gzip
 import math
@@ -15,33 +15,33 @@ from shoal.data._block_reader import check_number
 from shoal.data._files import errors_naming
 from shoal.program import DEFAULT_PREFETCH
 
-# By the third byte of the file, as http://yann.lecun.com/exdb/mnist has them; numbers are big-endian.
+# Types by the third byte of the file (http://yann.lecun.com/exdb/mnist); numbers are big-endian.
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 _GZIP = b"\x1f\x8b"
-# Deflate writes 258 bytes as two bits at best: a file that is said to hold more for each of its own is damaged.
+# The largest ratio of deflate, 258 bytes in two bits. A file whose header promises more is damaged.
 _MOST_DEFLATED = 1032
-_PIECE = 1 << 20  # bytes that are unpacked at a time
+_PIECE = 1 << 20  # bytes that are decompressed at a time
 
 
 class Idx:
-    """Images and their labels in two idx files, as MNIST and Fashion-MNIST have them.
+    """Images and their labels in two idx files, as in MNIST and Fashion-MNIST.
 
         dataset = Idx("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
 
-    A batch is the tuple (images, labels): images [n, height, width, channels] of the file's dtype, one channel where
-    the file has none, and labels int64 [n]. Plain files are mapped into memory: a batch reads the pages that its
-    samples are on. Files in gzip are unpacked into memory once, when the data set is made.
+    A batch is the tuple (images, labels): images [n, height, width, channels] of the file's dtype, with one channel if
+    the file has no channels, and labels int64 [n]. Plain files are mapped into memory: a batch reads the memory pages
+    of its samples. The constructor decompresses gzip files into memory.
 
     Args:
-        images: the path of a file of three or four dimensions.
-        labels: the path of a file of one dimension, of whole numbers.
-        max_bytes: of each file, unpacked; a larger one is refused before it is unpacked. Plain files have no limit.
-        prefetch: batches to read ahead; 0: each is read at its step.
+        images: path of a file with three or four dimensions.
+        labels: path of a file with one dimension, of whole numbers.
+        max_bytes: largest decompressed size of a gzip file. A larger file is refused before it is decompressed.
+        prefetch: number of batches to read ahead. 0 means that each batch is read at its step.
 
     Raises:
-        InvalidData: a file is not there, is no idx file, is damaged, cut short or longer than its header says, has
-            other dimensions; or there are not as many images as labels, or none.
+        InvalidData: a file is missing, not an idx file, damaged, truncated, longer than its header says, or has other
+            dimensions; or the number of images is 0 or differs from the number of labels.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Idx:
         pictures, numbers = read_idx(images, max_bytes), read_idx(labels, max_bytes)
         if pictures.ndim not in {3, 4}:
             raise errors.InvalidData(
-                f"{os.fspath(images)} has the dimensions {pictures.shape}; images are [n, height, width] or with "
-                "channels behind: give the file of the images first, that of the labels second"
+                f"{os.fspath(images)} has the dimensions {pictures.shape}; give [n, height, width] or [n, height, "
+                "width, channels]: give the file of the images first"
             )
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
             raise errors.InvalidData(
@@ -67,7 +67,7 @@ class Idx:
             )
         if len(pictures) != len(numbers):
             raise errors.InvalidData(
-                f"{os.fspath(images)} has {len(pictures)} images, and {os.fspath(labels)} {len(numbers)} labels; give "
+                f"{os.fspath(images)} has {len(pictures)} images, but {os.fspath(labels)} {len(numbers)} labels; give "
                 "two files that belong together"
             )
         self._images = pictures if pictures.ndim == 4 else pictures[..., np.newaxis]
@@ -83,14 +83,18 @@ class Idx:
 
 
 def read_idx(path: str | os.PathLike[str], max_bytes: int) -> np.ndarray:
-    """The array of an idx file, read-only where it is mapped; in the file's byte order.
+    """Returns the array of an idx file, in the file's byte order. A mapped array is read-only.
+
+    Args:
+        path: path of the file.
+        max_bytes: see `Idx`.
 
     Raises:
-        InvalidData: as of `Idx`.
+        InvalidData: see `Idx`.
     """
     name = os.fspath(path)
     if "://" in name:
-        raise errors.InvalidData(f"{name} cannot be mapped into memory; copy it to a disk of the worker's first")
+        raise errors.InvalidData(f"{name} cannot be mapped into memory; copy it to a disk of the worker first")
     with errors_naming(name, ValueError, zlib.error), open(name, "rb") as file:
         size = Path(name).stat().st_size
         if not size:
@@ -108,19 +112,19 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int) -> np.ndarray:
 
 
 def _header(name: str, file: IO[bytes] | gzip.GzipFile) -> tuple[np.dtype, tuple[int, ...]]:
-    """Type and dimensions; the file is left where the numbers begin."""
+    """Reads the type and the dimensions, up to the start of the numbers."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not magic[3]:
         raise errors.InvalidData(
-            f"{name} begins with the bytes {magic.hex(' ')}, which no idx file does (00 00, a type from 08 to 0e, the "
+            f"{name} begins with the bytes {magic.hex(' ')} and is not an idx file (00 00, a type from 08 to 0e, the "
             "number of dimensions); give an idx file, plain or gzip, or copy it again"
         )
     sizes = file.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
-        raise errors.InvalidData(f"{name} ends within its header; it was cut short: copy it again from its source")
+        raise errors.InvalidData(f"{name} ends within its header; it is truncated: copy it again from its source")
     shape = struct.unpack(f">{magic[3]}I", sizes)
     if not all(shape):
-        raise errors.InvalidData(f"{name} has the dimensions {shape}, and so no numbers; give one sample at least")
+        raise errors.InvalidData(f"{name} has the dimensions {shape}, and so no numbers; give at least one sample")
     return np.dtype(_TYPES[magic[2]]), shape
 
 
@@ -128,9 +132,11 @@ def _unpacked(name: str, file: gzip.GzipFile, most: int, max_bytes: int) -> np.n
     dtype, shape = _header(name, file)
     size = _bytes(dtype, shape)
     if size > most:
-        told = f"max_bytes is {max_bytes:,}: raise it" if size > max_bytes else "so short a file cannot: it is damaged"
-        raise _wrong_size(name, dtype, shape, told)
-    raw = np.empty(size, np.uint8)  # the system gives the pages as they are written
+        reason = (
+            f"max_bytes is {max_bytes:,}: raise it" if size > max_bytes else "so short a file cannot: it is damaged"
+        )
+        raise _wrong_size(name, dtype, shape, reason)
+    raw = np.empty(size, np.uint8)  # the system provides the memory when it is written
     done = 0
     while done < size:
         piece = file.read(min(_PIECE, size - done))
@@ -138,7 +144,7 @@ def _unpacked(name: str, file: gzip.GzipFile, most: int, max_bytes: int) -> np.n
             raise _wrong_size(name, dtype, shape, f"it holds {done:,}")
         raw[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
         done += len(piece)
-    if file.read(1):  # which also compares the checksum, at the end
+    if file.read(1):  # at the end, this also compares the checksum
         raise _wrong_size(name, dtype, shape, "it holds more")
     return raw.view(dtype).reshape(shape)
 
@@ -147,10 +153,10 @@ def _bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
     return dtype.itemsize * math.prod(shape)
 
 
-def _wrong_size(name: str, dtype: np.dtype, shape: tuple[int, ...], told: str) -> errors.InvalidData:
+def _wrong_size(name: str, dtype: np.dtype, shape: tuple[int, ...], reason: str) -> errors.InvalidData:
     return errors.InvalidData(
-        f"{name} says that it holds {' x '.join(map(str, shape))} numbers of {dtype.itemsize} bytes, "
-        f"{_bytes(dtype, shape):,} in all, and {told}; or copy it again from its source"
+        f"the header of {name} promises {' x '.join(map(str, shape))} numbers of {dtype.itemsize} bytes, "
+        f"{_bytes(dtype, shape):,} in all, but {reason}; or copy it again from its source"
     )
 
 

@@ -1,4 +1,4 @@
-"""Images in folders, a class each, decoded by Pillow when they are wanted."""
+"""The data set of images in one folder per class. Pillow decodes the images of a batch."""
 
 import os
 from collections.abc import Mapping
@@ -15,42 +15,42 @@ from shoal.data._files import errors_naming
 from shoal.program import DEFAULT_PREFETCH
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-# What is in a file may differ from its name. Formats that are programs (EPS), or that others read, are not tried.
+# A file's format may differ from its name. Formats that are programs, such as EPS, are not tried.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-_TOLD = 10  # unreadable images that a message names
+_MOST_NAMED = 10  # unreadable images that a message names
 
 
 class ImageFolder:
-    """Images in a folder for each class, named by the folder.
+    """Images in one folder per class. The name of the folder is the name of the class.
 
         dataset = ImageFolder("flowers/train", size=(224, 224))  # flowers/train/rose/0001.jpg, ...
 
-    A batch is the tuple (images, labels): uint8 [n, height, width, 3], or 1 with mode "L", and int64 [n]. Classes are
-    numbered by name, and images within them by path, so numbers mean the same wherever the folder is. Each image is
-    decoded when a batch wants it, in the thread that reads ahead; of several frames the first. Its transparency and its
-    orientation tag are not looked at. Hidden files, and those whose names do not end as those of images, do not count.
+    A batch is the tuple (images, labels): uint8 [n, height, width, 3], with 1 channel in mode "L", and int64 [n].
+    Classes are numbered by name and images by path within them, so the numbers do not depend on the folder's location.
+    The prefetching thread decodes the images of a batch, and the first frame of an image with several frames. It
+    ignores transparency and orientation tags. Hidden files and files without the suffix of an image are left out.
 
-    The header of every image is read when the data set is made; damage behind it shows when the image is wanted.
+    The constructor reads the header of every image. Damage after the header shows when a batch needs the image.
 
     Args:
-        folder: with a folder for each class; images may lie in folders in these, too.
-        size: height and width that all images are resized to, by Pillow's bilinear filter, which averages where it
-            shrinks. `shoal.data.augment.resize` does not.
-        mode: "RGB" or "L" (grey), which images are converted to.
-        crop: an image is cut to the shape of `size` about its centre before; False: it is stretched.
-        max_pixels: of an image as it is in its file; one with more counts as unreadable, and is not decoded. Pillow's
-            own `Image.MAX_IMAGE_PIXELS` holds, too.
-        skip_unreadable: the place of an unreadable image in its batch is taken by the readable one before it, or after
-            it if there is none, image and label; False: the first unreadable one is an error that counts and names all
-            that are known. Files that cannot be opened, or a disk that fails, are errors in any case.
-        prefetch: batches to read ahead; 0: each is read at its step.
+        folder: folder with one folder per class, which may have further folders in it.
+        size: height and width to which all images are resized with Pillow's bilinear filter. It averages when it
+            shrinks an image, unlike `shoal.data.augment.resize`.
+        mode: "RGB" or "L" (grey), to which images are converted.
+        crop: whether to crop an image at its center to the aspect ratio of `size`. False means that it is stretched.
+        max_pixels: largest number of pixels of an image in its file. A larger one counts as unreadable and is not
+            decoded. Pillow's own limit, `Image.MAX_IMAGE_PIXELS`, also applies.
+        skip_unreadable: whether a batch replaces an unreadable image, with its label, by the readable one before it, or
+            else after it. False means that unreadable images are an error. Files that cannot be opened and disk
+            failures are always errors.
+        prefetch: number of batches to read ahead. 0 means that each batch is read at its step.
 
     Attributes:
-        classes: their names, by label.
+        classes: names of the classes, by label.
 
     Raises:
-        InvalidData: the folder is not there, has no classes or a class without images, or an argument makes no sense;
-            unless `skip_unreadable`, an image cannot be read. From a batch: none of its images can be read.
+        InvalidData: the folder is missing, has no classes or a class without images; an argument is invalid; or,
+            without `skip_unreadable`, an image cannot be read. A batch raises it if none of its images can be read.
         ImportError: Pillow is not installed.
     """
 
@@ -84,7 +84,7 @@ class ImageFolder:
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Why images could not be read, by path: those known so far, by their headers or since they were wanted."""
+        """The reasons why images could not be read, by path, as far as known from headers and earlier batches."""
         return MappingProxyType(self._unreadable)
 
     def __len__(self) -> int:
@@ -107,29 +107,29 @@ class ImageFolder:
         return images, labels
 
     def _read(self, path: str, *, whole: bool) -> np.ndarray | None:
-        """An image, or None where only its header was asked for, or it is unreadable."""
+        """Returns an image, or None if it is unreadable or `whole` is False, which checks its header only."""
         with errors_naming(path), open(path, "rb") as file:
             try:
                 return self._decoded(file) if whole else self._checked(file) and None
             except OSError as error:
-                if error.errno is not None:  # of the disk, which says nothing about the image
+                if error.errno is not None:  # the disk has failed, not the image
                     raise
                 problem: Exception = error
             except MemoryError:
                 raise
-            except Exception as error:  # decoders raise whatever their bytes lead them to
+            except Exception as error:  # decoders raise many kinds of exceptions for damaged images
                 problem = error
         reason = " ".join(str(problem).replace(repr(file), "the file").split())
         self._unreadable[path] = reason or type(problem).__name__
         return None
 
     def _checked(self, file: IO[bytes]) -> Any:
-        """The image with its header read, and nothing else."""
+        """Opens an image and reads its header only."""
         image = self._image.open(file, formats=_FORMATS)
         pixels = image.width * image.height
         if pixels > self._max_pixels:
             raise ValueError(
-                f"{image.width} x {image.height} are {pixels:,} pixels, and max_pixels is {self._max_pixels:,}"
+                f"{image.width} x {image.height} are {pixels:,} pixels, but max_pixels is {self._max_pixels:,}"
             )
         return image
 
@@ -141,24 +141,24 @@ class ImageFolder:
             return np.asarray(sized)
 
     def _refuse(self, *, none_left: bool = False) -> None:
-        """Raises if images are unreadable, and that is not allowed or too much."""
+        """Raises InvalidData if images are unreadable and may not be skipped, or none is left."""
         bad = self._unreadable
         if not bad or (self._skip and not none_left and len(bad) < len(self)):
             return
-        first = sorted(bad)[:_TOLD]
-        told = "; ".join(f"{path} ({bad[path]})" for path in first) + ("; ..." if len(bad) > len(first) else "")
-        advice = "mend or remove them" + ("" if self._skip else ", or pass them by with skip_unreadable=True")
+        first = sorted(bad)[:_MOST_NAMED]
+        reasons = "; ".join(f"{path} ({bad[path]})" for path in first) + ("; ..." if len(bad) > len(first) else "")
+        advice = "repair or remove them" + ("" if self._skip else ", or skip them with skip_unreadable=True")
         raise errors.InvalidData(
-            f"{len(bad):,} of {len(self):,} images in {self._folder} cannot be read: {told}; {advice}"
+            f"{len(bad):,} of {len(self):,} images in {self._folder} cannot be read: {reasons}; {advice}"
         )
 
 
 def _listed(folder: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
-    """Classes, the paths of all images, and their labels."""
+    """Returns the classes, the paths of all images, and their labels."""
     with errors_naming(str(folder)):
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _hidden(entry.name))
     if not names:
-        raise errors.InvalidData(f"{folder} has no folders in it; make one for each class, with its images")
+        raise errors.InvalidData(f"{folder} contains no folders; create one for each class, with its images")
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(names):
@@ -168,7 +168,7 @@ def _listed(folder: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
         images = [image for image in images if (root / image).is_file()]
         if not images:
             raise errors.InvalidData(
-                f"{root} has no images in it ({', '.join(_SUFFIXES)}); put some there, or remove the folder"
+                f"{root} contains no images ({', '.join(_SUFFIXES)}); add images, or remove the folder"
             )
         paths += [str(root / image) for image in images]
         labels += [label] * len(images)

@@ -1,4 +1,4 @@
-"""Parquet files, read by row groups, or by parts of those that are large."""
+"""The data set of Parquet files, which is read by row groups or by parts of large ones."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from shoal.data._files import DataFile, Where, errors_naming, find
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 _SUFFIXES = (".parquet", ".pq")
-# Footers that are read at a time: of far files, most of it is waiting.
+# Footers that are read at the same time; for remote files, most of the time is waiting.
 _FOOTERS_AT_ONCE = 8
-# Files that are kept open. Row groups come in random order, and to open a file again is to read its footer again.
+# Files that are kept open: row groups come in random order, and opening a file reads its footer again.
 _MOST_OPEN = 16
 
 
@@ -35,29 +35,28 @@ class Parquet(BlockReader):
 
         dataset = Parquet("s3://bucket/train/part-*.parquet", columns=["x", "label"])
 
-    A batch is a dict of arrays by column. Numbers, booleans, timestamps, dates and durations are arrays of NumPy's
-    types; lists of fixed size are rows of an array with one more dimension, and so are binary values of fixed size, of
-    uint8; texts and other binary values are arrays of Python objects, which stay on the host. Types beyond these are
-    refused.
+    A batch is a dict of arrays by column. Numbers, booleans, timestamps, dates and durations are arrays of NumPy types.
+    A column of lists of fixed size is an array with one more dimension, and so are binary values of fixed size, as
+    uint8. Texts and other binary values are arrays of Python objects, which stay on the host. Other types are refused.
 
-    The files are taken by name, and their footers are read when this is made. A block is a row group, or a part of one
-    that takes more than `block_bytes` in memory; the parts of a row group stay one after the other in the epoch's
-    order, since they are decoded in one go.
+    The files are read in the order of their names. The constructor reads their footers. A block is a row group, or a
+    part of a row group that needs more than `block_bytes` in memory. The parts of a row group stay in order, because
+    they are decoded together.
 
     Args:
-        files: a path, a pattern, a folder or a URL that fsspec knows, or a list of these.
-        columns: to read, in this order; None: all.
-        fill: by column, what stands in the place of a null, in a list of its elements. Without it nulls are refused.
-        window: blocks whose samples are shuffled together, see `shoal.data.Blocks`. 0: rows stay in order within a
-            block, and their batches are read-only views of what was decoded: the fastest, for rows that were shuffled
-            before.
-        block_bytes: about what a block may take in memory.
-        prefetch: batches to read ahead, and one window of blocks; 0: everything is read in turn.
+        files: a path, a pattern, a folder or a URL that fsspec supports, or a list of these.
+        columns: names of the columns to read, in this order. None means all columns.
+        fill: value that replaces nulls, by column; in lists, it replaces null elements. Without it, nulls are an error.
+        window: number of blocks whose samples are shuffled together; see `shoal.data.Blocks`. 0 keeps the rows of a
+            block in order, and batches are read-only views of the decoded block. This is the fastest choice for rows
+            that are already shuffled.
+        block_bytes: approximate size of a block in memory, in bytes.
+        prefetch: number of batches to read ahead, with one window of blocks. 0 means no prefetching.
 
     Raises:
-        InvalidData: a file is missing, damaged or differs from the first, or a column is not there or of no use. From a
-            batch: a file was damaged or changed, or a column has nulls.
-        ImportError: pyarrow, or for a URL fsspec, is not installed.
+        InvalidData: a file is missing, damaged or differs from the first, or a column is missing or not supported. A
+            batch raises it if a file is damaged or has changed, or if a column has nulls.
+        ImportError: pyarrow is not installed, or fsspec is not installed and a URL is given.
     """
 
     def __init__(
@@ -77,15 +76,15 @@ class Parquet(BlockReader):
         self._columns = Columns(footers[0].schema, columns, fill, self._files[0].name)
         for file, footer in zip(self._files, footers, strict=True):
             self._columns.check(footer.schema, file.name)
-        # Of each run of blocks: its file and row group.
+        # The file and the row group of each run of blocks.
         self._groups = [
             (number, group) for number, footer in enumerate(footers) for group, rows in enumerate(footer.rows) if rows
         ]
         if not self._groups:
-            raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give one at least")
+            raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give at least one")
         self._part_rows = max(1, block_bytes // self._columns.row_bytes())
         super().__init__(self._cut_blocks(footers, window), prefetch=prefetch)
-        self._open: OrderedDict[int, Any] = OrderedDict()  # by file, the one used last at the end
+        self._open: OrderedDict[int, Any] = OrderedDict()  # open files by number, least recently used first
 
     def read_blocks(self, first: int, stop: int) -> Iterator[_block_reader.Columns]:
         run = int(np.searchsorted(self.blocks.runs, first, side="right")) - 1
@@ -96,7 +95,7 @@ class Parquet(BlockReader):
         with self._blamed(where):
             file = self._file(number)
             if group >= file.num_row_groups or file.metadata.row_group(group).num_rows != sum(lengths):
-                raise errors.InvalidData(f"{where} is not what it was; files must not change while a job runs")
+                raise errors.InvalidData(f"{where} has changed; files must not change while a job runs")
             parts = self._parts(file, group, lengths)
             for block, table in enumerate(parts, start):
                 if first <= block < stop:
@@ -106,14 +105,14 @@ class Parquet(BlockReader):
         return dict(zip(self._columns.names, columns, strict=True))
 
     def _parts(self, file: Any, group: int, lengths: Sequence[int]) -> Iterator[Any]:
-        """The row group as tables of these lengths, decoded as they are taken."""
-        # Of the cores that this process has by OMP_NUM_THREADS, which Arrow heeds as NumPy does.
+        """Yields the row group as tables of these lengths, and decodes them one by one."""
+        # Arrow takes its number of threads from OMP_NUM_THREADS, as NumPy does.
         options = {"columns": self._columns.names, "use_threads": self._pa.cpu_count() > 1}
         if len(lengths) == 1:
             yield file.read_row_group(group, **options)
             return
         batches = file.iter_batches(batch_size=max(lengths), row_groups=[group], **options)
-        pieces: list[Any] = []  # record batches, read and not given
+        pieces: list[Any] = []  # record batches that are read and not yielded yet
         for length in lengths:
             while sum(piece.num_rows for piece in pieces) < length:
                 if (batch := next(batches, None)) is None:
@@ -127,7 +126,7 @@ class Parquet(BlockReader):
         with self._blamed(file.name):
             if not file.size:
                 raise errors.InvalidData(
-                    f"{file.name} is empty, which no Parquet file is; write it again, or remove it"
+                    f"{file.name} is empty and so not a Parquet file; write it again, or remove it"
                 )
             with self._opened(file) as opened:
                 groups = opened.metadata
@@ -149,7 +148,7 @@ class Parquet(BlockReader):
         file = self._open.pop(number, None)
         if file is None:
             while len(self._open) >= _MOST_OPEN:
-                self._open.popitem(last=False)  # closed when nothing reads from it any more
+                self._open.popitem(last=False)  # closes when its last reader is done
             file = self._opened(self._files[number])
         self._open[number] = file
         return file
@@ -157,8 +156,7 @@ class Parquet(BlockReader):
     def _opened(self, file: DataFile) -> Any:
         far = file.system is not None
         source = file.open() if far else file.path
-        # Checksums are looked at where the writer has put some. Of far files, what is needed is fetched in few
-        # requests.
+        # Arrow verifies checksums if the file has them. pre_buffer reads remote files in few requests.
         return self._pq.ParquetFile(source, pre_buffer=far, page_checksum_verification=True)
 
     def _blamed(self, where: str) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Samples of any kind that can be read from a position on."""
+"""The data set of a source that can be read from any position."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -13,7 +13,7 @@ from shoal.program import DEFAULT_PREFETCH, Blocks
 
 
 class Seekable(BlockReader):
-    """What can be read from any position on: a database, a log, a simulation that can be set to a time.
+    """The samples of a source that can be read from any position, such as a database, a log or a simulation.
 
         class Games:
             def __len__(self):
@@ -25,20 +25,20 @@ class Seekable(BlockReader):
         dataset = Seekable(Games(), block=4096)
 
     Args:
-        source: has `len()` and one of these methods. It is called from one thread at a time, for blocks of the ranges
-            that are leased alone.
-            `read(start, stop)`: the samples from start up to stop, as an array of stop - start rows, or a dict or
-            tuple of such arrays.
-            `iterate(start)`: an iterator of single samples from number start on, each a number or an array, or a dict
-            or tuple of these; always of the same shapes.
-        block: samples that are read at a time; the last block has what is left.
-        window: blocks whose samples are shuffled together; 0: samples stay in order within their block, and batches
-            may share memory with what `read` returned.
-        prefetch: batches to read ahead; 0: everything is read in turn.
+        source: an object with `len()` and one of the following methods. It is called from one thread at a time, only
+            for the blocks of leased ranges.
+            `read(start, stop)` returns the samples from start up to, but not including, stop: an array of stop - start
+            rows, or a dict or tuple of such arrays.
+            `iterate(start)` returns an iterator of single samples from number start on. Each is a number, an array, or
+            a dict or tuple of these, always with the same shapes.
+        block: number of samples in a block. The last block may be smaller.
+        window: number of blocks whose samples are shuffled together; see `shoal.data.Blocks`. 0 keeps the samples of a
+            block in order, and batches may share memory with the arrays that `read` returned.
+        prefetch: number of batches to read ahead. 0 means no prefetching.
 
     Raises:
-        InvalidData: the source has no samples or no such method, or a number is out of range; from a batch: what the
-            source gave has other lengths or another structure.
+        InvalidData: the source has no samples or neither method, or a number is out of range. A batch raises it if the
+            source returns arrays of another length or structure.
     """
 
     def __init__(self, source: Any, *, block: int = 1024, window: int = 1, prefetch: int = DEFAULT_PREFETCH) -> None:
@@ -46,31 +46,31 @@ class Seekable(BlockReader):
         read, iterate = getattr(source, "read", None), getattr(source, "iterate", None)
         if not hasattr(source, "__len__") or not (callable(read) or callable(iterate)):
             raise errors.InvalidData(
-                f"Seekable was given a {kind}, which lacks len(), or both read(start, stop) and iterate(start)"
+                f"Seekable needs a source with len() and with read(start, stop) or iterate(start); a {kind} lacks them"
             )
         check_number("block", block, least=1)
         samples = len(source)
         if not samples:
-            raise errors.InvalidData(f"Seekable: the {kind} has no samples, by its len(); give one at least")
+            raise errors.InvalidData(f"Seekable: the {kind} has no samples, by its len(); give at least one")
         starts = np.append(np.arange(0, samples, block), samples)
         super().__init__(Blocks(starts, window), prefetch=prefetch)
         self._kind = kind
         self._read: Callable[[int, int], Any] = source.read if callable(read) else _reader_of(source.iterate, kind)
-        self._names: list[str] | None = None  # of the arrays in what is read; known with the first block
+        self._names: list[str] | None = None  # names of the arrays; set by the first block
         self._rebuild: Rebuild = lambda arrays: arrays[0]
 
     def read_blocks(self, first: int, stop: int) -> Iterator[Columns]:
         for block in range(first, stop):
             start, end = (int(number) for number in self.blocks.starts[block : block + 2])
-            who = f"what {self._kind} gave for the samples {start} to {end - 1}"
-            arrays, rebuild = flatten(self._read(start, end), who)
+            what = f"what {self._kind} returned for the samples {start} to {end - 1}"
+            arrays, rebuild = flatten(self._read(start, end), what)
             if self._names is None:
                 self._names, self._rebuild = [*arrays], rebuild
             if self._names != [*arrays]:
-                raise errors.InvalidData(f"{who} has the arrays {[*arrays]}, and before it was {self._names}")
+                raise errors.InvalidData(f"{what} has the arrays {[*arrays]}, but earlier blocks had {self._names}")
             length = len(next(iter(arrays.values())))
             if length != end - start:
-                raise errors.InvalidData(f"{who} has {length} rows; give {end - start}")
+                raise errors.InvalidData(f"{what} has {length} rows; return {end - start}")
             yield [*arrays.values()]
 
     def join(self, columns: Columns) -> Any:
@@ -82,8 +82,8 @@ def _reader_of(iterate: Callable[[int], Iterator[Any]], kind: str) -> Callable[[
         samples = list(islice(iterate(start), stop - start))
         if len(samples) != stop - start:
             raise errors.InvalidData(
-                f"{kind}.iterate({start}) ended after {len(samples)} samples, and len() says that {stop - start} and "
-                "more follow; make them agree"
+                f"{kind}.iterate({start}) ended after {len(samples)} samples, but by len() there are {stop - start} or "
+                "more; make them agree"
             )
         return _stacked(samples)
 
@@ -91,7 +91,7 @@ def _reader_of(iterate: Callable[[int], Iterator[Any]], kind: str) -> Callable[[
 
 
 def _stacked(samples: list[Any]) -> Any:
-    """Single samples as arrays of all, in the structure of the first."""
+    """Returns single samples as arrays of all samples, in the structure of the first."""
     match first := samples[0]:
         case dict():
             return {key: _stacked([sample[key] for sample in samples]) for key in first}

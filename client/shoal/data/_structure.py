@@ -1,4 +1,4 @@
-"""Arrays within tuples, lists and dicts: apart, and together again."""
+"""The conversion of nested tuples, lists and dicts of arrays to a flat list of arrays, and back."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,40 +10,40 @@ from shoal import errors
 Rebuild = Callable[[Sequence[np.ndarray]], Any]
 
 
-def flatten(value: Any, who: str) -> tuple[dict[str, np.ndarray], Rebuild]:
-    """The arrays, by what messages call them, and the function that puts others in their places.
+def flatten(value: Any, owner: str) -> tuple[dict[str, np.ndarray], Rebuild]:
+    """Returns the arrays by their path, and a function that puts other arrays in their places.
 
     Args:
-        value: an array, or tuples, lists and dicts of arrays, however deep.
-        who: gives it, for messages.
+        value: an array, or tuples, lists and dicts of arrays, at any depth.
+        owner: name of the value, for messages.
 
     Raises:
-        InvalidData: there is something else in it, no array at all, or arrays of different lengths.
+        InvalidData: the value contains something else, no array, or arrays of different lengths.
     """
     arrays: dict[str, np.ndarray] = {}
-    template = _collect(value, "", arrays, who)
+    template = _collect(value, "", arrays, owner)
     if not arrays:
-        raise errors.InvalidData(f"{who} is empty; give an array, or a dict or tuple of arrays")
+        raise errors.InvalidData(f"{owner} is empty; give an array, or a dict or tuple of arrays")
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name or 'the array'}: {length}" for name, length in lengths.items())
-        raise errors.InvalidData(f"{who} has arrays of different lengths ({told}); each needs a row for every sample")
+        each = ", ".join(f"{name or 'the array'}: {length}" for name, length in lengths.items())
+        raise errors.InvalidData(f"{owner} has arrays of different lengths ({each}); each needs a row for every sample")
     return arrays, lambda others: _replace(template, iter(others))
 
 
-def _collect(value: Any, path: str, arrays: dict[str, np.ndarray], who: str) -> Any:
-    """The same structure, with None for each array."""
+def _collect(value: Any, path: str, arrays: dict[str, np.ndarray], owner: str) -> Any:
+    """Returns the same structure with None for each array, and adds the arrays to `arrays`."""
     match value:
         case dict():
-            return {key: _collect(item, f"{path}[{key!r}]", arrays, who) for key, item in value.items()}
+            return {key: _collect(item, f"{path}[{key!r}]", arrays, owner) for key, item in value.items()}
         case tuple() | list():
-            items = [_collect(item, f"{path}[{place}]", arrays, who) for place, item in enumerate(value)]
+            items = [_collect(item, f"{path}[{place}]", arrays, owner) for place, item in enumerate(value)]
             named = type(value) is not tuple and isinstance(value, tuple)
             return type(value)(*items) if named else type(value)(items)
     array = np.asarray(value) if isinstance(value, np.ndarray) else value
     if not isinstance(array, np.ndarray) or not array.ndim:
         kind = "an array without dimensions" if isinstance(array, np.ndarray) else f"a {type(value).__name__}"
-        raise errors.InvalidData(f"{who}{path} is {kind}; give an array whose first dimension is the samples")
+        raise errors.InvalidData(f"{owner}{path} is {kind}; give an array whose first dimension is the samples")
     arrays[path] = array
     return None
 

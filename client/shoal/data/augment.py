@@ -1,7 +1,7 @@
-"""What is done to images before a model sees them: functions of whole batches, and steps that draw their arguments.
+"""Image augmentation: functions of whole batches, and transforms that draw the arguments of these functions.
 
-Images are [n, height, width, channels]. Functions take what was drawn as arguments. An `Augmentation` draws it from a
-seed and the samples' numbers alone: a sample is changed alike with the same seed, in whichever batch it comes.
+Images are [n, height, width, channels]. Functions take random values as arguments. An `Augmentation` draws them from a
+seed and the samples' numbers only. With the same seed, a sample is transformed alike in every batch.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,14 @@ from shoal._numerics.random_streams import GOLDEN, splitmix64
 
 
 def flip(images: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Left and right exchanged in some images.
+    """Returns the images with left and right exchanged in some of them.
 
     Args:
         images: [n, height, width, channels].
-        which: bool [n].
+        which: whether to flip each image, bool [n].
+
+    Raises:
+        InvalidData: the images have another number of dimensions.
     """
     _check(images, "flip")
     flipped: np.ndarray = np.where(which[:, np.newaxis, np.newaxis, np.newaxis], images[:, :, ::-1], images)
@@ -28,19 +31,22 @@ def flip(images: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 
 def pad(images: np.ndarray, padding: int) -> np.ndarray:
-    """Zeros on all four sides, so many pixels wide."""
+    """Returns the images with `padding` pixels of zeros on all four sides."""
     _check(images, "pad")
     return np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
 def crop(images: np.ndarray, tops: np.ndarray, lefts: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A rectangle of each image, all of one size.
+    """Returns a rectangle of each image, all of the same size.
 
     Args:
         images: [n, height, width, channels].
-        tops: whole numbers [n]: the first row of each rectangle.
-        lefts: whole numbers [n]: its first column.
-        size: height and width of the rectangles.
+        tops: first row of each rectangle, whole numbers [n].
+        lefts: first column of each rectangle, whole numbers [n].
+        size: height and width of the rectangles, in pixels.
+
+    Returns:
+        [n, *size, channels].
 
     Raises:
         InvalidData: a rectangle is not within its image.
@@ -53,11 +59,11 @@ def crop(images: np.ndarray, tops: np.ndarray, lefts: np.ndarray, size: tuple[in
     ):
         raise errors.InvalidData(
             f"crop: rectangles of {high} x {wide} from rows {tops.min()} to {tops.max()} and columns {lefts.min()} to "
-            f"{lefts.max()} on are not within images of {height} x {width}; pad them, or take less"
+            f"{lefts.max()} on are not within images of {height} x {width}; pad them, or choose smaller rectangles"
         )
     if high > height or wide > width:
         raise errors.InvalidData(f"crop: images are {height} x {width}, smaller than {high} x {wide}")
-    # Rows as one run of numbers: then the columns of a rectangle are copied as one piece, channels and all.
+    # With columns and channels in one axis, a row of a rectangle is copied in one piece.
     rows = np.ascontiguousarray(images).reshape(count, height, width * channels)
     windows = np.lib.stride_tricks.sliding_window_view(rows, (high, wide * channels), axis=(1, 2))
     taken: np.ndarray = windows[np.arange(count), tops, lefts * channels]
@@ -66,19 +72,22 @@ def crop(images: np.ndarray, tops: np.ndarray, lefts: np.ndarray, size: tuple[in
 
 
 def resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Bilinear interpolation between the centres of pixels; what is beyond the edge is as the edge.
+    """Resizes images by bilinear interpolation between the centers of pixels.
 
-    As PyTorch's `interpolate(mode="bilinear", align_corners=False, antialias=False)`: a pixel is made of four, however
-    much smaller the image gets. Pillow's BILINEAR, of `ImageFolder`, averages all that a pixel covers when it shrinks;
-    where it enlarges, the two agree.
+    The result is that of PyTorch's `interpolate(mode="bilinear", align_corners=False, antialias=False)`: each pixel is
+    interpolated from four, also when the image shrinks. Pillow's BILINEAR, which `ImageFolder` uses, averages all the
+    pixels that a new one covers; when the image grows, the two agree.
 
     Args:
         images: [n, height, width, channels]. Whole numbers are computed as float32 and rounded to the nearest, half to
             even.
-        size: height and width to come.
+        size: new height and width, in pixels.
 
     Returns:
-        Of the dtype of the images.
+        [n, *size, channels], of the dtype of the images.
+
+    Raises:
+        InvalidData: the images have another number of dimensions, or `size` is below 1.
     """
     _check(images, "resize")
     if min(size) < 1:
@@ -97,10 +106,14 @@ def resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def to_float(images: np.ndarray, dtype: DTypeLike = np.float32) -> np.ndarray:
-    """uint8 from 0 to 255 as numbers from 0 to 1; numbers that are floats already are only converted.
+    """Converts uint8 images from 0 to 255 to floats from 0 to 1. Float images keep their values.
+
+    Args:
+        images: [n, height, width, channels], uint8 or floats.
+        dtype: float dtype of the result.
 
     Raises:
-        InvalidData: the images are of other whole numbers, whose range is not known.
+        InvalidData: the images have another dtype or another number of dimensions.
     """
     _check(images, "to_float")
     if images.dtype == np.uint8:
@@ -112,37 +125,48 @@ def to_float(images: np.ndarray, dtype: DTypeLike = np.float32) -> np.ndarray:
 
 
 def normalize(images: np.ndarray, mean: ArrayLike, std: ArrayLike) -> np.ndarray:
-    """(images - mean) / std, for each channel.
+    """Returns (images - mean) / std for each channel.
 
     Args:
-        images: [n, height, width, channels], of floats.
-        mean: a number, or one for each channel.
-        std: likewise, none of them 0.
+        images: [n, height, width, channels], floats.
+        mean: one number, or one for each channel.
+        std: one number, or one for each channel; not 0.
+
+    Returns:
+        New images of the same shape and dtype.
 
     Raises:
-        InvalidData: the images are whole numbers, or mean and std are no such numbers.
+        InvalidData: the images are not floats, or `mean` or `std` is invalid.
     """
-    _check(images, "normalise")
+    _check(images, "normalize")
     if images.dtype.kind != "f":
-        raise errors.InvalidData(f"normalise: images are {images.dtype}; make them floats first, with to_float")
+        raise errors.InvalidData(f"normalize: images are {images.dtype}; convert them with to_float first")
     means, stds = np.asarray(mean, images.dtype), np.asarray(std, images.dtype)
     for name, array in (("mean", means), ("std", stds)):
         if array.shape not in {(), (1,), (images.shape[-1],)}:
             raise errors.InvalidData(
-                f"normalise: {name} has the shape {array.shape}; give a number, or one for each of "
+                f"normalize: {name} has the shape {array.shape}; give a number, or one for each of "
                 f"{images.shape[-1]} channels"
             )
     if not stds.all() or not np.isfinite(stds).all() or not np.isfinite(means).all():
-        raise errors.InvalidData("normalise: mean or std is not finite, or a std is 0; give the statistics of the data")
+        raise errors.InvalidData("normalize: mean or std is not finite, or a std is 0; give the statistics of the data")
     normal: np.ndarray = (images - means) / stds
     return normal
 
 
 def uniforms(seed: int | Sequence[int], samples: np.ndarray, count: int) -> np.ndarray:
-    """Numbers from [0, 1) for each sample, float64 [n, count], that depend on the seed and its number alone.
+    """Returns random numbers in [0, 1), which depend only on the seed and the sample's number.
 
-    SplitMix64's finalizer, once over the sample's number and once over the place in its row, each with half of the
-    mixed seed.
+    The algorithm applies the finalizer of SplitMix64 to the sample's number and to the place in its row, each with half
+    of the mixed seed.
+
+    Args:
+        seed: a whole number, 0 or more, or several.
+        samples: numbers of the samples, whole numbers [n].
+        count: random numbers per sample.
+
+    Returns:
+        float64 [n, count].
     """
     keys = np.random.SeedSequence(seed).generate_state(2, np.uint64)
     rows = splitmix64(samples.astype(np.uint64) * GOLDEN + keys[0])
@@ -152,21 +176,33 @@ def uniforms(seed: int | Sequence[int], samples: np.ndarray, count: int) -> np.n
 
 
 class Transform(Protocol):
-    """One thing that is done to a batch."""
+    """A transform of a batch of images."""
 
     @property
     def draws(self) -> int:
-        """Random numbers that it needs for each sample; 0: none."""
+        """The number of random numbers that the transform needs for each sample, 0 or more."""
         ...
 
     def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-        """New images; `drawn` is float64 [n, draws], from [0, 1). What was given is not changed."""
+        """Returns new images, without changing the given ones.
+
+        Args:
+            images: [n, height, width, channels].
+            drawn: random numbers in [0, 1), float64 [n, draws].
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Left and right are exchanged with this probability."""
+    """Exchanges left and right of each image at random.
+
+    Args:
+        probability: probability of the exchange, from 0 to 1.
+
+    Raises:
+        InvalidData: the probability is out of range.
+    """
 
     probability: float = 0.5
     draws: ClassVar[int] = 1
@@ -181,11 +217,14 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """A rectangle from anywhere in the image with zeros around it.
+    """Pads each image with zeros, and cuts out a rectangle at a random position.
 
     Args:
-        padding: pixels of zeros on each side.
-        size: height and width of the rectangle; None: those of the image.
+        padding: pixels of zeros on each side, 0 or more.
+        size: height and width of the rectangle, in pixels. None means those of the image.
+
+    Raises:
+        InvalidData: an argument is out of range.
     """
 
     padding: int = 4
@@ -195,7 +234,7 @@ class Crop:
     def __post_init__(self) -> None:
         if self.padding < 0 or (self.size is not None and min(self.size) < 1):
             raise errors.InvalidData(
-                f"Crop: padding is {self.padding} and size {self.size}; give 0 or more, and 1 or more"
+                f"Crop: padding is {self.padding} and size {self.size}; padding must be 0 or more, and size 1 or more"
             )
 
     def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
@@ -213,71 +252,75 @@ class Crop:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """`resize` to a height and width."""
+    """Resizes images with `resize` to a height and width in pixels."""
 
     size: tuple[int, int]
     draws: ClassVar[int] = 0
 
-    def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - as all steps
+    def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - the interface of transforms
         return resize(images, self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class ToFloat:
-    """`to_float` of a dtype."""
+    """Converts images with `to_float` to a float dtype."""
 
     dtype: DTypeLike = np.float32
     draws: ClassVar[int] = 0
 
-    def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - as all steps
+    def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - the interface of transforms
         return to_float(images, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """`normalize` by a mean and a standard deviation, of one number or one for each channel."""
+    """Applies `normalize` with a mean and a standard deviation: one number each, or one for each channel."""
 
     mean: float | Sequence[float]
     std: float | Sequence[float]
     draws: ClassVar[int] = 0
 
-    def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - as all steps
+    def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:  # noqa: ARG002 - the interface of transforms
         return normalize(images, self.mean, self.std)
 
 
 class Augmentation:
-    """Steps, one after the other; itself a step.
+    """A sequence of transforms, which is itself a transform.
 
-        change = Augmentation(Flip(), Crop(padding=4), ToFloat(), Normalise(0.29, 0.35))
-        x = change(x, seed=seed)
+        augmentation = Augmentation(Flip(), Crop(padding=4), ToFloat(), Normalize(0.29, 0.35))
+        x = augmentation(x, seed=seed)
 
-    There is no generator behind it, and so no state: what is drawn follows from the seed and the samples' numbers. A
-    step that is added behind others changes nothing of what they draw.
+    It has no state: the random numbers depend only on the seed and the samples' numbers. A transform that is added at
+    the end does not change the random numbers of the others.
 
     Args:
-        steps: of this module, or of your own.
+        transforms: transforms of this module, or your own.
+
+    Attributes:
+        transforms: the transforms.
     """
 
-    def __init__(self, *steps: Transform) -> None:
-        self.steps = steps
+    def __init__(self, *transforms: Transform) -> None:
+        self.transforms = transforms
 
     @property
     def draws(self) -> int:
-        return sum(step.draws for step in self.steps)
+        """The number of random numbers for each sample, of all transforms."""
+        return sum(transform.draws for transform in self.transforms)
 
     def __call__(
         self, images: np.ndarray, *, seed: int | Sequence[int], samples: np.ndarray | None = None
     ) -> np.ndarray:
-        """The batch, changed.
+        """Returns the transformed images.
 
         Args:
             images: [n, height, width, channels].
-            seed: a whole number, 0 or more, or several. With `samples`, of the epoch; without, of the batch, such as a
-                `shoal.program.RandomProgram` gets one.
-            samples: their numbers in the data set, whole numbers [n]; None: their places in the batch.
+            seed: a whole number, 0 or more, or several: the seed of the epoch with `samples`, or the seed of the batch
+                without, such as a `shoal.program.RandomProgram` receives.
+            samples: numbers of the samples in the data set, whole numbers [n]. None means their places in the batch.
 
         Raises:
-            InvalidData: the images have other dimensions, or a step cannot do with them.
+            InvalidData: the images have another number of dimensions, or a transform does not accept them.
         """
         _check(images, "Augmentation")
         numbers = np.arange(len(images)) if samples is None else np.asarray(samples)
@@ -289,19 +332,19 @@ class Augmentation:
 
     def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
         start = 0
-        for step in self.steps:
-            images = step.apply(images, drawn[:, start : start + step.draws])
-            start += step.draws
+        for transform in self.transforms:
+            images = transform.apply(images, drawn[:, start : start + transform.draws])
+            start += transform.draws
         return images
 
 
-def _check(images: np.ndarray, who: str) -> None:
+def _check(images: np.ndarray, function: str) -> None:
     if images.ndim != 4:
-        raise errors.InvalidData(f"{who}: images have the shape {images.shape}; give [n, height, width, channels]")
+        raise errors.InvalidData(f"{function}: images have the shape {images.shape}; give [n, height, width, channels]")
 
 
 def _between(old: int, new: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each pixel to come: the two that it lies between, and the share of the second."""
+    """Returns for each new pixel the two old ones that it lies between, and the share of the second."""
     centres = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
     below = centres.astype(np.int64)
     return below, np.minimum(below + 1, old - 1), (centres - below).astype(dtype)

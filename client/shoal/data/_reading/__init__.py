@@ -1,7 +1,4 @@
-"""The order of a data set's samples, and reading them ahead in batches.
-
-Workers and evaluations import it; data sets themselves are in `shoal.data`.
-"""
+"""The order of a data set's samples, and their prefetching in batches, for workers and evaluations."""
 
 from shoal.data._reading.order import SampleOrder, ShuffledBlocks, ShuffledSamples, cut
 

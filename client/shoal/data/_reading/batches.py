@@ -1,4 +1,4 @@
-"""Reading batches of a data set, in the way that suits it. Which ones, and in which thread, its users know."""
+"""The reader of a data set's batches, which uses blocks if the data set has them."""
 
 from collections.abc import Generator, Iterable
 from typing import Any
@@ -12,12 +12,12 @@ from shoal.program import Blocks, Dataset, RandomDataset
 def read(
     dataset: Dataset | RandomDataset, plan: Iterable[np.ndarray], seed: int | None = None
 ) -> Generator[Any, None, None]:
-    """The batch of each item of a plan: by `batches` if the data set has blocks, else by `batch`.
+    """Yields the batch of each item of a plan: with `batches` if the data set has blocks, otherwise with `batch`.
 
     Args:
-        dataset: to be read.
-        plan: numbers of samples, a batch an item.
-        seed: for a data set that takes one; None: it is read as it is.
+        dataset: the data set.
+        plan: numbers of the samples of each batch, int64 [n].
+        seed: seed for a data set that takes one. None means no seed.
     """
     if isinstance(getattr(dataset, "blocks", None), Blocks):
         yield from seeded(dataset.batches, seed)(plan)  # type: ignore[union-attr] # it has blocks

@@ -1,6 +1,6 @@
-"""In which order the samples of an epoch come, from the job's seed alone. What is read of it is not known here.
+"""The order of an epoch's samples, which depends only on the job's seed, the epoch and the data set.
 
-A leased range is a range of places in this order. Who reads it, and how many others there are, changes nothing.
+A leased range is a range of places in this order. The order does not depend on the workers or their number.
 """
 
 from abc import ABC, abstractmethod
@@ -12,24 +12,30 @@ from shoal.program import Blocks
 
 
 class SampleOrder(ABC):
-    """The order of each epoch."""
+    """The order of the samples in each epoch."""
 
     @abstractmethod
     def numbers(self, epoch: int, start: int, stop: int) -> Iterator[np.ndarray]:
-        """The numbers of the samples at the places [start, stop) of an epoch's order, int64, in pieces."""
+        """Yields the numbers of the samples at the places [start, stop) of an epoch's order, as int64 arrays.
+
+        Args:
+            epoch: the epoch, from 0.
+            start: the first place.
+            stop: the place after the last one.
+        """
 
 
 class ShuffledSamples(SampleOrder):
     """A permutation of single samples.
 
     Args:
-        samples: of one pass.
-        seed: of the job.
+        samples: number of samples in one epoch.
+        seed: seed of the job.
     """
 
     def __init__(self, samples: int, seed: int) -> None:
         self._samples, self._seed = samples, seed
-        self._epoch: int | None = None  # that _permutation belongs to
+        self._epoch: int | None = None  # the epoch of _permutation
         self._permutation = np.empty(0, np.int64)
 
     def numbers(self, epoch: int, start: int, stop: int) -> Iterator[np.ndarray]:
@@ -39,20 +45,20 @@ class ShuffledSamples(SampleOrder):
 
 
 class ShuffledBlocks(SampleOrder):
-    """A permutation of the runs of blocks, then one of the samples of each window of blocks.
+    """A permutation of the runs of blocks, then a permutation of the samples of each window of blocks.
 
-    Each window's is drawn from a stream of its own, so that a range costs what is in it, however large the epoch.
+    Each window has its own random stream, so the cost of a range does not depend on the size of the epoch.
 
     Args:
-        blocks: of the data set.
-        seed: of the job.
+        blocks: blocks of the data set.
+        seed: seed of the job.
     """
 
     def __init__(self, blocks: Blocks, seed: int) -> None:
         self._blocks, self._seed = blocks, seed
-        self._epoch: int | None = None  # that the two below belong to
-        self._sequence = np.empty(0, np.int64)  # the blocks, in their order
-        self._ends = np.empty(0, np.int64)  # of the windows, in places of the epoch
+        self._epoch: int | None = None  # the epoch of the next two attributes
+        self._sequence = np.empty(0, np.int64)  # the blocks in order
+        self._ends = np.empty(0, np.int64)  # the end of each window, as a place in the epoch's order
 
     def numbers(self, epoch: int, start: int, stop: int) -> Iterator[np.ndarray]:
         self._draw(epoch)
@@ -83,30 +89,35 @@ class ShuffledBlocks(SampleOrder):
 
 
 def cut(pieces: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """The same numbers in pieces of this size; the last one may be shorter."""
+    """Yields the same numbers in arrays of one size. The last one may be shorter.
+
+    Args:
+        pieces: arrays of any length.
+        size: length of the new arrays, 1 or more.
+    """
     rest: list[np.ndarray] = []
-    lacking = size
+    missing = size
     for piece in pieces:
         start = 0
-        while len(piece) - start >= lacking:
-            part = piece[start : start + lacking]
+        while len(piece) - start >= missing:
+            part = piece[start : start + missing]
             yield np.concatenate([*rest, part]) if rest else part
-            start, rest, lacking = start + lacking, [], size
+            start, rest, missing = start + missing, [], size
         if start < len(piece):
             rest.append(piece[start:])
-            lacking -= len(piece) - start
+            missing -= len(piece) - start
     if rest:
         yield np.concatenate(rest)
 
 
 def _generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:
-    """Streams of one epoch begin 2^192 draws apart."""
+    """Returns the generator of a stream. The streams of one epoch start 2^192 draws apart."""
     counter, key = np.array([0, 0, 0, stream], np.uint64), np.array([seed, epoch], np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """The whole numbers of all ranges [start, stop), one range after the other."""
+    """Returns the whole numbers of all ranges [start, stop), one range after the other."""
     lengths = stops - starts
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(lengths.sum(), dtype=np.int64)

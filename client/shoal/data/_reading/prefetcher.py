@@ -1,4 +1,4 @@
-"""Items that a thread takes from an iterator, a few before they are wanted. What they are is not known here."""
+"""The prefetcher: a thread that reads an iterator a few items ahead."""
 
 import queue
 import threading
@@ -10,28 +10,27 @@ from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 
-# How long `close` waits for the item that is being read. A source that hangs longer keeps its thread, which ends with
-# the process at the latest.
+# Time that `close` waits for the current item. If the source blocks for longer, the daemon thread continues.
 _CLOSE_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What the iterator ended with: nothing, or an error."""
+    """The end of the iterator, with its error if it failed."""
 
     error: BaseException | None
 
 
 class Prefetcher(Generic[T]):
-    """An iterator over what another one gives, which is read in a thread, at most so many items before they are taken.
+    """An iterator over the items of another one, which a thread reads ahead.
 
-    An error comes at the place of the item that could not be read, after all items before it. The other iterator is
-    used, and closed, on the thread alone.
+    If an item cannot be read, its error is raised after all items before it. Only the thread uses and closes the other
+    iterator.
 
     Args:
-        items: what to read.
-        ahead: items that are read and not taken yet, >= 1, the one that is being read among them.
-        prepare: called on the thread before anything is read.
+        items: the other iterator.
+        ahead: largest number of items read ahead, >= 1, including the current one.
+        prepare: called on the thread before the first item.
     """
 
     def __init__(self, items: Iterator[T], ahead: int, *, prepare: Callable[[], object] = lambda: None) -> None:
@@ -40,7 +39,7 @@ class Prefetcher(Generic[T]):
         self._room = threading.Semaphore(ahead)
         self._ready: queue.SimpleQueue[T | _Raised] = queue.SimpleQueue()  # bounded by _room
         self._closed = threading.Event()
-        self._over = False  # the end was taken
+        self._over = False  # whether the end was reached
         self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
         self._thread.start()
 
@@ -69,7 +68,7 @@ class Prefetcher(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Ends the thread after the item that it is reading; nothing is given any more."""
+        """Stops the thread after its current item. The iterator then has no more items."""
         self._closed.set()
         self._room.release()
         if self._thread is not threading.current_thread():
@@ -83,7 +82,7 @@ class Prefetcher(Generic[T]):
                 self._ready.put(next(self._items))
         except StopIteration:
             pass
-        except BaseException as error:  # also SystemExit: it is for whoever takes the item, not for this thread
+        except BaseException as error:  # also SystemExit: the consumer of the item raises it
             end = _Raised(error)
         finally:
             self._ready.put(end)

@@ -146,7 +146,7 @@ def test_steps_that_draw_nothing_need_no_seed():
 
 def test_steps_that_draw_need_one():
     with pytest.raises(
-        errors.ProgramError, match=r"without a seed.*leave out Flip, Crop.*batch\(indices, seed=\.\.\.\)"
+        errors.ProgramError, match=r"without a seed.*leave out random transforms.*batch\(indices, seed=\.\.\.\)"
     ):
         Augmented(plain(), CHANGE).batch(np.array([3, 1]))
     with pytest.raises(errors.ProgramError, match="without a seed"):
@@ -183,11 +183,11 @@ def test_two_kinds_of_images_are_changed_alike():
 @pytest.mark.parametrize(
     ("arrays", "images", "said"),
     [
-        (IMAGES, 0, "a batch of Arrays is a ndarray, and images=0; say which item"),
-        ((IMAGES, NUMBERS), 2, "is a tuple, and images=2"),
-        ((IMAGES, NUMBERS), "image", "is a tuple, and images='image'"),
-        ({"x": IMAGES, "y": NUMBERS}, 0, "is a dict of 'x', 'y', and images=0"),
-        (([IMAGES], NUMBERS), 0, "item 0 of a batch of Arrays is a list; images are NumPy arrays"),
+        (IMAGES, 0, "a batch of Arrays is a ndarray, but images=0; set images to"),
+        ((IMAGES, NUMBERS), 2, "is a tuple, but images=2"),
+        ((IMAGES, NUMBERS), "image", "is a tuple, but images='image'"),
+        ({"x": IMAGES, "y": NUMBERS}, 0, "is a dict of 'x', 'y', but images=0"),
+        (([IMAGES], NUMBERS), 0, "item 0 of a batch of Arrays is a list; images must be NumPy arrays"),
         ((NUMBERS, IMAGES), 0, r"images have the shape \(2,\)"),
     ],
 )
@@ -241,12 +241,12 @@ def test_a_subset_has_these_samples_in_this_order(samples):
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        ([], "float64 of shape \\(0,\\); give a slice or a list of whole numbers, with one"),
+        ([], "float64 of shape \\(0,\\); give a slice or a list of whole numbers, at least one"),
         (slice(5, 5), r"int64 of shape \(0,\)"),
         (NUMBERS > 3, "bool of shape"),
         ([[1]], r"of shape \(1, 1\)"),
         ([1.5], "float64 of shape"),
-        ([0, 40], "samples are 0 to 40, and Arrays has those from 0 to 39"),
+        ([0, 40], "samples are 0 to 40, but Arrays has those from 0 to 39"),
         ([-1], "samples are -1 to -1"),
     ],
 )
@@ -307,13 +307,13 @@ def test_parts_of_one_data_set_are_not_read_at_the_same_time():
 
 @pytest.mark.parametrize("share", [0, 1, 1.5, -0.1, 0.01, 0.99, float("nan")])
 def test_a_split_with_nothing_on_one_side_is_refused(share):
-    with pytest.raises(errors.InvalidData, match="of 40 samples leaves one side with none"):
+    with pytest.raises(errors.InvalidData, match="of 40 samples leaves one part empty"):
         split(plain(), share)
 
 
 def test_data_in_blocks_is_not_cut():
     for made in (in_blocks(), Augmented(in_blocks(), CHANGE)):
-        said = f"{type(made).__name__} is read in blocks, .*files of its own"
+        said = f"{type(made).__name__} is read in blocks, .*into separate files"
         with pytest.raises(errors.InvalidData, match=f"Subset: {said}"):
             Subset(made, [1])
         with pytest.raises(errors.InvalidData, match=f"split: {said}"):

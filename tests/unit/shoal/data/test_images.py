@@ -78,16 +78,16 @@ def test_idx_of_every_type_comes_in_the_machine_s_byte_order(tmp_path, kind, pac
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\x89PNG....", "begins with the bytes 89 50 4e 47, which no idx file does"),
+        (b"\x89PNG....", "begins with the bytes 89 50 4e 47 and is not an idx file"),
         (b"\0\0\x0a\3" + bytes(20), "begins with the bytes 00 00 0a 03"),
         (b"\0\0\x08\0", "begins with the bytes 00 00 08 00"),
-        (idx(IMAGES)[:9], "ends within its header; it was cut short"),
-        (idx(IMAGES)[:-1], "7 x 5 x 4 numbers of 1 bytes, 140 in all, and it holds 139"),
-        (idx(IMAGES) + b"!", "140 in all, and it holds (141|more)"),
+        (idx(IMAGES)[:9], "ends within its header; it is truncated"),
+        (idx(IMAGES)[:-1], "7 x 5 x 4 numbers of 1 bytes, 140 in all, but it holds 139"),
+        (idx(IMAGES) + b"!", "140 in all, but it holds (141|more)"),
         (idx(IMAGES[:0]), r"has the dimensions \(0, 5, 4\), and so no numbers"),
-        (idx(IMAGES[0]), r"has the dimensions \(5, 4\); images are \[n, height, width\]"),
-        (idx(IMAGES[:3]), "has 3 images, and .* 7 labels"),
-        (b"\0\0\x0e\xff" + b"\xff" * 1020, "says that it holds .* in all, and"),
+        (idx(IMAGES[0]), r"has the dimensions \(5, 4\); give \[n, height, width\]"),
+        (idx(IMAGES[:3]), "has 3 images, but .* 7 labels"),
+        (b"\0\0\x0e\xff" + b"\xff" * 1020, "promises .* in all, but"),
     ],
 )
 def test_idx_that_is_no_idx_is_cut_or_too_long(tmp_path, labels, content, said, packed):
@@ -103,7 +103,7 @@ def test_idx_whose_labels_are_none(tmp_path, labels):
 
 
 def test_idx_that_is_not_there_or_empty_or_far(tmp_path, labels):
-    with refused("none is not there"):
+    with refused("none does not exist"):
         Idx(tmp_path / "none", labels)
     with refused("empty is empty"):
         Idx(write(tmp_path / "empty", b"", packed=False), labels)
@@ -122,7 +122,7 @@ def test_gzip_that_is_cut_or_damaged(tmp_path, labels):
 
 
 def test_gzip_is_not_unpacked_beyond_what_is_allowed(tmp_path, labels):
-    with refused("140 in all, and max_bytes is 100: raise it"):
+    with refused("140 in all, but max_bytes is 100: raise it"):
         Idx(write(tmp_path / "images", idx(IMAGES), packed=True), labels, max_bytes=100)
     huge = bytes([0, 0, 8, 3]) + struct.pack(">3I", 1 << 10, 1 << 10, 1 << 10)
     with refused("so short a file cannot: it is damaged"):
@@ -209,7 +209,7 @@ def test_cifar_with_any_bytes_changed_is_read_or_refused(cifar):
 
 def test_cifar_files_that_are_not_there_too_large_or_without_classes(cifar):
     (cifar / "data_batch_3.bin").unlink()
-    with refused("data_batch_3.bin is not there"):
+    with refused("data_batch_3.bin does not exist"):
         Cifar10(cifar)
     os.truncate(cifar / "test_batch.bin", 1 << 30)
     with refused("test_batch.bin cannot be read: it has more than 67,108,864 bytes"):
@@ -219,7 +219,7 @@ def test_cifar_files_that_are_not_there_too_large_or_without_classes(cifar):
         with refused("batches.meta.txt cannot be read"):
             Cifar10(cifar)
     (cifar / "batches.meta.txt").unlink()
-    with refused("batches.meta.txt is not there"):
+    with refused("batches.meta.txt does not exist"):
         Cifar10(cifar)
 
 
@@ -290,7 +290,7 @@ def test_unreadable_images_are_counted_and_named(folder):
     x, y = dataset.batch(np.array([1, 1, 0, 5, 4, 2]))  # 1 and 5 are unreadable
     assert y.tolist() == [0, 0, 0, 0, 1, 0]
     assert x[:, 0, 0, 0].tolist() == [70, 70, 70, 70, 10, 100]
-    with refused("2 of 6 images .*; mend or remove them$"):
+    with refused("2 of 6 images .*; repair or remove them$"):
         dataset.batch(np.array([1, 5]))
 
 
@@ -308,7 +308,7 @@ def test_an_image_that_is_cut_behind_its_header_shows_when_it_is_wanted(folder):
 
 def test_images_of_too_many_pixels_are_not_decoded(folder):
     save(folder / "cat/big.png", (1, 2, 3), size=(100, 100))
-    with refused(r"big.png \(100 x 100 are 10,000 pixels, and max_pixels is 9,999\)"):
+    with refused(r"big.png \(100 x 100 are 10,000 pixels, but max_pixels is 9,999\)"):
         ImageFolder(folder, size=(4, 4), max_pixels=9_999)
     assert len(ImageFolder(folder, size=(4, 4), max_pixels=10_000)) == 5
 
@@ -328,21 +328,21 @@ def test_formats_that_are_programs_are_not_tried(folder):
 def test_an_image_that_goes_is_an_error_in_any_case(folder):
     dataset = ImageFolder(folder, size=(4, 4), skip_unreadable=True)
     (folder / "ant/z.jpg").unlink()
-    with refused("z.jpg is not there"):
+    with refused("z.jpg does not exist"):
         dataset.batch(np.array([0, 1]))
     assert not dataset.unreadable
 
 
 def test_folders_without_images_and_arguments_without_sense(tmp_path, folder):
-    with refused("none is not there"):
+    with refused("none does not exist"):
         ImageFolder(folder / "none", size=(4, 4))
-    with refused("has no folders in it"):
+    with refused("contains no folders"):
         ImageFolder(folder / "cat", size=(4, 4))
     for wrong in ({"size": (0, 4)}, {"size": (4, 4), "mode": "CMYK"}, {"size": (4, 4), "max_pixels": 0}):
         with refused("give"):
             ImageFolder(folder, **wrong)
     (folder / "dog").mkdir()
-    with refused("dog has no images in it"):
+    with refused("dog contains no images"):
         ImageFolder(folder, size=(4, 4))
 
 

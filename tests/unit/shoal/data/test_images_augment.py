@@ -107,7 +107,7 @@ def test_normalise_is_by_channel():
     np.testing.assert_allclose(normal.std((0, 1, 2)), 1)
     assert augment.normalize(floats.astype(np.float32), 0.5, 2.0).dtype == np.float32
     for arguments, said in (
-        ((IMAGES, 0, 1), "images are uint8; make them floats first"),
+        ((IMAGES, 0, 1), "images are uint8; convert them with to_float first"),
         ((floats, [0, 0], 1), r"mean has the shape \(2,\)"),
         ((floats, 0, [1, 0, 1]), "a std is 0"),
         ((floats, np.nan, 1), "not finite"),
@@ -194,7 +194,7 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(TypeError):
         augment.Flip(0.5, 0)  # what it draws is no argument
     for wrong in (lambda: augment.Flip(2), lambda: augment.Crop(-1), lambda: augment.Crop(0, (0, 1))):
-        with refused("give"):
+        with refused("must be|give"):
             wrong()
     with refused("size is"):
         augment.resize(IMAGES, (0, 3))
