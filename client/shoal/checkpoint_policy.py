@@ -47,14 +47,17 @@ class CheckpointPolicy:
         default=600.0,
         metadata=field_metadata(
             _check_seconds,
-            Option("Seconds from one checkpoint to the next; 0: none by time. By default 600.", ["--checkpoint-s"]),
+            Option(
+                "Seconds from one checkpoint to the next; 0: none by time. By default 600.",
+                ["--checkpoint-every-seconds"],
+            ),
         ),
     )
     every_steps: int = field(
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option("Steps from one checkpoint to the next; 0: none by steps.", ["--checkpoint-steps"]),
+            Option("Steps from one checkpoint to the next; 0: none by steps.", ["--checkpoint-every-steps"]),
         ),
     )
     at_end: bool = field(
@@ -68,7 +71,7 @@ class CheckpointPolicy:
         default=3,
         metadata=field_metadata(
             Number(1, UINT32),
-            Option("How many of the newest checkpoints stay. By default 3.", ["--keep"]),
+            Option("How many of the newest checkpoints stay. By default 3.", ["--keep-last"]),
             Scalar(zero_is_default=True),
         ),
     )

@@ -51,7 +51,7 @@ class Checkpoint:
         version: number of updates that the variables had received.
         nbytes: size of all its files, in bytes.
         variables: shape and dtype of each variable, by name.
-        passed_by: for JOB and JOB/best, the newer checkpoints that are damaged, each with the reason.
+        skipped: for JOB and JOB/best, the newer checkpoints that are damaged, each with the reason.
         evaluation: the evaluation that this checkpoint was taken for, the best at that time. None means that it was
             not taken for an evaluation.
     """
@@ -63,7 +63,7 @@ class Checkpoint:
     version: int
     nbytes: int
     variables: Mapping[str, tuple[tuple[int, ...], str]]
-    passed_by: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     evaluation: Evaluation | None = None
 
     def __str__(self) -> str:
@@ -204,7 +204,7 @@ class Checkpoints:
             BadRequest, UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: see `show`.
         """
         arrays, found = self._used(name, self._values)
-        for problem in found.passed_by:
+        for problem in found.skipped:
             warnings.warn(f"{found} is read in place of {problem}", stacklevel=2)
         return arrays
 
@@ -269,12 +269,12 @@ class Checkpoints:
     def _used(self, name: str, use: Callable[[Manifest], T]) -> tuple[T, Checkpoint]:
         """Calls `use` with the newest usable checkpoint of a name. Returns its result and the checkpoint."""
         choice = _parsed(name)
-        passed_by: list[str] = []
+        skipped: list[str] = []
         for found in self._candidates(choice):
             try:
                 if isinstance(found, errors.ShoalError):
                     raise found
-                return use(found), described(found, tuple(passed_by))
+                return use(found), described(found, tuple(skipped))
             except errors.UnknownCheckpoint:  # without a number, another process has just removed it: try the next
                 if choice.number:
                     raise self._catalogue.unknown(name) from None
@@ -282,10 +282,10 @@ class Checkpoints:
                 if choice.number:
                     raise
                 which = f"{found.job}/{found.number}" if isinstance(found, Manifest) else error.details["checkpoint"]
-                passed_by.append(f"{which}: {error.message}")
-        if passed_by:
+                skipped.append(f"{which}: {error.message}")
+        if skipped:
             raise errors.CorruptCheckpoint(
-                f"no checkpoint of {name} can be used: {'; '.join(passed_by)}", checkpoint=name
+                f"no checkpoint of {name} can be used: {'; '.join(skipped)}", checkpoint=name
             )
         raise self._catalogue.unknown(name)
 
@@ -365,7 +365,7 @@ def _job(name: str) -> str:
     return name
 
 
-def described(manifest: Manifest, passed_by: tuple[str, ...] = ()) -> Checkpoint:
+def described(manifest: Manifest, skipped: tuple[str, ...] = ()) -> Checkpoint:
     variables = {}
     for it in manifest.variables:
         shape = tuple(int(size) for size in it.get("shape", ()))
@@ -378,7 +378,7 @@ def described(manifest: Manifest, passed_by: tuple[str, ...] = ()) -> Checkpoint
         manifest.version,
         manifest.nbytes,
         variables,
-        passed_by,
+        skipped,
         _evaluation(manifest),
     )
 

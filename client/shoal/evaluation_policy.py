@@ -13,16 +13,30 @@ from shoal._job.description import Option, check, decode, encode, field_metadata
 from shoal._wire import NAMES, is_name
 from shoal.v1 import job_pb2
 
-Goal = Literal["auto", "less", "more"]
+Mode = Literal["auto", "min", "max"]
 
-_GOALS: Mapping[Goal, job_pb2.EvaluationPolicy.Goal.ValueType] = {
-    "auto": job_pb2.EvaluationPolicy.GOAL_UNSPECIFIED,
-    "less": job_pb2.EvaluationPolicy.LESS,
-    "more": job_pb2.EvaluationPolicy.MORE,
+_MODES: Mapping[Mode, job_pb2.EvaluationPolicy.Mode.ValueType] = {
+    "auto": job_pb2.EvaluationPolicy.MODE_UNSPECIFIED,
+    "min": job_pb2.EvaluationPolicy.MIN,
+    "max": job_pb2.EvaluationPolicy.MAX,
 }
-# A metric without a goal: it is one of these if a word of its name begins or ends with one, as "top5" and "logloss" do.
-_LESS = ("loss", "error", "mse", "rmse", "mae", "mape", "nll", "entropy", "perplexity")
-_MORE = ("accuracy", "acc", "auc", "auroc", "top", "f1", "precision", "recall", "iou", "r2", "ndcg", "bleu", "reward")
+# A metric without a mode: it is one of these if a word of its name begins or ends with one, as "top5" and "logloss" do.
+_MINIMIZED = ("loss", "error", "mse", "rmse", "mae", "mape", "nll", "entropy", "perplexity")
+_MAXIMIZED = (
+    "accuracy",
+    "acc",
+    "auc",
+    "auroc",
+    "top",
+    "f1",
+    "precision",
+    "recall",
+    "iou",
+    "r2",
+    "ndcg",
+    "bleu",
+    "reward",
+)
 _COUNT = "a whole number, 0 or more"
 
 
@@ -46,9 +60,9 @@ class EvaluationPolicy:
         every_steps: steps between two evaluations, counted by the fastest worker. 0 means no evaluations by steps.
         at_end: whether the job evaluates when all workers have finished, before it succeeds.
         metric: name of the metric that decides which evaluation is the best.
-        goal: whether "less" or "more" of it is better. "auto": as its name says: less of a loss, error, mse, rmse, mae,
+        mode: whether "min" or "max" of it is better. "auto": as its name says: less of a loss, error, mse, rmse, mae,
             mape, nll, entropy or perplexity; more of an accuracy, acc, auc, auroc, top, f1, precision, recall, iou, r2,
-            ndcg, bleu or reward; less where a name has both. Other names need "less" or "more".
+            ndcg, bleu or reward; less where a name has both. Other names need "min" or "max".
         patience: number of consecutive evaluations without an improvement after which the job ends as succeeded. 0
             means that the job never ends early.
         min_delta: smallest difference from the best value that counts as an improvement, 0 or more.
@@ -58,14 +72,16 @@ class EvaluationPolicy:
             later updates; in a synchronous job, its step is then later than the evaluation's.
 
     Raises:
-        InvalidJob: a value is out of range, or neither `metric` nor `goal` says which values are better.
+        InvalidJob: a value is out of range, or neither `metric` nor `mode` says which values are better.
     """
 
     every_steps: int = field(
         default=0,
         metadata=field_metadata(
             Number(0, UINT64, _COUNT),
-            Option("Steps from one evaluation of the held-out samples to the next.", ["--evaluate-every"], "STEPS"),
+            Option(
+                "Steps from one evaluation of the held-out samples to the next.", ["--evaluate-every-steps"], "STEPS"
+            ),
         ),
     )
     at_end: bool = field(
@@ -80,16 +96,16 @@ class EvaluationPolicy:
             _check_metric, Option("The figure that says which evaluation is the best. By default loss.", ["--metric"])
         ),
     )
-    goal: Goal = field(
+    mode: Mode = field(
         default="auto",
         metadata=field_metadata(
-            OneOf(_GOALS),
+            OneOf(_MODES),
             Option(
                 "Whether less or more of the metric is better. By default as its name says: less of a loss, more of an "
                 "accuracy.",
-                ["--goal"],
+                ["--metric-mode"],
             ),
-            Named(_GOALS, "goal of evaluation is {}, which this Shoal does not know"),
+            Named(_MODES, "mode of evaluation is {}, which this Shoal does not know"),
         ),
     )
     patience: int = field(
@@ -102,7 +118,7 @@ class EvaluationPolicy:
     min_delta: float = field(
         default=0.0,
         metadata=field_metadata(
-            _check_gain, Option("How much better an evaluation has to be to count as better.", ["--least-gain"])
+            _check_gain, Option("How much better an evaluation has to be to count as better.", ["--min-delta"])
         ),
     )
     checkpoint_best: bool = field(
@@ -115,10 +131,10 @@ class EvaluationPolicy:
 
     def __post_init__(self) -> None:
         check(self, "evaluation")
-        if self.goal == "auto" and not _named(self.metric, _LESS + _MORE):
+        if self.mode == "auto" and not _named(self.metric, _MINIMIZED + _MAXIMIZED):
             raise errors.InvalidJob(
                 f"metric of evaluation is {self.metric!r}, whose name does not say whether less or more of it is "
-                'better; set goal to "less" or "more"',
+                'better; set mode to "min" or "max"',
                 metric=self.metric,
             )
         if not self.every_steps and not self.at_end:
@@ -137,7 +153,7 @@ class EvaluationPolicy:
         """
         if math.isnan(value) or math.isnan(best):
             return not math.isnan(value)
-        gain = best - value if self._wants_less else value - best
+        gain = best - value if self._minimizes else value - best
         return gain > 0 and gain >= self.min_delta
 
     def missing_metric(self, metrics: Collection[str]) -> str:
@@ -154,10 +170,10 @@ class EvaluationPolicy:
         )
 
     @property
-    def _wants_less(self) -> bool:
-        if self.goal == "auto":
-            return _named(self.metric, _LESS)
-        return self.goal == "less"
+    def _minimizes(self) -> bool:
+        if self.mode == "auto":
+            return _named(self.metric, _MINIMIZED)
+        return self.mode == "min"
 
     def to_proto(self) -> job_pb2.EvaluationPolicy:
         """Returns the message that carries this policy."""
@@ -192,4 +208,4 @@ def _named(metric: str, after: tuple[str, ...]) -> bool:
     return any(word.startswith(after) or word.endswith(after) for word in words)
 
 
-__all__ = ["EvaluationPolicy", "Goal", "from_options"]
+__all__ = ["EvaluationPolicy", "Mode", "from_options"]

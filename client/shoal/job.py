@@ -236,10 +236,10 @@ class Job:
             flag,
             Option(
                 "Pull, compute and push in turn, even if the mode allows to overlap them.",
-                ["--in-turn"],
+                ["--no-overlap"],
                 turns_off=True,
             ),
-            Negated("in_turn"),
+            Negated("no_overlap"),
             json=JsonField(label=None),
         ),
     )
@@ -256,7 +256,7 @@ class Job:
         default=False,
         metadata=field_metadata(
             flag,
-            Option("With --from: take only the values of variables that both have.", ["--partial"]),
+            Option("With --from: take only the values of variables that both have.", ["--partial-restore"]),
             Carried("restore"),
             json=None,
         ),

@@ -43,7 +43,7 @@ class LocalCluster:
         page_listen: host:port of the web page. Port 0 means any free port, "" means no page.
         env: environment variables for the roles, in addition to those of this process. If OMP_NUM_THREADS and its like
             are not set, the workers divide the cores among them.
-        flags: further flags by role: {"coordinator": ["--lease", "2"]}; see `shoal coordinator --help`.
+        flags: further flags by role: {"coordinator": ["--heartbeat-timeout", "2"]}; see `shoal coordinator --help`.
         log_level: "debug", "info", "warning" or "error".
         log_dir: folder for one log file per role, which is kept. None means temporary log files.
         show_logs: whether the roles log to this process's standard error instead of files.

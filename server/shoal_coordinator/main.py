@@ -34,27 +34,30 @@ class Options:
             show_default="~/.local/state/shoal/coordinator.db",
         ),
     ] = ""
-    lease: Annotated[
-        float,
-        typer.Option(envvar="SHOAL_LEASE", help="Seconds without a heartbeat after which a member is declared dead."),
-    ] = 5.0
-    heartbeat: Annotated[
+    heartbeat_timeout: Annotated[
         float,
         typer.Option(
-            envvar="SHOAL_HEARTBEAT", help="Seconds between a member's heartbeats. Less than half of --lease."
+            envvar="SHOAL_HEARTBEAT_TIMEOUT", help="Seconds without a heartbeat after which a member is declared dead."
+        ),
+    ] = 5.0
+    heartbeat_interval: Annotated[
+        float,
+        typer.Option(
+            envvar="SHOAL_HEARTBEAT_INTERVAL",
+            help="Seconds between a member's heartbeats. Less than half of --heartbeat-timeout.",
         ),
     ] = 0.5
-    keep_finished: Annotated[
+    keep_finished_jobs: Annotated[
         int,
         typer.Option(
-            envvar="SHOAL_KEEP_FINISHED", min=0, help="Number of newest ended jobs whose variables stay readable."
+            envvar="SHOAL_KEEP_FINISHED_JOBS", min=0, help="Number of newest ended jobs whose variables stay readable."
         ),
     ] = 8
     checkpoints: flags.Checkpoints = ""
-    server_return: Annotated[
+    server_return_timeout: Annotated[
         float,
         typer.Option(
-            envvar="SHOAL_SERVER_RETURN",
+            envvar="SHOAL_SERVER_RETURN_TIMEOUT",
             min=0,
             max=600,
             help="Seconds that jobs wait for a drained server to register again under its id.",
@@ -85,11 +88,11 @@ class Options:
             listen=identity.listen,
             advertise=identity.advertise,
             store=self.store or str(make_default_path()),
-            heartbeat_timeout_s=self.lease,
-            heartbeat_interval_s=self.heartbeat,
-            keep_finished=self.keep_finished,
+            heartbeat_timeout_s=self.heartbeat_timeout,
+            heartbeat_interval_s=self.heartbeat_interval,
+            keep_finished=self.keep_finished_jobs,
             checkpoints=self.checkpoints,
-            server_return_s=self.server_return,
+            server_return_s=self.server_return_timeout,
             page_listen=flags.page_listen(self.page_listen),
             page_hosts=tuple(filter(None, self.page_hosts.split(","))),
             page_read_only=self.page_read_only,

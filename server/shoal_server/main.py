@@ -32,7 +32,7 @@ Grace = Annotated[
     float,
     typer.Option(
         min=0,
-        envvar="SHOAL_GRACE",
+        envvar="SHOAL_GRACE_PERIOD",
         help="Seconds to wait after SIGTERM until the jobs with shards here have checkpoints.",
     ),
 ]
@@ -49,7 +49,7 @@ def server(
     lanes: Lanes = 1024,
     checkpoints: flags.Checkpoints = "",
     retry_for: flags.RetryFor = 30.0,
-    grace: Grace = 60.0,
+    grace_period: Grace = 60.0,
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,
@@ -71,7 +71,7 @@ def server(
             lanes=lanes,
             checkpoints=checkpoints,
             retry_for_s=retry_for,
-            leave_grace_s=grace,
+            leave_grace_s=grace_period,
             metrics_address=metrics_address,
         )
         return Server(config, registry)

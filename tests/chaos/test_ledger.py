@@ -69,7 +69,7 @@ def test_every_sample_is_visited_at_least_once_an_epoch_however_many_workers_are
             gate, before = tmp_path / f"gate-{kills}", kills
             job = client.submit(counting(gate, consistency=chance.choice([shoal.Synchronous(), shoal.Asynchronous()])))
             wait_until(lambda job=job: job.data().total.done > 0, what="the first range's end", timeout_s=60)
-            while kills < KILLS and job.data().total.untouched > SIZE // 4:
+            while kills < KILLS and job.data().total.unleased > SIZE // 4:
                 pause.wait(chance.uniform(0.0, 1.0))  # the moment is what is random
                 victim = chance.randrange(2)
                 small_cluster.restart("worker", victim)

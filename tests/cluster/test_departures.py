@@ -69,12 +69,12 @@ def test_a_server_that_is_told_to_go_leaves_a_checkpoint_of_where_training_stopp
 
 
 def leaving(client, server):
-    return any(member.leaving for member in client.status().members if member.member == server)
+    return any(member.draining for member in client.status().members if member.member == server)
 
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_server_whose_jobs_cannot_be_saved_waits_for_its_grace_or_a_second_signal(tmp_path, monkeypatch, signals):
-    monkeypatch.setenv("SHOAL_GRACE", "2" if signals == 1 else "60")
+    monkeypatch.setenv("SHOAL_GRACE_PERIOD", "2" if signals == 1 else "60")
     saved = tmp_path / "saved"
     with local_cluster(servers=2, workers=2, checkpoints=saved) as cluster, cluster.client() as client:
         job = client.submit(plane("kept", seconds=0.02, hurry=str(tmp_path / "hurry")))

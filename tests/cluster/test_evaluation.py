@@ -30,7 +30,7 @@ def client(folder):
 
 def counted(mode=MODES[0], policy=None, *, settings=None, **options):
     """A job of 2 workers that takes 80 steps with them, or a little more."""
-    policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates", goal="more")
+    policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates", mode="max")
     return shoal.Job(
         "support.programs.evaluated:Counted",
         workers=2,
@@ -64,7 +64,7 @@ def test_it_is_evaluated_on_the_way_and_in_the_end(client, mode):
 
 
 def test_the_best_ones_checkpoint_has_the_values_that_were_evaluated(client, folder):
-    policy = shoal.EvaluationPolicy(every_steps=7, at_end=False, metric="updates", goal="more", checkpoint_best=True)
+    policy = shoal.EvaluationPolicy(every_steps=7, at_end=False, metric="updates", mode="max", checkpoint_best=True)
     keeping = shoal.CheckpointPolicy(every_s=0, keep_last=100, at_end=False)
     job = client.submit(counted(policy=policy, checkpoints=keeping))
     found = evaluations(job)
@@ -75,7 +75,7 @@ def test_the_best_ones_checkpoint_has_the_values_that_were_evaluated(client, fol
 
 
 def test_the_best_stays_while_others_go_and_a_job_begins_with_it(client, folder):
-    policy = shoal.EvaluationPolicy(every_steps=20, metric="updates", goal="less", checkpoint_best=True)
+    policy = shoal.EvaluationPolicy(every_steps=20, metric="updates", mode="min", checkpoint_best=True)
     keeping = shoal.CheckpointPolicy(every_s=0, every_steps=10, keep_last=1)
     job = client.submit(counted(policy=policy, checkpoints=keeping))
     first = evaluations(job)[0]
@@ -96,7 +96,7 @@ def test_a_best_checkpoint_that_is_not_there(client):
 
 
 def test_a_job_that_gets_no_better_stops_early(client):
-    policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", goal="more", patience=3)
+    policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", mode="max", patience=3)
     job = client.submit(counted(policy=policy))
     found = evaluations(job)
     result = job.result()
@@ -108,7 +108,7 @@ def test_a_job_that_gets_no_better_stops_early(client):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_all_hear_at_once_that_the_job_stops_early(client, mode):
     """Not at their next step to ask at, nor at their next range."""
-    policy = shoal.EvaluationPolicy(every_steps=20, at_end=False, metric="constant", goal="more", patience=1)
+    policy = shoal.EvaluationPolicy(every_steps=20, at_end=False, metric="constant", mode="max", patience=1)
     settings = {"size": 64_000, "seconds": 0.02}
     job = client.submit(counted(mode, policy, settings=settings, range_size=32_000))
     assert len(evaluations(job)) == 2
@@ -127,7 +127,7 @@ def test_a_worker_dies_while_it_evaluates(client, tmp_path, mode):
 
 def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client):
     """Longer than a lease, and than a call may take."""
-    policy = shoal.EvaluationPolicy(every_steps=40, at_end=False, metric="updates", goal="more")
+    policy = shoal.EvaluationPolicy(every_steps=40, at_end=False, metric="updates", mode="max")
     job = client.submit(counted(policy=policy, settings={"size": 640, "slow": 2.0}))
     [first, *_] = evaluations(job)
     assert first.seconds >= 6.0

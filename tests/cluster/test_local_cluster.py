@@ -33,7 +33,7 @@ def gone(pids: list[int]) -> bool:
 def test_it_starts_loses_a_role_gets_it_back_and_leaves_nothing(scratch, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     before, files = descendants(), our_files()
-    with shoal.LocalCluster(servers=1, workers=1, flags={"coordinator": ["--lease", "2"]}) as cluster:
+    with shoal.LocalCluster(servers=1, workers=1, flags={"coordinator": ["--heartbeat-timeout", "2"]}) as cluster:
         assert [process.name for process in cluster.processes] == ["coordinator", "server-0", "worker-0"]
         assert set(cluster.metrics) == {"coordinator", "server-0", "worker-0"}
         with cluster.client() as client:

@@ -124,8 +124,8 @@ def test_a_wrong_flag_names_the_right_ones():
 
 
 def test_variables_of_the_environment_are_flags(monkeypatch):
-    monkeypatch.setenv("SHOAL_LEASE", "1")
-    monkeypatch.setenv("SHOAL_HEARTBEAT", "5")
+    monkeypatch.setenv("SHOAL_HEARTBEAT_TIMEOUT", "1")
+    monkeypatch.setenv("SHOAL_HEARTBEAT_INTERVAL", "5")
     command = [sys.executable, "-m", "shoal", "coordinator", "--store", "memory", "--listen", "127.0.0.1:0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

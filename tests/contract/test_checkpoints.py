@@ -408,7 +408,7 @@ def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_
     with servers_of(tmp_path, 1, 1) as servers:
         [address] = servers.placement.by_server()
         refs = (ServerRef("s0", address), ServerRef("gone", "127.0.0.1:1"))
-        held = HoldResult(None, {}, state_pb2.TallyRecord())
+        held = HoldResult(None, {}, state_pb2.ProgressRecord())
         with pytest.raises(errors.Unreachable):
             checkpoint_cut.take_cut(TakeCut(JobRef("job", 1), 1, refs, 1, number=7), ServerCalls(bool), lambda: held)
         with pytest.raises(errors.Cancelled, match="nothing was saved"):

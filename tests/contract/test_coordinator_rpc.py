@@ -231,7 +231,7 @@ def test_the_account_of_the_data_and_what_one_that_leaves_gives_back(crew):
     crew.join("a", "w0")
     leased = crew.job("Lease", job="a", worker="w1").range
     account = DataAccount.from_proto(crew.job("GetData", job="a"))
-    assert account.total == DataCount(done=0, leased=32, loose=32, untouched=36)
+    assert account.total == DataCount(done=0, leased=32, requeued=32, unleased=36)
     assert account.held == (HeldRange("w1", 1, 0, 32, 64),)
     crew.silent.add("w1")
     cursor = pb.DataCursor(lease=leased.lease, consumed=24)
@@ -239,7 +239,7 @@ def test_the_account_of_the_data_and_what_one_that_leaves_gives_back(crew):
         request = members.LeaveRequest(member="w1", incarnation=crew.lives["w1"], cursor=cursor)
         crew.client.call(crew.client.members.Leave, request)
     account = DataAccount.from_proto(crew.job("GetData", job="a"))
-    assert account.in_progress == {0: DataCount(done=24, leased=0, loose=40, untouched=36)}
+    assert account.in_progress == {0: DataCount(done=24, leased=0, requeued=40, unleased=36)}
     assert account.held == ()
 
 

@@ -58,7 +58,7 @@ def test_the_coordinator_names_the_jobs_that_a_server_has_to_wait_for(tmp_path):
 
         assert drain("s1") == drain("s1") == ["a"]
         status = rig.member_status()
-        assert (status["s1"].alive, status["s1"].leaving, status["s0"].leaving) == (True, True, False)
+        assert (status["s1"].alive, status["s1"].draining, status["s0"].draining) == (True, True, False)
         rig.job("Cancel", job="a")
         assert drain("s1") == []
         with pytest.raises(errors.BadRequest, match="w0 is a worker"):

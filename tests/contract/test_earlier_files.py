@@ -92,7 +92,7 @@ def test_users_see_all_that_was_there(started):
             "failed": JobState.FAILED,
             "done": JobState.SUCCEEDED,
         }
-        members = {member.member: (member.alive, member.leaving) for member in client.status().members}
+        members = {member.member: (member.alive, member.draining) for member in client.status().members}
         assert members == {
             "server-0": (True, False),
             "server-1": (True, False),
@@ -107,7 +107,7 @@ def test_users_see_all_that_was_there(started):
         assert (status.progress.steps, status.workers) == (4, ("w0",))
         # Of two ranges of 16, w0 holds one, and w1 had done half of the other when it left.
         counts = account.total
-        assert (counts.done, counts.leased, counts.loose, counts.untouched) == (8, 16, 8, 96)
+        assert (counts.done, counts.leased, counts.requeued, counts.unleased) == (8, 16, 8, 96)
         assert client.job("failed").status().reason.endswith("the program has failed")
         states = [it.state for it in client.job("done").events(follow=False) if isinstance(it, StateChanged)]
         assert states[-1] is JobState.SUCCEEDED
@@ -165,7 +165,7 @@ def test_a_job_goes_on_from_the_store_and_its_checkpoint(started, checkpoints, m
             assert_values(training.pull(), "running/3")
             # As it was at the cut: w0 had trained on 12 of its range.
             counts = client.job("running").data().total
-            assert (counts.done, counts.leased, counts.loose, counts.untouched) == (20, 0, 12, 96)
+            assert (counts.done, counts.leased, counts.requeued, counts.unleased) == (20, 0, 12, 96)
             leased = part.lease()
             cursor = Cursor(leased.number, leased.range.samples)
             training.push(whole_numbers(TRAINED, 2), updates=updates(5), cursor=cursor)

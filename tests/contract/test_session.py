@@ -64,7 +64,7 @@ def test_gradients_may_be_anything_that_numpy_reads(session, client):
 
 def test_the_first_starts_the_job_and_describes_it(coordinator, session):
     assert coordinator.jobs["job"].spec.program == ""
-    assert coordinator.jobs["job"].spec.in_turn, "a loop of one's own sees its own last push"
+    assert coordinator.jobs["job"].spec.no_overlap, "a loop of one's own sees its own last push"
     (described,) = coordinator.described
     assert [variable.name for variable in described.variables] == ["w"]
     assert described.variables[0].initializer.name == "given"
@@ -124,13 +124,13 @@ def test_a_session_tells_where_the_time_of_its_steps_went(coordinator, client, s
         session.barrier()
         session.skip()
     told = [timing for report in coordinator.reports for timing in report.timings]
-    *trained, passed_by = map(StepTiming.from_proto, told)
+    *trained, skipped = map(StepTiming.from_proto, told)
     assert [timing.step for timing in trained] == [0, 1, 2]
     assert all(timing.pull > 0 and timing.push > 0 and timing.compute >= 0.019 for timing in trained)
     assert all(one.seconds <= following.began - one.began + 0.01 for one, following in pairwise(trained)), "none twice"
-    assert (passed_by.step, passed_by.compute, passed_by.pull) == (3, 0.0, 0.0)
-    assert passed_by.wait > 0
-    began = [timing.began for timing in (*trained, passed_by)]
+    assert (skipped.step, skipped.compute, skipped.pull) == (3, 0.0, 0.0)
+    assert skipped.wait > 0
+    began = [timing.began for timing in (*trained, skipped)]
     assert began == sorted(began)
 
 

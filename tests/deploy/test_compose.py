@@ -102,10 +102,10 @@ def test_workers_can_be_scaled(role):
 @pytest.mark.parametrize(
     ("service", "command", "flag", "variable"),
     [
-        ("coordinator", coordinator, "lease", "SHOAL_LEASE"),
-        ("coordinator", coordinator, "server_return", "SHOAL_SERVER_RETURN"),
-        *((name, server, "grace", "SHOAL_GRACE") for name in SERVERS),
-        *((name, worker, "grace", "SHOAL_GRACE") for name in WORKERS),
+        ("coordinator", coordinator, "heartbeat_timeout", "SHOAL_HEARTBEAT_TIMEOUT"),
+        ("coordinator", coordinator, "server_return_timeout", "SHOAL_SERVER_RETURN_TIMEOUT"),
+        *((name, server, "grace_period", "SHOAL_GRACE_PERIOD") for name in SERVERS),
+        *((name, worker, "grace_period", "SHOAL_GRACE_PERIOD") for name in WORKERS),
     ],
 )
 def test_what_nobody_sets_is_as_in_the_code(service, command, flag, variable):
@@ -118,7 +118,7 @@ def test_what_nobody_sets_is_as_in_the_code(service, command, flag, variable):
 def test_who_is_told_to_stop_has_its_grace_and_time_to_end(role, grace_s):
     variable = f"SHOAL_{role.partition('-')[0].upper()}_GRACE_PERIOD"
     service = compose_file(**{variable: str(grace_s)} if grace_s else {})["services"][role]
-    told_s = float(service["environment"]["SHOAL_GRACE"])
+    told_s = float(service["environment"]["SHOAL_GRACE_PERIOD"])
     assert grace_s in {None, told_s}
     assert seconds(service["stop_grace_period"]) >= told_s + 10
 

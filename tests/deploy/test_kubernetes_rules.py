@@ -173,7 +173,7 @@ BROKEN: list[tuple[rules.Rule, Change, str]] = [
     (lifecycle.folders, lambda o: variable(o, "SHOAL_CHECKPOINTS", "/data"), "SHOAL_CHECKPOINTS is /data"),
     (lifecycle.probes, lambda o: container(o)["livenessProbe"]["grpc"].update(port=7071), "livenessProbe does not ask"),
     (lifecycle.probes, lambda o: container(o)["startupProbe"].update(failureThreshold=3), "gives up after 6 s"),
-    (lifecycle.endings, lambda o: variable(o, "SHOAL_GRACE", "100"), "killed before its 105 s"),
+    (lifecycle.endings, lambda o: variable(o, "SHOAL_GRACE_PERIOD", "100"), "killed before its 105 s"),
     (lifecycle.endings, lambda o: container(o, "coordinator").pop("lifecycle"), "while servers still need it"),
 ]
 

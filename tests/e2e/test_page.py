@@ -72,7 +72,7 @@ def watched(**options) -> shoal.Job:
         workers=2,
         consistency=shoal.BoundedStaleness(4),
         optimizer=optim.SGD(0.002),
-        evaluation=shoal.EvaluationPolicy(every_steps=40, metric="accuracy", goal="more"),
+        evaluation=shoal.EvaluationPolicy(every_steps=40, metric="accuracy", mode="max"),
         epochs=1_000,
         batch_size=8,
         **options,

@@ -29,7 +29,7 @@ Paths = Annotated[
     typer.Option(envvar="SHOAL_PATH", help="Folder to import programs from; repeatable (default: the current folder)."),
 ]
 Grace = Annotated[
-    float, typer.Option(min=0, envvar="SHOAL_GRACE", help="Seconds to finish the current batch after SIGTERM.")
+    float, typer.Option(min=0, envvar="SHOAL_GRACE_PERIOD", help="Seconds to finish the current batch after SIGTERM.")
 ]
 
 
@@ -43,7 +43,7 @@ def worker(
     advertise: flags.Advertise = "",
     metrics_listen: flags.MetricsListen = flags.ANY_PORT,
     retry_for: flags.RetryFor = 30.0,
-    grace: Grace = 30.0,
+    grace_period: Grace = 30.0,
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,
@@ -61,7 +61,7 @@ def worker(
         device_memory_limit=device_memory_limit,
         paths=tuple(str(folder.resolve()) for folder in path or [Path()]),
         retry_for_s=retry_for,
-        leave_grace_s=grace,
+        leave_grace_s=grace_period,
         listen=who.listen,
         advertise=who.advertise,
     )

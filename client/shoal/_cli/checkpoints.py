@@ -155,7 +155,7 @@ def _row(found: Checkpoint) -> tuple[list[str], Row]:
 
 def _print_skipped(found: Checkpoint, out: Output) -> None:
     if not out.as_json:  # the JSON record lists them
-        for problem in found.passed_by:
+        for problem in found.skipped:
             out.errors.print(f"skipped {problem}", soft_wrap=True)
 
 

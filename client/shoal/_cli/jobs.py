@@ -98,7 +98,7 @@ def data(
     as_json: options.JsonOption = False,
 ) -> None:
     """Shows how many samples of a job are done, leased, requeued and unleased, and which worker holds which range."""
-    columns = ["epoch", "done", "leased", "loose", "untouched", "held by"]
+    columns = ["epoch", "done", "leased", "requeued", "unleased", "held by"]
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         account = client.job(job).data()
         if as_json:
@@ -225,7 +225,7 @@ def _data_title(job: str, account: DataAccount) -> str:
 
 
 def _counts(count: DataCount) -> list[str]:
-    return [f"{number:,}" for number in (count.done, count.leased, count.loose, count.untouched)]
+    return [f"{number:,}" for number in (count.done, count.leased, count.requeued, count.unleased)]
 
 
 def _holders(account: DataAccount, epoch: int) -> str:

@@ -105,7 +105,7 @@ def stored_checkpoint(found: Checkpoint, *, variables: bool = True) -> dict[str,
         "version": found.version,
         "bytes": found.nbytes,
         **({"variables": shapes} if variables else {}),
-        "passed_by": list(found.passed_by),
+        "skipped": list(found.skipped),
         "evaluation": evaluation(found.evaluation),
     }
 
@@ -145,7 +145,7 @@ def data(job: str, account: DataAccount) -> dict[str, Any]:
 
 def data_count(count: DataCount) -> dict[str, int]:
     """Returns the numbers of samples by state."""
-    return {"done": count.done, "leased": count.leased, "loose": count.loose, "untouched": count.untouched}
+    return {"done": count.done, "leased": count.leased, "requeued": count.requeued, "unleased": count.unleased}
 
 
 def held_range(held: HeldRange) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def member(member: MemberStatus, late_s: float = LATE_S) -> dict[str, Any]:
         "bytes": member.bytes,
         "job": member.job,
         "load": server_load(member.load),
-        "leaving": member.leaving,
+        "draining": member.draining,
     }
 
 
@@ -224,14 +224,14 @@ def member_state(member: MemberStatus, late_s: float = LATE_S) -> str:
     """Returns the name of a member's state.
 
     Returns:
-        One of these words: `alive`; `late`, alive but silent for more than `late_s` seconds; `leaving`, a server that
+        One of these words: `alive`; `late`, alive but silent for more than `late_s` seconds; `draining`, a server that
         was asked to drain and still serves; `left`, stopped gracefully; `dead`, its heartbeat timeout expired.
     """
     if not member.alive:
-        return "left" if member.leaving else "dead"
+        return "left" if member.draining else "dead"
     if member.silent_s > late_s:
         return "late"
-    return "leaving" if member.leaving else "alive"
+    return "draining" if member.draining else "alive"
 
 
 def server_load(load: ServerLoad) -> dict[str, int]:

@@ -13,19 +13,19 @@ class DataCount:
     Attributes:
         done: trained on.
         leased: in the hands of workers.
-        loose: taken back from a worker, or passed over for the sake of order: the next to be leased.
-        untouched: never leased.
+        requeued: taken back from a worker, or passed over for the sake of order: the next to be leased.
+        unleased: never leased.
     """
 
     done: int = 0
     leased: int = 0
-    loose: int = 0
-    untouched: int = 0
+    requeued: int = 0
+    unleased: int = 0
 
     @classmethod
     def from_proto(cls, message: job_pb2.DataCount) -> "DataCount":
         """Returns the count that a message carries."""
-        return cls(message.done, message.leased, message.loose, message.untouched)
+        return cls(message.done, message.leased, message.requeued, message.unleased)
 
 
 @dataclass(frozen=True, slots=True)

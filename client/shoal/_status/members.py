@@ -77,7 +77,7 @@ class MemberStatus:
     bytes: int
     job: str
     load: ServerLoad = ServerLoad()
-    leaving: bool = False
+    draining: bool = False
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.Member) -> "MemberStatus":
@@ -95,7 +95,7 @@ class MemberStatus:
             bytes=message.bytes,
             job=message.job,
             load=ServerLoad.from_proto(message.load),
-            leaving=message.leaving,
+            draining=message.draining,
         )
 
 

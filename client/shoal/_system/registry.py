@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from shoal import errors
 
 
-class Named(Protocol):
+class HasName(Protocol):
     """An item of a registry."""
 
     @property
@@ -20,7 +20,7 @@ class Named(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=HasName)
 
 
 class Registry(Generic[T]):
@@ -85,4 +85,4 @@ class Registry(Generic[T]):
         return made
 
 
-__all__ = ["Named", "Registry"]
+__all__ = ["HasName", "Registry"]

@@ -326,7 +326,7 @@ class Member(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
-    LEAVING_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     role: Global___Role.ValueType
     incarnation: _builtins.int
@@ -339,7 +339,7 @@ class Member(_message.Message):
     shards: _builtins.int
     bytes: _builtins.int
     job: _builtins.str
-    leaving: _builtins.bool
+    draining: _builtins.bool
     """Whether a server drains, or did so before it went."""
     @_builtins.property
     def load(self) -> Global___ServerLoad:
@@ -360,11 +360,11 @@ class Member(_message.Message):
         bytes: _builtins.int = ...,
         job: _builtins.str = ...,
         load: Global___ServerLoad | None = ...,
-        leaving: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "bytes", b"bytes", "device", b"device", "incarnation", b"incarnation", "job", b"job", "leaving", b"leaving", "load", b"load", "member", b"member", "metrics_address", b"metrics_address", "role", b"role", "shards", b"shards", "silent_s", b"silent_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alive", b"alive", "bytes", b"bytes", "device", b"device", "draining", b"draining", "incarnation", b"incarnation", "job", b"job", "load", b"load", "member", b"member", "metrics_address", b"metrics_address", "role", b"role", "shards", b"shards", "silent_s", b"silent_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -272,7 +272,7 @@ class JobSpec(_message.Message):
     RANGE_SIZE_FIELD_NUMBER: _builtins.int
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
-    IN_TURN_FIELD_NUMBER: _builtins.int
+    NO_OVERLAP_FIELD_NUMBER: _builtins.int
     MIN_WORKERS_FIELD_NUMBER: _builtins.int
     MAX_WORKERS_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
@@ -304,7 +304,7 @@ class JobSpec(_message.Message):
     as that, both ways; the server keeps float32. Others: INVALID_ARGUMENT, INVALID_JOB. All other variables travel as
     they are.
     """
-    in_turn: _builtins.bool
+    no_overlap: _builtins.bool
     """Whether a worker pulls, computes and pushes one after the other. If false, its next pull and its previous push run
     while it computes, where the consistency mode allows it: asynchronous, or bounded staleness with a bound of 1 or
     more.
@@ -349,7 +349,7 @@ class JobSpec(_message.Message):
         range_size: _builtins.int = ...,
         max_steps: _builtins.int = ...,
         wire: _tensor_pb2.DType.ValueType = ...,
-        in_turn: _builtins.bool = ...,
+        no_overlap: _builtins.bool = ...,
         min_workers: _builtins.int = ...,
         max_workers: _builtins.int = ...,
         checkpoints: Global___CheckpointPolicy | None = ...,
@@ -358,7 +358,7 @@ class JobSpec(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "evaluation", b"evaluation", "optimizer", b"optimizer", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "evaluation", b"evaluation", "in_turn", b"in_turn", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "wire", b"wire", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "evaluation", b"evaluation", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "no_overlap", b"no_overlap", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "wire", b"wire", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,25 +370,25 @@ class EvaluationPolicy(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    class _Goal:
+    class _Mode:
         ValueType = _typing.NewType("ValueType", _builtins.int)
         V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _GoalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[EvaluationPolicy._Goal.ValueType], _builtins.type):
+    class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[EvaluationPolicy._Mode.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        GOAL_UNSPECIFIED: EvaluationPolicy._Goal.ValueType  # 0
-        LESS: EvaluationPolicy._Goal.ValueType  # 1
-        MORE: EvaluationPolicy._Goal.ValueType  # 2
+        MODE_UNSPECIFIED: EvaluationPolicy._Mode.ValueType  # 0
+        MIN: EvaluationPolicy._Mode.ValueType  # 1
+        MAX: EvaluationPolicy._Mode.ValueType  # 2
 
-    class Goal(_Goal, metaclass=_GoalEnumTypeWrapper): ...
-    GOAL_UNSPECIFIED: EvaluationPolicy.Goal.ValueType  # 0
-    LESS: EvaluationPolicy.Goal.ValueType  # 1
-    MORE: EvaluationPolicy.Goal.ValueType  # 2
+    class Mode(_Mode, metaclass=_ModeEnumTypeWrapper): ...
+    MODE_UNSPECIFIED: EvaluationPolicy.Mode.ValueType  # 0
+    MIN: EvaluationPolicy.Mode.ValueType  # 1
+    MAX: EvaluationPolicy.Mode.ValueType  # 2
 
     EVERY_STEPS_FIELD_NUMBER: _builtins.int
     AT_END_FIELD_NUMBER: _builtins.int
     METRIC_FIELD_NUMBER: _builtins.int
-    GOAL_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     PATIENCE_FIELD_NUMBER: _builtins.int
     MIN_DELTA_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BEST_FIELD_NUMBER: _builtins.int
@@ -397,10 +397,10 @@ class EvaluationPolicy(_message.Message):
     at_end: _builtins.bool
     """Whether to evaluate once more when all workers have finished."""
     metric: _builtins.str
-    """The metric that tells which evaluation is the best, and whether to minimize or maximize it. GOAL_UNSPECIFIED infers
+    """The metric that tells which evaluation is the best, and whether to minimize or maximize it. MODE_UNSPECIFIED infers
     that from the metric's name, and returns INVALID_ARGUMENT, INVALID_JOB if the name does not tell.
     """
-    goal: Global___EvaluationPolicy.Goal.ValueType
+    mode: Global___EvaluationPolicy.Mode.ValueType
     patience: _builtins.int
     """The job ends after this number of consecutive evaluations without an improvement. 0 means never."""
     min_delta: _builtins.float
@@ -413,14 +413,14 @@ class EvaluationPolicy(_message.Message):
         every_steps: _builtins.int = ...,
         at_end: _builtins.bool = ...,
         metric: _builtins.str = ...,
-        goal: Global___EvaluationPolicy.Goal.ValueType = ...,
+        mode: Global___EvaluationPolicy.Mode.ValueType = ...,
         patience: _builtins.int = ...,
         min_delta: _builtins.float = ...,
         checkpoint_best: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_end", b"at_end", "checkpoint_best", b"checkpoint_best", "every_steps", b"every_steps", "goal", b"goal", "metric", b"metric", "min_delta", b"min_delta", "patience", b"patience"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_end", b"at_end", "checkpoint_best", b"checkpoint_best", "every_steps", b"every_steps", "metric", b"metric", "min_delta", b"min_delta", "mode", b"mode", "patience", b"patience"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1049,27 +1049,27 @@ class DataCount(_message.Message):
 
     DONE_FIELD_NUMBER: _builtins.int
     LEASED_FIELD_NUMBER: _builtins.int
-    LOOSE_FIELD_NUMBER: _builtins.int
-    UNTOUCHED_FIELD_NUMBER: _builtins.int
+    REQUEUED_FIELD_NUMBER: _builtins.int
+    UNLEASED_FIELD_NUMBER: _builtins.int
     done: _builtins.int
     """Samples that were trained on."""
     leased: _builtins.int
     """Samples that workers currently hold."""
-    loose: _builtins.int
+    requeued: _builtins.int
     """Samples that were taken back, or passed over to keep the order; they are leased next."""
-    untouched: _builtins.int
+    unleased: _builtins.int
     """Samples that were never leased."""
     def __init__(
         self,
         *,
         done: _builtins.int = ...,
         leased: _builtins.int = ...,
-        loose: _builtins.int = ...,
-        untouched: _builtins.int = ...,
+        requeued: _builtins.int = ...,
+        unleased: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "leased", b"leased", "loose", b"loose", "untouched", b"untouched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "leased", b"leased", "requeued", b"requeued", "unleased", b"unleased"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

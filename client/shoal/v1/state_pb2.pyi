@@ -77,7 +77,7 @@ class MemberRecord(_message.Message):
     ENROLLED_FIELD_NUMBER: _builtins.int
     DEAD_FIELD_NUMBER: _builtins.int
     LAST_SEEN_FIELD_NUMBER: _builtins.int
-    LEAVING_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     enrolled: _builtins.bool
     """Whether this incarnation of a session has already taken part in a job."""
@@ -87,7 +87,7 @@ class MemberRecord(_message.Message):
     """Seconds of Unix time of a dead member's last heartbeat. 0 for a live member, whose heartbeat timeout starts again
     when the coordinator starts.
     """
-    leaving: _builtins.bool
+    draining: _builtins.bool
     """Whether this incarnation of a server drains."""
     @_builtins.property
     def registration(self) -> _coordinator_pb2.RegisterRequest: ...
@@ -99,11 +99,11 @@ class MemberRecord(_message.Message):
         enrolled: _builtins.bool = ...,
         dead: _builtins.bool = ...,
         last_seen: _builtins.float = ...,
-        leaving: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "enrolled", b"enrolled", "incarnation", b"incarnation", "last_seen", b"last_seen", "leaving", b"leaving", "registration", b"registration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "draining", b"draining", "enrolled", b"enrolled", "incarnation", b"incarnation", "last_seen", b"last_seen", "registration", b"registration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -184,7 +184,7 @@ class JobRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class CrewEntry(_message.Message):
+    class WorkerGroupEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -205,20 +205,20 @@ class JobRecord(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    LACK_FIELD_NUMBER: _builtins.int
+    WAITING_FOR_FIELD_NUMBER: _builtins.int
     SUBMITTED_AT_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
     FINISHED_AT_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
-    CREW_FIELD_NUMBER: _builtins.int
+    WORKER_GROUP_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
-    ASSIGNER_FIELD_NUMBER: _builtins.int
+    VALUE_SENDER_FIELD_NUMBER: _builtins.int
     ASSIGNED_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     NUMBERED_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
-    FRUITLESS_FIELD_NUMBER: _builtins.int
+    FAILED_RESTARTS_FIELD_NUMBER: _builtins.int
     PATIENCE_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
@@ -229,13 +229,13 @@ class JobRecord(_message.Message):
     state: _job_pb2.JobState.ValueType
     reason: _builtins.str
     """Why the job failed."""
-    lack: _builtins.str
+    waiting_for: _builtins.str
     """What the job waits for."""
     submitted_at: _builtins.float
     """Seconds of Unix time; 0 if the event has not happened."""
     started_at: _builtins.float
     finished_at: _builtins.float
-    assigner: _builtins.int
+    value_sender: _builtins.int
     """The assignment of the value sender; 0 if there is none."""
     assigned: _builtins.bool
     """Whether the given values are in place."""
@@ -249,7 +249,7 @@ class JobRecord(_message.Message):
     """Whether all workers have finished, and the final checkpoint is in progress or done."""
     restarts: _builtins.int
     """The number of restarts after lost shards: in all, and since the newest checkpoint."""
-    fruitless: _builtins.int
+    failed_restarts: _builtins.int
     patience: _builtins.float
     """Until then the job waits for as many servers as before. After that, the coordinator places the shards on the
     remaining servers. Seconds of Unix time; 0 means at once.
@@ -266,7 +266,7 @@ class JobRecord(_message.Message):
         """The live members of the worker group."""
 
     @_builtins.property
-    def crew(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+    def worker_group(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
         """By rank, the worker that has it, or had it until it finished or the job ended."""
 
     @_builtins.property
@@ -288,20 +288,20 @@ class JobRecord(_message.Message):
         *,
         state: _job_pb2.JobState.ValueType = ...,
         reason: _builtins.str = ...,
-        lack: _builtins.str = ...,
+        waiting_for: _builtins.str = ...,
         submitted_at: _builtins.float = ...,
         started_at: _builtins.float = ...,
         finished_at: _builtins.float = ...,
         parts: _abc.Iterable[Global___GroupMemberRecord] | None = ...,
-        crew: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
+        worker_group: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
         finished: _abc.Iterable[_builtins.int] | None = ...,
-        assigner: _builtins.int = ...,
+        value_sender: _builtins.int = ...,
         assigned: _builtins.bool = ...,
         created: _builtins.bool = ...,
         numbered: _builtins.int = ...,
         closing: _builtins.bool = ...,
         restarts: _builtins.int = ...,
-        fruitless: _builtins.int = ...,
+        failed_restarts: _builtins.int = ...,
         patience: _builtins.float = ...,
         servers: _builtins.int = ...,
         source: _job_pb2.CheckpointChoice | None = ...,
@@ -312,7 +312,7 @@ class JobRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "assigner", b"assigner", "closing", b"closing", "created", b"created", "crew", b"crew", "finished", b"finished", "finished_at", b"finished_at", "fruitless", b"fruitless", "lack", b"lack", "numbered", b"numbered", "parts", b"parts", "patience", b"patience", "read_at", b"read_at", "read_pause", b"read_pause", "reason", b"reason", "restarts", b"restarts", "restored", b"restored", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "unread", b"unread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "closing", b"closing", "created", b"created", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "numbered", b"numbered", "parts", b"parts", "patience", b"patience", "read_at", b"read_at", "read_pause", b"read_pause", "reason", b"reason", "restarts", b"restarts", "restored", b"restored", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "unread", b"unread", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -454,7 +454,7 @@ class LedgerRecord(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     RANGE_SIZE_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
-    LOOSE_FIELD_NUMBER: _builtins.int
+    REQUEUED_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
@@ -477,7 +477,7 @@ class LedgerRecord(_message.Message):
         """The first range that was neither leased nor requeued; its `lease` is 0."""
 
     @_builtins.property
-    def loose(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequeuedRange]:
+    def requeued(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequeuedRange]:
         """Requeued ranges, in order."""
 
     @_builtins.property
@@ -499,7 +499,7 @@ class LedgerRecord(_message.Message):
         epochs: _builtins.int = ...,
         range_size: _builtins.int = ...,
         next: _job_pb2.DataRange | None = ...,
-        loose: _abc.Iterable[Global___RequeuedRange] | None = ...,
+        requeued: _abc.Iterable[Global___RequeuedRange] | None = ...,
         held: _abc.Mapping[_builtins.str, _job_pb2.DataRange] | None = ...,
         leases: _builtins.int = ...,
         epoch: _builtins.int = ...,
@@ -508,7 +508,7 @@ class LedgerRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "held", b"held", "leases", b"leases", "loose", b"loose", "next", b"next", "range_size", b"range_size", "ranks", b"ranks", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "held", b"held", "leases", b"leases", "next", b"next", "range_size", b"range_size", "ranks", b"ranks", "requeued", b"requeued", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -550,7 +550,7 @@ class RequeuedRange(_message.Message):
 Global___RequeuedRange: _TypeAlias = RequeuedRange  # noqa: Y015
 
 @_typing.final
-class TallyRecord(_message.Message):
+class ProgressRecord(_message.Message):
     """Key "job/NUMBER/tally": the progress totals of the job. Written when a worker leaves or is lost. Workers report
     totals, so the next reports of the other workers make up for what a restart of the coordinator loses.
     """
@@ -608,7 +608,7 @@ class TallyRecord(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TallyRecord: _TypeAlias = TallyRecord  # noqa: Y015
+Global___ProgressRecord: _TypeAlias = ProgressRecord  # noqa: Y015
 
 @_typing.final
 class CheckpointsRecord(_message.Message):
@@ -952,7 +952,7 @@ class CommitCheckpointEffect(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
-    TALLY_FIELD_NUMBER: _builtins.int
+    PROGRESS_TOTALS_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
@@ -973,7 +973,7 @@ class CommitCheckpointEffect(_message.Message):
         """The ledger. Not set if the job has no data."""
 
     @_builtins.property
-    def tally(self) -> Global___TallyRecord: ...
+    def progress_totals(self) -> Global___ProgressRecord: ...
     @_builtins.property
     def best(self) -> _job_pb2.Evaluation:
         """The best evaluation, if the checkpoint was taken for it; otherwise not set."""
@@ -992,14 +992,14 @@ class CommitCheckpointEffect(_message.Message):
         version: _builtins.int = ...,
         time: _builtins.float = ...,
         data: Global___LedgerRecord | None = ...,
-        tally: Global___TallyRecord | None = ...,
+        progress_totals: Global___ProgressRecord | None = ...,
         best: _job_pb2.Evaluation | None = ...,
         keep: _abc.Iterable[_builtins.int] | None = ...,
         held_by: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "placement", b"placement", "spec", b"spec", "tally", b"tally"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "placement", b"placement", "progress_totals", b"progress_totals", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "held_by", b"held_by", "keep", b"keep", "number", b"number", "placement", b"placement", "spec", b"spec", "step", b"step", "tally", b"tally", "time", b"time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "held_by", b"held_by", "keep", b"keep", "number", b"number", "placement", b"placement", "progress_totals", b"progress_totals", "spec", b"spec", "step", b"step", "time", b"time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -101,8 +101,8 @@ def _count_message(count: DataCount) -> job_pb2.DataCount:
     return job_pb2.DataCount(
         done=min(count.done, _UINT64),
         leased=min(count.leased, _UINT64),
-        loose=min(count.loose, _UINT64),
-        untouched=min(count.untouched, _UINT64),
+        requeued=min(count.requeued, _UINT64),
+        unleased=min(count.unleased, _UINT64),
     )
 
 
@@ -126,5 +126,5 @@ def _member_message(member: MemberStatus) -> coordinator_pb2.Member:
         bytes=member.bytes,
         job=member.job,
         load=member.load.to_proto() if member.role is Role.SERVER else None,
-        leaving=member.leaving,
+        draining=member.draining,
     )

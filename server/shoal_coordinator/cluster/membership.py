@@ -74,7 +74,7 @@ class Member:
             bytes=self.bytes,
             job=job,
             load=self.load,
-            leaving=self.draining,
+            draining=self.draining,
         )
 
     def to_proto(self) -> state_pb2.MemberRecord:
@@ -85,7 +85,7 @@ class Member:
             enrolled=self.enrolled,
             dead=not self.alive,
             last_seen=0.0 if self.alive else self.last_seen,
-            leaving=self.draining,
+            draining=self.draining,
         )
 
     @classmethod
@@ -97,7 +97,7 @@ class Member:
             record.last_seen,
             alive=not record.dead,
             enrolled=record.enrolled,
-            draining=record.leaving,
+            draining=record.draining,
         )
 
 

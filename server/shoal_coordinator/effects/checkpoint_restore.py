@@ -106,7 +106,7 @@ def _restored(
         step,
         variables=frozenset(str(variable.get("name", "")) for variable in manifest.variables),
         data=_parsed(manifest.data, state_pb2.LedgerRecord(), manifest) if manifest.data and continues else None,
-        progress_totals=_parsed(manifest.progress if continues else {}, state_pb2.TallyRecord(), manifest),
+        progress_totals=_parsed(manifest.progress if continues else {}, state_pb2.ProgressRecord(), manifest),
         seed=int(manifest.spec.get("seed", 0)) if manifest.spec else None,
         skipped=tuple(skipped),
     )

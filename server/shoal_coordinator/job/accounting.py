@@ -79,7 +79,7 @@ class Accounting:
         self.ledger = ledger
         self.ledger_changed()
 
-    def resume_progress(self, progress: state_pb2.TallyRecord, *, of_another: bool) -> None:
+    def resume_progress(self, progress: state_pb2.ProgressRecord, *, of_another: bool) -> None:
         """Continues with the progress totals of a checkpoint.
 
         Args:

@@ -10,7 +10,7 @@ class RestartReason(StrEnum):
     """Why a job gave up its shards and restarted."""
 
     LOST = "lost"  # the server is gone, or no longer has them
-    DRAINING = "leaving"  # the server was draining, so the job was saved first
+    DRAINING = "draining"  # the server was draining, so the job was saved first
 
 
 class JobCounters:

@@ -190,7 +190,7 @@ class Ledger:
             epochs=self.epochs,
             range_size=self._range_size,
             next=self._range(self._next).to_proto(),
-            loose=[part.to_proto() for part in self._requeued],
+            requeued=[part.to_proto() for part in self._requeued],
             held={worker: lease.to_proto() for worker, lease in self._held.items()},
             leases=self._leases,
             epoch=self._epoch,
@@ -203,7 +203,7 @@ class Ledger:
         """Returns the ledger in a record."""
         ledger = cls(record.samples, record.epochs, record.range_size, changed)
         ledger._next = record.next.epoch * ledger._ranges + record.next.start // max(1, record.range_size)
-        ledger._requeued = [_RequeuedRange.from_proto(part) for part in record.loose]
+        ledger._requeued = [_RequeuedRange.from_proto(part) for part in record.requeued]
         ledger._held = {worker: Lease(part.lease, DataRange.from_proto(part)) for worker, part in record.held.items()}
         ledger._ranks = {worker: record.ranks.get(worker, 0) for worker in record.held}
         ledger._leases, ledger._epoch = record.leases, record.epoch

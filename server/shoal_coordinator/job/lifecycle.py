@@ -117,14 +117,14 @@ class Lifecycle:
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes this state into the job's record."""
-        record.state, record.reason, record.lack = state_code(self.state), self._reason, self._waiting_for
+        record.state, record.reason, record.waiting_for = state_code(self.state), self._reason, self._waiting_for
         record.submitted_at, record.started_at = self.submitted_at, self.started_at
         record.finished_at, record.closing = self.finished_at, self.closing
 
     def restore_from(self, record: state_pb2.JobRecord) -> None:
         """Restores this state from the job's record."""
         self.state = JobState.from_proto(record.state)
-        self._reason, self._waiting_for = record.reason, record.lack
+        self._reason, self._waiting_for = record.reason, record.waiting_for
         self.submitted_at, self.started_at = record.submitted_at, record.started_at
         self.finished_at, self.closing = record.finished_at, record.closing
 

@@ -38,7 +38,7 @@ class ProgressTotals:
         """Accepted pushes, by staleness in versions."""
         return dict(sorted((+self._staleness).items()))
 
-    def to_proto(self, reports: Mapping[int, WorkerReported]) -> state_pb2.TallyRecord:
+    def to_proto(self, reports: Mapping[int, WorkerReported]) -> state_pb2.ProgressRecord:
         """Returns the record of these totals.
 
         Args:
@@ -54,7 +54,7 @@ class ProgressTotals:
             samples=self._samples,
             staleness=self._staleness,
         )
-        return state_pb2.TallyRecord(
+        return state_pb2.ProgressRecord(
             totals=_totals(sums),
             loss=self._loss,
             earlier_samples=self._earlier,
@@ -62,7 +62,7 @@ class ProgressTotals:
         )
 
     @classmethod
-    def from_proto(cls, record: state_pb2.TallyRecord) -> "ProgressTotals":
+    def from_proto(cls, record: state_pb2.ProgressRecord) -> "ProgressTotals":
         """Returns the totals in a record."""
         progress, totals = cls(), record.totals
         progress._steps, progress._samples = totals.accepted, totals.samples

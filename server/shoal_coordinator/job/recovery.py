@@ -173,7 +173,7 @@ class Recovery:
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes this state into the job's record."""
-        record.restarts, record.fruitless = self._restarts, self._failed_restarts
+        record.restarts, record.failed_restarts = self._restarts, self._failed_restarts
         record.patience, record.servers = self._patience, self._servers
         record.unread, record.read_at, record.read_pause = self._unread, self._read_at, self._read_pause
         if self._source:
@@ -181,7 +181,7 @@ class Recovery:
 
     def restore_from(self, record: state_pb2.JobRecord) -> None:
         """Restores this state from the job's record."""
-        self._restarts, self._failed_restarts = record.restarts, record.fruitless
+        self._restarts, self._failed_restarts = record.restarts, record.failed_restarts
         self._patience, self._servers = record.patience, record.servers
         self._unread, self._read_at, self._read_pause = record.unread, record.read_at, record.read_pause
         self._source = CheckpointChoice.from_proto(record.source) if record.HasField("source") else None

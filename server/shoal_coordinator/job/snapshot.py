@@ -25,7 +25,7 @@ class JobSnapshot:
     plan: state_pb2.PlanRecord | None = None
     state: state_pb2.JobRecord = field(default_factory=state_pb2.JobRecord)
     ledger: state_pb2.LedgerRecord | None = None
-    tally: state_pb2.TallyRecord = field(default_factory=state_pb2.TallyRecord)
+    tally: state_pb2.ProgressRecord = field(default_factory=state_pb2.ProgressRecord)
     checkpoints: state_pb2.CheckpointsRecord | None = None
     evaluation: state_pb2.EvaluationRecord | None = None
     events: Sequence[job_pb2.Event] = ()

@@ -154,15 +154,15 @@ class WorkerGroup:
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes the worker group into the job's record."""
         record.parts.extend(member.to_proto() for member in self.active.values())
-        record.crew.update(self._names)
+        record.worker_group.update(self._names)
         record.finished.extend(sorted(self._finished))
-        record.assigner = self._value_sender
+        record.value_sender = self._value_sender
 
     def restore_from(self, record: state_pb2.JobRecord) -> None:
         """Restores the worker group from the job's record."""
         self.active = {part.worker: GroupMember.from_proto(part) for part in record.parts}
-        self._names, self._finished = dict(record.crew), set(record.finished)
-        self._value_sender = record.assigner
+        self._names, self._finished = dict(record.worker_group), set(record.finished)
+        self._value_sender = record.value_sender
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

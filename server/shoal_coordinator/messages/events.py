@@ -276,7 +276,7 @@ class CutTaken(EffectOutcome):
     version: int
     time: float  # seconds of Unix time
     data: state_pb2.LedgerRecord | None
-    progress_totals: state_pb2.TallyRecord
+    progress_totals: state_pb2.ProgressRecord
     held_by: int = 0  # the cut that holds back commits until the job restarts from it; 0: none
 
 

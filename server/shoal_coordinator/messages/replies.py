@@ -75,7 +75,7 @@ class HoldResult:
 
     ledger: state_pb2.LedgerRecord | None
     ranks: Mapping[str, int]
-    progress_totals: state_pb2.TallyRecord
+    progress_totals: state_pb2.ProgressRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,6 @@ class RestoredCheckpoint:
     step: int
     variables: frozenset[str]
     data: state_pb2.LedgerRecord | None
-    progress_totals: state_pb2.TallyRecord
+    progress_totals: state_pb2.ProgressRecord
     seed: int | None = None
     skipped: tuple[str, ...] = ()

@@ -157,7 +157,7 @@ def _commit_checkpoint_record(effect: CommitCheckpoint) -> state_pb2.CommitCheck
         version=cut.version,
         time=cut.time,
         data=cut.data,
-        tally=cut.progress_totals,
+        progress_totals=cut.progress_totals,
         best=effect.best.to_proto() if effect.best else None,
         keep=effect.keep,
         held_by=cut.held_by,
@@ -172,7 +172,7 @@ def _commit_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpo
         version=record.version,
         time=record.time,
         data=record.data if record.HasField("data") else None,
-        progress_totals=record.tally,
+        progress_totals=record.progress_totals,
         held_by=record.held_by,
     )
     return CommitCheckpoint(

@@ -21,7 +21,7 @@ _PARTS: Mapping[str, type[Message]] = {
     JobRecordKind.PLAN: state_pb2.PlanRecord,
     JobRecordKind.STATE: state_pb2.JobRecord,
     JobRecordKind.LEDGER: state_pb2.LedgerRecord,
-    JobRecordKind.PROGRESS: state_pb2.TallyRecord,
+    JobRecordKind.PROGRESS: state_pb2.ProgressRecord,
     JobRecordKind.CHECKPOINTS: state_pb2.CheckpointsRecord,
     JobRecordKind.EVALUATION: state_pb2.EvaluationRecord,
 }

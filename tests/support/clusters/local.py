@@ -9,7 +9,7 @@ import shoal
 ROOT = Path(__file__).parents[3]
 PROGRAMS = [ROOT / "tests", ROOT / "examples"]
 # Fast enough for tests to see deaths; slow enough for a machine that is busy with other tests.
-QUICK = {"coordinator": ["--lease", "3", "--heartbeat", "0.2"]}
+QUICK = {"coordinator": ["--heartbeat-timeout", "3", "--heartbeat-interval", "0.2"]}
 
 
 def local_cluster(

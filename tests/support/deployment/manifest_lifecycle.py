@@ -136,7 +136,7 @@ def endings(objects: Sequence[Object]) -> Iterator[str]:
     for workload in _members(objects):
         [container] = workload.pod["containers"]
         before_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        needed_s[workload.name] = before_s + float(environment(container, objects).get("SHOAL_GRACE", 0))
+        needed_s[workload.name] = before_s + float(environment(container, objects).get("SHOAL_GRACE_PERIOD", 0))
         if workload.pod.get("terminationGracePeriodSeconds", 30) < needed_s[workload.name] + _END_S:
             yield f"{workload} is killed before its {needed_s[workload.name]:g} s are over"
     if needed_s and needed_s["coordinator"] < needed_s["server"] + _END_S:

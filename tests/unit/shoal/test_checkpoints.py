@@ -156,7 +156,7 @@ class TestTheFolder:
         for use in [found.show, *uses] if damaged == "manifest.json" else uses:
             used = use("digits")
             assert str(used) == "digits/1"
-            (problem,) = used.passed_by
+            (problem,) = used.skipped
             assert problem.startswith("digits/2: ")
             assert damaged in problem
         with pytest.warns(UserWarning, match="digits/1 is read in place of digits/2: ") as warned:
@@ -179,8 +179,8 @@ class TestTheFolder:
         assert np.array_equal(found.read("digits/best")["bias"], BIAS)
         damage(tmp_path, 4, "manifest.json")  # which may have been one
         damage(tmp_path, 2, "b.safetensors")
-        passed_by = found.verify("digits/best").passed_by
-        assert [problem.partition(":")[0] for problem in passed_by] == ["digits/4", "digits/2"]
+        skipped = found.verify("digits/best").skipped
+        assert [problem.partition(":")[0] for problem in skipped] == ["digits/4", "digits/2"]
         with pytest.raises(errors.BadRequest, match=r"give digits/NUMBER"):
             found.remove("digits/best")
 
@@ -401,7 +401,7 @@ class TestTheCommands:
             result = run(*command, "digits", *rest)
             assert (result.exit_code, "skipped digits/2: " in result.stderr) == (0, True)
             assert "digits/1" in result.stdout
-            (problem,) = json.loads(run(*command, "digits", *rest, "--json").stdout)["passed_by"]
+            (problem,) = json.loads(run(*command, "digits", *rest, "--json").stdout)["skipped"]
             assert "is damaged" in problem
             assert run(*command, "digits/2", *rest).exit_code == 1
 

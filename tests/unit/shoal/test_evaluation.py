@@ -99,7 +99,7 @@ def evaluator(coordinator, program=None, *, metric="mean", every=10, stop=None):
         program or Program(),
         Cpu(),
         coordinator,
-        policy=shoal.EvaluationPolicy(metric=metric, goal="more", every_steps=every),
+        policy=shoal.EvaluationPolicy(metric=metric, mode="max", every_steps=every),
         batch_size=4,
         stop=stop or Stop(),
         clock=lambda: float(next(ticks)),

@@ -41,14 +41,14 @@ JOBS = {
             every_steps=50,
             at_end=False,
             metric="accuracy",
-            goal="more",
+            mode="max",
             patience=3,
             min_delta=0.001,
             checkpoint_best=True,
         ),
     ),
     "newest": Job("m:f", name="newest", consistency=BoundedStaleness(4), restore="base", checkpoints=NEVER),
-    "best": Job("m:f", name="best", restore="base/best", evaluation=EvaluationPolicy(metric="error", goal="less")),
+    "best": Job("m:f", name="best", restore="base/best", evaluation=EvaluationPolicy(metric="error", mode="min")),
     "defaults": Job("m:f", name="defaults", checkpoints=CheckpointPolicy(), evaluation=EvaluationPolicy()),
 }
 

@@ -66,19 +66,19 @@ class TestState:
 
     def test_ways_back_are_counted_by_reason_and_stay_counted(self, rig, shown):
         rig.servers("s1")
-        assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="leaving")) == (0, 0)
+        assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="draining")) == (0, 0)
         rig.submit(job("a", epochs=2))
         rig.start("a", "w0", "w1")
         rig.drain("s1")
         rig.perform()
         rig.leave("s1")
         rig.servers("s1").start("a", "w0", "w1")
-        assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="leaving")) == (0, 1)
+        assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="draining")) == (0, 1)
         rig.kill("s1")
-        assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="leaving")) == (1, 1)
+        assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="draining")) == (1, 1)
         rig.handle(events.JobCancelled("a"))
         rig.handle(events.JobDropped("a"))
-        assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="leaving")) == (1, 1)
+        assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="draining")) == (1, 1)
 
     def test_jobs_that_ended_stay_counted_when_they_are_forgotten(self, rig, shown):
         rig.submit(job("a"))

@@ -8,8 +8,8 @@ import { Card, Numbers, Table } from "./parts.js";
 const KINDS = [
   ["done", "trained on"],
   ["leased", "held by workers"],
-  ["loose", "requeued"],
-  ["untouched", "not leased yet"],
+  ["requeued", "requeued"],
+  ["unleased", "not leased yet"],
 ];
 const MAX_EPOCHS = 8;
 

@@ -7,7 +7,7 @@ import { html, useEffect, useRef, useState } from "./html.js";
 const SHAPES = {
   alive: ["●", "good"],
   late: ["◐", "warn"],
-  leaving: ["◑", "warn"],
+  draining: ["◑", "warn"],
   left: ["○", "soft"],
   dead: ["✕", "bad"],
   pending: ["○", "soft"],
@@ -41,7 +41,7 @@ export function stateText({ state, silent_s: silent }, now) {
 }
 
 // The number of live members, from the counts by state.
-export const alive = (states = {}) => (states.alive ?? 0) + (states.late ?? 0) + (states.leaving ?? 0);
+export const alive = (states = {}) => (states.alive ?? 0) + (states.late ?? 0) + (states.draining ?? 0);
 
 export function Tile({ label, value, note = "" }) {
   return html`<div class="tile"><dt>${label}</dt><dd>${value}${note && html`<small>${note}</small>`}</dd></div>`;

@@ -58,7 +58,7 @@ class TestSubmit:
             *("submit", "models:mlp", "--name", "mine", "--workers", 3, "--consistency", "ssp:4", "--epochs", 2),
             *("--set", "hidden=64", "--set", "name=mnist", "--set", "layers=[1,2]", "--set", "fast=true"),
             *("--optimizer", "adam:learning_rate=0.01,beta1=0.8", "--batch-size", 16, "--max-steps", 9),
-            *("--shards", 5, "--seed", 7, "--wire", "bfloat16", "--in-turn", "--min-workers", 2, "--max-workers", 8),
+            *("--shards", 5, "--seed", 7, "--wire", "bfloat16", "--no-overlap", "--min-workers", 2, "--max-workers", 8),
         )
         assert result.exit_code == 0, result.output
         assert "submitted mine" in result.stdout
@@ -81,30 +81,45 @@ class TestSubmit:
         )
 
     def test_says_what_to_save_and_what_to_go_on_from(self, coordinator, run):
-        options = ["--checkpoint-steps", 50, "--keep", 5, "--keep-every", 10, "--from", "base/7", "--partial"]
+        options = [
+            "--checkpoint-every-steps",
+            50,
+            "--keep-last",
+            5,
+            "--keep-every",
+            10,
+            "--from",
+            "base/7",
+            "--partial-restore",
+        ]
         assert run("submit", "models:mlp", "--name", "mine", *options).exit_code == 0
         made = shoal.Job.from_proto(coordinator.jobs["mine"].spec)
         assert made.checkpoints == shoal.CheckpointPolicy(every_s=0, every_steps=50, keep_last=5, keep_every=10)
         assert (made.restore, made.partial_restore) == ("base/7", True)
-        on_demand = ["--checkpoint-s", 0, "--no-checkpoint-at-end"]
+        on_demand = ["--checkpoint-every-seconds", 0, "--no-checkpoint-at-end"]
         assert run("submit", "models:mlp", "--name", "unsaved", *on_demand).exit_code == 0
         assert shoal.Job.from_proto(coordinator.jobs["unsaved"].spec).checkpoints == shoal.checkpoint_policy.NEVER
         assert run("submit", "models:mlp", "--name", "timed", "--no-checkpoint-at-end").exit_code == 0
         timed = shoal.Job.from_proto(coordinator.jobs["timed"].spec)
         assert timed.checkpoints == shoal.CheckpointPolicy(at_end=False)
-        for wrong in (["--from", "../x"], ["--partial"], ["--keep", 0], ["--checkpoint-s", -1]):
+        for wrong in (
+            ["--from", "../x"],
+            ["--partial-restore"],
+            ["--keep-last", 0],
+            ["--checkpoint-every-seconds", -1],
+        ):
             assert run("submit", "models:mlp", *wrong).exit_code == 2
 
     def test_says_when_to_evaluate_and_when_to_end(self, coordinator, run):
-        options = ["--evaluate-every", 50, "--metric", "accuracy", "--goal", "more", "--patience", 3]
-        options += ["--least-gain", 0.001, "--checkpoint-best", "--no-evaluation-at-end", "--from", "base/best"]
+        options = ["--evaluate-every-steps", 50, "--metric", "accuracy", "--metric-mode", "max", "--patience", 3]
+        options += ["--min-delta", 0.001, "--checkpoint-best", "--no-evaluation-at-end", "--from", "base/best"]
         assert run("submit", "models:mlp", "--name", "mine", *options).exit_code == 0
         made = shoal.Job.from_proto(coordinator.jobs["mine"].spec)
         assert made.evaluation == shoal.EvaluationPolicy(
             every_steps=50,
             at_end=False,
             metric="accuracy",
-            goal="more",
+            mode="max",
             patience=3,
             min_delta=0.001,
             checkpoint_best=True,
@@ -115,7 +130,12 @@ class TestSubmit:
         assert at_end.evaluation == shoal.EvaluationPolicy(metric="error")
         assert run("submit", "models:mlp", "--name", "never", "--no-evaluation-at-end").exit_code == 0
         assert shoal.Job.from_proto(coordinator.jobs["never"].spec).evaluation is None
-        for wrong in (["--patience", 3], ["--goal", "most"], ["--evaluate-every", -1], ["--least-gain", "nan"]):
+        for wrong in (
+            ["--patience", 3],
+            ["--metric-mode", "most"],
+            ["--evaluate-every-steps", -1],
+            ["--min-delta", "nan"],
+        ):
             assert run("submit", "models:mlp", *wrong).exit_code == 2
 
     def test_defaults_are_those_of_a_job(self, coordinator, run):
@@ -282,12 +302,12 @@ class TestJobs:
 
     def test_have_an_account_of_their_data(self, coordinator, run, job):
         assert run("data", job).stdout.splitlines()[0] == "digits has no data, or no worker has loaded its program yet"
-        count = job_pb2.DataCount(done=1000, leased=64, loose=32, untouched=701)
+        count = job_pb2.DataCount(done=1000, leased=64, requeued=32, unleased=701)
         coordinator.data = job_pb2.GetDataReply(
             samples=1797,
             epochs=2,
             epoch=0,
-            total=job_pb2.DataCount(done=1000, leased=64, loose=32, untouched=2498),
+            total=job_pb2.DataCount(done=1000, leased=64, requeued=32, unleased=2498),
             in_progress=[job_pb2.EpochData(epoch=0, count=count)],
             held=[job_pb2.HeldRange(worker="worker-1", rank=1, range=job_pb2.DataRange(start=1000, stop=1064))],
         )
@@ -296,8 +316,8 @@ class TestJobs:
         assert epoch.split() == ["0", "1,000", "64", "32", "701", "worker-1", "[1,000,", "1,064)"]
         assert total.split() == ["all", "1,000", "64", "32", "2,498"]
         (record,) = records(run("data", job, "--json").stdout)
-        assert record["total"] == {"done": 1000, "leased": 64, "loose": 32, "untouched": 2498}
-        assert record["in_progress"] == [{"epoch": 0, "done": 1000, "leased": 64, "loose": 32, "untouched": 701}]
+        assert record["total"] == {"done": 1000, "leased": 64, "requeued": 32, "unleased": 2498}
+        assert record["in_progress"] == [{"epoch": 0, "done": 1000, "leased": 64, "requeued": 32, "unleased": 701}]
         assert record["held"] == [{"worker": "worker-1", "rank": 1, "epoch": 0, "start": 1000, "stop": 1064}]
         assert run("data", "nobody").exit_code == 4
 
@@ -501,14 +521,14 @@ class TestStatus:
 
     def test_shows_servers_that_were_told_to_go(self, coordinator, run):
         members = coordinator.status.members
-        members.add(member="server-0", role=coordinator_pb2.SERVER, alive=True, leaving=True)
-        members.add(member="server-1", role=coordinator_pb2.SERVER, silent_s=12, leaving=True)
+        members.add(member="server-0", role=coordinator_pb2.SERVER, alive=True, draining=True)
+        members.add(member="server-1", role=coordinator_pb2.SERVER, silent_s=12, draining=True)
         shown = run("status").stdout
-        assert "leaving" in shown
+        assert "draining" in shown
         assert "left 12 s ago" in shown
         (record,) = records(run("status", "--json").stdout)
-        assert [member["state"] for member in record["members"]] == ["leaving", "left"]
-        assert [(member["alive"], member["leaving"]) for member in record["members"]] == [(True, True), (False, True)]
+        assert [member["state"] for member in record["members"]] == ["draining", "left"]
+        assert [(member["alive"], member["draining"]) for member in record["members"]] == [(True, True), (False, True)]
 
 
 class TestTables:

@@ -32,9 +32,9 @@ PROGRESS = (
     "seconds_left"
 )
 EVALUATION = "number step values samples seconds time"
-COUNT = "done leased loose untouched"
+COUNT = "done leased requeued unleased"
 LOAD = "updates received_bytes sent_bytes waiting_pulls"
-MEMBER = "member role state incarnation address device metrics_address alive silent_s shards bytes job load leaving"
+MEMBER = "member role state incarnation address device metrics_address alive silent_s shards bytes job load draining"
 TIMING = "step began pull read compute push wait evaluate own"
 EVALUATED = Evaluation(1, 2, {"accuracy": 0.5})
 SAVED = SavedCheckpoint(1, 2, 3, 4.0)
@@ -61,11 +61,11 @@ def timings() -> Timings:
         (records.checkpoint(SAVED), "number step bytes time"),
         (
             records.stored_checkpoint(STORED),
-            "job number created_at step version bytes variables passed_by evaluation",
+            "job number created_at step version bytes variables skipped evaluation",
         ),
         (
             records.stored_checkpoint(STORED, variables=False),
-            "job number created_at step version bytes passed_by evaluation",
+            "job number created_at step version bytes skipped evaluation",
         ),
         (records.damaged_checkpoint(DAMAGED), "job number error"),
         (records.data("a", ACCOUNT), "name samples epochs epoch total in_progress held"),
@@ -122,9 +122,9 @@ def test_nothing_evaluated():
     [
         ({}, "alive"),
         ({"silent_s": 1.2}, "late"),
-        ({"leaving": True}, "leaving"),
-        ({"leaving": True, "silent_s": 1.2}, "late"),
-        ({"leaving": True, "alive": False}, "left"),
+        ({"draining": True}, "draining"),
+        ({"draining": True, "silent_s": 1.2}, "late"),
+        ({"draining": True, "alive": False}, "left"),
         ({"alive": False, "silent_s": 9.0}, "dead"),
     ],
 )

@@ -811,7 +811,7 @@ class TestGoingBack:
         rig.describe("a", "w0", {"w": GIVEN["w"], "head": GIVEN["w"]})
         [create] = rig.pending
         rig.pending.clear()
-        restored = RestoredCheckpoint(create.sources[0], 0, frozenset("w"), None, state_pb2.TallyRecord())
+        restored = RestoredCheckpoint(create.sources[0], 0, frozenset("w"), None, state_pb2.ProgressRecord())
         rig.handle(events.ShardsCreated(create.job, restored, effect=create.number))
         rig.enter("a", "w0")
         rig.perform()

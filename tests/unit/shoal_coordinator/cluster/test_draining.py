@@ -306,7 +306,7 @@ class TestTheServer:
 
         def seen():
             [member] = [it for it in rig.machine.status(rig.now).members if it.member == "s1"]
-            return member.alive, member.leaving
+            return member.alive, member.draining
 
         assert seen() == (True, True)
         rig.crash()

@@ -72,7 +72,7 @@ def test_who_left_is_told_from_who_died():
     members.leave("w0", life, 1.0)
     members.expire(LEASE_S + 1)
     told = {member.id: member.status(LEASE_S + 1, "") for member in members}
-    assert {name: (it.alive, it.leaving) for name, it in told.items()} == {"w0": (False, True), "w1": (False, False)}
+    assert {name: (it.alive, it.draining) for name, it in told.items()} == {"w0": (False, True), "w1": (False, False)}
     assert members.expected(LEASE_S + 1) == {}, "which only servers are"
 
 

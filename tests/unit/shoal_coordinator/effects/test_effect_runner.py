@@ -84,7 +84,7 @@ def admits(job: JobRef, number: int) -> AdmitWorker:
 
 
 def writes(number: int) -> CommitCheckpoint:
-    cut = CutTaken(A, 1, 0, 0, 0.0, None, state_pb2.TallyRecord())
+    cut = CutTaken(A, 1, 0, 0, 0.0, None, state_pb2.ProgressRecord())
     return CommitCheckpoint(A, Placement("a", 1, {}, ()), Job("m:f", name="a"), cut, number=number)
 
 

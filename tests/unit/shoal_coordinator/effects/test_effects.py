@@ -117,7 +117,13 @@ def placement():
 
 
 def cut(number, **fields):
-    known = {"step": 7, "version": 7, "time": 100.0 + number, "data": None, "progress_totals": state_pb2.TallyRecord()}
+    known = {
+        "step": 7,
+        "version": 7,
+        "time": 100.0 + number,
+        "data": None,
+        "progress_totals": state_pb2.ProgressRecord(),
+    }
     return CutTaken(REF, number, **{**known, **fields})
 
 
@@ -160,7 +166,7 @@ class TestTheCut:
             assert [method for method, _ in servers.calls] == ["HoldCommits", "HoldCommits"], (
                 "some server lets commits pass"
             )
-            return HoldResult(ledger.to_proto(), {"w0": 0}, state_pb2.TallyRecord(loss=0.5))
+            return HoldResult(ledger.to_proto(), {"w0": 0}, state_pb2.ProgressRecord(loss=0.5))
 
         made = checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
         assert (made.number, made.step, made.version, made.progress_totals.loss) == (4, 4, 5, 0.5)
@@ -173,7 +179,7 @@ class TestTheCut:
 
     def test_of_a_job_without_data_has_none(self, servers):
         self.answers(servers)
-        held = HoldResult(None, {}, state_pb2.TallyRecord())
+        held = HoldResult(None, {}, state_pb2.ProgressRecord())
         assert checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, lambda: held).data is None
 
     @pytest.mark.parametrize(("last", "pause_s"), [(False, 0.0), (True, 20.0)])
@@ -186,7 +192,7 @@ class TestTheCut:
 
         servers.answers |= {"HoldCommits": pb.HoldCommitsReply(), "Save": save}
         effect = TakeCut(REF, 1, SERVERS, 7, last, number=5)
-        made = checkpoint_cut.take_cut(effect, servers, lambda: HoldResult(None, {}, state_pb2.TallyRecord()))
+        made = checkpoint_cut.take_cut(effect, servers, lambda: HoldResult(None, {}, state_pb2.ProgressRecord()))
         assert (pauses, made.held_by) == ([pause_s, pause_s], 5 if last else 0)
 
     @pytest.mark.parametrize("fails", ["HoldCommits", "Save", "held"])
@@ -200,7 +206,7 @@ class TestTheCut:
         def held():
             if fails == "held":
                 raise errors.Cancelled("job a is over")
-            return HoldResult(None, {}, state_pb2.TallyRecord())
+            return HoldResult(None, {}, state_pb2.ProgressRecord())
 
         with pytest.raises((errors.Unreachable, errors.Cancelled)):
             checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
@@ -342,8 +348,8 @@ class TestTheWayBack:
         servers.answers["Restore"] = pb.RestoreReply()
         restored = restore(servers, catalogue, CheckpointChoice.parse("a/best"))
         assert restored.source == CheckpointChoice("a", 2)
-        [passed_by] = restored.skipped
-        assert passed_by.startswith("a/3: ")
+        [skipped] = restored.skipped
+        assert skipped.startswith("a/3: ")
 
     def test_ends_where_no_checkpoint_is_of_a_best_evaluation(self, servers, catalogue):
         write(servers, catalogue, 1)

@@ -96,7 +96,7 @@ def test_a_result_counts_once_and_is_taken_from_who_was_asked():
     ("policy", "values", "best"),
     [
         ({}, [0.5, 0.6, 0.6, 0.7], [True, True, False, True]),
-        ({"goal": "less"}, [0.5, 0.6, 0.4], [True, False, True]),
+        ({"mode": "min"}, [0.5, 0.6, 0.4], [True, False, True]),
         ({"min_delta": 0.1}, [0.5, 0.55, 0.65], [True, False, True]),
         ({}, [NAN, NAN, 0.1, NAN], [False, False, True, False]),
     ],
@@ -115,7 +115,7 @@ def test_which_is_the_best(policy, values, best):
 )
 def test_what_is_better_follows_from_the_name_where_it_is_not_said(metric, less):
     assert EvaluationPolicy(metric=metric).is_better(1.0, 2.0) is less
-    assert EvaluationPolicy(metric=metric, goal="more").is_better(2.0, 1.0)
+    assert EvaluationPolicy(metric=metric, mode="max").is_better(2.0, 1.0)
 
 
 def test_patience_counts_those_since_the_best():
@@ -347,7 +347,7 @@ def test_a_cluster_without_a_folder_cannot_keep_the_best():
         ({"at_end": 1}, "at_end of evaluation is 1"),
         ({"metric": ""}, "metric of evaluation is ''"),
         ({"metric": "score"}, "'score', whose name does not say whether less or more of it is better; set goal to"),
-        ({"goal": "most"}, "goal of evaluation is 'most'"),
+        ({"mode": "most"}, "mode of evaluation is 'most'"),
         ({"min_delta": NAN}, "min_delta of evaluation is nan"),
         ({"at_end": False}, "neither every_steps nor at_end"),
         ({"patience": 3}, "patience without every_steps"),
@@ -360,7 +360,7 @@ def test_policies_that_make_no_sense(fields, said):
 
 def test_a_policy_travels_with_its_job():
     policy = EvaluationPolicy(
-        every_steps=7, at_end=False, metric="auc", goal="less", patience=3, min_delta=0.5, checkpoint_best=True
+        every_steps=7, at_end=False, metric="auc", mode="min", patience=3, min_delta=0.5, checkpoint_best=True
     )
     spec = job(evaluation=policy)
     assert shoal.Job.from_proto(spec.to_proto()).evaluation == policy

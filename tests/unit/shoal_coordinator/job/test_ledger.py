@@ -107,7 +107,7 @@ def test_only_what_was_not_trained_on_is_taken_back():
     assert ledger.take_back("a", consumed=3) == DataRange(0, 3, 8)
     assert ledger.lease("b", 1, 2).range == DataRange(0, 3, 8)
     assert ledger.take_back("b", consumed=8) is None
-    assert ledger.account().total == DataCount(done=8, untouched=8)
+    assert ledger.account().total == DataCount(done=8, unleased=8)
     ledger.validate()
 
 
@@ -139,8 +139,8 @@ def test_the_account_adds_up():
     ledger.lease("b", 1, 2)
     account = ledger.account()
     assert (account.samples, account.epochs, account.epoch) == (10, 2, 0)
-    assert account.total == DataCount(done=4, leased=4, loose=6, untouched=6)
-    assert account.in_progress == {0: DataCount(done=4, loose=6), 1: DataCount(leased=4, untouched=6)}
+    assert account.total == DataCount(done=4, leased=4, requeued=6, unleased=6)
+    assert account.in_progress == {0: DataCount(done=4, requeued=6), 1: DataCount(leased=4, unleased=6)}
     assert account.held == (HeldRange("b", 1, 1, 0, 4),)
 
 
@@ -161,7 +161,7 @@ def settled_in_midst():
 def test_a_restored_ledger_goes_on_where_the_checkpoint_is():
     ledger = Ledger.resumed(settled_in_midst(), epochs=1, workers=2)
     ledger.validate()
-    assert ledger.account().total == DataCount(done=14, loose=18, untouched=16)
+    assert ledger.account().total == DataCount(done=14, requeued=18, unleased=16)
     starts = {rank: ledger.lease(f"new {rank}", rank, 2).range for rank in (1, 0)}
     assert starts == {0: DataRange(0, 6, 8), 1: DataRange(0, 24, 32)}
 
@@ -299,7 +299,7 @@ class Training(RuleBasedStateMachine):
         if hasattr(self, "ledger"):
             self.ledger.validate()
             total = self.ledger.account().total
-            assert total.done + total.leased + total.loose + total.untouched == self.ledger.samples
+            assert total.done + total.leased + total.requeued + total.unleased == self.ledger.samples
 
     def teardown(self):
         if not hasattr(self, "ledger"):

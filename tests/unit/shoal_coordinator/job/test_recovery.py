@@ -51,7 +51,7 @@ def data(done=0, samples=EXAMPLES):
 
 
 def restored(source="a/2", variables=("b", "w"), **options):
-    tally = state_pb2.TallyRecord()
+    tally = state_pb2.ProgressRecord()
     return RestoredCheckpoint(
         CheckpointChoice.parse(source), 7, frozenset(variables), **{"data": None, "progress_totals": tally} | options
     )

@@ -35,7 +35,7 @@ class Memory:
         self._before, self._behind = self._whole[:start], self._whole[start + nbytes :]
 
     @property
-    def surroundings_are_untouched(self) -> bool:
+    def surroundings_are_unleased(self) -> bool:
         return bool(np.all(self._before == GUARD) and np.all(self._behind == GUARD))
 
 
@@ -85,7 +85,7 @@ def test_received_is_what_numpy_gives_and_whether_it_is_finite(
     source.array.flags.writeable = writable
     assert conversions.receive(target.array, source.array) == bool(is_finite(source.array).all())
     assert np.array_equal(bits(target.array), bits(cast(source.array, dtypes[0])))
-    assert target.surroundings_are_untouched
+    assert target.surroundings_are_unleased
 
 
 @given(
@@ -112,7 +112,7 @@ def test_sent_is_what_numpy_rounds_to(dtypes: Any, size: int, seed: int, at: int
     source.flags.writeable = False
     conversions.send(target.array, source)
     assert np.array_equal(bits(target.array), bits(cast(source, dtypes[0])))
-    assert target.surroundings_are_untouched
+    assert target.surroundings_are_unleased
 
 
 @pytest.mark.parametrize("half", HALVES)
