@@ -311,7 +311,7 @@ class Daemon:
     def _heed(self, part: _JobRun, heard: ReportAck) -> None:
         if heard is ReportAck.DONE:
             self._handle(JobOver(part.work))
-        if heard is ReportAck.ENOUGH and part.process and not part.winding_up:
+        if heard is ReportAck.STOP_AFTER_BATCH and part.process and not part.winding_up:
             part.winding_up = True
             part.process.wind_up()
 

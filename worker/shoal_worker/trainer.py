@@ -149,7 +149,7 @@ def train(instructions: Instructions, emit: Emit, words: DaemonMessages) -> Trai
         evaluator = _evaluator(name, program, participant, device, leaving)
         try:
             with _tracing.root("enter", job=instructions.job, worker=instructions.worker):
-                parameters = participant.enter(stop=leaving.is_set, bring=device.bring)
+                parameters = participant.enter(stop=leaving.is_set, upload=device.bring)
         except (errors.Cancelled, errors.JobFailed) as error:  # whoever ended the job knows why
             _log.info("not taking part", reason=error.message)
             return TrainerOutcome(left=leaving.is_set())

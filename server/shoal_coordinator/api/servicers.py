@@ -260,7 +260,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
             )
         )
-        return pb.ReportReply(stop=ack is ReportAck.DONE, enough=ack is ReportAck.ENOUGH)
+        return pb.ReportReply(stop=ack is ReportAck.DONE, enough=ack is ReportAck.STOP_AFTER_BATCH)
 
     @_rpc.servicer
     def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:

@@ -90,7 +90,7 @@ class Cluster:
         }
 
     def handle(self, event: events.ClusterEvent[events.R], now: float) -> tuple[events.R, list[Effect]]:
-        """Handles an event at a time.
+        """Handles an event that happened at `now`.
 
         Returns:
             The event's reply, and the effects that were decided, in order.

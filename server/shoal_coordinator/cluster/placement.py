@@ -114,8 +114,7 @@ def plan_shards(
 
     Returns:
         The shards, numbered from 0, none empty. A shard has one arena for each dtype and aggregation, with its slices
-            in
-        the order of the variables, then of the rows.
+        in the order of the variables, then of the rows.
 
     Raises:
         InvalidJob: shards is not above 0.
@@ -148,11 +147,9 @@ def assign_shards(
     Args:
         layouts: the shards.
         servers: all live servers. Ties in the job's bytes go to the server with fewer of its shards, then to the one
-            with
-            fewer bytes of other jobs, then to the first by name.
+            with fewer bytes of other jobs, then to the first by name.
         home: by shard, the server that held it before. If all of them are live, and no other placement is more even,
-            each
-            shard returns to its own.
+            each shard returns to its own.
 
     Returns:
         The placement of each shard, in the order of `layouts`.

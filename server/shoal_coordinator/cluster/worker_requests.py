@@ -99,7 +99,7 @@ class WorkerRequests:
             return ReportAck.DONE
         job.report(event, now)
         self._emit(job.checkpoint_when_due(now))
-        return ReportAck.ENOUGH if job.stopping else ReportAck.CONTINUE
+        return ReportAck.STOP_AFTER_BATCH if job.stopping else ReportAck.CONTINUE
 
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)

@@ -35,8 +35,7 @@ class CheckpointCoordinator:
     Args:
         submission: the job.
         owners: owners of the job's state. The log receives each checkpoint and evaluation, and the lifecycle the reason
-            for
-            an early stop. The others are only read.
+            for an early stop. The others are only read.
         now: seconds of Unix time, as in every method.
         changed: called with the name of a record that has changed.
         possible: whether the cluster has checkpoint storage.
@@ -241,8 +240,7 @@ class CheckpointCoordinator:
         """Ends the checkpoint in progress, because the shards are lost.
 
         Args:
-            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; None if there is
-                none.
+            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; or None.
             reason: why the shards are lost.
             now: seconds of Unix time.
 

@@ -144,8 +144,7 @@ class CheckpointSchedule:
 
         Args:
             above: the largest number in the storage, from imports or earlier jobs of this name. The numbers of this job
-                are
-                in its record, since files of a failed cut may become visible only after the next scan.
+                are in its record, since files of a failed cut may become visible only after the next scan.
         """
         self._number = max(self._number, above) + 1
         self._changed()

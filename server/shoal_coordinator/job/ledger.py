@@ -48,8 +48,7 @@ class Ledger:
     """The ranges of one job.
 
     Args:
-        samples_per_epoch: number of samples. With 0 the job has no data: nothing is leased, and workers stop by their
-            steps.
+        samples_per_epoch: number of samples. 0 means no data: nothing is leased, and workers stop by their steps.
         epochs: number of passes over the data.
         range_size: samples per lease; the last range of an epoch may be shorter.
         changed: called when the record has changed.
@@ -371,6 +370,6 @@ def default_range_size(samples: int, workers: int, batch_size: int) -> int:
         batch_size: samples in one batch.
 
     Returns:
-        The samples of at least one batch, and always of whole batches.
+        The number of samples: whole batches, at least one.
     """
     return max(1, samples // (_RANGES_PER_WORKER * workers * batch_size)) * batch_size

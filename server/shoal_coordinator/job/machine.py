@@ -86,7 +86,10 @@ class JobMachine(JobView):
         Args:
             number: number of the submission.
             saved: the job's records.
-            now, changed, checkpoints, counters: as for a new job.
+            now: seconds of Unix time.
+            changed: called with the name of a record that was changed or removed.
+            checkpoints: whether the cluster has checkpoint storage.
+            counters: the cluster's counters, to add to.
 
         Returns:
             The restored job.
@@ -271,8 +274,7 @@ class JobMachine(JobView):
             patience_s: seconds to wait for as many servers as there were.
             now: seconds of Unix time.
             announced: whether a server with shards of the job was draining.
-            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; None if there is
-                none.
+            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; or None.
 
         Returns:
             The effects.

@@ -44,7 +44,7 @@ class Stage(enum.Enum):
     """How far a worker's entry into a job has come."""
 
     ASSIGNED = "loads the program"
-    ENTERING = "servers are told"
+    ENTERING = "servers admit it"
     ADMITTED = "may pull and push"
 
 

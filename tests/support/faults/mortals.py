@@ -33,7 +33,7 @@ from shoal._transport import lane_transport, server_connection, shared_memory
 from shoal._transport import segment as _segment
 from shoal._transport.frames import PARAMETER_SERVER
 from shoal._transport.lane import Lane
-from shoal._transport.segment import Segment, sweep
+from shoal._transport.segment import Segment, remove_stale
 from shoal._wire.layout import Placement
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
@@ -304,7 +304,7 @@ def main(descriptor: str, folder: str) -> None:
     functions: tuple[Any, ...] = (Segment.create, Segment.open)
     for function in functions:
         function.__func__.__kwdefaults__["directory"] = Path(folder)
-    sweep.__defaults__ = (Path(folder),)
+    remove_stale.__defaults__ = (Path(folder),)
     configure_logging("console", "error")
     compilation.warm_up()
     with socket.socket(fileno=int(descriptor)) as orders:

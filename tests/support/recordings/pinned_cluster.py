@@ -6,12 +6,15 @@ machine, and `checkpoint_files` leaves the times out of a checkpoint.
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from unittest import mock
+
+import grpc
 
 from shoal._checkpoint.storage_urls import open_storage
 from shoal._rpc import RpcServer
@@ -113,7 +116,7 @@ class PinnedCoordinator:
         members = CoordinatorService(self.coordinator, heartbeat_timeout_s=1000.0, heartbeat_interval_s=100.0)
         jobs = JobsService(self.coordinator, folder)
         self._stack.callback(jobs.close)
-        services = [
+        services: list[tuple[str, Callable[[Any, grpc.Server], None], Any]] = [
             ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
             ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, jobs),
         ]

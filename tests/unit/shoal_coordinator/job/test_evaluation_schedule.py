@@ -219,7 +219,7 @@ def test_a_job_tells_what_was_found_and_stops_early(rig):
     ]
     rig.crash()  # what was decided is known to the next coordinator
     assert rig.ask("a", "w1", 40).stop
-    assert rig.report("a", "w1", step=40) is ReportAck.ENOUGH
+    assert rig.report("a", "w1", step=40) is ReportAck.STOP_AFTER_BATCH
     assert rig.lease("a", "w0").name == "FINISHED"
     rig.workers("w2")
     assert rig.status("a").workers == ("w0", "w1")
