@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports check-spelling docs docs-serve bench bench-peers check-protos protos proto-baseline version release clean help
+.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports check-spelling check-words docs docs-serve bench bench-peers check-protos protos proto-baseline version release clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -101,7 +101,7 @@ bench: $(SETUP)
 bench-peers: $(SETUP)
 	$(BIN)/python benchmarks/bench_peers.py
 
-lint: check-style check-types check-imports check-spelling docs
+lint: check-style check-types check-imports check-spelling check-words docs
 
 check-style: $(SETUP)
 	$(BIN)/ruff check .
@@ -116,6 +116,12 @@ check-imports: $(SETUP)
 # Common misspellings; `.venv/bin/codespell --write-changes` mends them. Words that are right: [tool.codespell].
 check-spelling: $(SETUP)
 	$(BIN)/codespell
+
+# One term a concept (docs/explanation/glossary.md), and docstrings that explain each parameter.
+check-words: $(SETUP)
+	$(BIN)/python tools/lint/duplicate_classes.py
+	$(BIN)/python tools/lint/retired_words.py
+	$(BIN)/python tools/lint/docstrings.py
 
 # Material's notice of its successor is no warning of ours (docs/decisions/0040-documentation-site.md).
 GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors metrics protocol python)

@@ -1,9 +1,9 @@
-"""Builds the peers' virtual environments: python benchmarks/bench_peers.py, or `make bench-peers`.
+"""Builder of the peers' virtual environments: python benchmarks/bench_peers.py, or `make bench-peers`.
 
-They lie in .peers, which git ignores and `make bench` looks into. Those that are there already are kept. Prints the
-environment variables that name their interpreters; exit status 1 if one could not be built.
+The environments are in .peers, which git ignores and `make bench` searches. Existing ones are kept. The script prints
+the environment variables that name their interpreters. Its exit status is 1 if an environment could not be built.
 
-The index decides which torch this is: the usual build brings CUDA with it, which the benchmarks do not need.
+The package index decides which build of torch is installed. The usual build includes CUDA, which is not needed here.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""The chart: Shoal and each peer on the dense and the small workload."""
+"""Chart of the dense and the small workload: Shoal beside each peer."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,13 +1,13 @@
-"""What checkpoints of 256 MB cost: python benchmarks/checkpoints.py speed|slowdown, prints one JSON line.
+"""Benchmark of checkpoints of 256 MB: python benchmarks/checkpoints.py speed|slowdown, prints one JSON line.
 
-speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files, manifest, each on the disk
-       when it says so; then it restores them. Beside it the same bytes are written to one file, with fsync, and read
-       into memory that is there already, as the server's is. In rounds, by turns; there is memory for the page cache
-       when files are written, and neither's are in it when they are read.
-slowdown: Two servers with the same state, and a session that takes step after step, in stretches of 3 s or more. Every
-       other one begins with a checkpoint, and lasts until it is whole. The gradients are there already, so that all
-       that is slowed down is the servers' work and the way to them; a second worker would take the two cores of a
-       small machine from both, and hide it.
+speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files and manifest, each durable
+       on the disk. Then it restores them. For comparison, the same bytes are written to one file with fsync, and read
+       into memory that is allocated already, as the server's is. Rounds alternate. The page cache has room when files
+       are written, and contains neither file when they are read.
+slowdown: Two servers with the same state, and a session that takes steps, in stretches of 3 s or more. Every other
+       stretch starts with a checkpoint and lasts until it is complete. The gradients are computed beforehand, so the
+       slowdown is that of the servers and the connections. A second worker would use the cores of a small machine and
+       hide it.
 """
 
 import argparse
@@ -53,30 +53,30 @@ def variables_of(size: int) -> dict[str, Variable]:
 
 
 class Server:
-    """A server's shards, and its saver, without the network around them."""
+    """A server's shards, and its writer, without the network around them."""
 
     def __init__(self, root: Path, size: int) -> None:
         variables = variables_of(size)
         self.nbytes = 3 * sum(variable.nbytes for variable in variables.values())
         self._store = ShardStore(lambda _seconds: None)
-        terms = JobShardConfig(JOB, GENERATION, variables, optim.Adam(0.001), Asynchronous(), seed=1)
-        self._store.create(terms, plan_shards(variables, SHARDS, None))
+        config = JobShardConfig(JOB, GENERATION, variables, optim.Adam(0.001), Asynchronous(), seed=1)
+        self._store.create(config, plan_shards(variables, SHARDS, None))
         self._folder = LocalStorage(root)
         self._catalogue = Catalogue(self._folder)
-        self._saver = CheckpointWriter(self._folder)
+        self._writer = CheckpointWriter(self._folder)
         self._number = 0
 
     def save(self) -> None:
         """A whole checkpoint, cut and manifest included."""
         self._number += 1
         held = pb.HoldCommitsRequest(job=JOB, generation=GENERATION, cut=self._number)
-        cut_session.hold(self._store, self._saver, held)
+        cut_session.hold(self._store, self._writer, held)
         request = pb.SaveRequest(job=JOB, generation=GENERATION, cut=self._number, number=self._number)
-        cut_session.save(self._store, self._saver, request)
+        cut_session.save(self._store, self._writer, request)
         reply = pb.CollectFilesReply()
         while not reply.done:
             collected = pb.CollectFilesRequest(job=JOB, number=self._number, within_s=10)
-            reply = cut_session.collect(self._store, self._saver, collected)
+            reply = cut_session.collect(self._store, self._writer, collected)
         entries = tuple(FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files)
         self._catalogue.publish(Manifest(JOB, self._number, 0.0, 0, 0, {}, (), entries))
 
@@ -90,7 +90,7 @@ class Server:
         self._catalogue.remove(JOB, self._number)
 
     def close(self) -> None:
-        self._saver.close()
+        self._writer.close()
         self._store.clear()
 
 

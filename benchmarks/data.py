@@ -1,10 +1,10 @@
-"""How fast two workers read Parquet, beside Arrow's own scan: python benchmarks/data.py, prints one JSON line.
+"""Benchmark of two workers that read Parquet, beside Arrow's scan: python benchmarks/data.py, prints one JSON line.
 
-1 GB of files as a table of clicks has them (a label, 13 numbers, 26 categories), in row groups of 65,536 rows, is
-written to a temporary folder, and is in the page cache from then on. Two processes take ranges in turns, as the
-coordinator cuts them by default, and read them as a worker's loop does: shuffled batches, read ahead. Then Arrow's
-dataset scans the same columns in one process with as many threads. Both on the same two cores; in rounds, by turns.
-Nobody computes on what was read.
+1 GB of files with a table of clicks (a label, 13 numbers, 26 categories), in row groups of 65,536 rows, is written to
+a temporary folder and stays in the page cache. Two processes take ranges alternately, as the coordinator cuts them by
+default, and read them as a worker's loop does: shuffled batches, read ahead. Then Arrow's dataset scans the same
+columns in one process with as many threads. Both use the same two cores, and rounds alternate. Nothing is computed on
+the data.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def read(folder: str, rank: int, window: int) -> Callable[[], dict[str, int]]:
         batches = LeasedBatches(dataset, BATCH, SEED, lease)
         rows = labels = 0
         while batches.lease() is not NoRange.FINISHED:
-            while batches.in_hand:
+            while batches.has_next:
                 batch = batches.take().data
                 rows += len(batch["label"])
                 labels += int(batch["label"].sum())
@@ -110,7 +110,7 @@ def child(prepare: Callable[[], Callable[[], dict[str, int]]]) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     run = prepare()
     print("ready", flush=True)
-    if not sys.stdin.readline():  # whoever began this is gone
+    if not sys.stdin.readline():  # the parent process has ended
         sys.exit("nobody said go")
     found = run()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -1,9 +1,9 @@
-"""ResNet-50 on a GPU: python benchmarks/gpu.py, or `make test-gpu`; writes results/gpu.json.
+"""Benchmark of ResNet-50 on a GPU: python benchmarks/gpu.py, or `make test-gpu`; writes results/gpu.json.
 
-The same steps in three ways, float32, 64 images of 224x224 that come from the host each time: alone (the gradients are
-applied where they are computed), through a cluster on this machine (one server, one worker, asynchronous, overlapped),
-and by PyTorch where it and torchvision are installed. Steps are timed one by one from where the last ended, and the
-median counts; the first ones, which compile and plan, do not.
+It runs the same steps in three ways, in float32, on 64 images of 224x224 that come from the host each time: alone (the
+gradients are applied on the device), through a cluster on this machine (one server, one worker, asynchronous,
+overlapped), and by PyTorch if it and torchvision are installed. Each step is timed from the end of the one before, and
+the median is reported. The first steps, which compile and plan, are left out.
 """
 
 import argparse

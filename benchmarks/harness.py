@@ -1,7 +1,7 @@
-"""Contestants in turn, A B A B, and the medians of their rounds.
+"""Harness that runs contestants in turn, A B A B, and takes the medians of their rounds.
 
-A contestant is a script that prints one JSON line; each round is a fresh run of it. Which contestants there are, and
-what becomes of their figures, is for the benchmarks to say.
+A contestant is a script that prints one JSON line. Each round is a fresh run of it. Benchmarks choose the contestants
+and interpret their results.
 """
 
 import statistics

@@ -1,7 +1,7 @@
-"""The optimizers' kernels on one thread against torch's fused ones: python benchmarks/kernels.py [--json FILE].
+"""Benchmark of the optimizers' kernels beside torch's fused ones: python benchmarks/kernels.py [--json FILE].
 
-Both update 16 M float32 parameters, in turn. torch is run by the interpreter that SHOAL_PEER_TORCH names
-(`SHOAL_PEER_TORCH=/path/to/python`), in a process of its own; without it there are only Shoal's figures.
+Both update 16 M float32 parameters on one thread, in turn. The interpreter that SHOAL_PEER_TORCH names
+(`SHOAL_PEER_TORCH=/path/to/python`) runs torch in a process of its own. Without it, only Shoal is measured.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def speed(seconds: list[float]) -> float:
 def updates(optimizer: optim.Optimizer) -> Callable[[], float]:
     """A function that makes one update of an arena and gives the seconds that it took."""
     rule = update_rules.rule_for(optimizer)
-    segments = update_rules.decay_ranges_for([("w", ELEMENTS)], optimizer)
+    decay_ranges = update_rules.decay_ranges_for([("w", ELEMENTS)], optimizer)
     chance = np.random.default_rng(0)
     values, gradient = (arrays.empty(ELEMENTS, np.float32) for _ in range(2))
     for array in (values, gradient):
@@ -79,7 +79,7 @@ def updates(optimizer: optim.Optimizer) -> Callable[[], float]:
     def update() -> float:
         nonlocal version
         start = time.perf_counter()
-        rule.apply(values, gradient, slots, version=version, lr_scale=1.0, segments=segments)
+        rule.apply(values, gradient, slots, version=version, lr_scale=1.0, decay_ranges=decay_ranges)
         version += 1
         return time.perf_counter() - start
 
@@ -122,9 +122,9 @@ def torch_peer(interpreter: str) -> Iterator[Peer | None]:
 def one_thread() -> Iterator[None]:
     """No idle core helps inside."""
     with mock.patch.dict(os.environ, {kernel_threads.THREADS_VARIABLE: "1"}):
-        kernel_threads.crew.cache_clear()
+        kernel_threads.kernel_threads.cache_clear()
         yield
-    kernel_threads.crew.cache_clear()
+    kernel_threads.kernel_threads.cache_clear()
 
 
 def main() -> int:

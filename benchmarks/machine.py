@@ -1,4 +1,4 @@
-"""What machine this is: its parts, its versions, and its own limits."""
+"""Description of this machine: its hardware, its software versions and its measured limits."""
 
 import datetime
 import importlib.metadata

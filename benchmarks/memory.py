@@ -1,8 +1,8 @@
-"""What a server and a worker keep in memory: python benchmarks/memory.py rest|pull, each prints one JSON line.
+"""Benchmark of the memory of a server and a worker: python benchmarks/memory.py rest|pull, prints one JSON line.
 
-rest: a server's resident memory with 1 GiB of variables and Adam's two slots, after the job's creation, after two steps
-      with the session still open, and after its end.
-pull: the most that server and worker ever had resident, when a worker pulls 6 GB in one variable over TCP.
+rest: a server's resident memory with 1 GiB of variables and Adam's two slots: after the job's creation, after two steps
+      with the session open, and after its end.
+pull: the peak resident memory of server and worker when a worker pulls one variable of 6 GB over TCP.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Models of `shoal_nn` on one thread beside PyTorch's; on a GPU, ResNet-50 beside the same through a cluster."""
+"""Benchmark of `shoal_nn`'s models on one thread beside PyTorch's, and of ResNet-50 on a GPU and through a cluster."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Steps of Shoal's models on one thread: python benchmarks/nn_step.py resnet18|mobilenet_v2|small_cnn [--short].
 
-No server: what a worker computes between a pull and a push. Prints one JSON line, as peers/torch_nn.py does for
-PyTorch. The environment has to say that there is one thread (see `peers.nn_workload.ONE_THREAD`).
+There is no server: it measures what a worker computes between a pull and a push. It prints one JSON line, as
+peers/torch_nn.py does for PyTorch. The environment must limit it to one thread (`peers.nn_workload.ONE_THREAD`).
 """
 
 import argparse

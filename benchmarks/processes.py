@@ -1,6 +1,6 @@
-"""Scripts that print one JSON line: run to their figure, bounded in time, with nothing left of them.
+"""Processes that print one JSON line: they are run to their result, bounded in time, and cleaned up.
 
-What is measured, and how often, is in `harness`.
+`harness` decides what is run, and how often.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""How long `shoal server` takes from its start until its health service says SERVING: python benchmarks/ready.py.
+"""Benchmark of the start of `shoal server`, until its health service reports SERVING: python benchmarks/ready.py.
 
-The kernels are cached: a start that does not count comes first. Prints one JSON line.
+A first start that is not counted fills the kernel cache. The script prints one JSON line.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""The files of results: `latest.json`, `rounds.json`, `machine.json`, the chart, and the table in the docs.
+"""Files of results: `latest.json`, `rounds.json`, `machine.json`, the chart, and the table in the docs.
 
-A run replaces what its benchmarks give and keeps the rest. That may be of another machine, so each benchmark's run says
-on which it was: a row's figures are of one run, and rows of different benchmarks are not to be compared.
+A run replaces the results of its benchmarks and keeps the others. These may be from another machine, so each
+benchmark's run names its machine. The values of a row are from one run. Rows of different benchmarks are not
+comparable.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The peers: which systems Shoal is measured against, and where their interpreters are.
+"""Peers: the systems that Shoal is measured against, and their interpreters.
 
-Their scripts are in `peers/`; `bench_peers` makes their environments.
+Their scripts are in `peers/`. `bench_peers` builds their environments.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Rows: what is measured, under which name, what is asked of it, and how that is told. Pure.
+"""Rows of results: name, target, and format of each (no I/O).
 
 `FIGURES` is the list that `docs/explanation/performance.md` explains, in its order.
 """

@@ -1,7 +1,7 @@
-"""Runs benchmarks, tells what came of them, and keeps it: python benchmarks/run.py [dense,small,...], or `make bench`.
+"""Runner of the benchmarks: python benchmarks/run.py [dense,small,...], or `make bench`.
 
-Shoal and every peer whose interpreter is given (`SHOAL_PEER_TORCH=/path/to/python`, or built by `make bench-peers`) run
-in turn, and medians are compared. Exit status 1 if a row is missing; a row that does not hold is told, not failed.
+Shoal and every peer whose interpreter is known (`SHOAL_PEER_TORCH=/path/to/python`, or built by `make bench-peers`) run
+in turn, and their medians are compared. The exit status is 1 if a row is missing. A missed target is reported only.
 """
 
 import argparse

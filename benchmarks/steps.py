@@ -1,4 +1,4 @@
-"""The benchmarks of whole steps: dense and small against the peers; scale and chunks against Shoal itself."""
+"""Benchmarks of whole steps: dense and small beside the peers, scale and chunks beside Shoal itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,8 +1,8 @@
-"""How much 200 pulls that wait slow down the pushes that go on meanwhile: python benchmarks/waiting_pulls.py.
+"""Benchmark of pushes while 200 pulls wait: python benchmarks/waiting_pulls.py.
 
-One server in a process of its own. In one job a worker that is ahead of its bound asks 200 times for values that it may
-not have yet; in another a worker pushes 100 KB a step. Its median push is taken with the waiting pulls and without, in
-turn, five times each. Prints one JSON line; exit status 1 if the ratio is above the 2 that are asked.
+One server runs in a process of its own. In one job, a worker that is ahead of its bound sends 200 pulls that must
+wait. In another job, a worker pushes 100 KB a step. Its median push is measured with and without the waiting pulls,
+five times each, in turn. The script prints one JSON line. Its exit status is 1 if the ratio is above 2.
 """
 
 import json

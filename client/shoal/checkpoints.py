@@ -119,7 +119,7 @@ class Checkpoints:
             StorageFailed: the storage cannot be read.
         """
         for name in [_job(job)] if job else self._catalogue.folder.names(()):
-            for number in self._catalogue.torn(name):
+            for number in self._catalogue.incomplete(name):
                 yield f"{name}/{number}"
 
     def show(self, name: str) -> Checkpoint:
@@ -297,7 +297,7 @@ class Checkpoints:
 
     def _there(self, job: str) -> tuple[int, ...]:
         """Returns the numbers of a job's checkpoints, oldest first: complete, damaged and incomplete ones."""
-        return tuple(sorted({*self._catalogue.torn(job), *self._catalogue.numbers(job)}))
+        return tuple(sorted({*self._catalogue.incomplete(job), *self._catalogue.numbers(job)}))
 
     def _values(self, manifest: Manifest) -> dict[str, np.ndarray]:
         with SavedVariables(self._catalogue.folder, manifest) as saved:

@@ -1,7 +1,7 @@
-"""The shell around the cluster machine: one lock, a clock, a ticker; what is decided under the lock is done outside.
+"""The shell around the cluster machine: a lock, a clock, a ticker, and the thread that makes decisions durable.
 
-Nothing that follows from a decision is seen or done before the decision is durable: no answer, no event for those who
-watch, no call to a server. So this process may be lost at any moment, and the next one goes on as if it were the same.
+A decision has no visible consequence before it is durable: no reply, no event for watchers, no call to a server. So
+this process can fail at any moment, and the next coordinator continues where it was.
 """
 
 import threading
@@ -24,46 +24,54 @@ from shoal_coordinator.persistence import ClusterRecords, Store, restored
 
 _log = structlog.get_logger(__name__)
 
-# How often one that watches looks whether its caller is still there.
+# Seconds between two checks of a watcher whether its caller is still there.
 _WATCH_POLL_S = 1.0
-# Events that happen all the time and that nobody watches for.
+# Frequent events that do not concern watchers.
 _UNWATCHED = events.HeartbeatReceived | events.LeaseRequested
 
 
 def steady_clock() -> Callable[[], float]:
-    """A clock that shows Unix time when it is made, and from then on neither jumps nor goes back."""
+    """Returns a clock that starts at the current Unix time, and never jumps or goes back."""
     offset = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset
 
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Told of what passes through the coordinator, for its metrics; called without the lock, from any thread."""
+    """Callbacks for the coordinator's metrics. Any thread may call them, and never under the lock.
 
-    handled: Callable[[events.Event[Any]], None] = lambda _event: None
+    Attributes:
+        handled: Called with each handled event.
+        refused: Called with the error code of each refused event.
+        died: Called with the role of each member that is declared dead.
+        performed: Called with the kind of each finished effect, and whether it succeeded.
+        retried: Called for each repeated call to a server.
+        written: Called for each write with the seconds that it took and the number of records.
+    """
+
+    handled: Callable[[events.ClusterEvent[Any]], None] = lambda _event: None
     refused: Callable[[str], None] = lambda _code: None
     died: Callable[[Role], None] = lambda _role: None
     performed: Callable[[str, bool], None] = lambda _effect, _done: None
-    # A call to a server is repeated.
     retried: Callable[[], None] = lambda: None
-    # Seconds that the store took, and how many records.
     written: Callable[[float, int], None] = lambda _seconds, _records: None
 
 
 class Coordinator:
-    """Owns the cluster's state.
+    """The owner of the cluster's state.
 
     Args:
-        store: has the state, or nothing; closed by whoever opened it, after `stop`.
-        cluster: id for a cluster that begins now.
-        policy: what the operator decides.
-        observer: told of events, refusals, deaths, effects and writes.
-        clock: gives seconds of Unix time that never jump.
-        on_failure: told once, from the thread that writes, that the store has failed; nothing is answered from then on.
-        folder: of checkpoints; None: the cluster has none.
+        store: The store with the state, or an empty one. The caller closes it after `stop`.
+        cluster: The id for a new cluster.
+        policy: The operator's settings.
+        observer: Callbacks for metrics.
+        clock: Returns seconds of Unix time that never jump.
+        on_failure: Called once from the writer's thread when the store has failed. The coordinator then answers no
+            further calls.
+        storage: The checkpoint storage. None means that the cluster has none.
 
     Raises:
-        StoreUnreadable: what the store has makes no sense.
+        StoreUnreadable: The store's records are invalid.
     """
 
     def __init__(
@@ -74,75 +82,78 @@ class Coordinator:
         observer: Observer | None = None,
         clock: Callable[[], float] | None = None,
         on_failure: Callable[[errors.ShoalError], None] = lambda _: None,
-        folder: CheckpointStorage | None = None,
+        storage: CheckpointStorage | None = None,
     ) -> None:
         self._clock = clock or steady_clock()
         self._observer = observer or Observer()
-        self._store = store  # used by this thread, then by the writer
+        self._store = store  # used by this thread, then by the writer's thread
         self._on_failure = on_failure
-        # Guards _machine and all within it, and what is said of decisions below. Nothing is done under it but to
-        # decide: no call, no disk, no waiting.
+        # Guards _machine with all its state, and the state of decisions below. Under it the coordinator only decides:
+        # it makes no call, touches no disk and does not wait.
         self._lock = threading.Lock()
         now = self._clock()
         found = restored(store.load(), policy, now)
         self._machine = found or Cluster(cluster, policy, now)
         self._records = ClusterRecords(self._machine)  # read with the lock, as the machine is
-        self._changed = threading.Condition(self._lock)  # a job may have a new event, or the end has come
-        # How many decisions there were that changed something, and how many of the first ones are durable.
+        self._changed = threading.Condition(self._lock)  # a job may have a new event, or the coordinator stops
+        # The number of decisions that changed something, and the number of them that are durable.
         self._decided = self._durable = 0
-        self._effects: list[Effect] = []  # of decisions that are not durable yet
-        self._to_write = threading.Condition(self._lock)  # there is a decision that is not durable, or the end has come
-        self._written = threading.Condition(self._lock)  # more decisions are durable, or the end has come
-        self._closed: errors.ShoalError | None = None  # why nothing more is decided
-        self._over = False  # nothing more is written either
+        self._effects: list[Effect] = []  # of decisions that are not yet durable
+        self._to_write = threading.Condition(self._lock)  # there is a decision to write, or the coordinator stops
+        self._written = threading.Condition(self._lock)  # more decisions are durable, or the coordinator stops
+        self._closed: errors.ShoalError | None = None  # why the coordinator makes no more decisions
+        self._over = False  # no more decisions will be written
         self._stopped = threading.Event()
-        self._performer = EffectRunner(self, self._observer.performed, folder, self._observer.retried)
+        self._effect_runner = EffectRunner(self, self._observer.performed, storage, self._observer.retried)
         self._ticker = threading.Thread(
             target=self._tick, args=(policy.heartbeat_timeout_s / 10,), name="ticker", daemon=True
         )
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
-            self._note(self._machine.outstanding)
+            self._note(self._machine.pending_effects)
         if found:
             self._tell_restored()
 
     @property
     def has_live_jobs(self) -> bool:
-        """Whether there are jobs that have not ended, durable or not; may be asked before the start."""
+        """Whether any job has not ended. It can be read before `start`."""
         with self._lock:
             return any(not job.state.finished for job in self._machine.jobs(self._clock()))
 
     @property
     def unwritten(self) -> int:
-        """Decisions that are not durable yet."""
+        """The number of decisions that are not yet durable."""
         with self._lock:
             return self._decided - self._durable
 
     def start(self) -> None:
-        """Begins to write, to do what is left of an earlier life, and to look at leases."""
+        """Starts the writer, which submits pending effects of an earlier coordinator, and the ticker."""
         self._writer.start()
         self._ticker.start()
 
     def stop(self) -> None:
-        """Ends watchers, the ticker and what is being done, and writes what was decided."""
+        """Ends watchers, the ticker and the effect runner, and writes all decisions."""
         with self._lock:
             self._stopped.set()
             self._changed.notify_all()
         if self._ticker.is_alive():
             self._ticker.join()
-        self._performer.stop()
+        self._effect_runner.stop()
         with self._lock:
-            self._close(errors.Unreachable("the coordinator is stopping; try again when it is back"))
+            self._close(errors.Unreachable("the coordinator is stopping; try again after its restart"))
         if self._writer.is_alive():
             self._writer.join()
         self._over = True
 
-    def handle(self, event: events.Event[events.R]) -> events.R:
-        """Feeds an event to the machine, makes what follows durable, and has the effects performed.
+    def handle(self, event: events.ClusterEvent[events.R]) -> events.R:
+        """Feeds an event to the machine, and waits until the decision is durable. The effect runner gets its effects.
+
+        Returns:
+            The result of the event.
 
         Raises:
-            ShoalError: the machine refuses it.
-            Unreachable: the coordinator stops, or its store has failed: whether this counts, the next one will say.
+            ShoalError: The machine refuses the event.
+            Unreachable: The coordinator stops, or its store has failed. The event may or may not count.
         """
         decided = 0
         try:
@@ -150,8 +161,8 @@ class Coordinator:
                 self._check_open()
                 effects: list[Effect] = []
                 try:
-                    answer, effects = self._machine.handle(event, self._clock())
-                finally:  # also when it is refused: what came to light on the way stands
+                    result, effects = self._machine.handle(event, self._clock())
+                finally:  # a refused event may have changed the state too
                     decided = self._note(effects)
                 if not isinstance(event, _UNWATCHED):
                     self._changed.notify_all()
@@ -161,16 +172,16 @@ class Coordinator:
             raise
         self._await(decided)
         self._observer.handled(event)
-        return answer
+        return result
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Cluster, float]]:
-        """The machine, to be read inside the block, and the time. The block must be short: it holds the lock.
+        """Yields the machine, for reading inside the block, and the time. The block must be short: it holds the lock.
 
-        When it is left, all that was read there is durable.
+        On exit it waits until the state that was read is durable.
 
         Raises:
-            Unreachable: the coordinator stops, or its store has failed.
+            Unreachable: The coordinator stops, or its store has failed.
         """
         decided = 0
         try:
@@ -184,20 +195,20 @@ class Coordinator:
     def watch(
         self, name: str, after: int, *, wait: bool, gone: Callable[[], bool] = lambda: False
     ) -> Iterator[JobEvent]:
-        """Yields a job's events behind the number `after`; with `wait`, as they come, up to the one that ends it.
+        """Yields a job's events after a sequence number.
 
         Args:
-            name: of the job.
-            after: a sequence number.
-            wait: for more.
-            gone: says that nobody listens any more.
+            name: The job.
+            after: A sequence number.
+            wait: Whether to wait for more events, up to the one that ends the job.
+            gone: Returns whether the caller has gone.
 
         Raises:
-            UnknownJob: there is no such job.
-            Unreachable: the coordinator stops, or its store has failed.
+            UnknownJob: The job does not exist.
+            Unreachable: The coordinator stops, or its store has failed.
         """
         with self.reading() as (machine, _):
-            log = machine.job(name).log  # outlives the job, should that be forgotten
+            log = machine.job(name).log  # stays valid if the job is dropped
         while True:
             with self._lock:
                 while wait and log.last <= after and not log.ended and not self._stopped.is_set() and not gone():
@@ -209,32 +220,35 @@ class Coordinator:
             if ended or not wait or gone():
                 return
             if self._stopped.is_set():
-                raise errors.Unreachable("the coordinator is stopping; watch on when it is back")
+                raise errors.Unreachable("the coordinator is stopping; watch again after its restart")
 
     def wake(self) -> None:
-        """Has those that watch look whether their callers are gone."""
+        """Makes watchers check whether their callers have gone."""
         with self._lock:
             self._changed.notify_all()
 
-    # What performing effects needs: `effects.EffectHost`.
+    # The methods of `effects.EffectHost`.
 
     def report(self, outcome: Report) -> None:
-        """Takes in what became of an effect."""
+        """Handles the outcome of an effect."""
         self.handle(outcome)
 
     def held(self, event: CutHeld) -> HoldResult:
-        """The coordinator's own part of a cut."""
+        """Returns the coordinator's own part of a cut."""
         return self.handle(event)
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
-        """Whether a server lives, and what it is to do was not given up."""
+        """Returns whether a server lives and the effect is still pending."""
         with self._lock:
             return self._machine.wants(effect, server)
 
-    # What makes decisions durable.
+    # The methods that make decisions durable.
 
     def _note(self, effects: list[Effect]) -> int:
-        """Takes down a decision, and how many there were; called with the lock, which keeps effects in their order."""
+        """Notes a decision, and returns the number of decisions so far.
+
+        It is called with the lock, which keeps the effects in order.
+        """
         self._effects += effects
         if effects or self._machine.changed:
             self._decided += 1
@@ -242,10 +256,10 @@ class Coordinator:
         return self._decided
 
     def _await(self, decided: int) -> None:
-        """Waits until the first so many decisions are durable.
+        """Waits until the first `decided` decisions are durable.
 
         Raises:
-            Unreachable: they may never be.
+            Unreachable: They may never be.
         """
         with self._lock:
             while self._durable < decided:
@@ -258,14 +272,14 @@ class Coordinator:
             raise self._closed
 
     def _close(self, why: errors.ShoalError) -> None:
-        """Decides nothing any more; called with the lock."""
+        """Ends decisions. It is called with the lock."""
         self._closed = self._closed or why
         self._stopped.set()
         for condition in (self._to_write, self._written, self._changed):
             condition.notify_all()
 
     def _write_on(self) -> None:
-        """Writes all decisions that wait, at once, again and again: as many as come while the disk is at work."""
+        """Writes decisions until the end. One write has all decisions that came during the last one."""
         try:
             while self._write_once():
                 pass
@@ -288,25 +302,25 @@ class Coordinator:
         if changes:
             self._store.apply(changes)
         self._observer.written(time.perf_counter() - start, len(changes))
-        self._performer.submit(effects)
+        self._effect_runner.submit(effects)
         with self._lock:
             self._durable = decided
             self._written.notify_all()
         return True
 
     def _fail(self, error: Exception) -> None:
-        """Stops for good: the machine is ahead of the store, and nobody may see where it is.
+        """Stops for good, because the machine is ahead of the store and its state must not become visible.
 
-        Trying again would not do. Once a write has failed, nobody knows what the disk has; the next coordinator
-        reads it.
+        A retry would not help: after a failed write the state of the disk is unknown until the next coordinator reads
+        it.
         """
         failure = error if isinstance(error, errors.ShoalError) else errors.StoreFailed(f"cannot write: {error!r}")
         with self._lock:
             self._close(errors.Unreachable(f"the coordinator has stopped: {failure.message}"))
-        _log.error("the store has failed; nothing is answered any more", code=failure.code, reason=failure.message)
+        _log.error("the store has failed; the coordinator refuses all calls", code=failure.code, reason=failure.message)
         self._on_failure(failure)
 
-    # What comes by itself.
+    # The ticker.
 
     def _tell_restored(self) -> None:
         jobs = self._machine.jobs(self._clock())
@@ -315,7 +329,7 @@ class Coordinator:
             cluster=self._machine.status(self._clock()).cluster,
             jobs=len(jobs),
             live=sum(not job.state.finished for job in jobs),
-            to_do=len(self._machine.outstanding),
+            to_do=len(self._machine.pending_effects),
         )
 
     def _tick(self, every_s: float) -> None:
@@ -324,7 +338,7 @@ class Coordinator:
                 for member, role in self.handle(events.TimePassed()).items():
                     _log.warning("declared dead", member=member)
                     self._observer.died(role)
-            except errors.Unreachable:  # the end has come
+            except errors.Unreachable:  # the coordinator stops
                 return
-            except Exception:  # the ticker must outlive a defect, or nobody would ever be declared dead again
+            except Exception:  # the ticker must survive a defect, since it declares members dead
                 _log.exception("tick failed")

@@ -1,4 +1,4 @@
-"""`shoal coordinator`: its flags and `SHOAL_*` variables."""
+"""The command `shoal coordinator`: its options and `SHOAL_*` variables."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an operator may say of a coordinator; each field is a flag, a `SHOAL_*` variable and a line of help."""
+    """The options of a coordinator. Each field is an option, a `SHOAL_*` variable and a line of help."""
 
     listen: flags.CoordinatorListen = ""
     advertise: flags.Advertise = ""
@@ -30,23 +30,24 @@ class Options:
         str,
         typer.Option(
             envvar="SHOAL_STORE",
-            help="File that keeps its state over restarts, for one coordinator at a time; `memory` keeps none.",
+            help="File for the coordinator's state, used by one coordinator at a time. `memory` keeps no file.",
             show_default="~/.local/state/shoal/coordinator.db",
         ),
     ] = ""
     lease: Annotated[
-        float, typer.Option(envvar="SHOAL_LEASE", help="Seconds of silence after which a member is declared dead.")
+        float,
+        typer.Option(envvar="SHOAL_LEASE", help="Seconds without a heartbeat after which a member is declared dead."),
     ] = 5.0
     heartbeat: Annotated[
         float,
         typer.Option(
-            envvar="SHOAL_HEARTBEAT", help="Seconds between a member's signs of life; less than half the lease."
+            envvar="SHOAL_HEARTBEAT", help="Seconds between a member's heartbeats. Less than half of --lease."
         ),
     ] = 0.5
     keep_finished: Annotated[
         int,
         typer.Option(
-            envvar="SHOAL_KEEP_FINISHED", min=0, help="Ended jobs whose variables stay readable; older ones go."
+            envvar="SHOAL_KEEP_FINISHED", min=0, help="Number of newest ended jobs whose variables stay readable."
         ),
     ] = 8
     checkpoints: flags.Checkpoints = ""
@@ -56,7 +57,7 @@ class Options:
             envvar="SHOAL_SERVER_RETURN",
             min=0,
             max=600,
-            help="Seconds that jobs wait for a server that ended in good order to come back under its name.",
+            help="Seconds that jobs wait for a drained server to register again under its id.",
         ),
     ] = 60.0
     page_listen: flags.PageListen = flags.DEFAULT_PAGE
@@ -65,24 +66,24 @@ class Options:
     log_format: flags.LogFormat = "console"
     log_level: flags.LogLevel = "info"
     supervised: flags.Supervised = False
-    scratch: Annotated[Path | None, typer.Option(hidden=True, help="A folder to remove at a clean end.")] = None
+    scratch: Annotated[Path | None, typer.Option(hidden=True, help="Folder to remove at a clean exit.")] = None
 
-    def config(self, who: RoleIdentity) -> "CoordinatorConfig":
-        """Returns how the coordinator is run.
+    def config(self, identity: RoleIdentity) -> "CoordinatorConfig":
+        """Returns the configuration of the coordinator.
 
         Args:
-            who: where it listens, by these options or by what surrounds the process.
+            identity: The addresses, from these options or from the environment.
 
         Raises:
-            BadRequest: the options contradict each other.
-            StoreFailed: the folder of the default store cannot be made.
+            BadRequest: The options contradict each other.
+            StoreFailed: The folder of the default store cannot be created.
         """
         from shoal_coordinator.persistence import make_default_path  # noqa: PLC0415
         from shoal_coordinator.process import CoordinatorConfig  # noqa: PLC0415 - numpy is slow
 
         return CoordinatorConfig(
-            listen=who.listen,
-            advertise=who.advertise,
+            listen=identity.listen,
+            advertise=identity.advertise,
             store=self.store or str(make_default_path()),
             heartbeat_timeout_s=self.lease,
             heartbeat_interval_s=self.heartbeat,
@@ -97,9 +98,9 @@ class Options:
 
 @command_of(Options)
 def coordinator(options: Options) -> None:
-    """Keeps the cluster's small state: members, placement, jobs and who trains on which data."""
+    """Runs the coordinator, which keeps the cluster's state: members, placement, jobs and the data ledger."""
     given = RoleIdentity(listen=options.listen, advertise=options.advertise)
-    who = lifecycle.identify("coordinator", given, log_format=options.log_format, log_level=options.log_level)
+    identity = lifecycle.identify("coordinator", given, log_format=options.log_format, log_level=options.log_level)
     failures: list[errors.ShoalError] = []
 
     def fail(error: errors.ShoalError) -> None:
@@ -109,13 +110,13 @@ def coordinator(options: Options) -> None:
     def start(registry: CollectorRegistry, _metrics_address: str) -> lifecycle.Running:
         from shoal_coordinator.process import start_coordinator  # noqa: PLC0415 - numpy is slow
 
-        return start_coordinator(options.config(who), registry, fail)
+        return start_coordinator(options.config(identity), registry, fail)
 
     lifecycle.run_role(
         "coordinator",
         start,
         metrics_listen=options.metrics_listen,
-        advertise=who.advertise,
+        advertise=identity.advertise,
         supervised=options.supervised,
         log_format=options.log_format,
         log_level=options.log_level,

@@ -1,4 +1,4 @@
-"""What the coordinator tells Prometheus. No label names a job, a member or a client: their number has no bound."""
+"""The coordinator's Prometheus metrics. No label names a job, a member or a client, because these are unbounded."""
 
 import time
 from collections import Counter as Count
@@ -21,15 +21,15 @@ _CHECKPOINT_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.
 
 
 def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.time) -> Observer:
-    """Counters of what passes through the coordinator, and the observer that keeps them.
+    """Registers the counters of events, effects and writes, and returns the observer that updates them.
 
     Args:
-        registry: where they go.
-        clock: seconds of Unix time.
+        registry: The registry of the counters.
+        clock: Returns seconds of Unix time.
     """
     died = Counter(
         "shoal_coordinator_members_lost_total",
-        "Members that were declared dead, since they were silent for longer than their lease.",
+        "Members declared dead because they sent no heartbeat within the heartbeat timeout.",
         ["role"],
         registry=registry,
     )
@@ -37,7 +37,7 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
         died.labels(role.value)
     refused = Counter(
         "shoal_coordinator_rejected_requests_total",
-        "Requests that were refused, by the code of the error.",
+        "Rejected requests by error code.",
         ["code"],
         registry=registry,
     )
@@ -52,16 +52,18 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
     )
 
 
-def _count_handled(registry: CollectorRegistry, clock: Callable[[], float]) -> Callable[[events.Event[Any]], None]:
+def _count_handled(
+    registry: CollectorRegistry, clock: Callable[[], float]
+) -> Callable[[events.ClusterEvent[Any]], None]:
     handled = Counter(
         "shoal_coordinator_events_total",
-        "Events taken in, by kind: heartbeats, leases of data, reports and all else.",
+        "Events handled, by kind: heartbeats, leases of data, reports and others.",
         ["event"],
         registry=registry,
     )
-    saved = _count_checkpoints(registry, clock)
+    saved = _count_checkpoint_ends(registry, clock)
 
-    def count(event: events.Event[Any]) -> None:
+    def count(event: events.ClusterEvent[Any]) -> None:
         handled.labels(type(event).__name__).inc()
         saved(event)
 
@@ -69,16 +71,16 @@ def _count_handled(registry: CollectorRegistry, clock: Callable[[], float]) -> C
 
 
 def _count_effects(registry: CollectorRegistry) -> tuple[Callable[[str, bool], None], Callable[[], None]]:
-    """Counts effects that were performed, and calls that were repeated."""
+    """Returns callbacks that count finished effects and repeated calls."""
     performed = Counter(
         "shoal_coordinator_effects_total",
-        "Calls to parameter servers by kind, with the outcome done or failed.",
+        "Effects (calls to parameter servers) by kind and outcome, which is done or failed.",
         ["effect", "outcome"],
         registry=registry,
     )
     retried = Counter(
         "shoal_coordinator_retries_total",
-        "Calls to parameter servers that were repeated, since nobody answered.",
+        "Calls to parameter servers that were repeated because the server did not reply.",
         registry=registry,
     )
     return lambda effect, done: performed.labels(effect, "done" if done else "failed").inc(), retried.inc
@@ -87,10 +89,10 @@ def _count_effects(registry: CollectorRegistry) -> tuple[Callable[[str, bool], N
 def _count_writes(registry: CollectorRegistry) -> Callable[[float, int], None]:
     seconds = Histogram(
         "shoal_coordinator_store_write_seconds",
-        "Time that the store took to make decisions durable, several at once where they wait for each other.",
+        "Time of one write to the store. Concurrent decisions share a write.",
         registry=registry,
     )
-    records = Counter("shoal_coordinator_store_records_total", "Records that the store was given.", registry=registry)
+    records = Counter("shoal_coordinator_store_records_total", "Records written to the store.", registry=registry)
 
     def written(took_s: float, count: int) -> None:
         seconds.observe(took_s)
@@ -99,23 +101,25 @@ def _count_writes(registry: CollectorRegistry) -> Callable[[float, int], None]:
     return written
 
 
-def _count_checkpoints(registry: CollectorRegistry, clock: Callable[[], float]) -> Callable[[events.Event[Any]], None]:
+def _count_checkpoint_ends(
+    registry: CollectorRegistry, clock: Callable[[], float]
+) -> Callable[[events.ClusterEvent[Any]], None]:
     outcomes = Counter(
         "shoal_coordinator_checkpoints_total",
-        "Checkpoints that were written, and attempts that failed.",
+        "Attempts at checkpoints by outcome, which is written or failed.",
         ["outcome"],
         registry=registry,
     )
     seconds = Histogram(
         "shoal_coordinator_checkpoint_seconds",
-        "Time from a checkpoint's cut until it was whole.",
+        "Time from a checkpoint's cut until the checkpoint was complete.",
         buckets=_CHECKPOINT_SECONDS,
         registry=registry,
     )
     for outcome in ("written", "failed"):
         outcomes.labels(outcome)
 
-    def count(event: events.Event[Any]) -> None:
+    def count(event: events.ClusterEvent[Any]) -> None:
         match event:
             case events.CheckpointCommitted(saved=saved):
                 outcomes.labels("written").inc()
@@ -127,35 +131,35 @@ def _count_checkpoints(registry: CollectorRegistry, clock: Callable[[], float]) 
 
 
 class StateCollector(Collector):
-    """Gauges of the cluster's state, read when they are asked for.
+    """A collector of gauges that reads the cluster's state at each scrape.
 
     Args:
-        coordinator: the shell.
-        watchers: tells how many calls watch jobs.
-        checkpoints: whether the cluster has a folder of them.
+        coordinator: The shell.
+        watchers: Returns the number of calls that watch jobs.
+        checkpoints: Whether the cluster has checkpoint storage.
     """
 
     def __init__(self, coordinator: Coordinator, watchers: Callable[[], int], *, checkpoints: bool) -> None:
         self._coordinator, self._watchers, self._checkpoints = coordinator, watchers, checkpoints
 
     def collect(self) -> Iterator[Metric]:
-        """One family a figure."""
-        unwritten = self._coordinator.unwritten  # before reading, which waits until there are none
+        """Yields one family for each metric."""
+        unwritten = self._coordinator.unwritten  # before `reading`, which waits until there are none
         with self._coordinator.reading() as (cluster, now):
-            status, found, outstanding = cluster.status(now), cluster.jobs(now), cluster.outstanding
+            status, found, pending = cluster.status(now), cluster.jobs(now), cluster.pending_effects
             wanted = cluster.wanted_workers
-            restarts, ended = dict(cluster.tallies.restarts), dict(cluster.tallies.ended)
+            restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
         yield _members(status)
-        yield _effects(outstanding)
+        yield _effects(pending)
         states = Count(job.state for job in found)
         jobs = GaugeMetricFamily("shoal_coordinator_jobs", "Jobs by state.", labels=["state"])
         for state in JobState:
             jobs.add_metric([state.value], states[state])
         yield jobs
-        yield _counted("jobs_ended", "Jobs that ended, by their last state.", "state", ended)
+        yield _counted("jobs_ended", "Ended jobs by their final state.", "state", ended)
         yield _counted(
             "restarts",
-            "How often jobs went back to a checkpoint: their shards were lost, or a server said that it was leaving.",
+            "Restarts of jobs from a checkpoint, because shards were lost or a server drained.",
             "reason",
             restarts,
         )
@@ -164,7 +168,7 @@ class StateCollector(Collector):
         for name, text, value in (
             (
                 "wanted_workers",
-                "Workers that live jobs could use now, at most their max_workers; sessions do not count.",
+                "Workers that live jobs could use now, at most max_workers each. Session jobs do not count.",
                 wanted,
             ),
             (
@@ -174,22 +178,22 @@ class StateCollector(Collector):
             ),
             (
                 "oldest_checkpoint_seconds",
-                "Age of the newest checkpoint, of the live job that has the oldest one; jobs without one do not count.",
+                "Largest age of the newest checkpoint of a live job. Jobs without a checkpoint do not count.",
                 max((now - job.checkpoint.time for job in live if job.checkpoint), default=0.0),
             ),
             (
                 "checkpoint_age_ratio",
-                "Time since the newest checkpoint, or since the job began to run, over the time from one to the next "
-                "that it asks for; of the live job that has waited longest.",
+                "Largest ratio over live jobs: time since the newest checkpoint, or since the job began to run, "
+                "divided by the job's interval of checkpoints.",
                 overdue,
             ),
             (
                 "checkpoint_bytes",
-                "Bytes of the live jobs' newest checkpoints.",
+                "Bytes of the newest checkpoints of live jobs.",
                 sum(job.checkpoint.nbytes for job in live if job.checkpoint),
             ),
-            ("unwritten_changes", "Decisions that the store does not have yet; nobody has seen them.", unwritten),
-            ("placement_generation", "Number of the newest placement.", status.generation),
+            ("unwritten_changes", "Decisions that are not yet in the store, and not yet visible.", unwritten),
+            ("placement_generation", "Generation of the newest placement.", status.generation),
             ("job_watchers", "Calls that watch jobs.", self._watchers()),
         ):
             yield GaugeMetricFamily(f"shoal_coordinator_{name}", text, value)
@@ -211,11 +215,11 @@ def _overdue(live: Iterable[JobStatus], now: float) -> float:
     return max(ages, default=0.0)
 
 
-def _effects(outstanding: Iterable[Effect]) -> Metric:
-    counts = Count(type(effect).__name__ for effect in outstanding)
+def _effects(pending: Iterable[Effect]) -> Metric:
+    counts = Count(type(effect).__name__ for effect in pending)
     family = GaugeMetricFamily(
         "shoal_coordinator_pending_effects",
-        "Calls to parameter servers that were decided on and are not known to be done.",
+        "Pending effects: calls to parameter servers that are not known to be done.",
         labels=["effect"],
     )
     for kind in get_args(Effect):
@@ -227,7 +231,7 @@ def _members(status: ClusterStatus) -> Metric:
     counts = Count((member.role, member.alive) for member in status.members)
     family = GaugeMetricFamily(
         "shoal_coordinator_members",
-        "Members that are alive, and those that died or left in the last ten minutes (dead).",
+        "Live members, and dead ones: those lost or left in the last ten minutes.",
         labels=["role", "state"],
     )
     for role in Role:

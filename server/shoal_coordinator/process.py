@@ -1,4 +1,4 @@
-"""A whole coordinator in this process: its store, the shell, its services on a port, its metrics."""
+"""The assembly of a coordinator in this process: its store, the shell, its services on a port, its page and metrics."""
 
 import secrets
 from collections.abc import Callable
@@ -26,24 +26,24 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """How a coordinator is run.
+    """The configuration of a coordinator.
 
     Attributes:
-        listen: host:port; port 0 takes any free one.
-        advertise: host that others reach this one by; empty: the one bound.
-        store: path of the file that has its state; "memory": its state ends with it.
-        heartbeat_timeout_s: seconds of silence after which a member is dead.
-        heartbeat_interval_s: seconds between two signs of life; less than half a lease, so that one may be lost.
-        keep_finished: ended jobs whose variables stay readable.
-        checkpoints: their folder, the same as the servers'; empty: none.
-        server_return_s: how long jobs wait for a server that said that it was going, and went; 0 to 600.
-        placement: which server holds which shard.
-        max_watchers: calls that watch jobs at the same time.
-        threads: calls of all other kinds that are answered at the same time; they wait for the store alone.
-        page_listen: host:port of the page; port 0 takes any free one; empty: no page.
-        page_hosts: names that the page is asked for by, beside those of loopback and the host listened at.
-        page_read_only: nothing can be changed from the page.
-        max_page_watchers: pages that are kept up to date at the same time.
+        listen: host:port. Port 0 takes any free port.
+        advertise: The host under which others reach the coordinator. Empty means the bound host.
+        store: Path of the file with its state, or "memory" for a state that ends with the process.
+        heartbeat_timeout_s: Seconds without a heartbeat after which a member is dead.
+        heartbeat_interval_s: Seconds between two heartbeats, less than half the timeout so that one may be lost.
+        keep_finished: The number of newest ended jobs whose variables stay readable.
+        checkpoints: URL or path of the checkpoint storage, the same as the servers'. Empty means none.
+        server_return_s: Seconds that jobs wait for a drained server to come back, 0 to 600.
+        placement: The policy that assigns shards to servers.
+        max_watchers: Concurrent calls that watch jobs.
+        threads: Concurrent calls of all other kinds. They wait only for the store.
+        page_listen: host:port of the page. Port 0 takes any free port; empty means no page.
+        page_hosts: Further names of the page, beside those of loopback and the host of `page_listen`.
+        page_read_only: Whether the page refuses all actions.
+        max_page_watchers: Concurrent streams of updates to pages.
     """
 
     listen: str = "127.0.0.1:7070"
@@ -65,27 +65,28 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s / 2:
             raise errors.BadRequest(
-                f"a heartbeat every {self.heartbeat_interval_s:g} s with a lease of {self.heartbeat_timeout_s:g} s: the heartbeat must be "
-                "above 0 and less than half the lease, so that members outlive the loss of one",
+                f"the heartbeat interval is {self.heartbeat_interval_s:g} s and the heartbeat timeout is "
+                f"{self.heartbeat_timeout_s:g} s: the interval must be above 0 and less than half the timeout, so that "
+                "one lost heartbeat does no harm",
                 heartbeat_interval_s=self.heartbeat_interval_s,
                 heartbeat_timeout_s=self.heartbeat_timeout_s,
             )
         if self.keep_finished < 0:
-            raise errors.BadRequest(f"keep_finished is {self.keep_finished}; it must be 0 or more jobs")
+            raise errors.BadRequest(f"keep_finished is {self.keep_finished} jobs; it must be 0 or more")
         if not 0 <= self.server_return_s <= DEAD_KEPT_S:
             raise errors.BadRequest(
-                f"servers are waited for {self.server_return_s:g} s; it must be 0 to {DEAD_KEPT_S:g}, for so "
-                "long the dead are remembered",
+                f"server_return_s is {self.server_return_s:g} s; it must be 0 to {DEAD_KEPT_S:g}, the time for which "
+                "the coordinator remembers dead members",
                 server_return_s=self.server_return_s,
             )
 
 
 class CoordinatorProcess:
-    """A coordinator that runs; made by `start_coordinator`.
+    """A running coordinator, created by `start_coordinator`.
 
     Attributes:
         address: host:port of its services.
-        page: the URL of its page; empty: it has none.
+        page: The URL of its page, or empty if it has none.
     """
 
     def __init__(
@@ -101,16 +102,16 @@ class CoordinatorProcess:
         with ExitStack() as undo:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
-            folder = open_shared_storage(config.checkpoints) if config.checkpoints else None
-            self._coordinator = _coordinator(config, self._store, policy, registry, on_failure, folder)
-            if folder:
-                _probe(folder, needed=self._coordinator.has_live_jobs)
+            storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
+            self._coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage)
+            if storage:
+                _probe(storage, needed=self._coordinator.has_live_jobs)
             members = CoordinatorService(
                 self._coordinator,
                 heartbeat_timeout_s=config.heartbeat_timeout_s,
                 heartbeat_interval_s=config.heartbeat_interval_s,
             )
-            self._jobs = JobsService(self._coordinator, folder, max_watchers=config.max_watchers)
+            self._jobs = JobsService(self._coordinator, storage, max_watchers=config.max_watchers)
             undo.callback(self._jobs.close)
             self._server = _rpc.RpcServer(
                 config.listen,
@@ -122,19 +123,19 @@ class CoordinatorProcess:
                 advertise=config.advertise,
             )
             undo.callback(self._server.stop)
-            self._page = _start_page(config, self._coordinator, folder)
+            self._page = _start_page(config, self._coordinator, storage)
             undo.pop_all()
-        state = StateCollector(self._coordinator, lambda: self._jobs.watchers, checkpoints=folder is not None)
+        state = StateCollector(self._coordinator, lambda: self._jobs.watchers, checkpoints=storage is not None)
         registry.register(state)
         self.address = self._server.address
-        self._store.say_where(self.address)
+        self._store.publish_address(self.address)
         self.page = self._page.url if self._page else ""
         self._coordinator.start()
         self._server.start()
         self._server.set_ready(True)
 
     def stop(self) -> None:
-        """Ends it: no thread, port or lock is left."""
+        """Stops the coordinator. No thread, port or lock remains."""
         self._server.set_ready(False)
         if self._page:
             self._page.stop()
@@ -152,54 +153,56 @@ def start_coordinator(
     """Starts a coordinator in this process.
 
     Args:
-        config: how.
-        registry: where its metrics go.
-        on_failure: told once, from another thread, that the store has failed. The coordinator answers nothing any more
-            then, and is to be stopped.
+        config: Its configuration.
+        registry: The registry of its metrics.
+        on_failure: Called once, from another thread, when the store has failed. The coordinator then refuses all calls,
+            and the caller should stop it.
+
+    Returns:
+        The running coordinator.
 
     Raises:
-        PortInUse: another process listens there, or where the page is to be.
-        StoreLocked: another process has the store open.
-        StoreUnreadable: the store is damaged, of a newer version, or no store.
-        StoreFailed: the store cannot be opened or made.
-        BadRequest: the folder of checkpoints is none that processes can share.
-        StorageFailed: it cannot be written, and no job goes on.
+        PortInUse: Another process listens on its port or on the page's port.
+        StoreLocked: Another process has the store open.
+        StoreUnreadable: The store is damaged, has a newer schema, or is not a store.
+        StoreFailed: The store cannot be opened or created.
+        BadRequest: Processes cannot share the checkpoint storage.
+        StorageFailed: The checkpoint storage cannot be written, and there are no live jobs.
     """
     return CoordinatorProcess(config, registry, on_failure)
 
 
-def _probe(folder: CheckpointStorage, *, needed: bool) -> None:
-    """Looks whether checkpoints can be written.
+def _probe(storage: CheckpointStorage, *, needed: bool) -> None:
+    """Checks that checkpoints can be written.
 
     Args:
-        folder: of them.
-        needed: whether jobs wait for this coordinator. They are not to wait until a disk has room again: their
-            checkpoints fail, as when that happens later.
+        storage: The checkpoint storage.
+        needed: Whether live jobs need this coordinator. It then starts even if the disk is full.
 
     Raises:
-        StorageFailed: they cannot, and nobody waits.
+        StorageFailed: Checkpoints cannot be written, and there are no live jobs.
     """
     try:
-        probe(folder)
+        probe(storage)
     except errors.StorageFailed as error:
         if not needed:
             raise
-        _log.error("checkpoints cannot be written; jobs go on without", reason=error.message)
+        _log.error("checkpoints cannot be written; jobs continue without them", reason=error.message)
 
 
 def _start_page(
-    config: CoordinatorConfig, coordinator: Coordinator, folder: CheckpointStorage | None
+    config: CoordinatorConfig, coordinator: Coordinator, storage: CheckpointStorage | None
 ) -> "PageServer | None":
-    """The page, if there is to be one; it answers from now on, at first that the coordinator is not there yet."""
+    """Starts the page, if the configuration has one. It reports the coordinator as away until that has started."""
     if not config.page_listen:
         return None
-    from shoal_coordinator.page import PageServer  # noqa: PLC0415 - only whoever wants it pays for it
+    from shoal_coordinator.page import PageServer  # noqa: PLC0415 - loaded only if the page is wanted
 
     return PageServer(
         coordinator,
         config.page_listen,
         hosts=config.page_hosts,
-        folder=folder,
+        storage=storage,
         read_only=config.page_read_only,
         heartbeat_timeout_s=config.heartbeat_timeout_s,
         heartbeat_interval_s=config.heartbeat_interval_s,
@@ -213,17 +216,17 @@ def _coordinator(
     policy: ClusterPolicy,
     registry: CollectorRegistry,
     on_failure: Callable[[errors.ShoalError], None],
-    folder: CheckpointStorage | None,
+    storage: CheckpointStorage | None,
 ) -> Coordinator:
     try:
         return Coordinator(
-            store, secrets.token_hex(8), policy, count_events(registry), on_failure=on_failure, folder=folder
+            store, secrets.token_hex(8), policy, count_events(registry), on_failure=on_failure, storage=storage
         )
     except errors.StoreUnreadable as error:
         if "store" in error.details:
             raise
         raise errors.StoreUnreadable(
-            f"the store {config.store} cannot be used: {error.message}. Put back a copy of it, or begin anew with "
-            "another --store",
+            f"the store {config.store} cannot be used: {error.message}. Restore a copy of it, or start with another "
+            "--store",
             store=config.store,
         ) from error

@@ -1,1 +1,1 @@
-"""The parameter server: shards of variables, and what changes them."""
+"""Parameter server: hosts the shards of jobs and applies updates to them."""

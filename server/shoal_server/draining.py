@@ -1,4 +1,4 @@
-"""How a server goes: it says so, and serves on until no job with shards there has to be saved any more."""
+"""Draining of a server: it keeps serving until every job with shards on it has a checkpoint."""
 
 import random
 import threading
@@ -11,59 +11,64 @@ from shoal import errors
 from shoal._rpc import Backoff, CoordinatorClient, MembershipClient
 from shoal.v1 import coordinator_pb2
 
-# How often it asks whether it may go.
-_ASK_EVERY_S = 0.2
-# How long it waits for a coordinator that never answers: there may be none any more, as where a whole cluster goes.
-_PATIENCE_S = 10.0
+# Seconds between two questions whether the server may stop.
+_POLL_S = 0.2
+# Seconds to wait for a coordinator that never answers: it may have stopped for good, with the whole cluster.
+_FIRST_ANSWER_S = 10.0
 _log = structlog.get_logger(__name__)
 
 
 def wait_until_drained(
     client: CoordinatorClient,
     member: MembershipClient,
-    enough: threading.Event,
+    stop_now: threading.Event,
     grace_s: float,
     *,
-    patience_s: float = _PATIENCE_S,
+    first_answer_s: float = _FIRST_ANSWER_S,
     jitter: Callable[[], float] = random.random,
 ) -> None:
-    """Says that a server is going, and returns once it may.
+    """Reports to the coordinator that a server drains, and returns when the server may stop.
+
+    The function also returns, with a warning in the log, when the time is up.
 
     Args:
-        client: the way to the coordinator.
-        member: the server; it beats on meanwhile.
-        enough: set to wait no longer.
-        grace_s: seconds that are waited at most.
-        patience_s: seconds that are waited at most for the coordinator's first answer.
-        jitter: drawn from [0, 1) for each pause while nobody answers, so that servers do not ask all at once.
+        client: calls the coordinator.
+        member: the server's membership; its heartbeats continue meanwhile.
+        stop_now: set to end the wait.
+        grace_s: longest wait, in seconds.
+        first_answer_s: longest wait for the coordinator's first answer, in seconds.
+        jitter: returns a number in [0, 1) for each pause while the coordinator does not answer, so that servers do not
+            ask at the same time.
     """
-    began = time.monotonic()
+    started_at = time.monotonic()
     waiting: list[str] = []
-    limit_s, pauses, answered = min(grace_s, patience_s), Backoff(jitter), True
-    while not enough.is_set():
+    limit_s, backoff, answered = min(grace_s, first_answer_s), Backoff(jitter), True
+    while not stop_now.is_set():
         request = coordinator_pb2.DrainRequest(member=member.member, incarnation=member.incarnation)
         try:
             jobs = list(client.call(client.members.Drain, request, retry_for_s=0).jobs)
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             if answered:
-                _log.warning("cannot say that this server goes; trying on", seconds=limit_s, reason=error.message)
+                _log.warning("cannot reach the coordinator to drain; retrying", seconds=limit_s, reason=error.message)
                 answered = False
-                pauses.reset()
-            next_s = pauses.next()
-        except errors.ShoalError as error:  # this life is over, and what was here is given up
-            _log.info("nobody waits for this server", reason=error.message)
+                backoff.reset()
+            next_s = backoff.next()
+        except errors.ShoalError as error:  # this incarnation is fenced, and its jobs have lost these shards already
+            _log.info("the coordinator no longer counts this server; stopping", reason=error.message)
             return
         else:
             if not jobs:
                 return
             if jobs != waiting:
-                _log.info("going once jobs are saved", jobs=jobs)
-            waiting, limit_s, next_s, answered = jobs, grace_s, _ASK_EVERY_S, True
-        left_s = began + limit_s - time.monotonic()
+                _log.info("waiting for checkpoints before stopping", jobs=jobs)
+            waiting, limit_s, next_s, answered = jobs, grace_s, _POLL_S, True
+        left_s = started_at + limit_s - time.monotonic()
         if left_s <= 0:
-            _log.warning("going before jobs are saved", jobs=waiting, seconds=limit_s, coordinator_answers=answered)
+            _log.warning(
+                "stopping before all jobs have checkpoints", jobs=waiting, seconds=limit_s, coordinator_answers=answered
+            )
             return
-        enough.wait(min(next_s, left_s))
+        stop_now.wait(min(next_s, left_s))
 
 
 __all__ = ["wait_until_drained"]

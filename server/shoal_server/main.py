@@ -1,4 +1,4 @@
-"""`shoal server`: its flags and `SHOAL_*` variables."""
+"""Command line of `shoal server`: its options and `SHOAL_*` variables."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,20 +14,27 @@ if TYPE_CHECKING:
 
 
 RpcThreads = Annotated[
-    int, typer.Option(envvar="SHOAL_RPC_THREADS", min=2, max=256, help="Pushes, and pulls, served at once.")
+    int, typer.Option(envvar="SHOAL_RPC_THREADS", min=2, max=256, help="Threads for each kind of gRPC call.")
 ]
 LanePort = Annotated[
-    int, typer.Option(envvar="SHOAL_LANE_PORT", min=0, max=65_535, help="For lanes, on the host of --listen; 0: any.")
+    int,
+    typer.Option(
+        envvar="SHOAL_LANE_PORT", min=0, max=65_535, help="Port for lanes, on the host of --listen; 0 is any free one."
+    ),
 ]
 Lanes = Annotated[
     int,
     typer.Option(
-        envvar="SHOAL_LANES", min=0, max=65_536, help="Lanes at once, two a worker; who gets none calls by gRPC."
+        envvar="SHOAL_LANES", min=0, max=65_536, help="Most open lanes, two per worker. Further clients use gRPC."
     ),
 ]
 Grace = Annotated[
     float,
-    typer.Option(min=0, envvar="SHOAL_GRACE", help="Seconds after SIGTERM for the jobs with shards here to be saved."),
+    typer.Option(
+        min=0,
+        envvar="SHOAL_GRACE",
+        help="Seconds to wait after SIGTERM until the jobs with shards here have checkpoints.",
+    ),
 ]
 
 
@@ -49,16 +56,16 @@ def server(
 ) -> None:
     """Hosts shards of jobs' variables and applies updates to them."""
     given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
-    who = lifecycle.identify("server", given, log_format=log_format, log_level=log_level)
+    identity = lifecycle.identify("server", given, log_format=log_format, log_level=log_level)
 
     def start(registry: CollectorRegistry, metrics_address: str) -> "Server":
         from shoal_server.process import Server, ServerConfig  # noqa: PLC0415 - numba takes a second to import
 
         config = ServerConfig(
-            name=who.name,
-            coordinator=who.coordinator,
-            listen=who.listen,
-            advertise=who.advertise,
+            name=identity.name,
+            coordinator=identity.coordinator,
+            listen=identity.listen,
+            advertise=identity.advertise,
             rpc_threads=rpc_threads,
             lane_port=lane_port,
             lanes=lanes,
@@ -74,9 +81,9 @@ def server(
             "server",
             start,
             metrics_listen=metrics_listen,
-            advertise=who.advertise,
-            leave=lambda running, enough: running.leave(enough),
-            member=who.name,
+            advertise=identity.advertise,
+            leave=lambda running, stop_now: running.leave(stop_now),
+            member=identity.name,
             log_format=log_format,
             log_level=log_level,
             supervised=supervised,

@@ -1,4 +1,4 @@
-"""Threads that answer calls, and how many of them are at work."""
+"""Thread pools that answer calls and report how busy they are."""
 
 import threading
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class CallPool(ThreadPoolExecutor):
-    """A pool of threads that says how busy it is.
+    """A thread pool that reports how busy it is.
 
     Args:
-        threads: at most.
-        name: of the threads.
+        threads: most threads.
+        name: prefix of the threads' names.
 
     Attributes:
-        threads: how many there may be.
+        threads: most threads.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -31,12 +31,12 @@ class CallPool(ThreadPoolExecutor):
 
     @property
     def busy(self) -> int:
-        """Threads at work."""
+        """Number of threads at work."""
         return max(0, min(self._unfinished, self.threads))
 
     @property
     def queued(self) -> int:
-        """Calls that wait for a thread."""
+        """Number of calls that wait for a thread."""
         return max(0, self._unfinished - self.threads)
 
     def _count(self, change: int) -> None:

@@ -1,4 +1,4 @@
-"""The parameter server as a process: starts its parts in order, and stops them in the opposite one."""
+"""Parameter server process: starts its parts in order and stops them in reverse order."""
 
 import threading
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._rpc import CoordinatorClient, MembershipClient
-from shoal._transport import sweep
+from shoal._transport import remove_stale
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
 from shoal_server.checkpoints import CheckpointWriter
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What a server is started with; `shoal server --help` says what each means."""
+    """Configuration of a server. `shoal server --help` explains each field."""
 
     name: str
     coordinator: str
@@ -49,30 +49,34 @@ class ServerConfig:
 
 
 class Server:
-    """A running parameter server: kernels compiled, port open, member of its cluster.
+    """A running parameter server: kernels are compiled, its port is open, and it is a member of its cluster.
+
+    Args:
+        config: the configuration.
+        registry: gets the server's metrics.
 
     Raises:
-        BadRequest, StorageFailed: its folder of checkpoints is none, or cannot be written.
+        BadRequest, StorageFailed: the checkpoint storage is invalid or cannot be written.
     """
 
     def __init__(self, config: ServerConfig, registry: CollectorRegistry) -> None:
-        folder = open_shared_storage(config.checkpoints) if config.checkpoints else None
-        if folder:
-            probe(folder)
+        storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
+        if storage:
+            probe(storage)
         _log.info("kernels are ready", processor=kernels.processor(), seconds=round(kernels.warm_up(), 3))
         self._metrics = metrics = ServerMetrics(registry)
         self.store = ShardStore(metrics.applied)
-        # Pulls, pushes, commits and the rest have threads of their own: none of them waits for another's.
+        # Pulls, pushes, commits and other calls have separate threads, so that none waits for another.
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
-        if abandoned := sweep():
-            _log.info("removed shared memory of processes that are gone", segments=len(abandoned))
+        if abandoned := remove_stale():
+            _log.info("removed shared memory of dead processes", segments=len(abandoned))
         self._endpoints = EndpointGroup(DataService(self.store, metrics), self._endpoint_config(config))
         metrics.watch(self.store, self._pools)
         with ExitStack() as undo:
             undo.callback(self._endpoints.stop)
-            self._saver = CheckpointWriter(folder, config.name)
-            undo.callback(self._saver.close)
-            servicer = ParameterServerServicer(self.store, self._endpoints, saver=self._saver)
+            self._writer = CheckpointWriter(storage, config.name)
+            undo.callback(self._writer.close)
+            servicer = ParameterServerServicer(self.store, self._endpoints, writer=self._writer)
             self._rpc = _rpc.RpcServer(
                 config.listen,
                 [(SERVICE, add_to_server, servicer)],
@@ -103,19 +107,19 @@ class Server:
         self._leave_grace_s = config.leave_grace_s
         self._rpc.set_ready(True)
 
-    def leave(self, enough: threading.Event) -> None:
-        """Serves on until the jobs with shards here are saved, and have gone back to that: nothing is lost with it.
+    def leave(self, stop_now: threading.Event) -> None:
+        """Keeps serving until every job with shards here has a checkpoint and has resumed from it elsewhere.
 
-        Its health says from now on that it does not serve.
+        From now on, the health check reports that the server is not ready.
 
         Args:
-            enough: set to wait no longer; the grace is waited for at most.
+            stop_now: set to end the wait early; the wait takes at most the grace period.
         """
-        self._rpc.set_ready(False)  # for probes; members do not ask, and are served until the end
-        wait_until_drained(self._coordinator, self._membership, enough, self._leave_grace_s)
+        self._rpc.set_ready(False)  # only probes ask; members are served until the end
+        wait_until_drained(self._coordinator, self._membership, stop_now, self._leave_grace_s)
 
     def stop(self) -> None:
-        """Leaves the cluster, refuses new calls and frees everything."""
+        """Leaves the cluster, refuses new calls and frees all resources."""
         self._rpc.set_ready(False)
         self._membership.stop()
         self._close()
@@ -132,24 +136,24 @@ class Server:
         )
 
     def _load(self) -> tuple[int, int, ServerLoad]:
-        # This is called at each heartbeat, when there is also time for what has to be done once in a while.
+        # Each heartbeat calls this function, so periodic clean-up happens here.
         self.store.memory.trim()
         self._endpoints.end_stalled()
-        sweep()  # a client that was killed between making its segment and being greeted has left its name
+        remove_stale()  # removes the names left by clients that were killed before the handshake
         return *self.store.load(), self._metrics.load(waiting_pulls=self.store.queues()[0])
 
     def _on_end_of_life(self) -> None:
-        # Declared dead meanwhile, so the jobs that had shards here have been given up.
+        # The coordinator has declared this incarnation lost, so its jobs have already lost these shards.
         shards, held = self.store.load()
-        _log.warning("dropping the shards of a life that is over", shards=shards, bytes=held)
+        _log.warning("dropping the shards of an ended incarnation", shards=shards, bytes=held)
         self.store.clear()
-        self._saver.clear()
+        self._writer.clear()
 
     def _close(self) -> None:
         self._coordinator.close()
-        self.store.clear()  # ends the pulls that wait
+        self.store.clear()  # also ends the waiting pulls
         self._endpoints.stop()
         self._rpc.stop()
-        self._saver.close()
+        self._writer.close()
         for pool in self._pools.values():
             pool.shutdown(wait=True)

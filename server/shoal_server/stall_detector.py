@@ -1,6 +1,6 @@
-"""Transfers by gRPC that do not move: found out and ended, so that their threads serve others.
+"""Stall detector: ends gRPC transfers that do not move, so that their threads can serve other calls.
 
-On a lane, the kernel keeps this time (`shoal._transport.lane`), and the thread is nobody else's.
+On a lane, the kernel enforces this time limit (`shoal._transport.lane`), and each lane has a thread of its own.
 """
 
 import threading
@@ -10,21 +10,26 @@ from contextlib import contextmanager
 
 
 class StallDetector:
-    """Threads that wait for a peer to take or to bring something, and since when. Any thread may use it.
+    """Records the threads that wait for a peer, and since when. Thread-safe.
 
     Args:
-        after_s: seconds without any progress that are too many.
-        clock: seconds that only grow.
+        after_s: seconds without progress after which a transfer counts as stalled.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._after_s, self._clock = after_s, clock
         self._lock = threading.Lock()  # guards _waiting; nothing is called under it
-        self._waiting: dict[object, tuple[float, Callable[[], object]]] = {}  # since when, and what ends it
+        # Start time, and the function that ends the wait.
+        self._waiting: dict[object, tuple[float, Callable[[], object]]] = {}
 
     @contextmanager
     def waiting(self, end: Callable[[], object]) -> Iterator[None]:
-        """Waits, in the block, for a peer's next move; `end`, from another thread, makes it stop waiting."""
+        """Marks the block as waiting for a peer's next move.
+
+        Args:
+            end: called from another thread if the wait takes too long; it must end the wait.
+        """
         place = object()
         with self._lock:
             self._waiting[place] = self._clock(), end
@@ -35,7 +40,7 @@ class StallDetector:
                 del self._waiting[place]
 
     def end(self) -> int:
-        """Ends what has not moved for too long, and says how many that were; to be called once in a while."""
+        """Ends all stalled transfers and returns their number. Call it periodically."""
         latest = self._clock() - self._after_s
         with self._lock:
             stalled = [end for since, end in self._waiting.values() if since <= latest]

@@ -109,7 +109,7 @@ def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster, client):
         "b": shoal.Variable((300_000,), initializer=shoal.initializers.Ones()),
     }
     pages = [f"{name}={page}" for name, page in small_cluster.metrics.items()]
-    command = [sys.executable, "-m", "support.faults.half_a_push", small_cluster.address, "torn", *pages]
+    command = [sys.executable, "-m", "support.faults.partial_push", small_cluster.address, "torn", *pages]
     options = {"variables": variables, "optimizer": optim.SGD(1.0), "workers": 2, "shards": 2}
     victims = []
 

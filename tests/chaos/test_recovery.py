@@ -13,7 +13,7 @@ import shoal
 from shoal import optim
 from support import forms
 from support.clusters.local import local_cluster
-from support.faults import mortal_coordinator
+from support.faults import crashing_coordinator
 from support.scraping import sample
 from support.waiting import wait_until
 
@@ -78,7 +78,7 @@ def reasons(job):
 
 
 def restored_from(job):
-    return [reason for reason in reasons(job) if reason.startswith("goes on from")]
+    return [reason for reason in reasons(job) if reason.startswith("continues from")]
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def test_a_server_that_dies_takes_the_job_back_to_its_last_checkpoint(cluster, c
         hurry.touch()
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
-        assert any(f"goes on from server-dies/{saved.number}, step {saved.step}" in reason for reason in reasons(job))
+        assert any(f"continues from server-dies/{saved.number}, step {saved.step}" in reason for reason in reasons(job))
 
 
 def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tmp_path):
@@ -154,15 +154,15 @@ def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tm
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
         [went_on] = restored_from(job)
-        assert f"goes on from damaged/{first.number}, step {first.step}" in went_on
+        assert f"continues from damaged/{first.number}, step {first.step}" in went_on
         assert f"damaged/{third.number}: " in went_on
         assert f"damaged/{second.number}: " in went_on
         tally.passes(took)
 
 
 # One of each in the short form: where what is done and what is known of it are the furthest apart.
-SAVING = forms.size(["CheckpointCommitted"], mortal_coordinator.SAVING)
-RESTORING = forms.size(["ShardsCreated"], mortal_coordinator.RESTORING)
+SAVING = forms.size(["CheckpointCommitted"], crashing_coordinator.SAVING)
+RESTORING = forms.size(["ShardsCreated"], crashing_coordinator.RESTORING)
 FAULTS = forms.runs(1, 10)
 
 
@@ -174,10 +174,10 @@ def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder,
         for run in range(FAULTS):
             hurry, name = tmp_path / f"hurry-{run}", f"{step.lower()}-{run}"
             with running(client, plane(name, seconds=0.01, hurry=hurry)) as job:
-                with mortal_coordinator.mortal(cluster, tmp_path / f"doom-{run}") as coordinator:
+                with crashing_coordinator.mortal(cluster, tmp_path / f"doom-{run}") as coordinator:
                     wait_until(lambda: job.status().checkpoint, what="a checkpoint")
                     coordinator.doom(step)
-                    if step in mortal_coordinator.RESTORING:
+                    if step in crashing_coordinator.RESTORING:
                         cluster.restart("server", run % 2)
                     coordinator.wait(timeout_s=20)
                 hurry.touch()
@@ -185,18 +185,18 @@ def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder,
                 job.wait(timeout_s=60)
                 took = time.monotonic() - start
                 assert same(job.pull(), unbroken), f"it ended otherwise: {reasons(job)}"
-                assert job.status().restarts == (step in mortal_coordinator.RESTORING)
+                assert job.status().restarts == (step in crashing_coordinator.RESTORING)
                 checkpoints = shoal.Checkpoints(str(folder))
                 for checkpoint in checkpoints.list(name):
                     checkpoints.verify(str(checkpoint))
                 tally.passes(took)
 
 
-@pytest.mark.parametrize("step", [*forms.size([], ["CheckpointCommitted"]), *mortal_coordinator.TELLING])
+@pytest.mark.parametrize("step", [*forms.size([], ["CheckpointCommitted"]), *crashing_coordinator.TELLING])
 def test_a_checkpoint_that_was_asked_for_is_told_over_the_coordinators_death(cluster, client, tmp_path, step):
     spec = plane(f"asked-{step.lower()}", seconds=0.01, hurry=tmp_path / "never", checkpoints=NEVER)
     with ThreadPoolExecutor(1) as pool, running(client, spec) as job:
-        with mortal_coordinator.mortal(cluster, tmp_path / "doom") as coordinator:
+        with crashing_coordinator.mortal(cluster, tmp_path / "doom") as coordinator:
             coordinator.doom(step)
             saved = pool.submit(job.checkpoint, timeout_s=40)
             coordinator.wait(timeout_s=20)
@@ -211,7 +211,7 @@ def test_a_job_without_a_checkpoint_begins_again(cluster, client, unbroken, tmp_
         hurry.touch()
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
-        assert any("it goes on from its beginning" in reason for reason in reasons(job))
+        assert any("it continues from its beginning" in reason for reason in reasons(job))
 
 
 def test_a_job_that_was_cancelled_goes_on_in_another(client, unbroken, tmp_path):
@@ -221,7 +221,7 @@ def test_a_job_that_was_cancelled_goes_on_in_another(client, unbroken, tmp_path)
     second = client.submit(plane("second-half", restore="first-half"))
     second.wait(timeout_s=60)
     assert same(second.pull(), unbroken)
-    assert any(f"goes on from first-half/{saved.number}, step {saved.step}" in reason for reason in reasons(second))
+    assert any(f"continues from first-half/{saved.number}, step {saved.step}" in reason for reason in reasons(second))
     assert second.pull()["seen"].sum() == SIZE * EPOCHS
 
 
@@ -311,7 +311,7 @@ def test_a_job_waits_for_a_storage_that_is_away_when_it_goes_back(cluster, clien
         hurry.touch()
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
-        assert restored_from(job) == [f"goes on from away/{saved.number}, step {saved.step}"]
+        assert restored_from(job) == [f"continues from away/{saved.number}, step {saved.step}"]
 
 
 def test_old_checkpoints_are_removed(client, folder, unbroken):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal._transport.segment import SHM
-from support.faults.mortals import Nursery
+from support.faults.killable_roles import Nursery
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]

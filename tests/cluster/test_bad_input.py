@@ -129,8 +129,8 @@ class TestProcesses:
     @pytest.mark.parametrize(
         ("volume", "advice"),
         [
-            ("missing", "there is no such folder: make it, or mount the volume that belongs there"),
-            ("file/below", "it is no folder, or something on the way there is none: name another"),
+            ("missing", "there is no such folder: create it, or mount its volume"),
+            ("file/below", "it, or a part of its path, is not a folder: choose another folder"),
         ],
     )
     @pytest.mark.parametrize(

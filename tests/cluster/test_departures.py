@@ -57,8 +57,8 @@ def test_a_server_that_is_told_to_go_leaves_a_checkpoint_of_where_training_stopp
         job.wait(timeout_s=30)
         events = list(job.events(follow=False))
         reasons = [event.reason for event in events if isinstance(event, shoal.events.StateChanged)]
-        assert f"server server-1 is about to leave; it goes on from checkpoint {saved.number}" in reasons
-        assert f"goes on from broken/{saved.number}, step {saved.step}" in reasons
+        assert f"server server-1 is about to leave; it continues from checkpoint {saved.number}" in reasons
+        assert f"continues from broken/{saved.number}, step {saved.step}" in reasons
         assert homes(client, "broken") == before
         left = next(it.sequence for it in events if "about to leave" in getattr(it, "reason", ""))
         steps = [it.step for it in events if isinstance(it, shoal.events.MetricsReported) and it.sequence < left]

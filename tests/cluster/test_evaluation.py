@@ -137,7 +137,7 @@ def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client):
 
 def test_a_program_with_nothing_to_evaluate_fails_and_says_so(client):
     spec = shoal.Job("support.programs.broken:fine", workers=1, evaluation=shoal.EvaluationPolicy())
-    with pytest.raises(shoal.JobFailed, match="has no `held_out` or no method evaluate"):
+    with pytest.raises(shoal.JobFailed, match="lacks `held_out` or the method evaluate"):
         client.submit(spec).wait(60)
 
 

@@ -14,7 +14,7 @@ import shoal
 from shoal import initializers, optim, partitioners
 from shoal.events import MetricsReported
 from support import forms
-from support.clusters import exact_worker, history_server
+from support.clusters import history_server, reference_worker
 from support.clusters.cluster_probe import histories, in_sessions, leads_of, placement
 
 pytestmark = pytest.mark.cluster
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.cluster
 
 def test_synchronous_is_exact(shared_cluster, client):
     """4 processes compute what one computes on the joined batch, 50 steps, though their batches are uneven."""
-    command = [sys.executable, exact_worker.__file__, shared_cluster.address]
-    workers = [subprocess.Popen(command) for _ in range(exact_worker.WORKERS)]
+    command = [sys.executable, reference_worker.__file__, shared_cluster.address]
+    workers = [subprocess.Popen(command) for _ in range(reference_worker.WORKERS)]
     try:
         assert [worker.wait(timeout=60) for worker in workers] == [0] * len(workers)
     finally:
@@ -31,7 +31,7 @@ def test_synchronous_is_exact(shared_cluster, client):
             worker.kill()
             worker.wait()
     for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
-        problem = exact_worker.Problem(dtype)
+        problem = reference_worker.Problem(dtype)
         alone, trained = problem.alone(), client.pull(problem.job)
         difference = max(largest_difference(trained[name], alone[name]) for name in alone)
         print(f"largest relative difference in {dtype}: {difference:.2g}")

@@ -129,7 +129,7 @@ def test_variables_of_the_environment_are_flags(monkeypatch):
     command = [sys.executable, "-m", "shoal", "coordinator", "--store", "memory", "--listen", "127.0.0.1:0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "less than half the lease" in done.stderr
+    assert "less than half the timeout" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -203,7 +203,7 @@ def test_a_push_that_is_half_committed_is_in_the_cut_on_all(tmp_path):
         first, second = worker._servers.connections
         push = worker.prepare(gradients(5), UPDATES, 1.0)
         for link in (first, second):
-            link.push(worker._pusher.header(link, push, commit=False), push.load(link))
+            link.push(worker._pusher.header(link, push, commit=False), push.payload_for(link))
         stamp = worker._servers.stamp(push.step)
         first.commit(pb.CommitRequest(stamp=stamp, shards=first.indices))
         manifest = servers.save()
@@ -226,9 +226,9 @@ def test_a_checkpoint_of_other_variables_is_refused_by_name_and_nothing_changes(
         before = servers.values()
         with pytest.raises(errors.IncompatibleCheckpoint) as refused:
             servers.restore(manifest)
-        for said in ("'bias' was saved as float32[30], and is float32[31]", "'new' was not saved", "'wide' was saved"):
+        for said in ("'bias' was saved as float32[30], but is float32[31]", "'new' was not saved", "'wide' was saved"):
             assert said in str(refused.value)
-        assert str(refused.value).endswith("left out by a partial restore")
+        assert str(refused.value).endswith("use a partial restore")
         with pytest.raises(errors.IncompatibleCheckpoint, match=r"'bias' .* give it another name in the program$"):
             servers.restore(manifest, partial=True)
         after = servers.values()
@@ -275,7 +275,7 @@ def test_a_checkpoint_is_restored_before_training_begins(tmp_path):
         manifest = servers.save()
         with servers.worker("a") as worker:
             train(worker, 1)
-            with pytest.raises(errors.BadRequest, match="before training begins"):
+            with pytest.raises(errors.BadRequest, match="training has begun"):
                 servers.restore(manifest)
 
 
@@ -383,7 +383,7 @@ def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path, monkeypatch)
             patch.setattr(manifest_module, "VERSION", 3)
             manifest = servers.save()
         before = state(servers)
-        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 3; this Shoal reads up to 2"):
+        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 3, but this version of Shoal reads up to 2"):
             servers.restore(manifest)
         assert state(servers) == before
 
@@ -418,7 +418,7 @@ def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_
 def test_a_server_tells_lost_shards_from_a_save_that_it_does_not_have(tmp_path):
     with servers_of(tmp_path, 1, 1) as servers:
         saved = servers.cut(servers.hold())
-        with pytest.raises(errors.UnknownCheckpoint, match="not begun on this server"):
+        with pytest.raises(errors.UnknownCheckpoint, match="not begun here"):
             servers.publish(saved, number=2)
         servers.each("DropShards", pb.DropShardsRequest(job="job"))
         with pytest.raises(errors.UnknownJob):

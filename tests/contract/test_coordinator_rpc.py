@@ -174,7 +174,7 @@ def test_refused_registrations(rig):
 
 def test_who_is_of_another_version_is_refused_and_told_of_both(rig):
     with pytest.raises(
-        errors.WrongVersion, match=rf"w0 is of Shoal 0\.0\.7, this coordinator of {shoal.__version__}: "
+        errors.WrongVersion, match=rf"w0 runs Shoal 0\.0\.7, but this coordinator runs {shoal.__version__}: "
     ):
         rig.register(members.WORKER, "w0", version="0.0.7")
     assert "w0" not in rig.member_status()
@@ -203,7 +203,7 @@ def test_the_second_of_two_with_one_name_is_refused_and_told_of_the_first(rig, r
         life = first.incarnation
         with pytest.raises(
             errors.DuplicateMember,
-            match=r"process at 10\.0\.0\.1:7070 has the member id twin: give each process its own, or stop that one",
+            match=r"process at 10\.0\.0\.1:7070 has the member id twin: give each process its own id, or stop that one",
         ) as refused:
             member("10.0.0.2:7070").start()
         assert refused.value.details["address"] == "10.0.0.1:7070"
@@ -352,7 +352,7 @@ def test_descriptions_that_make_no_sense(crew):
     variable = Variable(2).to_proto("w")
     with pytest.raises(errors.InvalidVariable, match="twice"):
         crew.job("Describe", job="a", worker="w0", variables=[variable, variable])
-    with pytest.raises(errors.InvalidJob, match="nothing to train"):
+    with pytest.raises(errors.InvalidJob, match="define at least one"):
         crew.job("Describe", job="a", worker="w0")
     variable.dtype = 0
     with pytest.raises(errors.InvalidVariable):
@@ -437,12 +437,12 @@ def test_a_session_without_a_seat(rig):
 
 def test_a_worker_without_a_part(crew):
     crew.submit(job(workers=1))
-    with pytest.raises(errors.Cancelled, match="no part"):
+    with pytest.raises(errors.Cancelled, match="no assignment"):
         crew.job("Join", job="a", worker="w1")
 
 
 def test_a_lease_that_makes_no_sense_is_refused():
-    with pytest.raises(errors.BadRequest, match="less than half the lease"):
+    with pytest.raises(errors.BadRequest, match="less than half the timeout"):
         CoordinatorConfig(heartbeat_timeout_s=1.0, heartbeat_interval_s=0.5)
 
 

@@ -90,7 +90,7 @@ class TestAServer:
             leave()
         assert len(coordinator.drained) == 3
         assert [log["event"] for log in logs if log["log_level"] == "warning"] == [
-            "cannot say that this server goes; trying on"
+            "cannot reach the coordinator to drain; retrying"
         ]
 
     def test_waits_on_for_a_coordinator_that_has_answered_before(self, coordinator, leave):
@@ -98,7 +98,7 @@ class TestAServer:
         away = errors.Unreachable("it restarts")
         coordinator.drains = [["a"], away, away, away, ["a"], away, away]
         with capture_logs() as logs:
-            leave(patience_s=0.0)
+            leave(first_answer_s=0.0)
         assert len(coordinator.drained) == 8
         assert [log["log_level"] for log in logs].count("warning") == 2
 
@@ -106,12 +106,12 @@ class TestAServer:
         coordinator.drains = [errors.Unreachable("it is gone")] * 1000
         start = time.monotonic()
         with capture_logs() as logs:
-            leave(patience_s=0.5, jitter=lambda: 0.0)
+            leave(first_answer_s=0.5, jitter=lambda: 0.0)
         assert 0.5 <= time.monotonic() - start < 10
         assert len(coordinator.drained) <= 6, "after 0, 50, 150, 350, 500 ms"
         assert [log["event"] for log in logs if log["log_level"] == "warning"] == [
-            "cannot say that this server goes; trying on",
-            "going before jobs are saved",
+            "cannot reach the coordinator to drain; retrying",
+            "stopping before all jobs have checkpoints",
         ]
 
     def test_goes_at_once_where_its_life_is_over(self, coordinator, leave):
@@ -193,7 +193,7 @@ class TestShards:
     @pytest.mark.parametrize("hold_s", [-1.0, 61.0, float("nan")])
     def test_wait_no_longer_than_is_good_for_them(self, servers, hold_s):
         held = servers.hold()
-        with pytest.raises(errors.BadRequest, match="from 0 to 60 s after a cut"):
+        with pytest.raises(errors.BadRequest, match=r"hold_s is .* from 0 to 60 s"):
             servers.cut(held, hold_s=hold_s)
 
 

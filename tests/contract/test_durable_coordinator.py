@@ -88,7 +88,7 @@ def test_servers_are_told_what_they_were_to_be_told(crew):
 def test_a_folder_of_checkpoints_that_cannot_be_written_is_told_at_the_start(tmp_path):
     (tmp_path / "file").touch()
     for folder, error, said in (
-        (tmp_path / "file", errors.StorageFailed, "it is no folder"),
+        (tmp_path / "file", errors.StorageFailed, "is not a folder"),
         (tmp_path / "file" / "below", errors.StorageFailed, "something on the way there is none"),
         ("memory://x", errors.BadRequest, "name a folder that the coordinator and all servers see"),
     ):
@@ -110,7 +110,7 @@ def test_a_coordinator_that_has_jobs_comes_back_though_its_folder_cannot_be_writ
         rig.restart()
         assert rig.state("a") is JobState.PENDING
         rig.job("Cancel", job="a")
-        with pytest.raises(errors.StorageFailed, match="it is no folder"):
+        with pytest.raises(errors.StorageFailed, match="is not a folder"):
             rig.restart()
     finally:
         rig.stop()
@@ -135,7 +135,7 @@ def test_a_worker_is_released_as_it_was_fenced(crew):
 def outstanding(rig):
     """What is known not to be done."""
     with rig.process._coordinator.reading() as (machine, _):
-        return machine.outstanding
+        return machine.pending_effects
 
 
 def test_watching_goes_on_behind_what_was_seen(crew):
@@ -155,7 +155,7 @@ def test_a_store_that_is_in_use(rig, store):
     """The second coordinator is told where the first one is; nothing of it is left, and the first goes on."""
     held = rf"the store {store} is in use by the coordinator at {rig.process.address} with process id {os.getpid()} on"
     for _ in range(2):
-        with pytest.raises(errors.StoreLocked, match=f"{held}.*: stop that one, or give this one another --store"):
+        with pytest.raises(errors.StoreLocked, match=f"{held}.*: stop that coordinator, or start .* another --store"):
             start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", store=str(store)), rig.registry)
     assert rig.submit(job(workers=3)).state == jobs.PENDING
 
@@ -167,7 +167,7 @@ def test_volumes_that_are_not_there(tmp_path):
         ({"store": str(missing / "coordinator.db")}, errors.StoreFailed),
         ({"store": "memory", "checkpoints": str(missing)}, errors.StorageFailed),
     ):
-        with pytest.raises(error, match=f"{missing}.*there is no such folder: make it, or mount the volume"):
+        with pytest.raises(error, match=f"{missing}.*there is no such folder: create it, or mount its volume"):
             start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", **options), prometheus_client.CollectorRegistry())
     assert not missing.exists()
 

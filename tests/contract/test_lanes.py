@@ -154,7 +154,7 @@ def push_messages():
 
 
 def fallbacks(logs):
-    return [entry["why"] for entry in logs if "no memory" in entry["event"] or "no lane" in entry["event"]]
+    return [entry["why"] for entry in logs if "no shared memory" in entry["event"] or "no lane" in entry["event"]]
 
 
 class TestFrames:
@@ -210,7 +210,7 @@ class TestFrames:
                 lane.send(kind, payload)
                 if kind is Frame.PUSH:
                     lane.send(Frame.END)
-                with pytest.raises((errors.BadRequest, errors.BadChunk), match=r"cannot be read|malformed"):
+                with pytest.raises((errors.BadRequest, errors.BadChunk), match=r"cannot be decoded|malformed"):
                     lane.receive()
             assert lane.pull(pull_request())[0].headers[0].version == 1
 
@@ -286,7 +286,7 @@ class TestGreeting:
                 assert late.push(ONES).outcome == "accepted"
             assert servers.open_lanes == limit
         [why] = fallbacks(logs)
-        assert f"takes no more lanes, {limit} at most" in why
+        assert f"has its limit of {limit} lanes" in why
 
     def test_a_lane_without_a_thread_is_refused_and_the_next_one_is_taken(self, monkeypatch):
         def start(thread):
@@ -299,7 +299,7 @@ class TestGreeting:
             with monkeypatch.context() as patch, capture_logs() as logs, servers.worker("early") as early:
                 patch.setattr(threading.Thread, "start", start)
                 early.pull()
-            assert "takes no more lanes" in fallbacks(logs)[0]
+            assert "has its limit of" in fallbacks(logs)[0]
             before = servers.open_lanes
             with servers.worker("late") as late:
                 late.pull()
@@ -400,7 +400,7 @@ class TestSegmentsThatAreNotTheClients:
         servers.admit("a")
         with servers.lane(segment=said) as lane:
             assert not lane.welcome.shared
-            with pytest.raises(errors.BadRequest, match="names slot 1; this lane has 0"):
+            with pytest.raises(errors.BadRequest, match="names region 1 of shared memory; this lane has 0"):
                 lane.pull(pull_request(slot=1))
             assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
             assert sum(len(chunk.data) for reply in lane.pull(pull_request(step=2)) for chunk in reply.chunks) == 4000
@@ -425,7 +425,7 @@ class TestSegmentsThatAreNotTheClients:
     def test_a_name_that_is_none(self, servers, offered, name):
         offered.said.name = name
         reason = self.refused(servers, offered.said)
-        assert "is no name of a segment" in reason
+        assert "is not a segment's name" in reason
         assert len(reason) < 200
 
     def test_a_name_that_nothing_has(self, servers, offered):
@@ -434,7 +434,7 @@ class TestSegmentsThatAreNotTheClients:
 
     def test_a_path_to_elsewhere(self, servers, offered, elsewhere):
         offered.said.name = os.path.relpath(elsewhere, SHM)
-        assert "is no name" in self.refused(servers, offered.said)
+        assert "is not a segment's name" in self.refused(servers, offered.said)
 
     def test_a_link_to_elsewhere(self, servers, offered, elsewhere):
         offered.path.unlink()
@@ -448,12 +448,12 @@ class TestSegmentsThatAreNotTheClients:
             fcntl.flock(file, fcntl.LOCK_EX)  # or the next sweep, of any process, removes it
             file.write(b"x" * (HEADER_BYTES + 2 * PAGE))
             file.flush()
-            assert "is no segment" in self.refused(servers, offered.said)
+            assert "is not a segment" in self.refused(servers, offered.said)
 
     def test_a_pipe(self, servers, offered):
         offered.path.unlink()
         os.mkfifo(offered.path, 0o600)
-        assert "is no regular file" in self.refused(servers, offered.said)
+        assert "is not a regular file" in self.refused(servers, offered.said)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
     def test_somebody_elses_file(self, servers, offered):
@@ -462,7 +462,7 @@ class TestSegmentsThatAreNotTheClients:
 
     def test_a_file_that_others_may_write_to(self, servers, offered):
         offered.path.chmod(0o606)
-        assert "is open to other users" in self.refused(servers, offered.said)
+        assert "is accessible to other users" in self.refused(servers, offered.said)
 
     @pytest.mark.parametrize("nonce", [b"", bytes(16), b"x" * 1000])
     def test_a_wrong_nonce(self, servers, offered, nonce):
@@ -472,26 +472,26 @@ class TestSegmentsThatAreNotTheClients:
     @pytest.mark.parametrize(
         ("slots", "region_bytes", "said"),
         [
-            (0, PAGE, "it has 0 slots"),
-            (17, PAGE, "it has 17 slots"),
-            (2**32 - 1, 2**64 - 1, "slots"),
-            (2, 0, "has 12288 bytes, not"),
-            (2, 2 * PAGE, "has 12288 bytes, not"),
-            (2, 2**63, "has 12288 bytes, not"),
-            (1, PAGE, "has 12288 bytes, not"),
+            (0, PAGE, "it has 0 regions"),
+            (17, PAGE, "it has 17 regions"),
+            (2**32 - 1, 2**64 - 1, "regions"),
+            (2, 0, "has 12288 bytes instead"),
+            (2, 2 * PAGE, "has 12288 bytes instead"),
+            (2, 2**63, "has 12288 bytes instead"),
+            (1, PAGE, "has 12288 bytes instead"),
         ],
     )
     def test_a_wrong_size(self, servers, offered, slots, region_bytes, said):
         offered.said.slots, offered.said.region_bytes = slots, region_bytes
         assert said in self.refused(servers, offered.said)
 
-    def test_slots_that_are_not_whole_pages(self, servers):
+    def test_regions_that_are_not_whole_pages(self, servers):
         with closing(Offered(3, PAGE + 1)) as odd:
-            assert "pages" in self.refused(servers, odd.said)
+            assert "multiple of 4096" in self.refused(servers, odd.said)
 
     def test_a_segment_that_shrank_before_it_was_offered(self, servers, offered):
         os.truncate(offered.path, HEADER_BYTES + PAGE)
-        assert "has 8192 bytes, not" in self.refused(servers, offered.said)
+        assert "has 8192 bytes instead" in self.refused(servers, offered.said)
 
     def test_a_segment_of_holes(self, servers, offered):
         """Its owner takes memory only once the server writes, perhaps where there is none left."""
@@ -506,9 +506,9 @@ class TestSlots:
         servers.admit("a")
         with servers.lane(segment=offered.said) as lane:
             assert lane.welcome.shared
-            with pytest.raises(errors.BadRequest, match=f"names slot {slot}; this lane has 2"):
+            with pytest.raises(errors.BadRequest, match=f"names region {slot} of shared memory; this lane has 2"):
                 lane.pull(pull_request(slot=slot))
-            with pytest.raises(errors.BadRequest, match=f"names slot {slot}; this lane has 2"):
+            with pytest.raises(errors.BadRequest, match=f"names region {slot} of shared memory; this lane has 2"):
                 lane.push([slot_push(slot)])
             assert servers.versions() == [1]
             lane.pull(pull_request(slot=2))  # the lane goes on
@@ -532,9 +532,9 @@ class TestSlots:
         with trained({"w": Variable((ELEMENTS + 25,))}) as servers:  # 4,100 bytes
             servers.admit("a")
             with servers.lane(segment=offered.said) as lane:
-                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a slot of 4096"):
+                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
                     lane.pull(pull_request(slot=1))
-                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a slot of 4096"):
+                with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
                     lane.push([slot_push(1)])
                 assert not offered.slot(1).any()
                 assert servers.versions() == [1]
@@ -704,7 +704,7 @@ class TestSharing:
             shrink(worker._servers.connections[0]._pulls)
             with capture_logs() as logs:
                 np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
-            assert ["cut to" in why for why in fallbacks(logs)] == [True]
+            assert ["truncated to" in why for why in fallbacks(logs)] == [True]
             assert worker.push(ONES).outcome == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(2))
 
@@ -715,7 +715,7 @@ class TestSharing:
             shrink(worker._servers.connections[0]._pushes)
             with capture_logs() as logs:
                 assert worker.push(ONES).outcome == "accepted"
-            assert ["cut to" in why for why in fallbacks(logs)] == [True]
+            assert ["truncated to" in why for why in fallbacks(logs)] == [True]
             assert servers.versions() == [3]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(2))
 
@@ -724,10 +724,10 @@ class TestSharing:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             push = worker.prepare(ONES, None, 1.0)
-            ready = push.load(worker._servers.connections[0])
-            assert ready.slot
+            ready = push.payload_for(worker._servers.connections[0])
+            assert ready.region
             shrink(worker._servers.connections[0]._pushes)
-            assert worker.send(dataclasses.replace(push, load=lambda _: ready)).outcome == "accepted"
+            assert worker.send(dataclasses.replace(push, payload_for=lambda _: ready)).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
 
@@ -735,7 +735,7 @@ class TestSharing:
     def test_a_segment_that_shrinks_when_a_server_is_about_to_look(self, servers, monkeypatch, call):
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneHandler._slot, []
+            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneHandler._region, []
 
             def shrinks(calls, number):
                 if not shrunk:
@@ -745,9 +745,9 @@ class TestSharing:
 
             if call is Frame.PULL:
                 assert worker.push(ONES).outcome == "accepted"
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
             else:
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_slot", shrinks)
+                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
                 assert worker.push(ONES).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
@@ -816,9 +816,9 @@ class TestAnswersThatLie:
             ([0], [Chunk(0, 0, 0, memoryview(bytes(4004)))], "ends at byte 4004 of 4000"),
             ([0], [Chunk(0, 0, 4, memoryview(bytes(3996)))], "after 3996 of 4000 bytes; byte 0 is missing"),
             ([0], [Chunk(0, 0, 0, memoryview(bytes(3996)))], "ended after 3996 of 4000"),
-            ([0], [Chunk(1, 0, 0, memoryview(bytes(4000)))], "not one of those expected"),
-            ([], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all of them"),
-            ([1], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all of them"),
+            ([0], [Chunk(1, 0, 0, memoryview(bytes(4000)))], "not one of the expected arenas"),
+            ([], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all their headers"),
+            ([1], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all their headers"),
         ],
         ids=["long", "late", "short", "another shard", "no header", "another's header"],
     )
@@ -928,7 +928,7 @@ class TestLanesThatBreak:
                 servers.lanes[0].offer.address = between
                 try:
                     push = worker.prepare(ONES, None, 1.0)
-                    push.load(worker._servers.connections[0])  # opens the lane for pushes
+                    push.payload_for(worker._servers.connections[0])  # opens the lane for pushes
                 finally:
                     servers.lanes[0].offer.address = address
                 assert worker.send(push).outcome == "accepted"

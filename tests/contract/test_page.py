@@ -241,7 +241,7 @@ class TestWhatItSays:
             finally:
                 hangs.set()
         assert (answer.status_code, answer.json()["code"]) == (504, "DEADLINE_EXCEEDED")
-        assert "the folder of checkpoints did not answer" in answer.json()["message"]
+        assert "the checkpoint storage did not answer" in answer.json()["message"]
 
     def test_a_defect_is_told_and_logged(self, page, trained, monkeypatch):
         monkeypatch.setattr(JobMachine, "data", lambda self: 1 / 0)
@@ -399,7 +399,7 @@ class TestStreams:
             for path in ("/api/events", "/api/jobs/a/events"):
                 refused = page.get(path)
                 assert (refused.status_code, refused.json()["code"]) == (503, "OVERLOADED")
-                assert "watch already as may at a time (2)" in refused.json()["message"]
+                assert "2 pages are already open" in refused.json()["message"]
             assert page.get("/api/cluster").status_code == 200, "who only asks is answered"
 
         def room() -> bool:
@@ -433,18 +433,18 @@ class TestActions:
     def test_what_the_cluster_refuses(self, page, trained):
         answer = page.post(f"/api/jobs/{trained}/checkpoint", json={}, headers=ACTION)
         assert answer.status_code == 503
-        assert "no folder of checkpoints" in answer.json()["message"]
+        assert "no checkpoint storage" in answer.json()["message"]
         assert page.post("/api/jobs/nobody/cancel", json={}, headers=ACTION).status_code == 404
 
     @pytest.mark.parametrize(
         ("headers", "reason"),
         [
-            ({"x-shoal-page": "1"}, "has to come from this page"),
-            ({**ACTION, "sec-fetch-site": "cross-site"}, "has to come from this page"),
-            ({**ACTION, "sec-fetch-site": "same-site"}, "has to come from this page"),
-            ({"x-shoal-page": "1", "origin": "http://evil.example"}, "has to come from this page"),
-            ({**ACTION, "origin": "http://evil.example"}, "has to come from this page"),
-            ({"x-shoal-page": "1", "origin": "null"}, "has to come from this page"),
+            ({"x-shoal-page": "1"}, "must come from this page"),
+            ({**ACTION, "sec-fetch-site": "cross-site"}, "must come from this page"),
+            ({**ACTION, "sec-fetch-site": "same-site"}, "must come from this page"),
+            ({"x-shoal-page": "1", "origin": "http://evil.example"}, "must come from this page"),
+            ({**ACTION, "origin": "http://evil.example"}, "must come from this page"),
+            ({"x-shoal-page": "1", "origin": "null"}, "must come from this page"),
             ({"sec-fetch-site": "same-origin"}, "needs the header"),
             ({**ACTION, "content-type": "text/plain"}, "application/json"),
             ({**ACTION, "content-type": "application/x-www-form-urlencoded"}, "application/json"),

@@ -99,10 +99,10 @@ class TestTransports:
             assert servers.open_lanes == (0 if transport == "grpc" else len(worker._servers.connections))
             assert in_shared_memory(value) == (transport == "shared memory")
             loads = [
-                link.prepare(worker._servers.load(link, CompleteArrays(gradients()), list(Aggregation)), None)
+                link.prepare(worker._servers.payload(link, CompleteArrays(gradients()), list(Aggregation)), None)
                 for link in worker._servers.connections
             ]
-            assert [bool(load.slot) for load in loads] == [transport == "shared memory"] * len(loads)
+            assert [bool(load.region) for load in loads] == [transport == "shared memory"] * len(loads)
             assert servers.open_lanes == (0 if transport == "grpc" else 2 * len(worker._servers.connections))
             worker.push(gradients())
         wait_until(lambda: servers.open_lanes == 0, what="the lanes' end")
@@ -139,7 +139,7 @@ class TestValues:
             with servers.worker("a") as worker, servers.client() as client:
                 client.assign(given)  # again, and beside a worker that has not begun: harmless
                 worker.pull()
-                with pytest.raises(errors.BadRequest, match="before training begins"):
+                with pytest.raises(errors.BadRequest, match="training has begun"):
                     client.assign(given)
 
     @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -447,7 +447,7 @@ class TestBadMessages:
 
     @pytest.mark.parametrize("messages", [[pb.PushRequest()], [b""], [pb.PushRequest(chunks=[pb.Chunk()])]])
     def test_a_push_without_a_header(self, servers, push, messages):
-        with pytest.raises(errors.BadRequest, match="begins with a header"):
+        with pytest.raises(errors.BadRequest, match="has no header"):
             push(servers, messages)
         assert not any(servers.versions())
 
@@ -462,10 +462,10 @@ class TestBadMessages:
         ("change", "error"),
         [
             ({"versions": []}, "carries 0 versions"),
-            ({"weight": -1.0}, "weighs -1"),
-            ({"weight": float("inf")}, "weighs inf"),
-            ({"weight": float("nan")}, "weighs nan"),
-            ({"aggregations": [99]}, "an aggregation that there is not"),
+            ({"weight": -1.0}, "weight of a push is -1"),
+            ({"weight": float("inf")}, "weight of a push is inf"),
+            ({"weight": float("nan")}, "weight of a push is nan"),
+            ({"aggregations": [99]}, "an unknown aggregation"),
             ({"shards": []}, "at least one"),
         ],
         ids=["no versions", "negative", "infinite", "no number", "aggregation", "no shards"],
@@ -519,7 +519,7 @@ class TestWholeOrNotAtAll:
         client = servers.client("a")
         push = push_by(client, gradients())
         for place, link in enumerate(client._servers.connections):
-            header, load = client._pusher.header(link, push, commit=False), push.load(link)
+            header, load = client._pusher.header(link, push, commit=False), push.payload_for(link)
             if place == 0 and len(client._servers.connections) > 1:
                 link.push(header, load)  # staged whole
             else:
@@ -540,7 +540,7 @@ class TestWholeOrNotAtAll:
             client = servers.client("a")
             push = push_by(client, gradients())
             for link in client._servers.connections:
-                link.push(client._pusher.header(link, push, commit=False), push.load(link))
+                link.push(client._pusher.header(link, push, commit=False), push.payload_for(link))
             first = client._servers.connections[0]
             first.commit(pb.CommitRequest(stamp=client._servers.stamp(0), shards=first.indices))
             client.close()  # dies between the commits

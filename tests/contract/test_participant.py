@@ -153,7 +153,7 @@ def test_a_job_that_is_over_cannot_be_entered(rig, state):
 
 def test_enter_gives_up_when_told_to(rig):
     rig.jobs.joins = [rig.joined(False, placed=False)]
-    with pytest.raises(errors.Cancelled, match="gave up"):
+    with pytest.raises(errors.Cancelled, match="stopped waiting"):
         rig.participant.enter(stop=lambda: len(rig.slept) == 3)
 
 
@@ -229,6 +229,8 @@ def test_a_report_to_nobody_fails_at_once(rig):
 def test_reports_join_into_one():
     early = Report(2, 3, 1, 0, 30, {"loss": 1.0, "old": 5.0}, {0: 3}, ("a",))
     late = Report(5, 1, 0, 2, 10, {"loss": 2.0, "new": 6.0}, {0: 1, 4: 1}, ("b",))
-    assert early.then(late) == Report(5, 4, 1, 2, 40, {"loss": 1.25, "old": 5.0, "new": 6.0}, {0: 4, 4: 1}, ("a", "b"))
-    assert Report().then(late) == late
-    assert early.then(Report()) == early
+    assert early.merged_with(late) == Report(
+        5, 4, 1, 2, 40, {"loss": 1.25, "old": 5.0, "new": 6.0}, {0: 4, 4: 1}, ("a", "b")
+    )
+    assert Report().merged_with(late) == late
+    assert early.merged_with(Report()) == early

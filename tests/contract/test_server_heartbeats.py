@@ -33,8 +33,8 @@ def test_they_and_scrapes_go_on_while_shards_are_restored_however_long_that_take
     registry = CollectorRegistry()
     server = Server(ServerConfig("server-0", coordinator.address), registry)
     try:
-        terms = JobShardConfig("a", 1, {"w": Variable((4,))}, SGD(0.1), Asynchronous(), seed=0)
-        server.store.create(terms, plan_shards(terms.variables, 1))
+        config = JobShardConfig("a", 1, {"w": Variable((4,))}, SGD(0.1), Asynchronous(), seed=0)
+        server.store.create(config, plan_shards(config.variables, 1))
         [shard] = server.store.everything()
         with ThreadPoolExecutor(2) as pool:
             restoring = pool.submit(shard.restore, 1, 1, read)

@@ -113,7 +113,7 @@ class TestPushes:
         with ShardServers(VARIABLES, servers=2, shards=2) as servers, servers.worker("a") as worker:
             push = worker.prepare(ONES, None, 1.0)
             for link in worker._servers.connections:
-                link.push(worker._pusher.header(link, push, commit=False), push.load(link))
+                link.push(worker._pusher.header(link, push, commit=False), push.payload_for(link))
             assert servers.sample("shoal_server_staged_pushes") == 2
             worker.send(push)
             assert servers.sample("shoal_server_staged_pushes") == 0

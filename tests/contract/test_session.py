@@ -502,7 +502,7 @@ def test_what_nobody_started_cannot_be_joined(client, coordinator):
     with pytest.raises(shoal.UnknownJob):
         client.session("job")
     coordinator.add(shoal.Job(name="job"), "SUCCEEDED")
-    with pytest.raises(shoal.UnknownJob, match=r"job is succeeded.*give variables"):
+    with pytest.raises(shoal.UnknownJob, match=r"job is succeeded.*pass variables"):
         client.session("job")
 
 

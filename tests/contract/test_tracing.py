@@ -445,7 +445,7 @@ ROLE = "import sys; from shoal._cli import main; sys.argv[1:] = ['coordinator', 
 def test_a_role_that_is_to_trace_and_cannot_says_so_and_does_not_start(environment):
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     said = refused(f"{LACKING}\n{ROLE}")
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT asks for traces" in said
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT enables tracing" in said
     assert "pip install 'shoal[otel]'" in said
 
 
@@ -466,7 +466,7 @@ def test_a_client_goes_on_untraced_with_what_opentelemetry_refuses_and_a_role_do
     environment.setenv(variable, value)
     with capture_logs() as logs, shoal.Client("127.0.0.1:1", retry_for_s=0):
         pass
-    assert [(line["log_level"], line["event"]) for line in logs] == [("warning", "nothing is traced")]
+    assert [(line["log_level"], line["event"]) for line in logs] == [("warning", "tracing is off")]
     assert f" {variable}" in logs[0]["reason"]
     assert "secret" not in logs[0]["reason"]
     assert _tracing.root("a") is _tracing.NOTHING

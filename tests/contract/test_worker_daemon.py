@@ -160,11 +160,11 @@ def test_a_daemon_that_leaves_finishes_the_batch_in_hand_and_says_how_far_it_is(
     daemon = start(BATCH_IN_HAND)
     trainer = psutil.Process(pid_of(cluster))
     enough = threading.Event()
-    leaving = threading.Thread(target=daemon.leave, args=[enough])
-    leaving.start()
-    wait_until(lambda: daemon._machine.retiring, what="the trainer's being asked")
+    draining = threading.Thread(target=daemon.leave, args=[enough])
+    draining.start()
+    wait_until(lambda: daemon._machine.stopping_after_batch, what="the trainer's being asked")
     trainer.send_signal(signal.SIGUSR1)
-    leaving.join(20)
+    draining.join(20)
     assert enough.is_set()
     daemon.stop()
     [leave] = cluster.record.of(coordinator_pb2.LeaveRequest)
@@ -262,17 +262,17 @@ def test_a_job_that_ended_before_the_trainer_came_is_left_alone(cluster, start):
 
 
 def test_a_device_that_is_not_there_stops_the_start(cluster, registry):
-    with pytest.raises(errors.ShoalError, match="cuda:99 is not here"):
+    with pytest.raises(errors.ShoalError, match="cuda:99 does not exist"):
         start_worker(WorkerConfig(cluster.address, "worker-1", device="cuda:99"), registry)
 
 
-@pytest.mark.parametrize(("wish", "reason"), [("auto", "CuPy does not import"), ("cpu", None)])
+@pytest.mark.parametrize(("wish", "reason"), [("auto", "CuPy cannot be imported"), ("cpu", None)])
 def test_what_it_trains_on_is_logged_and_why_that_is_no_gpu(cluster, registry, monkeypatch, wish, reason):
     monkeypatch.setitem(sys.modules, "cupy", None)
     cluster.members.assignments.clear()
     with capture_logs() as logs:
         start_worker(WorkerConfig(cluster.address, "worker-1", device=wish), registry).stop()
-    [line] = [line for line in logs if line["event"] == "training on"]
+    [line] = [line for line in logs if line["event"] == "device chosen"]
     assert line["device"] == "cpu"
     assert line["reason"] is reason or line["reason"].startswith(reason)
 

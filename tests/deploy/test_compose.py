@@ -116,7 +116,7 @@ def test_what_nobody_sets_is_as_in_the_code(service, command, flag, variable):
 @pytest.mark.parametrize("role", [*SERVERS, *WORKERS])
 @pytest.mark.parametrize("grace_s", [None, 7, 240])
 def test_who_is_told_to_stop_has_its_grace_and_time_to_end(role, grace_s):
-    variable = f"SHOAL_{role.partition('-')[0].upper()}_GRACE"
+    variable = f"SHOAL_{role.partition('-')[0].upper()}_GRACE_PERIOD"
     service = compose_file(**{variable: str(grace_s)} if grace_s else {})["services"][role]
     told_s = float(service["environment"]["SHOAL_GRACE"])
     assert grace_s in {None, told_s}
@@ -125,10 +125,10 @@ def test_who_is_told_to_stop_has_its_grace_and_time_to_end(role, grace_s):
 
 @pytest.mark.parametrize("role", ROLES)
 def test_nothing_is_traced_until_a_collector_is_named(role):
-    assert tracing.asked_by(SERVICES[role]["environment"]) == ""
+    assert tracing.enabling_variable(SERVICES[role]["environment"]) == ""
     endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
     told = compose_file(**{endpoint: "http://collector:4317"})["services"][role]["environment"]
-    assert tracing.asked_by(told) == endpoint
+    assert tracing.enabling_variable(told) == endpoint
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from shoal._tracing import environment as tracing
-from support.deployment import manifest_lives as lives
+from support.deployment import manifest_lifecycle as lifecycle
 from support.deployment import manifest_network as network
 from support.deployment.manifest_checks import OLDEST, OVERLAYS, RULES, SCHEMAS, complaints, rendered, schema_errors
 from support.deployment.manifests import (
@@ -77,7 +77,7 @@ class TestWhatOverlaysSay:
         worker = asking.pop("worker")
         assert not asking
         assert worker["image"].endswith("-gpu")
-        assert lives.environment(worker, rendered("overlays/gpu"))["SHOAL_DEVICE"] == "cuda:0"
+        assert lifecycle.environment(worker, rendered("overlays/gpu"))["SHOAL_DEVICE"] == "cuda:0"
 
     def test_one_node_shares_a_volume_of_its_own(self):
         claim = named(rendered("overlays/local"), "PersistentVolumeClaim", "checkpoints")
@@ -118,7 +118,7 @@ class TestComponents:
     def test_a_bucket_takes_the_place_of_the_volume(self, composed):
         for name in ("coordinator", "server"):
             pod = named(composed, "StatefulSet", name)["spec"]["template"]["spec"]
-            assert lives.environment(pod["containers"][0], composed)["SHOAL_CHECKPOINTS"].startswith("s3://")
+            assert lifecycle.environment(pod["containers"][0], composed)["SHOAL_CHECKPOINTS"].startswith("s3://")
             assert "checkpoints" not in {volume["name"] for volume in pod["volumes"]}
 
     def test_production_names_both_images_anew(self, composed):
@@ -152,7 +152,7 @@ class TestDocs:
         [lines] = [block for block in self.blocks("configMapGenerator") if "[::]" in block]
         objects = self.rendered_with(yaml.safe_load(lines), tmp_path)
         for workload in workloads(objects):
-            found = lives.environment(workload.pod["containers"][0], objects)
+            found = lifecycle.environment(workload.pod["containers"][0], objects)
             assert {found[name].rpartition(":")[0] for name in found if name.endswith("_LISTEN")} == {"[::]"}
 
     def test_with_its_lines_for_traces_all_reach_the_collector_and_nobody_else(self, tmp_path):
@@ -165,8 +165,8 @@ class TestDocs:
         assert complaints(objects) == []
         assert list(network.complaints(objects, network.NEEDED | network.TRACES)) == []
         for workload in workloads(objects):
-            told = lives.environment(workload.pod["containers"][0], objects)
-            assert tracing.asked_by(told)
+            told = lifecycle.environment(workload.pod["containers"][0], objects)
+            assert tracing.enabling_variable(told)
             assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.observability:4317"
 
     @pytest.mark.parametrize("components", [[], ["object-store", "gpu"]])

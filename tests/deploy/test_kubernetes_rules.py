@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from support.deployment import manifest_lives as lives
+from support.deployment import manifest_lifecycle as lifecycle
 from support.deployment import manifest_network as network
 from support.deployment import manifest_rules as rules
 from support.deployment.manifest_checks import OVERLAYS, RULES, SCHEMAS, rendered, schema_errors
@@ -139,34 +139,42 @@ BROKEN: list[tuple[rules.Rule, Change, str]] = [
         lambda o: spec(o, "PrometheusRule", "shoal")["groups"][0]["rules"][0].update({"for": "soon"}),
         "'soon' does not match",
     ),
-    (lives.command_lines, lambda o: variable(o, "SHOAL_LANES_PORT", "7071"), "SHOAL_LANES_PORT is no variable of sh"),
-    (lives.command_lines, lambda o: variable(o, "SHOAL_DEVICE", "cpu"), "SHOAL_DEVICE is no variable of shoal server"),
-    (lives.command_lines, lambda o: variable(o, "SHOAL_RPC_THREADS", "many"), "valid integer"),
-    (lives.command_lines, lambda o: container(o)["args"].append("--fast"), "No such option"),
     (
-        lives.command_lines,
+        lifecycle.command_lines,
+        lambda o: variable(o, "SHOAL_LANES_PORT", "7071"),
+        "SHOAL_LANES_PORT is no variable of sh",
+    ),
+    (
+        lifecycle.command_lines,
+        lambda o: variable(o, "SHOAL_DEVICE", "cpu"),
+        "SHOAL_DEVICE is no variable of shoal server",
+    ),
+    (lifecycle.command_lines, lambda o: variable(o, "SHOAL_RPC_THREADS", "many"), "valid integer"),
+    (lifecycle.command_lines, lambda o: container(o)["args"].append("--fast"), "No such option"),
+    (
+        lifecycle.command_lines,
         lambda o: next(each for each in o if each["kind"] == "ConfigMap")["data"].update(SHOAL_COLOUR="red"),
         "SHOAL_COLOUR is no variable of any role",
     ),
-    (lives.addresses, lambda o: variable(o, "SHOAL_LISTEN", "127.0.0.1:7070"), "SHOAL_LISTEN is 127.0.0.1:7070"),
-    (lives.addresses, lambda o: variable(o, "SHOAL_LANE_PORT", "0"), "SHOAL_LANE_PORT is 0"),
-    (lives.addresses, lambda o: variable(o, "SHOAL_COORDINATOR", "coordinator:7070"), "at coordinator:7070"),
-    (lives.addresses, lambda o: variable(o, "SHOAL_SERVICE", "servers"), "SHOAL_SERVICE is servers"),
+    (lifecycle.addresses, lambda o: variable(o, "SHOAL_LISTEN", "127.0.0.1:7070"), "SHOAL_LISTEN is 127.0.0.1:7070"),
+    (lifecycle.addresses, lambda o: variable(o, "SHOAL_LANE_PORT", "0"), "SHOAL_LANE_PORT is 0"),
+    (lifecycle.addresses, lambda o: variable(o, "SHOAL_COORDINATOR", "coordinator:7070"), "at coordinator:7070"),
+    (lifecycle.addresses, lambda o: variable(o, "SHOAL_SERVICE", "servers"), "SHOAL_SERVICE is servers"),
     (
-        lives.page_names,
+        lifecycle.page_names,
         lambda o: variable(o, "SHOAL_PAGE_HOSTS", "coordinator", "coordinator"),
         "does not answer to coordinator-0.coordinator.shoal.svc",
     ),
     (
-        lives.page_names,
+        lifecycle.page_names,
         lambda o: variable(o, "SHOAL_PAGE_HOSTS", "evil.example", "coordinator"),
         "answers to evil.example",
     ),
-    (lives.folders, lambda o: variable(o, "SHOAL_CHECKPOINTS", "/data"), "SHOAL_CHECKPOINTS is /data"),
-    (lives.probes, lambda o: container(o)["livenessProbe"]["grpc"].update(port=7071), "livenessProbe does not ask"),
-    (lives.probes, lambda o: container(o)["startupProbe"].update(failureThreshold=3), "gives up after 6 s"),
-    (lives.endings, lambda o: variable(o, "SHOAL_GRACE", "100"), "killed before its 105 s"),
-    (lives.endings, lambda o: container(o, "coordinator").pop("lifecycle"), "while servers still need it"),
+    (lifecycle.folders, lambda o: variable(o, "SHOAL_CHECKPOINTS", "/data"), "SHOAL_CHECKPOINTS is /data"),
+    (lifecycle.probes, lambda o: container(o)["livenessProbe"]["grpc"].update(port=7071), "livenessProbe does not ask"),
+    (lifecycle.probes, lambda o: container(o)["startupProbe"].update(failureThreshold=3), "gives up after 6 s"),
+    (lifecycle.endings, lambda o: variable(o, "SHOAL_GRACE", "100"), "killed before its 105 s"),
+    (lifecycle.endings, lambda o: container(o, "coordinator").pop("lifecycle"), "while servers still need it"),
 ]
 
 
@@ -216,7 +224,7 @@ class TestTheRulesThemselves:
     def test_variables_without_a_flag_are_read_somewhere(self):
         sources = [path for room in ("client", "server", "worker") for path in (ROOT / room).rglob("*.py")]
         text = "".join(path.read_text() for path in sources)
-        assert {name for name in lives.READ_ELSEWHERE if f'"{name}"' in text} == lives.READ_ELSEWHERE
+        assert {name for name in lifecycle.READ_ELSEWHERE if f'"{name}"' in text} == lifecycle.READ_ELSEWHERE
 
     @pytest.mark.parametrize(
         ("kind", "change"),

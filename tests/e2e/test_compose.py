@@ -52,7 +52,7 @@ LONG = dataclasses.replace(
     epochs=100_000,
     checkpoints=shoal.CheckpointPolicy(every_steps=200),
 )
-GOES_ON = re.compile(rf"^goes on from {LONG.name}/(\d+)")
+GOES_ON = re.compile(rf"^continues from {LONG.name}/(\d+)")
 KEPT = LONG.checkpoints.keep_last
 # What a dashboard's panel may have nothing of, on a CPU, where nothing fails.
 MAY_BE_EMPTY = {"GPUs' memory"}
@@ -454,7 +454,7 @@ def test_a_job_goes_on_where_all_was_stopped(stack, client, long_job):
     stack.compose("up", "--detach", "--no-build", "--no-recreate", "--scale", "worker=4")
     saved = long_job.status().checkpoint
     assert saved.step * LONG.workers >= before.progress.steps, "it was saved when it was told to stop"
-    told = [event.sequence for event in states(long_job) if f"goes on from checkpoint {saved.number}" in event.reason]
+    told = [event.sequence for event in states(long_job) if f"continues from checkpoint {saved.number}" in event.reason]
     assert len(told) == 1
 
     def steps():

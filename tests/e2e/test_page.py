@@ -193,7 +193,7 @@ def test_a_checkpoint_by_its_button(page, job):
     wait_for_workers(job)
     page.goto(f"/jobs/{job.name}")
     page.get_by_role("button", name="Take a checkpoint").click()
-    page.get_by_text("attempt 1 has begun").wait_for()
+    page.get_by_text("attempt 1 has started").wait_for()
     page.locator("section", has=page.get_by_role("heading", name="Checkpoints")).locator("tbody tr").first.wait_for()
 
 
@@ -231,20 +231,20 @@ def look_at_hostile_text(page, job):
     assert page.locator(".log p").all_inner_texts() == held, "what is held does not move"
     assert page.problems == []
     page.goto("/jobs/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
-    page.get_by_role("heading", name="There is no job <img src=x onerror=alert(1)>").wait_for()
+    page.get_by_role("heading", name="Unknown job <img src=x onerror=alert(1)>").wait_for()
     page.problems.clear()  # the browser notes the 404s
 
 
 def test_an_unknown_job_has_a_way_back(page):
     assert page.goto("/jobs/nobody").status == 404
-    page.get_by_role("heading", name="There is no job nobody").wait_for()
+    page.get_by_role("heading", name="Unknown job nobody").wait_for()
     page.get_by_role("link", name="Go to the cluster").click()
     page.get_by_role("heading", name="Cluster", exact=True).wait_for()
     page.problems.clear()  # the browser notes the 404s
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "says"), [(503, "OVERLOADED", "Asking again"), (403, "FORBIDDEN", "Load the page again")]
+    ("status", "code", "says"), [(503, "OVERLOADED", "Trying again"), (403, "FORBIDDEN", "Reload the page")]
 )
 def test_a_refusal_is_not_told_as_absence(page, status, code, says):
     refusal = {"code": code, "message": "as many watch as may"}

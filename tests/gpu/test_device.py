@@ -23,13 +23,13 @@ def test_arrays_go_there_and_back(device, dtype, shape):
 def test_what_is_computed_from_a_pull_is_right_while_the_next_is_on_its_way(device):
     rng = np.random.default_rng(0)
     pulls = [{f"v{i}": rng.normal(size=(1000, 1000)).astype(np.float32) for i in range(8)} for _ in range(6)]
-    brought = device.bring(pulls[0])
+    brought = device.upload(pulls[0])
     for index, pull in enumerate(pulls):
         params = device.receive(brought)
         doubled = {name: value * 2 for name, value in params.items()}
-        brought = device.bring(pulls[(index + 1) % len(pulls)])
+        brought = device.upload(pulls[(index + 1) % len(pulls)])
         del params
-        for name, value in device.fetch(doubled.items()):
+        for name, value in device.download(doubled.items()):
             np.testing.assert_array_equal(value, pull[name] * 2)
 
 

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { bytes, duration, figure, moment, plural, rate, seconds } from "../../server/shoal_coordinator/page/static/format.js";
+import { bytes, duration, metric, moment, plural, rate, seconds } from "../../server/shoal_coordinator/page/static/format.js";
 
 const at = (text) => Date.parse(text) / 1e3;
 
@@ -28,8 +28,8 @@ test("bytes", () => {
   assert.deepEqual([0, 1023, 1024, 10240, 3 * 2 ** 40].map(bytes), ["0 B", "1023 B", "1.0 KiB", "10 KiB", "3.0 TiB"]);
 });
 
-test("figures, and what is none", () => {
-  assert.deepEqual([0.5, 12.345, 1234.56, 1e-5, 0, null].map(figure), [
+test("metrics, and values that are not finite", () => {
+  assert.deepEqual([0.5, 12.345, 1234.56, 1e-5, 0, null].map(metric), [
     "0.5000",
     "12.35",
     "1234.6",

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Points, Story, mean, newer, smoothed } from "../../server/shoal_coordinator/page/static/job_history.js";
+import { Points, JobHistory, mean, newer, smoothed } from "../../server/shoal_coordinator/page/static/job_history.js";
 
 const reported = (time, samples, { worker = "w0", step = samples, loss = 1 } = {}) => ({
   event: "metrics",
@@ -36,58 +36,58 @@ test("a long curve is thinned evenly, and its newest point stays", () => {
 });
 
 test("the pace is that of the last reports", () => {
-  const story = new Story();
-  assert.equal(story.samplesPerS(5), null);
-  story.add([reported(100, 0)]);
-  assert.equal(story.samplesPerS(100), null, "one report says nothing");
-  story.add([reported(102, 50), reported(104, 100)]);
-  assert.equal(story.samplesPerS(104), 25);
-  for (let time = 105; time <= 120; time += 1) story.add([reported(time, 100 + 10 * (time - 104))]);
-  assert.equal(story.samplesPerS(120), 10, "what was long ago does not count");
+  const history = new JobHistory();
+  assert.equal(history.samplesPerS(5), null);
+  history.add([reported(100, 0)]);
+  assert.equal(history.samplesPerS(100), null, "one report says nothing");
+  history.add([reported(102, 50), reported(104, 100)]);
+  assert.equal(history.samplesPerS(104), 25);
+  for (let time = 105; time <= 120; time += 1) history.add([reported(time, 100 + 10 * (time - 104))]);
+  assert.equal(history.samplesPerS(120), 10, "what was long ago does not count");
 });
 
 test("a job that stands still has a pace of 0", () => {
-  const story = new Story();
-  assert.equal(story.silence(7), null);
-  story.add([reported(100, 0), reported(101, 50)]);
-  assert.deepEqual([story.samplesPerS(105), story.stalled(105), story.silence(105)], [50, false, 4]);
-  assert.deepEqual([story.samplesPerS(112), story.stalled(112), story.silence(112)], [0, true, 11]);
-  story.add([reported(113, 60)]);
-  assert.ok(story.samplesPerS(113) > 0);
+  const history = new JobHistory();
+  assert.equal(history.silence(7), null);
+  history.add([reported(100, 0), reported(101, 50)]);
+  assert.deepEqual([history.samplesPerS(105), history.stalled(105), history.silence(105)], [50, false, 4]);
+  assert.deepEqual([history.samplesPerS(112), history.stalled(112), history.silence(112)], [0, true, 11]);
+  history.add([reported(113, 60)]);
+  assert.ok(history.samplesPerS(113) > 0);
 });
 
 test("a job whose steps are long does not stand still between them", () => {
-  const story = new Story();
-  story.add([reported(0, 0), reported(60, 600)]);
-  assert.equal(story.samplesPerS(200), 10);
-  assert.equal(story.samplesPerS(260), 0);
+  const history = new JobHistory();
+  history.add([reported(0, 0), reported(60, 600)]);
+  assert.equal(history.samplesPerS(200), 10);
+  assert.equal(history.samplesPerS(260), 0);
 });
 
-test("curves by figure and worker, evaluations of the job", () => {
-  const story = new Story();
-  story.add([
+test("curves by metric and worker, evaluations of the job", () => {
+  const history = new JobHistory();
+  history.add([
     reported(1, 1, { loss: 3 }),
     reported(2, 1, { loss: 5, worker: "w1" }),
     { event: "evaluation", result: { step: 7, values: { accuracy: 0.5 } } },
     { event: "state", state: "running" },
   ]);
-  assert.deepEqual([...story.figures.get("loss").keys()], ["w0", "w1"]);
-  assert.deepEqual(story.evaluations.get("accuracy").steps, [7]);
-  const { version } = story;
-  story.add([]);
-  assert.notEqual(story.version, version);
-  story.clear();
-  assert.deepEqual([story.figures.size, story.evaluations.size, story.reportedAt], [0, 0, null]);
+  assert.deepEqual([...history.metrics.get("loss").keys()], ["w0", "w1"]);
+  assert.deepEqual(history.evaluations.get("accuracy").steps, [7]);
+  const { version } = history;
+  history.add([]);
+  assert.notEqual(history.version, version);
+  history.clear();
+  assert.deepEqual([history.metrics.size, history.evaluations.size, history.reportedAt], [0, 0, null]);
 });
 
-test("figures, workers and lines are bounded", () => {
-  const story = new Story();
+test("metrics, workers and lines are bounded", () => {
+  const history = new JobHistory();
   for (let number = 0; number < 100; number += 1) {
-    story.add([{ ...reported(number, number, { worker: `w${number}` }), values: { loss: 1, [`f${number}`]: 1 } }]);
+    history.add([{ ...reported(number, number, { worker: `w${number}` }), values: { loss: 1, [`f${number}`]: 1 } }]);
   }
-  assert.deepEqual([story.figures.size, story.figures.get("loss").size], [12, 64]);
-  story.add(Array.from({ length: 3_000 }, (_, sequence) => ({ event: "log", sequence, worker: "w0", text: "", time: 0 })));
-  assert.deepEqual([story.lines.length, story.lines[0].sequence], [2_000, 1_000]);
+  assert.deepEqual([history.metrics.size, history.metrics.get("loss").size], [12, 64]);
+  history.add(Array.from({ length: 3_000 }, (_, sequence) => ({ event: "log", sequence, worker: "w0", text: "", time: 0 })));
+  assert.deepEqual([history.lines.length, history.lines[0].sequence], [2_000, 1_000]);
 });
 
 test("how many lines came behind those that are held", () => {

@@ -54,7 +54,7 @@ test("events come whole, however the pieces are cut, and it goes on behind the l
 
 test("nobody answers: the coordinator is away, and is looked for", async () => {
   const { links, errors } = await followed([new TypeError("fetch failed")], (it) => it.length === 2);
-  assert.deepEqual(links, Array(2).fill({ live: false, reason: "the coordinator does not answer" }));
+  assert.deepEqual(links, Array(2).fill({ live: false, reason: "the coordinator does not respond" }));
   assert.deepEqual(errors, []);
 });
 
@@ -65,7 +65,7 @@ test("too many watch: that is said, not that it is away, and it asks again", asy
   assert.deepEqual(links[1], { live: true });
 });
 
-test("what will be refused for ever is not asked again", async () => {
+test("what will be refused permanently is not asked again", async () => {
   mock.method(globalThis, "fetch", async () => refused(403, "FORBIDDEN", "wrong host"));
   const timers = mock.method(globalThis, "setTimeout");
   let stop;

@@ -1,8 +1,8 @@
-"""Runs the long forms of what is killed, damaged and cut, and keeps what they showed: `chaos.py [NAME,...]`.
+"""Runner of the long scenarios with faults, which stores their results: `chaos.py [NAME,...]`.
 
-`make chaos` calls it. A scenario is one or more tests, whose rows (see `forms.record`) make up its own; the suite runs
-the same tests in their short forms. One runs after the other, since figures are seconds, each under the guard against
-leaks. CHAOS_RUNS=n in the environment shortens all of them.
+`make chaos` calls it. A scenario is one or more tests. Their rows (see `forms.record`) are the scenario's results.
+The suite runs the same tests in their short forms. Scenarios run one after the other, because results include times,
+and each runs under the guard against leaks. CHAOS_RUNS=n in the environment shortens all of them.
 """
 
 import argparse

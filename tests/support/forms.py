@@ -1,6 +1,6 @@
-"""Long and short forms of a test: the suite runs the short ones, `make chaos` and `make long` the long ones.
+"""Lengths of tests: the suite runs the short forms, `make chaos` and `make long` the long ones.
 
-The environment says which: `SHOAL_LONG=1` asks for the long ones, and `CHAOS_RUNS=n` for n runs of each.
+The environment selects them: `SHOAL_LONG=1` selects the long forms, and `CHAOS_RUNS=n` sets n runs of each.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 The guard looks only at what the run itself made, so other programs on the machine, and other runs, cannot fail it:
 
-- Processes: each process of the run inherits a mark in its environment, whoever its parent becomes. No process with
+- Processes: each process of the run inherits a mark in its environment, even if its parent changes. No process with
   the mark may be alive afterwards. A port is held by a process; the report names the ports that a process listens on.
 - Temporary files and shared memory: the environment gives the run a folder of its own for each (TMPDIR and
   SHOAL_SHARED_MEMORY). Both must be empty afterwards, whether or not the process that wrote there is alive.

@@ -1,6 +1,6 @@
-"""A transport in memory, between a client and servers of one process: its messages lie in queues.
+"""Transport in memory between a client and servers of one process. Its messages are in queues.
 
-Both halves are here, and nothing else knows of them: this is all that a new transport has to bring.
+Both halves are in this module: it shows all that a new transport must provide.
 """
 
 import queue
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from shoal import _transport, errors
-from shoal._transport import Target, Transport, TransportFactory, take_message
+from shoal._transport import Target, Transport, TransportFactory, read_message
 from shoal._wire import Assembler, PullAssembly, PullDecoder, PushPayload, decode_push, region_offsets
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -35,7 +35,7 @@ ANSWER_TIMEOUT_S = 120.0
 
 
 class Line:
-    """What one client and one server say to each other. Whoever hangs up wakes the other end."""
+    """Connection of one client and one server. Closing it wakes the other end."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[tuple[str, bytes, np.ndarray | None]] = queue.SimpleQueue()
@@ -48,10 +48,10 @@ class Line:
         self.answers.put(("over", b""))
 
     def next_call(self) -> tuple[str, bytes, np.ndarray | None]:
-        """The next that is no late wake-up of a pull."""
-        while (said := self.calls.get())[0] == "woken":
+        """Returns the next call, without late wake-ups of a pull."""
+        while (call := self.calls.get())[0] == "woken":
             pass
-        return said
+        return call
 
 
 # The client's half.
@@ -70,19 +70,19 @@ class MemoryTransport(Transport):
         self._lent += 1
         return self._lent, np.empty(region_offsets(self._target.layouts)[1], np.uint8)
 
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         self.line.calls.put(("pull", request.SerializeToString(), None))
-        delivery = PullAssembly(self._target.layouts, arrival)
+        assembly = PullAssembly(self._target.layouts, pull_decoder)
         with self._whole():
             while message := self._answer(None):
-                delivery.add(take_message(pb.PullReply, message, delivery.assembler)[0])
-            return delivery.finish()
+                assembly.add(read_message(pb.PullReply, message, assembly.assembler)[0])
+            return assembly.finish()
 
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
-        return self._push("push", header, load)
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
+        return self._push("push", header, payload)
 
-    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
-        self._push("assign", header, load)
+    def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
+        self._push("assign", header, payload)
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         self.line.calls.put(("commit", request.SerializeToString(), None))
@@ -92,20 +92,20 @@ class MemoryTransport(Transport):
     def close(self) -> None:
         self.line.hang_up()
 
-    def _push(self, call: str, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
-        header.slot = load.slot if load.owner is self else 0
+    def _push(self, call: str, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
+        header.slot = payload.region if payload.owner is self else 0
         with self._whole():
             if header.slot:
-                self.line.calls.put((call, pb.PushRequest(header=header).SerializeToString(), load.copy))
+                self.line.calls.put((call, pb.PushRequest(header=header).SerializeToString(), payload.copy))
             else:
-                for pieces in load.requests(header):
+                for pieces in payload.requests(header):
                     self.line.calls.put((call, b"".join(pieces), None))
                 self.line.calls.put(("end", b"", None))
             return pb.PushReply.FromString(self._answer(ANSWER_TIMEOUT_S))
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """A call that is not answered leaves nobody knows what in the queues: the line is given up."""
+        """Closes the connection if a call fails, because its queues may then hold any messages."""
         try:
             yield
         except _Refused as refused:
@@ -138,9 +138,9 @@ class MemoryFactory(TransportFactory):
     rank = 40
     attaches = False
 
-    def open(self, target: Target, loads: int) -> MemoryTransport:
+    def open(self, target: Target, payloads: int) -> MemoryTransport:
         if target.address not in _servers:
-            raise errors.Unreachable(f"nobody serves {target.address} in memory", address=target.address)
+            raise errors.Unreachable(f"no server at {target.address} in memory", address=target.address)
         return MemoryTransport(_servers[target.address].connect(), target)
 
 
@@ -176,15 +176,15 @@ class MemoryEndpoint(Endpoint):
         calls: dict[str, Callable[[Line, bytes, np.ndarray | None], bytes]]
         calls = {"pull": self._pull, "push": self._push, "commit": self._commit, "assign": self._assign}
         while True:
-            call, message, slot = line.next_call()
+            call, message, region = line.next_call()
             if call == "over":
                 return
             try:
-                line.answers.put(("answer", calls[call](line, message, slot)))
+                line.answers.put(("answer", calls[call](line, message, region)))
             except errors.ShoalError as error:
                 line.answers.put(("error", error))
 
-    def _pull(self, line: Line, message: bytes, _slot: object) -> bytes:
+    def _pull(self, line: Line, message: bytes, _region: object) -> bytes:
         request = pb.PullRequest.FromString(message)
         shards = self._service.shards_of(request)
         pull = PendingPull(shards, lambda: line.calls.put(("woken", b"", None)))
@@ -205,44 +205,44 @@ class MemoryEndpoint(Endpoint):
                 pull.abandon()
         return b""
 
-    def _push(self, line: Line, message: bytes, slot: np.ndarray | None) -> bytes:
-        return self._receive(line, message, slot, lambda *parts: self._service.push(lambda: parts))
+    def _push(self, line: Line, message: bytes, region: np.ndarray | None) -> bytes:
+        return self._receive(line, message, region, lambda *parts: self._service.push(lambda: parts))
 
-    def _assign(self, line: Line, message: bytes, slot: np.ndarray | None) -> bytes:
-        return self._receive(line, message, slot, self._service.assign)
+    def _assign(self, line: Line, message: bytes, region: np.ndarray | None) -> bytes:
+        return self._receive(line, message, region, self._service.assign)
 
     def _receive(
         self,
         line: Line,
         message: bytes,
-        slot: np.ndarray | None,
+        region: np.ndarray | None,
         call: Callable[[pb.PushHeader, Source], pb.PushReply],
     ) -> bytes:
         header, first = decode_push(message)
         stream = _messages(line)
 
         def rest(assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
-            return (take_message(pb.PushRequest, later, assembler) for later in stream)
+            return (read_message(pb.PushRequest, later, assembler) for later in stream)
 
         count = self._service.received(NAME)
         try:
-            source = from_chunks(first, rest, count) if slot is None else from_region(slot, count)
+            source = from_chunks(first, rest, count) if region is None else from_region(region, count)
             return call(required(header), source).SerializeToString()
         finally:
-            for _ in stream if slot is None else ():  # what a refused push still brings
+            for _ in stream if region is None else ():  # skips the messages of a refused push
                 pass
 
-    def _commit(self, line: Line, message: bytes, _slot: object) -> bytes:
+    def _commit(self, line: Line, message: bytes, _region: object) -> bytes:
         return self._service.commit(pb.CommitRequest.FromString(message)).SerializeToString()
 
 
 def _messages(line: Line) -> Iterator[bytes]:
-    """The rest of a push, until its end."""
-    while (said := line.next_call())[0] != "end":
-        if said[0] == "over":
+    """Yields the remaining messages of a push, up to its end."""
+    while (call := line.next_call())[0] != "end":
+        if call[0] == "over":
             line.hang_up()
             raise errors.Unreachable("the client left in the middle of a push")
-        yield said[1]
+        yield call[1]
 
 
 class MemoryEndpoints(EndpointFactory):
@@ -254,7 +254,7 @@ class MemoryEndpoints(EndpointFactory):
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """Servers and clients that are made meanwhile have this transport; clients use it if they are told to."""
+    """Registers this transport for servers and clients that are made meanwhile. Clients use it if it is selected."""
     _transport.register(MemoryFactory())
     serving.register(MemoryEndpoints())
     try:

@@ -1,4 +1,4 @@
-"""Decoder of whole `PullReply` messages: production reads them piece by piece (`shoal._transport.chunk_reader`)."""
+"""Decoder of whole `PullReply` messages. The product reads them in pieces (`shoal._transport.chunk_reader`)."""
 
 from shoal._wire.chunks import Buffer, Chunk, decode
 from shoal.v1 import header_pb2

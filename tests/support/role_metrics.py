@@ -1,4 +1,4 @@
-"""Real roles in this process, and what a scrape of each gives."""
+"""Real roles in this process, and the metrics of a scrape of each."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

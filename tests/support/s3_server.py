@@ -1,4 +1,4 @@
-"""A real S3 server on loopback, in this process: moto's, which keeps everything in memory."""
+"""Real S3 server on loopback, in this process: moto's, which keeps everything in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A role's /metrics page, read."""
+"""Parser of a role's /metrics page."""
 
 import urllib.request
 

@@ -1,4 +1,4 @@
-"""Traces as tests see them: recorded in this process, or received by a collector that speaks OTLP."""
+"""Traces for tests: recorded in this process, or received by a collector that speaks OTLP."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline, in place of sleeping."""
+"""Wait for a condition with a deadline, instead of a sleep."""
 
 import threading
 import time

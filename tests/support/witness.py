@@ -1,4 +1,4 @@
-"""The digits, trained by a process that says how its parameters come: a line of JSON before each step."""
+"""Trainer of the digits that prints its parameters as a line of JSON before each step."""
 
 import json
 import os

@@ -56,7 +56,8 @@ def _of(registry: CollectorRegistry) -> Iterator[MetricFamily]:
             if isinstance(collector, MetricWrapperBase):
                 labels = collector._labelnames
             else:
-                labels = family._labelnames or [*dict.fromkeys(name for it in family.samples for name in it.labels)]
+                seen = dict.fromkeys(name for it in family.samples for name in it.labels)
+                labels = getattr(family, "_labelnames", ()) or [*seen]
             suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
             yield MetricFamily(
                 f"{family.name}{suffix}",

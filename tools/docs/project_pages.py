@@ -50,7 +50,8 @@ def decisions() -> list[tuple[str, str, str, str, str]]:
         match = _DECISION.match(file.read_text())
         if not match or int(match[1]) != int(file.name[:4]):
             raise ValueError(f"{file} does not begin with '# NUMBER. TITLE', '- Status: ...' and '- Date: YYYY-MM-DD'")
-        found.append((*match.groups(), file.name))
+        number, title, status, date = match.groups()
+        found.append((number, title, status, date, file.name))
     return found
 
 

@@ -143,7 +143,7 @@ def _names(messages: list[descriptors.DescriptorProto], prefix: str) -> Iterator
 def pages() -> dict[str, str]:
     """Returns a page for each proto, and their index."""
     files = descriptor_set().file
-    homes = {}
+    homes: dict[str, str] = {}
     for file in files:
         names = [*_names(list(file.message_type), PACKAGE), *(f"{PACKAGE}.{enum.name}" for enum in file.enum_type)]
         homes |= dict.fromkeys(names, file.name)

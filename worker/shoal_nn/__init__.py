@@ -1,4 +1,4 @@
-"""Layers and losses over NumPy or CuPy: pure functions with pullbacks. What trains them is a program."""
+"""Layers, losses and metrics over NumPy or CuPy: pure functions with pullbacks. A program trains them."""
 
 from shoal_nn.activations import GELU, ReLU, ReLU6, Sigmoid, Tanh
 from shoal_nn.containers import Add, ByFeature, Concat, Identity, Parallel, Residual, Sequential

@@ -1,4 +1,4 @@
-"""A data set whose batches go through a function as they are read. What is drawn for images is in `shoal.data`."""
+"""Data set whose batches pass through a function when they are read. `shoal.data` has random augmentation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +10,18 @@ from shoal.program import Dataset, RandomDataset
 
 
 class Mapped(DatasetWrapper):
-    """Another data set, each of whose batches goes through a function, on the host and ahead of its step.
+    """Data set that applies a function to each batch of another one, on the host and ahead of the step.
 
     Args:
-        dataset: read in blocks if it is; given its epoch's seed if it takes one.
-        function: of a batch; what it raises, reading the batch raises.
+        dataset: the other data set. Its blocks and its seeds are kept.
+        function: takes and returns a batch. Its errors are raised by the read.
     """
 
     def __init__(self, dataset: Dataset | RandomDataset, function: Callable[[Any], Any]) -> None:
         super().__init__(dataset)
         self._function = function
 
-    def _transform(self, batch: Any, numbers: np.ndarray, seed: int | None) -> Any:  # noqa: ARG002 - all alike
+    def _transform(self, batch: Any, numbers: np.ndarray, seed: int | None) -> Any:  # noqa: ARG002 - the same for all
         return self._function(batch)
 
 

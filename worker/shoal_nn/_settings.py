@@ -1,4 +1,4 @@
-"""Settings of the types that a function says: what a command line or a file gives may be of any."""
+"""Type checks of settings, which come from a command line or a file and may have any type."""
 
 import functools
 import inspect
@@ -13,11 +13,11 @@ from shoal import errors
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Of one and of many. bool is a number to Python, and not to us.
+# Singular and plural. bool is an int in Python, but not here.
 _WORDS: Mapping[Any, tuple[str, str]] = {
-    str: ("a text", "texts"),
-    bool: ("true or false", "trues and falses"),
-    int: ("a whole number", "whole numbers"),
+    str: ("a string", "strings"),
+    bool: ("true or false", "booleans"),
+    int: ("an integer", "integers"),
     float: ("a number", "numbers"),
     Any: ("anything", "anything"),
 }
@@ -25,13 +25,14 @@ _KINDS: Mapping[Any, type] = {str: str, int: Integral, float: Real}
 
 
 def checked_settings(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, which looks at its arguments before it begins.
+    """Checks the types of a function's arguments before each call.
 
     Args:
-        function: its parameters say their types: text, numbers, bool, None, and unions, sequences and mappings of such.
+        function: a function whose parameters are annotated with str, numbers, bool, None, or unions, sequences and
+            mappings of these.
 
     Returns:
-        The same, which raises a ProgramError that names an argument of another type.
+        The function. A call raises ProgramError if an argument has another type than its annotation.
     """
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function.func if isinstance(function, functools.partial) else function)
@@ -40,7 +41,7 @@ def checked_settings(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             if not _is(value, hints[name]):
-                raise errors.ProgramError(f"{name} is {value!r}; give {_said(hints[name])}")
+                raise errors.ProgramError(f"{name} is {value!r}; give {_type_text(hints[name])}")
         return function(*args, **kwargs)
 
     return call
@@ -51,7 +52,7 @@ def _is(value: object, kind: Any) -> bool:
     if origin in {Union, types.UnionType}:
         return any(_is(value, each) for each in inner)
     if origin is Literal:
-        return isinstance(value, str)  # of which, the function says
+        return isinstance(value, str)  # the function itself checks the value
     if origin is Sequence:
         return isinstance(value, Sequence) and not isinstance(value, str) and all(_is(each, inner[0]) for each in value)
     if origin is Mapping:
@@ -61,17 +62,17 @@ def _is(value: object, kind: Any) -> bool:
     return isinstance(value, _KINDS.get(kind, kind)) and (kind is bool or not isinstance(value, bool))
 
 
-def _said(kind: Any, many: bool = False) -> str:
-    """A type in words."""
+def _type_text(kind: Any, many: bool = False) -> str:
+    """Returns a type in words."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in {Union, types.UnionType}:
-        return ", or ".join(_said(each, many) for each in inner if each is not types.NoneType)
+        return ", or ".join(_type_text(each, many) for each in inner if each is not types.NoneType)
     if origin is Literal:
         return _WORDS[str][many]
     if origin is Sequence:
-        return f"{'lists' if many else 'a list'} of {_said(inner[0], True)}"
+        return f"{'lists' if many else 'a list'} of {_type_text(inner[0], True)}"
     if origin is Mapping:
-        return f"{'mappings' if many else 'a mapping'} of names to {_said(inner[1], True)}"
+        return f"{'mappings' if many else 'a mapping'} of names to {_type_text(inner[1], True)}"
     return _WORDS[kind][many]
 
 

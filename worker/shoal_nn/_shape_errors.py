@@ -1,22 +1,22 @@
-"""What is said of an array that a layer, a loss or a metric does not take."""
+"""Errors for arrays that a layer, a loss or a metric does not accept."""
 
 from shoal import errors
 
 
 def shape_error(layer: str, kind: str, what: str, got: str, wants: str, change: str) -> errors.InvalidShape:
-    """The error, whose details are these arguments.
+    """Returns the error. Its details are the arguments.
 
     Args:
-        layer: its path in the model; empty for a layer by itself; of a function, that has none, its kind.
-        kind: the class's name, or the function's.
-        what: it got: "samples of shape".
-        got: of that: "(3, 4)".
-        wants: instead.
-        change: what may be at fault.
+        layer: the layer's path in the model; empty for a single layer; for a function, the same as `kind`.
+        kind: name of the class or function.
+        what: what it got, such as "samples of shape".
+        got: the value that it got, such as "(3, 4)".
+        wants: the value that it needs.
+        change: what the user can change.
     """
     where = {"": f"layer {kind}", kind: kind}.get(layer, f"layer {layer!r} ({kind})")
     return errors.InvalidShape(
-        f"{where} got {what} {got}, and wants {wants}; change {change}",
+        f"{where} got {what} {got}, but needs {wants}; change {change}",
         layer=layer,
         kind=kind,
         what=what,

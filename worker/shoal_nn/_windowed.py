@@ -1,4 +1,4 @@
-"""What convolutions and poolings have in common: the settings of their windows, and where these lie."""
+"""Base class of convolutions and pooling: settings of windows, and their positions."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from shoal_nn.layer import Layer, Shape
 
 
 class Windowed(Layer):
-    """A layer that goes by windows over images. A pair of its settings may be a list, as JSON has it."""
+    """Base class of layers over windows of images. A pair may be given as a list, as in JSON."""
 
     window: Pair
     strides: Pair | None
     padding: Padding
 
     def _check_windows(self, *, overlapping: bool = False) -> None:
-        """Raises InvalidLayer unless the settings make sense.
+        """Raises InvalidLayer if a setting is invalid.
 
         Args:
-            overlapping: whether each window must see something of the image.
+            overlapping: whether each window must overlap the image.
         """
         self._demand(_are_lengths(self.window, 1), f"window is {self.window!r}; give 1 or more, or such a pair")
         self._demand(_are_lengths(self._steps, 1), f"strides are {self.strides!r}; give 1 or more, or such a pair")
@@ -26,7 +26,9 @@ class Windowed(Layer):
         sides = (self.padding,) * 2 if isinstance(self.padding, int) else self.padding
         lists = isinstance(sides, tuple | list) and len(sides) == 2
         named = f"padding is {self.padding!r}; give same, valid, "
-        self._demand(lists and all(_are_lengths(side, 0) for side in sides), named + "or zeros of rows and of columns")
+        self._demand(
+            lists and all(_are_lengths(side, 0) for side in sides), named + "or the number of zero rows and columns"
+        )
         height, width = pair(self.window)
         fits = all(
             side < size for side, size in zip(explicit(self.padding), (height, height, width, width), strict=True)
@@ -34,7 +36,7 @@ class Windowed(Layer):
         self._demand(fits or not overlapping, named + f"or less than a window, {self.window}")
 
     def _windows(self, shape: Shape) -> Windows:
-        """Over images of this shape, which is checked."""
+        """Returns the windows over images of this shape. Raises InvalidShape if it does not fit."""
         self._require(len(shape) == 3, shape, "three axes: (height, width, channels)")
         windows = windows_over((shape[0], shape[1]), self.window, self._steps, self.padding)
         height, width = pair(self.window)
@@ -47,7 +49,7 @@ class Windowed(Layer):
 
 
 def _are_lengths(given: Any, least: int) -> bool:
-    """Whether it is a whole number from `least` on, or a pair of them."""
+    """Returns whether it is an integer >= `least`, or a pair of them."""
     lengths = given if isinstance(given, tuple | list) and len(given) == 2 else [given]
     return all(isinstance(each, int) and each >= least for each in lengths)
 

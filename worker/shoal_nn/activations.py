@@ -1,4 +1,4 @@
-"""Activations: functions of each element alone."""
+"""Activations: layers that apply a function to each element."""
 
 import math
 from abc import abstractmethod
@@ -14,7 +14,7 @@ _STEEPNESS = math.sqrt(2 / math.pi)
 
 
 class Activation(StatelessLayer):
-    """Takes samples of any shape."""
+    """Base class of activations. They accept samples of any shape."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return shape
@@ -29,12 +29,12 @@ class Activation(StatelessLayer):
 
     @abstractmethod
     def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
-        """The value at each element, and what gives the slope there."""
+        """Returns the value at each element, and a function that returns the derivative there."""
 
 
 @dataclass(frozen=True)
 class ReLU(Activation):
-    """max(x, 0), with slope 0 at 0."""
+    """y = max(x, 0), with derivative 0 at 0."""
 
     def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
         y = namespace_of(x).maximum(x, 0)
@@ -43,7 +43,10 @@ class ReLU(Activation):
 
 @dataclass(frozen=True)
 class ReLU6(Activation):
-    """min(max(x, 0), 6), with slope 0 at both ends (Krizhevsky, "Convolutional deep belief networks", 2010)."""
+    """y = min(max(x, 0), 6), with derivative 0 at both ends.
+
+    Krizhevsky, "Convolutional deep belief networks", 2010.
+    """
 
     def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
         y = namespace_of(x).clip(x, 0, 6)
@@ -52,7 +55,7 @@ class ReLU6(Activation):
 
 @dataclass(frozen=True)
 class Sigmoid(Activation):
-    """1 / (1 + exp(-x))."""
+    """y = 1 / (1 + exp(-x))."""
 
     def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
         y = sigmoid(x)
@@ -61,7 +64,7 @@ class Sigmoid(Activation):
 
 @dataclass(frozen=True)
 class Tanh(Activation):
-    """tanh(x)."""
+    """y = tanh(x)."""
 
     def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
         y = namespace_of(x).tanh(x)
@@ -70,10 +73,12 @@ class Tanh(Activation):
 
 @dataclass(frozen=True)
 class GELU(Activation):
-    """x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
+    """y = x Phi(x), where Phi is the normal distribution function.
+
+    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 
     Args:
-        approximate: by Phi(x) = (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
+        approximate: whether to use Phi(x) = (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
     """
 
     approximate: bool = False
@@ -84,7 +89,7 @@ class GELU(Activation):
 
 @fused
 def sigmoid(xp: Namespace, x: Array) -> Array:
-    """1 / (1 + exp(-x)), without an exponential that overflows."""
+    """Returns 1 / (1 + exp(-x)) without overflow."""
     small = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, 1, small) / (1 + small)
 

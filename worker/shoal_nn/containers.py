@@ -1,4 +1,4 @@
-"""Layers made of layers: their variables are their children's, with the child's name before each."""
+"""Containers: layers made of layers. Names of variables begin with the child's name: "conv1/kernel"."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -25,18 +25,18 @@ from shoal_worker.arrays import namespace_of
 
 _T = TypeVar("_T")
 
-# By name, or one after the other: then their names are "0", "1" and so on.
+# Layers by name, or a sequence with the names "0", "1" and so on.
 Layers = Mapping[str, Layer] | Sequence[Layer]
 
 
 class _Container(Layer):
-    """What all containers have in common: children with names."""
+    """Base class of containers: children with names."""
 
     layers: tuple[tuple[str, Layer], ...]
 
     @abstractmethod
     def _shapes(self, shape: LayerInput) -> list[LayerInput]:
-        """What each child is fed, for examples of this shape."""
+        """Returns each child's input shape for samples of this shape."""
 
     def variables(self, shape: LayerInput) -> dict[str, Variable]:
         kept = {}
@@ -48,7 +48,7 @@ class _Container(Layer):
     def _apply_child(
         self, child: tuple[str, Layer], params: Arrays, state: Arrays, x: Array, train: Train
     ) -> tuple[Array, dict[str, Array], Pullback]:
-        """As its `apply`, with the names of the container's variables."""
+        """Applies a child; its variables get the names that they have in the container."""
         name, layer = child
         self._trains(train)
         below: Train = train.under(name) if isinstance(train, TrainingContext) else False
@@ -64,21 +64,21 @@ class _Container(Layer):
 
 @dataclass(frozen=True, init=False)
 class Sequential(_Container):
-    """One layer after the other.
+    """Layers applied one after the other.
 
-    Sample:
+    Example:
         A small network for images. Its variables are "conv/kernel", "conv/bias", "head/kernel" and "head/bias".
 
             net = Sequential({
                 "conv": Conv2D(16, strides=2), "relu": ReLU(), "pool": GlobalAvgPool(), "head": Dense(10),
             })
             params, state = net.init(np.random.default_rng(0), (28, 28, 1))
-            logits, state, pullback = net.apply(params, state, images, Training(seed))
+            logits, state, pullback = net.apply(params, state, images, TrainingContext(seed))
             loss, dlogits = softmax_cross_entropy(logits, labels)
             gradients, _ = pullback(dlogits)
 
     Args:
-        layers: by name, or a list, whose layers are called "0", "1" and so on.
+        layers: by name, or a list with the names "0", "1" and so on.
 
     Raises:
         InvalidLayer: a name is empty or has a slash.
@@ -118,7 +118,7 @@ class Sequential(_Container):
             for number in reversed(range(len(pulls))):
                 part, dy = pulls[number](dy)
                 yield part
-                if dy is None:  # such as of whole numbers, which nothing learns to give
+                if dy is None:  # no gradient by the input, such as of integers
                     self._demand_no_learner(number, fed)
                     break
             return dy
@@ -126,40 +126,45 @@ class Sequential(_Container):
         return x, after, PartwisePullback(parts)
 
     def _demand_no_learner(self, number: int, fed: list[LayerInput]) -> None:
-        """Raises InvalidLayer if one of so many first children has parameters: they would have no gradients."""
+        """Raises InvalidLayer if a child before this one has parameters, which would have no gradients."""
         for (name, layer), shape in zip(self.layers[:number], fed, strict=False):
             learns = any(it.trainable for it in layer.variables(shape).values())
             self._demand(
                 not learns,
-                f"its layer {self.layers[number][0]!r} gives no gradient by its input, and {name!r} before it would "
-                "not learn; give it input_gradient=True, or freeze what comes before it",
+                f"its layer {self.layers[number][0]!r} gives no gradient by its input, so {name!r} before it would "
+                "not learn; set input_gradient=True, or freeze the layers before it",
             )
 
 
 class Merge(ABC):
-    """How the outputs of branches become one."""
+    """Base class of the ways to merge the outputs of branches."""
 
     @abstractmethod
     def output_shape(self, shapes: list[Shape]) -> Shape | None:
-        """Of a sample; None where these do not go together."""
+        """Returns the shape of a merged sample; None if the shapes do not match."""
 
     @abstractmethod
-    def join(self, outputs: list[Array]) -> Array:
-        """One array."""
+    def merge(self, outputs: list[Array]) -> Array:
+        """Returns the merged array."""
 
     @abstractmethod
     def split(self, dy: Array, lengths: list[int]) -> list[Array]:
-        """The gradient by each branch's output, whose last axes have these lengths."""
+        """Returns the gradient by each branch's output.
+
+        Args:
+            dy: the gradient by the merged array.
+            lengths: length of the last axis of each output.
+        """
 
 
 @dataclass(frozen=True)
 class Add(Merge):
-    """Their sum; all have one shape."""
+    """Sum of the outputs, which must have the same shape."""
 
     def output_shape(self, shapes: list[Shape]) -> Shape | None:
         return shapes[0] if len(set(shapes)) == 1 else None
 
-    def join(self, outputs: list[Array]) -> Array:
+    def merge(self, outputs: list[Array]) -> Array:
         total = outputs[0]
         for output in outputs[1:]:
             total = total + output
@@ -171,13 +176,13 @@ class Add(Merge):
 
 @dataclass(frozen=True)
 class Concat(Merge):
-    """One after the other along the last axis; all other axes are the same."""
+    """Concatenation along the last axis; the other axes must be equal."""
 
     def output_shape(self, shapes: list[Shape]) -> Shape | None:
         fits = min(map(len, shapes)) > 0 and len({shape[:-1] for shape in shapes}) == 1
         return (*shapes[0][:-1], sum(shape[-1] for shape in shapes)) if fits else None
 
-    def join(self, outputs: list[Array]) -> Array:
+    def merge(self, outputs: list[Array]) -> Array:
         return namespace_of(outputs[0]).concatenate(outputs, axis=-1)
 
     def split(self, dy: Array, lengths: list[int]) -> list[Array]:
@@ -189,30 +194,30 @@ _ADD = Add()
 
 
 class _Branches(_Container):
-    """Children side by side, whose outputs are joined."""
+    """Base class of containers whose children are applied side by side and whose outputs are merged."""
 
     layers: tuple[tuple[str, Layer], ...]
-    join: Merge
+    merge: Merge
 
-    def __init__(self, layers: Layers, join: Merge) -> None:
+    def __init__(self, layers: Layers, merge: Merge) -> None:
         object.__setattr__(self, "layers", _named(type(self).__name__, layers))
-        object.__setattr__(self, "join", join)
-        self._demand(len(self.layers) > 0, "it has no branch; give one at least")
+        object.__setattr__(self, "merge", merge)
+        self._demand(len(self.layers) > 0, "it has no branch; give at least one")
 
     @abstractmethod
     def _shares(self, whole: Any, shape: LayerInput) -> list[Any]:
-        """What each branch is fed of a batch, or of its shape; the shape comes along for what is said of a misfit."""
+        """Returns each branch's part of a batch, or of its shape; `shape` is for error messages."""
 
     @abstractmethod
     def _by_input(self, dxs: list[Array | None]) -> Array | None:
-        """The gradient by the input, of those that the branches give."""
+        """Returns the gradient by the input, given the branches' gradients."""
 
     def output_shape(self, shape: LayerInput) -> Shape:
         outputs = []
         for (name, layer), share in zip(self.layers, self._shares(shape, shape), strict=True):
             with within(name):
                 outputs.append(layer.output_shape(share))
-        return self._joined(outputs, shape)
+        return self._merged(outputs, shape)
 
     def _shapes(self, shape: LayerInput) -> list[LayerInput]:
         self.output_shape(shape)
@@ -225,23 +230,25 @@ class _Branches(_Container):
             for child, share in zip(self.layers, self._shares(x, shape), strict=True)
         ]
         outputs = [y for y, _, _ in applied]
-        self._joined([y.shape[1:] for y in outputs], shape)
+        self._merged([y.shape[1:] for y in outputs], shape)
         lengths = [y.shape[-1] for y in outputs]
         pulls = [pull for _, _, pull in applied]
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
-            pulled = [pull(part) for pull, part in zip(pulls, self.join.split(dy, lengths), strict=True)]
+            pulled = [pull(part) for pull, part in zip(pulls, self.merge.split(dy, lengths), strict=True)]
             found = {name: gradient for gradients, _ in pulled for name, gradient in gradients.items()}
             return found, self._by_input([dx for _, dx in pulled])
 
         after = {name: array for _, moved, _ in applied for name, array in moved.items()}
-        return self.join.join(outputs), after, pullback
+        return self.merge.merge(outputs), after, pullback
 
-    def _joined(self, outputs: list[Shape], shape: LayerInput) -> Shape:
-        joined = self.join.output_shape(outputs)
+    def _merged(self, outputs: list[Shape], shape: LayerInput) -> Shape:
+        joined = self.merge.output_shape(outputs)
         named = ", ".join(f"{name} {tuple(each)}" for (name, _), each in zip(self.layers, outputs, strict=True))
         self._require(
-            joined is not None, shape, f"such that {type(self.join).__name__} can join what its branches give: {named}"
+            joined is not None,
+            shape,
+            f"such that {type(self.merge).__name__} can merge the outputs of its branches: {named}",
         )
         assert joined is not None
         return joined
@@ -249,73 +256,73 @@ class _Branches(_Container):
 
 @dataclass(frozen=True, init=False)
 class Parallel(_Branches):
-    """Branches that are all fed the same, and whose outputs are joined.
+    """Branches that get the same input and whose outputs are merged.
 
     Args:
-        layers: the branches, one at least: by name, or a list.
-        join: `Add()` or `Concat()`.
+        layers: the branches, at least one, by name or as a list.
+        merge: `Add()` or `Concat()`: how the outputs are merged.
 
     Raises:
         InvalidLayer: there is no branch, or a name is empty or has a slash.
     """
 
     layers: tuple[tuple[str, Layer], ...]
-    join: Merge
+    merge: Merge
 
-    def __init__(self, layers: Layers, join: Merge = _ADD) -> None:
-        super().__init__(layers, join)
+    def __init__(self, layers: Layers, merge: Merge = _ADD) -> None:
+        super().__init__(layers, merge)
 
-    def _shares(self, whole: Any, shape: LayerInput) -> list[Any]:  # noqa: ARG002 - all fit here
+    def _shares(self, whole: Any, shape: LayerInput) -> list[Any]:  # noqa: ARG002 - any shape fits
         return [whole for _ in self.layers]
 
     def _by_input(self, dxs: list[Array | None]) -> Array | None:
         total = dxs[0]
-        for dx in dxs[1:]:  # without that of one branch, the others' sum is no gradient
+        for dx in dxs[1:]:  # without one branch, the sum is not the gradient
             total = None if total is None or dx is None else total + dx
         return total
 
 
 @dataclass(frozen=True, init=False)
 class ByFeature(_Branches):
-    """Branches that are each fed the feature of their name, and whose outputs are joined.
+    """Branches that each get the feature of their name and whose outputs are merged.
 
-    What it is fed is a mapping: {"age": [batch, ...], "occupation": [batch, ...]}; so are the shapes of a sample that
-    `variables` and the like take: {"age": (), "occupation": ()}. Features that no branch is named after are left alone.
-    Features are data, and there is no dx.
+    The input is a mapping, such as {"age": [batch, ...], "occupation": [batch, ...]}. So are the shapes of a sample,
+    such as {"age": (), "occupation": ()}. Features without a branch are ignored. There is no dx, because features are
+    data.
 
-    Sample:
-        [batch, 9] of two features, one of numbers of rows and one of floats.
+    Example:
+        The output is [batch, 9], of one feature with row numbers and one with floats.
 
             ByFeature({"occupation": Embedding(21, 8), "age": Column()}, Concat())
 
     Args:
-        layers: the branches by feature, one at least.
-        join: `Add()` or `Concat()`.
+        layers: the branches by feature, at least one.
+        merge: `Add()` or `Concat()`: how the outputs are merged.
 
     Raises:
         InvalidLayer: there is no branch, or a name is empty or has a slash.
     """
 
     layers: tuple[tuple[str, Layer], ...]
-    join: Merge
+    merge: Merge
 
-    def __init__(self, layers: Mapping[str, Layer], join: Merge = _ADD) -> None:
-        super().__init__(layers, join)
+    def __init__(self, layers: Mapping[str, Layer], merge: Merge = _ADD) -> None:
+        super().__init__(layers, merge)
 
     def _shares(self, whole: Any, shape: LayerInput) -> list[Any]:
         names = [name for name, _ in self.layers]
         given = shape if isinstance(shape, Mapping) else {}
         missing = ", ".join(name for name in names if name not in given)
-        self._require(not missing, shape, f"features by name, {', '.join(names)}; of these it got no {missing}")
+        self._require(not missing, shape, f"features by name, {', '.join(names)}; missing: {missing}")
         return [whole[name] for name in names]
 
     def _by_input(self, dxs: list[Array | None]) -> None:
-        """None: nobody before it learns."""
+        """Returns None: features are data."""
 
 
 @dataclass(frozen=True)
 class Identity(StatelessLayer):
-    """The input."""
+    """y = x."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return shape
@@ -331,11 +338,11 @@ _IDENTITY = Identity()
 class Residual(Parallel):
     """y = body(x) + shortcut(x) (He et al., "Deep residual learning for image recognition", CVPR 2016).
 
-    Its variables begin with "body/" and "shortcut/". An activation after the sum is a layer of its own.
+    Names of variables begin with "body/" and "shortcut/". An activation after the sum is a separate layer.
 
     Args:
-        body: what is learned.
-        shortcut: brings x to the shape of body(x), where they differ.
+        body: the residual branch.
+        shortcut: maps x to the shape of body(x), if they differ.
     """
 
     def __init__(self, body: Layer, shortcut: Layer = _IDENTITY) -> None:
@@ -347,13 +354,14 @@ def _named(kind: str, layers: Layers) -> tuple[tuple[str, Layer], ...]:
     for name in named:
         if not name or "/" in name:
             raise errors.InvalidLayer(
-                f"{kind}: {name!r} cannot be a layer's name; give one that is not empty and has no slash", kind=kind
+                f"{kind}: {name!r} is not a valid name of a layer; a name must not be empty or contain a slash",
+                kind=kind,
             )
     return tuple(named.items())
 
 
 def _by_child(arrays: Arrays) -> dict[str, dict[str, Array]]:
-    """A container's arrays, for each of its children by the names that it knows."""
+    """Groups a container's arrays by child, with the child's own names."""
     children: dict[str, dict[str, Array]] = {}
     for name, array in arrays.items():
         child, _, rest = name.partition("/")

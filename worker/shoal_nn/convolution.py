@@ -1,4 +1,4 @@
-"""Convolutions of images, in the order [batch, height, width, channels]."""
+"""Convolution layers for images [batch, height, width, channels]."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ _HE, _ZEROS = HeNormal(), Zeros()
 
 @dataclass(frozen=True, kw_only=True)
 class _Convolution(Windowed):
-    """What both have in common: all but how many filters and groups there are."""
+    """Base class of convolutions. Subclasses set the number of filters and groups."""
 
     window: Pair = 3
     strides: Pair = 1
@@ -64,38 +64,38 @@ class _Convolution(Windowed):
 
     @abstractmethod
     def _filters_and_groups(self, shape: Shape) -> tuple[int, int]:
-        """How many, for examples of this shape."""
+        """Returns the numbers of filters and groups for samples of this shape."""
 
     @property
     @abstractmethod
     def _last_axes(self) -> tuple[int | None, int | None]:
-        """Lengths of a kernel's, whatever the samples: None where they decide."""
+        """Lengths of a kernel's last two axes; None where they depend on the samples."""
 
     @abstractmethod
     def _channels(self, kernel: Array) -> int:
-        """Of the input that goes with a kernel."""
+        """Returns the number of input channels for a kernel."""
 
 
 @dataclass(frozen=True)
 class Conv2D(_Convolution):
-    """A convolution (in truth a correlation, as everywhere) over height and width.
+    """Convolution over height and width. As in other libraries, it is a cross-correlation.
 
     Variables: "kernel" [window height, window width, channels / groups, filters] and "bias" [filters].
 
     Args:
         filters: channels of the output.
-        groups: the channels are cut into so many, each with filters / groups filters of its own; 1 mixes them all.
+        groups: number of groups of channels, each with filters / groups filters of its own.
         window: height and width, or one number for both.
-        strides: from one window to the next, down and across.
-        padding: "same": the output is ceil(input / stride), the zeros around as TensorFlow puts them, the odd one below
-            and on the right; "valid": none; or how many, as PyTorch has it: n on all sides, (rows, columns), or
-            ((above, below), (left, right)).
-        bias: whether there is one; a normalization that follows makes it useless.
-        initializer: of the kernel; the bias begins with 0.
-        input_gradient: False for a model's first layer, where nobody wants dx: it is None.
+        strides: distance between windows, down and across, or one number for both.
+        padding: zeros around the image. "same" gives an output of ceil(input / stride), with the odd zero below and on
+            the right, as in TensorFlow. "valid" adds none. Explicit numbers are as in PyTorch: n on all sides,
+            (rows, columns), or ((above, below), (left, right)).
+        bias: whether to add a bias; a normalization that follows cancels it.
+        initializer: initializer of the kernel; the bias starts at 0.
+        input_gradient: whether to compute dx. False suits a model's first layer; dx is then None.
 
     Raises:
-        InvalidLayer: an argument is out of its range, or groups do not divide the filters.
+        InvalidLayer: an argument is out of range, or the number of filters is not divisible by groups.
     """
 
     filters: int
@@ -105,12 +105,14 @@ class Conv2D(_Convolution):
         super().__post_init__()
         self._demand(
             min(self.filters, self.groups) > 0 and self.filters % self.groups == 0,
-            f"{self.filters} filters in {self.groups} groups; give 1 or more of each, and each group as many filters",
+            f"{self.filters} filters in {self.groups} groups; give 1 or more of each, with filters divisible by groups",
         )
 
     def _filters_and_groups(self, shape: Shape) -> tuple[int, int]:
         self._require(
-            shape[2] % self.groups == 0, shape, f"(height, width, channels), {self.groups} groups of as many channels"
+            shape[2] % self.groups == 0,
+            shape,
+            f"(height, width, channels) with channels divisible by {self.groups} groups",
         )
         return self.filters, self.groups
 
@@ -124,16 +126,16 @@ class Conv2D(_Convolution):
 
 @dataclass(frozen=True)
 class DepthwiseConv2D(_Convolution):
-    """A convolution of each channel by itself: `Conv2D` with as many groups as there are channels.
+    """Depthwise convolution: `Conv2D` with one group for each channel.
 
     Variables: "kernel" [window height, window width, 1, channels * multiplier] and "bias" [channels * multiplier]. The
-    outputs of one channel lie side by side. The other arguments are those of `Conv2D`.
+    outputs of one channel are adjacent. The other arguments are those of `Conv2D`.
 
     Args:
-        multiplier: outputs of each channel.
+        multiplier: number of outputs of each channel.
 
     Raises:
-        InvalidLayer: an argument is out of its range.
+        InvalidLayer: an argument is out of range.
     """
 
     multiplier: int = 1
@@ -168,7 +170,7 @@ def _forward(x: Array, kernel: Array, windows: Windows, groups: int) -> Array:
 def _backward(
     x: Array, kernel: Array, dy: Array, windows: Windows, groups: int = 1, *, input_gradient: bool
 ) -> tuple[Array, Array | None]:
-    """The gradients by the kernel and, if it is wanted, by the input."""
+    """Returns the gradients by the kernel and, if `input_gradient`, by the input."""
     if cudnn.takes(x, windows) and (gradients := _by_cudnn(x, kernel, dy, windows, input_gradient)):
         return gradients
     xp = namespace_of(x)
@@ -197,7 +199,7 @@ def _by_cudnn(
 
 
 def _depthwise(x: Array) -> Any:
-    """The module that has `convolve_each` and its gradients for such arrays."""
+    """Returns the module with `convolve_each` and `gradients_each` for such arrays."""
     if namespace_of(x) is not np:
         return convolve
     from shoal_nn._ops import depthwise as compiled  # noqa: PLC0415 - numba takes a second to import
@@ -206,7 +208,7 @@ def _depthwise(x: Array) -> Any:
 
 
 def _repeated(x: Array, kernel: Array) -> Array:
-    """Each channel as often as it has filters."""
+    """Repeats each channel once for each of its filters."""
     times = kernel.shape[3] // x.shape[3]
     return x if times == 1 else namespace_of(x).repeat(x, times, axis=3)
 

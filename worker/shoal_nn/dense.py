@@ -1,4 +1,4 @@
-"""Layers that mix a sample's features: Dense, and Embedding, its form for features that are numbers of rows."""
+"""Dense and Embedding layers."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ _HE, _ZEROS, _SMALL = HeNormal(), Zeros(), Normal(stddev=0.05)
 
 @dataclass(frozen=True)
 class Dense(Layer):
-    """y = x @ kernel + bias, over the last axis.
+    """Fully connected layer: y = x @ kernel + bias, over the last axis.
 
     Variables: "kernel" [inputs, units] and "bias" [units].
 
     Args:
         units: length of the output's last axis, > 0.
-        bias: whether there is one.
-        initializer: of the kernel; the bias begins with 0.
+        bias: whether to add a bias.
+        initializer: initializer of the kernel; the bias starts at 0.
 
     Raises:
         InvalidLayer: units is 0 or less.
@@ -35,7 +35,7 @@ class Dense(Layer):
         self._demand(self.units > 0, f"units is {self.units}; it must be 1 or more")
 
     def output_shape(self, shape: Shape) -> Shape:
-        self._require(len(shape) > 0, shape, "one axis at least: (..., inputs)")
+        self._require(len(shape) > 0, shape, "at least one axis: (..., inputs)")
         return (*shape[:-1], self.units)
 
     def variables(self, shape: Shape) -> dict[str, Variable]:
@@ -67,16 +67,16 @@ class Dense(Layer):
 
 @dataclass(frozen=True)
 class Embedding(Layer):
-    """y = table[x]: a vector for each number. x is of whole numbers, so there is no dx.
+    """Table of vectors: y = table[x]. x has integers, so there is no dx.
 
-    Variables: "table" [rows, width]. The output is of the table's dtype. On a GPU the gradients of a row that comes
-    more than once in a batch are added by atomics, in no fixed order: their last bits may differ from run to run.
+    Variables: "table" [rows, width]. The output has the table's dtype. On a GPU, gradients of a row that occurs more
+    than once in a batch are added with atomics in no fixed order, so their last bits may differ from run to run.
 
     Args:
-        rows: numbers x are from [0, rows). Nothing looks for others: NumPy raises IndexError for what is too large, and
-            takes what is negative from the end; CuPy takes some row.
-        width: of a vector.
-        initializer: of the table.
+        rows: number of rows; x is in [0, rows). Other values are not checked: NumPy raises IndexError for large ones
+            and counts negative ones from the end; CuPy takes any row.
+        width: length of a vector.
+        initializer: initializer of the table.
 
     Raises:
         InvalidLayer: rows or width is 0 or less.
@@ -94,12 +94,12 @@ class Embedding(Layer):
     def output_shape(self, shape: Shape) -> Shape:
         return (*shape, self.width)
 
-    def variables(self, shape: Shape) -> dict[str, Variable]:  # noqa: ARG002 - any will do
+    def variables(self, shape: Shape) -> dict[str, Variable]:  # noqa: ARG002 - any shape fits
         return {"table": trainable((self.rows, self.width), self.initializer)}
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
         table = self._kept(params, "table", self.rows, self.width)
-        self._require(x.dtype.kind in "iu", x.shape[1:], f"whole numbers, not {x.dtype}")
+        self._require(x.dtype.kind in "iu", x.shape[1:], f"integers, not {x.dtype}")
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
             xp = namespace_of(dy)

@@ -1,4 +1,4 @@
-"""Dropout: noise that training has and evaluation has not."""
+"""Dropout layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ from shoal_worker.arrays import namespace_of
 
 @dataclass(frozen=True)
 class Dropout(StatelessLayer):
-    """In training, each element is 0 with probability `rate`, otherwise x / (1 - rate) (Srivastava et al., JMLR 2014).
+    """Dropout (Srivastava et al., JMLR 2014).
 
-    Which ones follows from the seed of `TrainingContext` and the layer's path alone; in evaluation it is the identity.
+    In training, y is 0 with probability `rate` and x / (1 - rate) otherwise. In evaluation, y = x. The choice depends
+    only on the seed of `TrainingContext` and on the layer's path.
 
     Args:
-        rate: from [0, 1).
+        rate: in [0, 1).
 
     Raises:
-        InvalidLayer: rate is not.
+        InvalidLayer: rate is out of range.
     """
 
     rate: float = 0.5

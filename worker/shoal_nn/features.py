@@ -1,4 +1,4 @@
-"""What turns features into what layers take: numbers into columns, pairs of categories into numbers of rows."""
+"""Layers for features of tables: columns of numbers, and crosses of two categories."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from shoal_worker.arrays import namespace_of
 
 @dataclass(frozen=True)
 class Column(StatelessLayer):
-    """Floats as vectors of one: [batch, ...] to [batch, ..., 1], to be concatenated with others."""
+    """Adds a last axis to floats, [batch, ...] to [batch, ..., 1], so that they can be concatenated."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return (*shape, 1)
@@ -23,14 +23,14 @@ class Column(StatelessLayer):
 
 @dataclass(frozen=True)
 class FeatureCross(Layer):
-    """Of features by name, the cross of two categories: y = crossed(x[first], x[second], rows), for an `Embedding`.
+    """Hashed cross of two categories: y = crossed(x[first], x[second], rows), as input of an `Embedding`.
 
-    There is no dx.
+    The input is features by name. There is no dx.
 
     Args:
-        first: the name of a feature, an array of whole numbers.
-        second: the name of another, of the same shape.
-        rows: what comes out is from [0, rows).
+        first: name of a feature of integers.
+        second: name of another feature of the same shape.
+        rows: y is in [0, rows), > 0.
 
     Raises:
         InvalidLayer: rows is 0 or less.
@@ -47,9 +47,9 @@ class FeatureCross(Layer):
         pair = (self.first, self.second)
         given = shape if isinstance(shape, Mapping) else {}
         missing = ", ".join(name for name in pair if name not in given)
-        self._require(not missing, shape, f"features by name, {', '.join(pair)}; of these it got no {missing}")
+        self._require(not missing, shape, f"features by name, {', '.join(pair)}; missing: {missing}")
         first, second = (tuple(shape[name]) for name in pair)
-        self._require(first == second, shape, f"{self.first} and {self.second} of one shape")
+        self._require(first == second, shape, f"{self.first} and {self.second} of the same shape")
         return first
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
@@ -57,21 +57,24 @@ class FeatureCross(Layer):
         self.output_shape(shape)
         pair = (x[self.first], x[self.second])
         kinds = " and ".join(str(each.dtype) for each in pair)
-        self._require(all(each.dtype.kind in "iu" for each in pair), shape, f"whole numbers, not {kinds}")
+        self._require(all(each.dtype.kind in "iu" for each in pair), shape, f"integers, not {kinds}")
         return crossed(*pair, self.rows), {}, lambda _: ({}, None)
 
 
 def crossed(a: Array, b: Array, rows: int) -> Array:
-    """A number from [0, rows) for each pair of whole numbers, int64: mix(mix(a) + b) mod rows, in 64 bits.
+    """Hashes pairs of integers to [0, rows): mix(mix(a) + b) mod rows, in 64 bits.
 
-    mix adds 0x9E3779B97F4A7C15 and goes on with SplitMix64's finalizer (Steele, Lea and Flood, "Fast splittable
-    pseudorandom number generators", OOPSLA 2014). What is negative counts modulo 2^64. It is the same on every device,
-    and will not change, for tables are trained by it. Pairs may meet in a row, the more the fewer rows there are.
+    mix adds 0x9E3779B97F4A7C15 and applies SplitMix64's finalizer (Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014). Negative numbers count modulo 2^64. The result is the same on every
+    device and will not change, because trained tables depend on it. Different pairs may collide.
 
     Args:
-        a: whole numbers of any shape.
-        b: whole numbers of the same shape; which of the two is which matters.
+        a: integers of any shape.
+        b: integers of the same shape. The order of a and b matters.
         rows: > 0.
+
+    Returns:
+        int64, of the shape of a.
     """
     unsigned = namespace_of(a).uint64
     mixed = _mixed(_mixed(a.astype(unsigned)) + b.astype(unsigned))

@@ -1,4 +1,4 @@
-"""Layers that are not trained any more, for fine-tuning."""
+"""Frozen layers, for fine-tuning."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,15 @@ from shoal_nn.layer import Arrays, Layer, LayerInput, Pullback, Shape, Train
 
 @dataclass(frozen=True)
 class Frozen(Layer):
-    """A layer as evaluation applies it, none of whose variables is trained or moves.
+    """Layer that is applied as in evaluation and whose variables do not change.
 
-    They keep their names, shapes and dtypes, so that they can be restored from what the layer was trained in. All are
-    state, the parameters too, but the new state of `apply` has none of them: nothing is pushed of what stays as it is.
-    So that statistics that do move elsewhere in the model, means of a step's pushes, can be pushed without them, they
-    are variables of another aggregation: "last".
+    Variables keep their names, shapes and dtypes, so that they can be restored from an earlier job. All of them are
+    state, including parameters. The new state that `apply` returns is empty, so they are never pushed. Their
+    aggregation is "last", and not "mean", so that statistics of other layers can be pushed without them.
 
     Args:
-        layer: what is applied.
-        input_gradient: whether there is dx. False, for a model's first layers: nobody before it learns, and it is None.
+        layer: the layer to apply.
+        input_gradient: whether to compute dx. False suits a model's first layers; dx is then None.
     """
 
     layer: Layer

@@ -1,4 +1,4 @@
-"""What a layer is: pure functions from parameters and inputs to outputs, with pullbacks. No layer lives here."""
+"""Interface of layers: pure functions from parameters and inputs to outputs, with pullbacks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -17,22 +17,22 @@ from shoal_nn._ops import is_float
 from shoal_nn._shape_errors import shape_error
 from shoal_worker.arrays import Namespace
 
-# Of one sample or an array: lengths of the axes. A model's shapes leave the batch out.
+# Lengths of the axes of a sample or an array. Shapes of a model leave out the batch.
 Shape = tuple[int, ...]
-# What a layer is fed: a Shape, or of features by name (`ByFeature`) a Mapping of such; no type describes both.
+# Shape of a layer's input: a Shape, or a Mapping of Shapes by feature (`ByFeature`). No type describes both.
 LayerInput = Any
-# Arrays by name; those of a container's child have its name before theirs: "conv1/kernel".
+# Arrays by name. Names in a container begin with the child's name: "conv1/kernel".
 Arrays = Mapping[str, Array]
-# Takes dy, the gradient of a loss by a layer's output, of that output's shape and dtype. Gives the gradients by its
-# parameters (of their names, shapes and dtypes) and dx, by its input (of its shape and dtype; None where it has none).
+# Takes dy, the gradient of a loss by a layer's output, of the output's shape and dtype. Returns the gradients by the
+# parameters (with their names, shapes and dtypes), and dx, the gradient by the input (of its shape and dtype, or None).
 Pullback = Callable[[Array], tuple[dict[str, Array], Array]]
 
 
 class PartwisePullback:
-    """A pullback whose gradients are known part by part, of the last part first.
+    """Pullback that computes gradients part by part, the last part first.
 
     Args:
-        parts: for dy, yields each part's gradients, and returns dx.
+        parts: takes dy, yields each part's gradients, and returns dx.
     """
 
     def __init__(self, parts: Callable[[Array], Generator[dict[str, Array], None, Array]]) -> None:
@@ -48,105 +48,106 @@ class PartwisePullback:
                 return found, end.value
 
     def one_by_one(self, dy: Array) -> Iterator[tuple[str, Array]]:
-        """The gradients, each part's as soon as they are known."""
+        """Yields the gradients of each part as soon as they are computed."""
         for part in self._parts(dy):
             yield from part.items()
 
 
 def one_by_one(pullback: Pullback, dy: Array) -> Iterator[tuple[str, Array]]:
-    """What a pullback gives by the parameters, for a `shoal.StepOutput` whose first gradients travel as others are computed.
+    """Yields a pullback's gradients by name, so that they can be pushed while others are computed.
 
-    Of a `Sequential` those of each of its layers, the last one's first; of other layers all at once.
+    A `shoal.StepOutput` takes the result. A `Sequential` yields the gradients of one layer after the other, the last
+    layer first. Other layers yield all gradients at the end.
     """
     return pullback.one_by_one(dy) if isinstance(pullback, PartwisePullback) else iter(pullback(dy)[0].items())
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """That a layer is applied to train, and where the random numbers of this step come from.
+    """Context of a training step: it tells a layer to act as in training, and seeds its random numbers.
 
     Args:
-        seed: of the batch, from [0, 2**64): what `shoal.program.RandomProgram` is given.
-        path: of the layer that it was handed to, among all layers: each draws from a stream of its own.
+        seed: the batch's seed, in [0, 2**64), as given to a `shoal.program.RandomProgram`.
+        path: path of the layer in the model. Each layer draws from a random stream of its own.
     """
 
     seed: int
     path: str = ""
 
     def under(self, name: str) -> "TrainingContext":
-        """The same step, for a child of this name."""
+        """Returns the context of the child with this name."""
         return TrainingContext(self.seed, _joined(self.path, name))
 
     def generator(self, xp: Namespace) -> Any:
-        """A generator of the array namespace, the same for the same seed and path.
+        """Returns a random generator of the array namespace, determined by the seed and the path.
 
         NumPy and CuPy draw different numbers from the same seed.
         """
         key = random_streams.key_of(self.seed, self.path)
         if xp is np:
             return np.random.default_rng(key)
-        # CuPy's default, XORWOW, takes long to begin, and each layer begins one at each step. Philox counts.
+        # Each layer creates a generator at each step. CuPy's default, XORWOW, is slow to create; Philox is not.
         return xp.random.Generator(xp.random.Philox4x3210(key))
 
 
-# `False` is how a model is evaluated.
+# False means evaluation.
 Train = TrainingContext | Literal[False]
 
 
 class Layer(ABC):
-    """A function with parameters. A frozen dataclass of settings, which holds no array.
+    """Function with parameters. A layer is a frozen dataclass of settings and holds no arrays.
 
-    It computes in the dtype of its input, whatever that of its parameters, and in float32 where sums of halves would
-    lose too much. What it is given it does not change; what it returns may be the input itself, or a view of it.
+    A layer computes in the dtype of its input, whatever the dtype of its parameters. Sums of 16-bit floats are computed
+    in float32. A layer never changes its arguments. It may return its input, or a view of it.
     """
 
     @abstractmethod
     def output_shape(self, shape: LayerInput) -> Shape:
-        """The shape of a sample of the output, for examples of this shape.
+        """Returns the shape of an output sample for input samples of this shape.
 
         Raises:
-            InvalidShape: the layer does not take such samples.
+            InvalidShape: the layer does not accept such samples.
         """
 
     def variables(self, shape: LayerInput) -> dict[str, Variable]:
-        """What the layer keeps, by name, for examples of this shape; what is not trainable is its state.
+        """Returns the layer's variables by name, for samples of this shape. Variables that are not trainable are state.
 
-        A program's `variables()` can return them: then the servers draw the first values.
+        A program's `variables()` can return them; the servers then initialize them.
 
         Raises:
-            InvalidShape: the layer does not take such samples.
+            InvalidShape: the layer does not accept such samples.
         """
         self.output_shape(shape)
         return {}
 
     @abstractmethod
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
-        """The layer's output for a batch.
+        """Applies the layer to a batch.
 
         Args:
-            params: the trainable variables, by name, on the device of x.
-            state: the others.
-            x: [batch, ...]; or features by name, each such an array, where the layer is made for them.
-            train: how to act where training differs from evaluation.
+            params: the trainable variables by name, on the device of x.
+            state: the other variables by name.
+            x: [batch, ...], or features by name if the layer supports them.
+            train: a TrainingContext in training; False in evaluation.
 
         Returns:
-            The output, the new state (all of it, whether it changed or not, but nothing of what is `Frozen`), and the
-            pullback, which may be called once or more, or never.
+            The output, the new state, and the pullback. The new state has all state variables, changed or not, except
+            those of `Frozen` layers. The pullback may be called any number of times.
 
         Raises:
-            InvalidShape: the layer does not take such an array, or a variable is missing or of another shape.
-            InvalidLayer: train is neither Training nor False, where it matters.
+            InvalidShape: the layer does not accept the array, or a variable is missing or has another shape.
+            InvalidLayer: train is neither a TrainingContext nor False, and the layer depends on it.
         """
 
     def init(self, rng: np.random.Generator, shape: LayerInput) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """First values, in float32: parameters and state.
+        """Returns initial values of parameters and state, in float32.
 
         Args:
             rng: draws one number for each variable, in their order.
-            shape: of a sample.
+            shape: shape of an input sample.
 
         Raises:
-            InvalidShape: the layer does not take such samples.
+            InvalidShape: the layer does not accept such samples.
         """
         params: dict[str, np.ndarray] = {}
         state: dict[str, np.ndarray] = {}
@@ -159,42 +160,43 @@ class Layer(ABC):
         return params, state
 
     def _require(self, fits: bool, got: LayerInput, wants: str) -> None:
-        """Raises InvalidShape unless the samples that the layer got fit; containers add the way to the layer."""
+        """Raises InvalidShape unless the samples fit. Containers add the layer's path."""
         if not fits:
-            kind, change = type(self).__name__, "it, or what comes before it"
+            kind, change = type(self).__name__, "this layer or the ones before it"
             raise shape_error("", kind, "samples of shape", _shown(got), wants, change)
 
     def _require_floats(self, x: Array) -> None:
-        """Raises InvalidShape for whole numbers: in their dtype there is nothing to learn from."""
-        wants = f"floats, not {x.dtype} (shoal.data.augment.ToFloat makes them of images)"
+        """Raises InvalidShape if x has integers, which have no gradient."""
+        wants = f"floats, not {x.dtype} (shoal.data.augment.ToFloat converts images)"
         self._require(is_float(x.dtype), x.shape[1:], wants)
 
     def _kept(self, arrays: Arrays, name: str, *shape: int | None) -> Array:
-        """The variable of this name; raises InvalidShape unless it is there and its axes have these lengths, or any."""
+        """Returns a variable. Raises InvalidShape if it is missing or its axes have other lengths; None means any."""
         array = arrays.get(name)
         got = () if array is None else array.shape
         if len(got) != len(shape) or not all(want in (None, has) for want, has in zip(shape, got, strict=True)):
             what = f"the variable {name!r} of shape" if name in arrays else "variables, but not"
             wants = f"[{', '.join('any' if length is None else str(length) for length in shape)}]"
-            change = "what it is given: the variables that it describes, for the samples that it is fed"
+            change = "the variables: they must be those that the layer describes for its samples"
             raise shape_error("", type(self).__name__, what, str(got) if name in arrays else repr(name), wants, change)
         return array
 
     def _trains(self, train: object) -> bool:
-        """Whether to act as in training; raises InvalidLayer for what does not say."""
+        """Returns whether to act as in training. Raises InvalidLayer for an invalid `train`."""
         self._demand(
-            isinstance(train, TrainingContext) or train is False, f"train is {train!r}; give Training(seed) or False"
+            isinstance(train, TrainingContext) or train is False,
+            f"train is {train!r}; give TrainingContext(seed) or False",
         )
         return train is not False
 
     def _demand(self, holds: bool, what: str) -> None:
-        """Raises InvalidLayer unless a setting is in its range."""
+        """Raises InvalidLayer unless a condition of the settings holds."""
         if not holds:
             raise errors.InvalidLayer(f"{type(self).__name__}: {what}", kind=type(self).__name__)
 
 
 class StatelessLayer(Layer):
-    """A layer that keeps nothing: a function of its input."""
+    """Base class of layers without variables."""
 
     def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002 - there are none
         self.output_shape(shape_of(x))
@@ -203,32 +205,32 @@ class StatelessLayer(Layer):
 
     @abstractmethod
     def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:
-        """The output, and what gives dx for dy."""
+        """Returns the output, and a function that returns dx for dy."""
 
 
 def shape_of(x: Array | Mapping[str, Array]) -> LayerInput:
-    """Of a sample of what a layer is fed."""
+    """Returns the shape of a sample of a layer's input."""
     return {name: shape_of(each) for name, each in x.items()} if isinstance(x, Mapping) else x.shape[1:]
 
 
 @contextmanager
 def within(name: str) -> Iterator[None]:
-    """Adds a container's child to the path of a layer that is fed, or holds, a wrong shape."""
+    """Adds a child's name to the layer path of any InvalidShape raised in the block."""
     try:
         yield
     except errors.InvalidShape as error:
-        said = error.details
-        path = _joined(name, said["layer"])
-        raise shape_error(**{**said, "layer": path}).with_traceback(error.__traceback__) from None
+        details = error.details
+        path = _joined(name, details["layer"])
+        raise shape_error(**{**details, "layer": path}).with_traceback(error.__traceback__) from None
 
 
 def trainable(shape: Shape, initializer: Initializer) -> Variable:
-    """A parameter."""
+    """Returns a trainable variable in float32."""
     return Variable(shape, "float32", initializer)
 
 
 def statistic(shape: Shape, initializer: Initializer) -> Variable:
-    """What training moves without a gradient; workers' values of one step are averaged."""
+    """Returns a variable without gradients, such as a running mean. Workers' values are averaged in each step."""
     return Variable(shape, "float32", initializer, trainable=False, aggregation="mean")
 
 

@@ -1,4 +1,4 @@
-"""Losses: what a model's outputs are worth, and the gradient by them, with which a pullback begins."""
+"""Losses and their gradients by a model's outputs."""
 
 import numpy as np
 
@@ -11,31 +11,31 @@ from shoal_worker.arrays import namespace_of
 
 
 def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """The mean of -sum(labels * log(softmax(logits))), over all axes but the last.
+    """Returns the mean of -sum(labels * log(softmax(logits))), over all axes but the last, and its gradient.
 
     Args:
         logits: [..., classes].
-        labels: of the same shape, probabilities of classes; or [...], whole numbers of classes. On a GPU nothing looks
-            for numbers of no class, since that would wait for the device: CuPy takes the loss of some class for them.
+        labels: class probabilities of the same shape, or class numbers [...] as integers. On a GPU, class numbers are
+            not checked, because a check would wait for the device; CuPy takes the loss of any class for invalid ones.
 
     Returns:
-        The loss, an array of no dimension on their device, and its gradient by the logits, of their dtype. Halves are
-        computed in float32, and the loss is of it.
+        The loss, a 0-d array on the same device, and its gradient by the logits, of their dtype. For 16-bit floats, the
+        loss is computed and returned in float32.
 
     Raises:
-        InvalidShape: the shapes do not go together, or logits are not floats.
-        InvalidData: a label is of no class.
+        InvalidShape: the shapes do not match, or the logits are not floats.
+        InvalidData: a label is not a class number.
     """
-    labels = _taken("softmax_cross_entropy", logits, labels)
+    labels = _as_labels("softmax_cross_entropy", logits, labels)
     xp, wide = namespace_of(logits), widened(logits)
     sparse = labels.dtype.kind in "iu" and labels.shape == logits.shape[:-1]
     if logits.ndim == 0 or not (sparse or labels.shape == logits.shape):
-        wants = f"{logits.shape} of probabilities, or {logits.shape[:-1]} of whole numbers"
-        raise _misfit("softmax_cross_entropy", labels, wants)
+        wants = f"{logits.shape} of probabilities, or {logits.shape[:-1]} of integers"
+        raise _label_error("softmax_cross_entropy", labels, wants)
     classes = logits.shape[-1]
     if sparse and xp is np:
         _check_classes(labels, classes)
-    shifted = (wide - wide.max(axis=-1, keepdims=True)).reshape(-1, classes)  # so that no exponential overflows
+    shifted = (wide - wide.max(axis=-1, keepdims=True)).reshape(-1, classes)  # avoids overflow of the exponential
     powers = xp.exp(shifted)
     sums = powers.sum(axis=1, keepdims=True)
     count = len(shifted)
@@ -53,21 +53,21 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def sigmoid_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """The mean of -labels * log(p) - (1 - labels) * log(1 - p), p = sigmoid(logits), over all elements.
+    """Returns the mean of -labels * log(p) - (1 - labels) * log(1 - p), where p = sigmoid(logits), and its gradient.
 
     Args:
-        logits: of any shape.
-        labels: of the same shape, from 0 to 1.
+        logits: any shape.
+        labels: the same shape, in [0, 1].
 
     Returns:
-        As of `softmax_cross_entropy`.
+        As for `softmax_cross_entropy`.
 
     Raises:
-        InvalidShape: the shapes differ, or what the model gave is not of floats.
+        InvalidShape: the shapes differ, or the outputs are not floats.
     """
-    labels = _taken("sigmoid_cross_entropy", logits, labels)
+    labels = _as_labels("sigmoid_cross_entropy", logits, labels)
     if labels.shape != logits.shape:
-        raise _misfit("sigmoid_cross_entropy", labels, str(logits.shape))
+        raise _label_error("sigmoid_cross_entropy", labels, str(logits.shape))
     xp, wide = namespace_of(logits), widened(logits)
     wanted = labels.astype(wide.dtype, copy=False)
     loss = (xp.maximum(wide, 0) - wide * wanted + xp.log1p(xp.exp(-xp.abs(wide)))).mean()
@@ -76,35 +76,35 @@ def sigmoid_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def mean_squared_error(outputs: Array, targets: Array) -> tuple[Array, Array]:
-    """The mean of (outputs - targets)^2, over all elements.
+    """Returns the mean of (outputs - targets)^2 over all elements, and its gradient.
 
     Args:
-        outputs: of any shape.
-        targets: of the same shape.
+        outputs: any shape.
+        targets: the same shape.
 
     Returns:
-        As of `softmax_cross_entropy`.
+        As for `softmax_cross_entropy`.
 
     Raises:
-        InvalidShape: the shapes differ, or what the model gave is not of floats.
+        InvalidShape: the shapes differ, or the outputs are not floats.
     """
-    targets = _taken("mean_squared_error", outputs, targets)
+    targets = _as_labels("mean_squared_error", outputs, targets)
     if targets.shape != outputs.shape:
-        raise _misfit("mean_squared_error", targets, str(outputs.shape))
+        raise _label_error("mean_squared_error", targets, str(outputs.shape))
     wide = widened(outputs)
     error = wide - targets.astype(wide.dtype, copy=False)
     return (error * error).mean(), (error * (2 / error.size)).astype(outputs.dtype, copy=False)
 
 
-def _taken(loss: str, outputs: Array, labels: Array) -> Array:
-    """The labels as an array; raises unless outputs are of floats."""
+def _as_labels(loss: str, outputs: Array, labels: Array) -> Array:
+    """Returns the labels as an array. Raises InvalidShape unless the outputs are floats."""
     if not is_float(outputs.dtype):
-        wants, change = "floats", "what the model is fed: shoal.data.augment.ToFloat makes floats of images"
+        wants, change = "floats", "the model's input: shoal.data.augment.ToFloat converts images to floats"
         raise shape_error(loss, loss, "outputs of", str(outputs.dtype), wants, change)
     return namespace_of(outputs).asarray(labels)
 
 
-def _misfit(loss: str, labels: Array, wants: str) -> errors.InvalidShape:
+def _label_error(loss: str, labels: Array, wants: str) -> errors.InvalidShape:
     got = f"{labels.shape} and {labels.dtype}"
     return shape_error(loss, loss, "labels of shape", got, wants, "the labels, or the model's last layer")
 
@@ -114,7 +114,7 @@ def _check_classes(labels: np.ndarray, classes: int) -> None:
     if low < 0 or high >= classes:
         raise errors.InvalidData(
             f"softmax_cross_entropy got the label {low if low < 0 else high} for logits of {classes} classes, 0 to "
-            f"{classes - 1}; mend the labels, or give the model more outputs"
+            f"{classes - 1}; correct the labels, or give the model more outputs"
         )
 
 

@@ -1,4 +1,4 @@
-"""Normalization: of a channel over the batch, of a sample over its features."""
+"""Normalization layers: BatchNorm over the batch, LayerNorm over the features of a sample."""
 
 import math
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ _ONES, _ZEROS = Ones(), Zeros()
 class BatchNorm(Layer):
     """y = (x - mean) / sqrt(var + epsilon) * scale + bias, for each index of the last axis.
 
-    In training, mean and variance are the batch's, the variance divided by its n values a channel, and the running ones
-    move: running = (1 - momentum) * running + momentum * batch, where the batch's variance is divided by n - 1. In
-    evaluation they are the running ones. All as PyTorch has it; Keras calls 1 - momentum the momentum, and divides by n
-    in both places. A batch with one value a channel, such as a last sample on its own, has no variance: it is
-    normalized by the running statistics, as in evaluation, and does not move them. Ioffe and Szegedy, "Batch
-    normalization" (ICML 2015).
+    In training, mean and variance are those of the batch, with the variance divided by n, the number of values of a
+    channel. The running statistics are updated: running = (1 - momentum) * running + momentum * batch, with the batch's
+    variance divided by n - 1. In evaluation, the running statistics are used. This is the same as in PyTorch; in Keras,
+    momentum is 1 - momentum, and both variances are divided by n. A batch with one value for each channel has no
+    variance. It is normalized by the running statistics, as in evaluation, and does not update them. Ioffe and Szegedy,
+    "Batch normalization" (ICML 2015).
 
     Variables: "scale" and "bias" [channels], and as state "mean" and "var" [channels].
 
     Args:
-        momentum: how far the running statistics move, from [0, 1].
+        momentum: weight of the batch in the running statistics, in [0, 1].
         epsilon: > 0.
 
     Raises:
-        InvalidLayer: an argument is out of its range.
+        InvalidLayer: an argument is out of range.
     """
 
     momentum: float = 0.1
@@ -42,7 +42,7 @@ class BatchNorm(Layer):
         self._demand(self.epsilon > 0, f"epsilon is {self.epsilon}; it must be more than 0")
 
     def output_shape(self, shape: Shape) -> Shape:
-        self._require(len(shape) > 0, shape, "one axis at least: (..., channels)")
+        self._require(len(shape) > 0, shape, "at least one axis: (..., channels)")
         return shape
 
     def variables(self, shape: Shape) -> dict[str, Variable]:
@@ -80,7 +80,7 @@ class BatchNorm(Layer):
 
         def pullback(dy: Array) -> tuple[dict[str, Array], Array]:
             flat = widened(dy).reshape(rows.shape)
-            # The input is centered again: that is done in the cache, and one array less is kept.
+            # The input is centered again: this stays in the cache and saves an array.
             products = column_products(((flat[part], rows[part] - middle) for part in parts), channels)
             by_scale, by_bias = products * inverse, column_sums(dy)
             slope, shift = along(rows, by_scale * inverse / -count), along(rows, by_bias / count)
@@ -121,7 +121,7 @@ class LayerNorm(Layer):
         epsilon: > 0.
 
     Raises:
-        InvalidLayer: epsilon is not.
+        InvalidLayer: epsilon is out of range.
     """
 
     epsilon: float = 1e-5
@@ -130,7 +130,7 @@ class LayerNorm(Layer):
         self._demand(self.epsilon > 0, f"epsilon is {self.epsilon}; it must be more than 0")
 
     def output_shape(self, shape: Shape) -> Shape:
-        self._require(len(shape) > 0, shape, "one axis at least: (..., features)")
+        self._require(len(shape) > 0, shape, "at least one axis: (..., features)")
         return shape
 
     def variables(self, shape: Shape) -> dict[str, Variable]:

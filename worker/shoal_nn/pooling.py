@@ -1,4 +1,4 @@
-"""Pooling over windows of images and over whole ones, and Flatten, which gives up their axes."""
+"""Pooling layers, over windows of images and over whole images, and Flatten."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class _Pooling(Windowed, StatelessLayer):
     padding: Padding = "valid"
 
     def __post_init__(self) -> None:
-        self._check_windows(overlapping=True)  # one of nothing but padding has no largest element
+        self._check_windows(overlapping=True)  # a window of padding only has no maximum
 
     def output_shape(self, shape: Shape) -> Shape:
         return (*self._windows(shape).outputs, shape[2])
@@ -26,15 +26,15 @@ class _Pooling(Windowed, StatelessLayer):
 
 @dataclass(frozen=True)
 class MaxPool(_Pooling):
-    """The largest element of each window of a channel; where there are several, dy goes to the first.
+    """Maximum of each window of a channel. If several elements are equal, the first one gets dy.
 
     Args:
         window: height and width, or one number for both.
-        strides: from one window to the next; None: the window, so that none overlap.
-        padding: as of `Conv2D`, but less than the window; it is never the largest.
+        strides: distance between windows; None means the window's size, so that windows do not overlap.
+        padding: as for `Conv2D`, but less than the window; padding is never the maximum.
 
     Raises:
-        InvalidLayer: an argument is out of its range.
+        InvalidLayer: an argument is out of range.
     """
 
     def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
@@ -62,17 +62,17 @@ class MaxPool(_Pooling):
 
 @dataclass(frozen=True)
 class AvgPool(_Pooling):
-    """The mean of each window of a channel.
+    """Mean of each window of a channel.
 
     Args:
         window: height and width, or one number for both.
-        strides: from one window to the next; None: the window, so that none overlap.
-        padding: as of `Conv2D`, but less than the window.
-        count_padding: the mean is over the padding's zeros, too, as PyTorch has it unless told otherwise; without, over
-            the elements of the image, as TensorFlow has it.
+        strides: distance between windows; None means the window's size, so that windows do not overlap.
+        padding: as for `Conv2D`, but less than the window.
+        count_padding: whether the mean includes the padding's zeros, as by default in PyTorch. Otherwise it is over the
+            elements of the image, as in TensorFlow.
 
     Raises:
-        InvalidLayer: an argument is out of its range.
+        InvalidLayer: an argument is out of range.
     """
 
     count_padding: bool = False
@@ -97,7 +97,7 @@ class AvgPool(_Pooling):
         return (total * share).astype(x.dtype, copy=False), pull
 
     def _share(self, x: Array, windows: Windows) -> Array:
-        """One element's share of each window's mean: [1, *outputs, 1]."""
+        """Returns [1, *outputs, 1]: the weight of an element in each window's mean."""
         xp = namespace_of(x)
         shape = (1, *windows.padded, 1) if self.count_padding else (1, *windows.inputs, 1)
         counted = xp.ones(shape, x.dtype)
@@ -108,10 +108,10 @@ class AvgPool(_Pooling):
 
 @dataclass(frozen=True)
 class GlobalAvgPool(StatelessLayer):
-    """The mean of each channel: [batch, ..., channels] to [batch, channels]."""
+    """Mean of each channel: [batch, ..., channels] to [batch, channels]."""
 
     def output_shape(self, shape: Shape) -> Shape:
-        self._require(len(shape) > 1, shape, "two axes at least: (..., channels)")
+        self._require(len(shape) > 1, shape, "at least two axes: (..., channels)")
         return shape[-1:]
 
     def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
@@ -128,7 +128,7 @@ class GlobalAvgPool(StatelessLayer):
 
 @dataclass(frozen=True)
 class Flatten(StatelessLayer):
-    """All of a sample's axes as one."""
+    """Reshapes samples to one axis."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return (math.prod(shape),)

@@ -1,7 +1,8 @@
-"""Mixed precision: halves to compute in, float32 to keep, and the scale that brings small gradients through float16.
+"""Mixed precision: the dtype that a model computes in, and loss scaling for float16.
 
-Layers compute in the dtype of what they are fed and give gradients of their parameters' dtype, so parameters stay in
-float32 (master values) and nothing but the input is cast. Micikevicius et al., "Mixed precision training" (ICLR 2018).
+Layers compute in the dtype of their input and return gradients in the dtype of their parameters. Parameters therefore
+stay in float32 (master values), and only the input is cast. Micikevicius et al., "Mixed precision training",
+ICLR 2018.
 """
 
 from collections.abc import Mapping
@@ -24,20 +25,20 @@ _COMPUTE: Mapping[Compute, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-# Nothing is gained below 1: gradients that overflow there overflow as they are.
+# A scale below 1 has no use: gradients that overflow at 1 overflow without scaling.
 _LEAST_SCALE, _LARGEST_SCALE = 1.0, 2.0**24
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a model computes in.
+    """Dtype in which a model computes.
 
     Args:
-        compute: "float16" wants a `LossScale`; "bfloat16" has the range of float32 and wants none; CuPy has it from
-            version 14 on.
+        compute: "float16" needs a `LossScale`. "bfloat16" has the range of float32 and needs none; CuPy supports it
+            from version 14.
 
     Raises:
-        InvalidLayer: it is none of these.
+        InvalidLayer: the dtype is unknown.
     """
 
     compute: Compute = "float32"
@@ -47,31 +48,31 @@ class Policy:
             raise errors.InvalidLayer(f"a policy computes in one of {', '.join(_COMPUTE)}, not {self.compute!r}")
 
     def inputs(self, x: Any) -> Any:
-        """A model's input in this dtype, an array or features by name; whole numbers stay."""
+        """Casts a model's input, an array or features by name, to this dtype. Integers stay."""
         if isinstance(x, Mapping):
             return {name: self.inputs(feature) for name, feature in x.items()}
         return x if x.dtype.kind in "iub" else x.astype(_COMPUTE[self.compute], copy=False)
 
     def outputs(self, y: Array) -> Array:
-        """A model's output as a loss wants it: halves as float32."""
+        """Casts a model's output for a loss: 16-bit floats to float32."""
         return widened(y)
 
     def gradient(self, dy: Array) -> Array:
-        """The loss's gradient as the model's pullback wants it, after it was scaled."""
+        """Casts the scaled gradient of the loss to the dtype of the model's pullback."""
         return dy.astype(_COMPUTE[self.compute], copy=False)
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """What the loss's gradient is multiplied by, so that small ones do not vanish in float16; it finds its own size.
+    """Dynamic loss scale: a factor of the loss's gradient that keeps small gradients from vanishing in float16.
 
-    A gradient that overflows is of no use: the step is skipped, and the scale halved. After `interval` good steps it is
-    doubled. An object never changes: `after` gives the next one.
+    If a gradient overflows, the step is skipped and the scale is halved. After `interval` good steps it is doubled.
+    Objects are immutable: `after` returns the next one.
 
-    Sample:
-        A step of a loop that keeps `scale`:
+    Example:
+        A step of a loop with a variable `scale`:
 
-            logits, new_state, pullback = net.apply(params, state, policy.inputs(x), Training(seed))
+            logits, new_state, pullback = net.apply(params, state, policy.inputs(x), TrainingContext(seed))
             loss, dlogits = softmax_cross_entropy(policy.outputs(logits), labels)
             gradients, _ = pullback(policy.gradient(scale.scaled(dlogits)))
             gradients, finite = scale.unscaled(gradients)
@@ -81,12 +82,12 @@ class LossScale:
                 push(gradients)
 
     Args:
-        scale: from 1 to 2^24, where it stays.
-        interval: good steps before it grows, > 0.
-        good_steps: since it last changed.
+        scale: from 1 to 2^24; it stays within these bounds.
+        interval: good steps before it is doubled, > 0.
+        good_steps: good steps since the last change, >= 0.
 
     Raises:
-        InvalidLayer: an argument is out of its range.
+        InvalidLayer: an argument is out of range.
     """
 
     scale: float = 2.0**15
@@ -101,20 +102,20 @@ class LossScale:
             )
 
     def scaled(self, dy: Array) -> Array:
-        """The loss's gradient, larger."""
+        """Multiplies the loss's gradient by the scale."""
         return dy * self.scale
 
     def unscaled(self, gradients: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
-        """The gradients, as small as they are, and whether all are finite."""
+        """Divides the gradients by the scale. Also returns whether all are finite."""
         smaller = {name: gradient * (1 / self.scale) for name, gradient in gradients.items()}
         if not smaller:
             return {}, True
         xp = namespace_of(next(iter(smaller.values())))
         finite = xp.stack([xp.isfinite(gradient).all() for gradient in smaller.values()])
-        return smaller, bool(finite.all())  # one wait for a GPU, not one for each
+        return smaller, bool(finite.all())  # waits for a GPU once, not once for each gradient
 
     def after(self, finite: bool) -> "LossScale":
-        """For the next step, after one whose gradients were finite, or not."""
+        """Returns the scale for the next step; `finite` says whether this step's gradients were finite."""
         if not finite:
             return replace(self, scale=max(self.scale / 2, _LEAST_SCALE), good_steps=0)
         if self.good_steps + 1 < self.interval:

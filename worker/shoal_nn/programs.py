@@ -1,4 +1,4 @@
-"""Programs to submit as they are: their settings say which model, and which data.
+"""Ready-made programs. Their settings choose the model and the data.
 
     shoal submit shoal_nn.programs:image_classifier --set data=/data/cifar-10-batches-bin --set format=cifar10 \\
         --set model=resnet18 --set options='{"small_images": true}' --set augment=flip,crop
@@ -29,7 +29,7 @@ from shoal_nn.supervised import BinaryClassification, MulticlassClassification, 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
-# By name; each takes the number of classes, and options of its own.
+# Models by name. Each takes the number of classes and its own options.
 MODELS: Mapping[str, Callable[..., Sequential]] = {
     "mlp": models.mlp,
     "small_cnn": models.small_cnn,
@@ -38,7 +38,7 @@ MODELS: Mapping[str, Callable[..., Sequential]] = {
     "resnet50": partial(models.resnet, 50),
     "mobilenet_v2": models.mobilenet_v2,
 }
-_SHARE = 0.1  # of images in one part, where nothing is said
+_SHARE = 0.1  # default share of held-out images
 
 
 @checked_settings
@@ -59,35 +59,35 @@ def image_classifier(
     head: str = "",
     train_from: str = "",
 ) -> Supervised:
-    """Learns which class an image is of.
+    """Trains an image classifier.
 
     Args:
-        data: path of the images, the same on every worker; "~" is the home of the user whose worker it is.
-        format: what is there. "idx": a folder with the four files of MNIST or Fashion-MNIST. "cifar10": the folder of
-            CIFAR-10's binary version. "folder": "train" and, if it is there, "test", with a folder of images for each
-            class; wants `size`, and images that cannot be read are passed by. "npz": a file with "images" [n, height,
-            width, channels] or [n, height, width], uint8 or floats from 0 to 1, and "labels" [n].
+        data: path of the images, the same on every worker. "~" is the home of the worker's user.
+        format: format of the data. "idx" is a folder with the four files of MNIST or Fashion-MNIST. "cifar10" is the
+            folder of CIFAR-10's binary version. "folder" has folders "train" and, optionally, "test", each with a
+            folder of images for each class; it needs `size` and skips unreadable images. "npz" is a file with "images"
+            [n, height, width, channels] or [n, height, width], uint8 or floats from 0 to 1, and "labels" [n].
         model: one of `MODELS`.
-        classes: how many there are, 2 or more.
-        options: further arguments of the model: {"width": 0.35}.
-        size: images are resized to this height and width; 0: they stay as they are.
-        augment: what is done at random to images to train on, once they are resized, a list or "flip,crop": "flip"
-            (left and right), "crop" (with 4 pixels of zeros around).
+        classes: number of classes, >= 2.
+        options: further arguments of the model, such as {"width": 0.35}.
+        size: height and width that images are resized to; 0 keeps their size.
+        augment: random augmentations of training images after resizing, a list or a string such as "flip,crop". "flip"
+            mirrors left and right; "crop" crops after padding with 4 pixels of zeros.
         mean: subtracted from pixels, which are from 0 to 1; a number, or one for each channel.
-        std: pixels are divided by it after that; a number, or one for each channel.
-        held_out_share: of the images to train on, the share that is left out and that the model is judged by. None: it
-            is judged by the images to test on; where the format has none, by a tenth.
-        top: evaluations tell the share of images whose class is among the so many likeliest, too; 1: they do not.
-        precision: what is computed in: float32, float16, bfloat16 (not on a GPU), float64.
-        head: name of the model's last layer, for fine-tuning: by a new name it begins anew in a partial restore. Empty:
-            as the model has it.
-        train_from: the model's first part that is trained; those before stay as they were restored. Empty: all are.
+        std: divisor of pixels after that; a number, or one for each channel.
+        held_out_share: share of the training images that is held out for evaluation. None means the test images, or a
+            tenth of the training images if the format has no test images.
+        top: k of an additional top-k accuracy in evaluations; 1 means none.
+        precision: dtype to compute in: float32, float16, bfloat16 (not on a GPU) or float64.
+        head: new name of the model's last layer, for fine-tuning: a partial restore then initializes the layer. Empty
+            keeps the name.
+        train_from: first part of the model that is trained; earlier parts stay as restored. Empty trains all parts.
 
     Raises:
-        ProgramError: a setting is none of those that there are.
-        InvalidData: the images are not there, or not what they should be.
-        InvalidLayer: the model does not take the values of these options, or has no such part.
-        InvalidShape: the model does not take images of this size.
+        ProgramError: a setting is invalid.
+        InvalidData: the images do not exist or are invalid.
+        InvalidLayer: the model does not accept these options, or has no such part.
+        InvalidShape: the model does not accept images of this size.
     """
     _check_counts(classes, top)
     net = _tuned(_model(model, classes, options or {}), classes, head, train_from)
@@ -116,27 +116,27 @@ def wide_and_deep(
     fill: Mapping[str, Any] | None = None,
     window: int = 8,
 ) -> Supervised:
-    """Learns yes or no from a table: `shoal_nn.models.wide_deep`.
+    """Trains a binary classifier of a table: `shoal_nn.models.wide_deep`.
 
     Args:
-        data: the Parquet files to train on, as of `shoal.data.Parquet`.
-        held_out: those to be judged by.
-        label: the column of labels, 0 or 1.
-        categories: how many there are, by column: whole numbers from [0, that many).
-        numbers: columns of numbers, a list or "age,hours": best of about unit size, or by column the mean and the
-            standard deviation that they are shifted and scaled by: {"age": [38.6, 13.7]}.
-        crosses: pairs of categories: [["education", "occupation"]].
-        embedding: the model's, as of `shoal_nn.models.wide_deep`.
-        hidden: the same.
-        cross_rows: the same.
-        fill: by column, what stands in the place of a null: {"age": 38}.
-        window: blocks that are shuffled together.
+        data: Parquet files for training, as for `shoal.data.Parquet`.
+        held_out: Parquet files for evaluation.
+        label: column of labels, 0 or 1.
+        categories: number of categories n by column; the column has integers in [0, n).
+        numbers: columns of numbers, a list or a string such as "age,hours". They should be of about unit size. A
+            mapping gives the mean and standard deviation to normalize them with: {"age": [38.6, 13.7]}.
+        crosses: pairs of category columns, such as [["education", "occupation"]].
+        embedding: width of the embeddings, as for `shoal_nn.models.wide_deep`.
+        hidden: units of the hidden layers, as for `shoal_nn.models.wide_deep`.
+        cross_rows: rows of each cross's table, as for `shoal_nn.models.wide_deep`.
+        fill: values that replace nulls, by column: {"age": 38}.
+        window: number of blocks that are shuffled together.
 
     Raises:
-        ProgramError: a setting is not of this form.
-        InvalidData: the files are not there, or not what they should be. From a batch: a column has nulls that nothing
-            fills, categories that there are not, or numbers that are not finite.
-        InvalidLayer: the model does not take these settings.
+        ProgramError: a setting is invalid.
+        InvalidData: the files do not exist or are invalid. Reading a batch raises it for nulls without a fill, unknown
+            categories, and numbers that are not finite.
+        InvalidLayer: the model does not accept these settings.
     """
     scales = _scales(numbers)
     pairs = [_pair(cross) for cross in crosses]
@@ -154,17 +154,23 @@ def wide_and_deep(
 
 @dataclass(frozen=True)
 class _Images:
-    """What a path has. Batches of both data sets are tuples of images and labels."""
+    """Images at a path. Batches of both data sets are tuples of images and labels."""
 
     training: Dataset
-    judging: Dataset | None  # None: there is one part
+    judging: Dataset | None  # None if there are no test images
     like: np.ndarray  # [1, height, width, channels], as images are read
-    classes: tuple[str, ...] = ()  # names, where they have any
+    classes: tuple[str, ...] = ()  # names of classes; may be empty
 
     def parts(
         self, held_out_share: float | None, changed: Augmentation, plain: Augmentation
     ) -> tuple[Dataset, Dataset]:
-        """Returns the images to train on, changed, and those to judge by; a share is taken from the former."""
+        """Returns the training images, augmented, and the held-out images.
+
+        Args:
+            held_out_share: share of the training images that is held out; None takes the test images if there are any.
+            changed: augmentation of the training images.
+            plain: augmentation of the held-out images.
+        """
         training, judging = self.training, self.judging
         if judging is None or held_out_share is not None:
             training, judging = sources.split(training, _SHARE if held_out_share is None else held_out_share)
@@ -187,7 +193,9 @@ def _cifar10(folder: Path, _: int) -> _Images:
 
 def _folder(folder: Path, size: int) -> _Images:
     if not size:
-        raise errors.ProgramError("format 'folder' wants a size, for images differ in theirs; set size, such as 224")
+        raise errors.ProgramError(
+            "format 'folder' needs a size, because images differ in theirs; set size, such as 224"
+        )
 
     def part(name: str) -> sources.ImageFolder:
         images = sources.ImageFolder(folder / name, size=(size, size), crop=True, skip_unreadable=True)
@@ -201,8 +209,8 @@ def _folder(folder: Path, size: int) -> _Images:
     if judging and judging.classes != training.classes:
         other = sorted({*training.classes} ^ {*judging.classes})[0]
         raise errors.InvalidData(
-            f"of train and test in {folder} one has a class {other!r} and the other has not, so their labels would "
-            "not mean the same; give both the same folders"
+            f"the class {other!r} is in only one of train and test in {folder}, so their labels would differ; "
+            "give both the same folders"
         )
     return _Images(training, judging, np.zeros((1, size, size, 3), np.uint8), training.classes)
 
@@ -211,10 +219,10 @@ def _npz(file: Path, _: int) -> _Images:
     arrays = sources.Arrays(file)
     sample = arrays.batch(np.arange(1))
     if not isinstance(sample, dict) or not {"images", "labels"} <= sample.keys():
-        found = ", ".join(sample) if isinstance(sample, dict) else "one without a name"
+        found = ", ".join(sample) if isinstance(sample, dict) else "one array without a name"
         raise errors.InvalidData(
-            f"{file} has not the arrays images and labels, but {found}; write it with numpy.savez(file, images=..., "
-            "labels=...)"
+            f"{file} must have the arrays images and labels, but has {found}; write it with "
+            "numpy.savez(file, images=..., labels=...)"
         )
     if sample["images"].ndim not in {3, 4}:
         shape = ", ".join(["n", *map(str, sample["images"].shape[1:])])
@@ -224,7 +232,7 @@ def _npz(file: Path, _: int) -> _Images:
         images = batch["images"]
         if images.dtype.kind == "f" and not (high := images.max()) <= 1:
             raise errors.InvalidData(
-                f"images in {file} are {images.dtype} up to {high:g}, and floats are taken as from 0 to 1; divide them "
+                f"images in {file} are {images.dtype} up to {high:g}, but floats must be from 0 to 1; divide them "
                 "by 255, or store uint8"
             )
         return images if images.ndim == 4 else images[..., np.newaxis], batch["labels"]
@@ -245,7 +253,9 @@ def _model(name: str, classes: int, options: Mapping[str, Any]) -> Sequential:
     build = _choice("model", name, MODELS)
     known = [option for option in inspect.signature(build).parameters if option != "classes"]
     if wrong := [option for option in options if option not in known]:
-        raise errors.ProgramError(f"options have {wrong[0]!r}; give, by name, what {name} has: {', '.join(known)}")
+        raise errors.ProgramError(
+            f"options have {wrong[0]!r}, which {name} does not have; its options are {', '.join(known)}"
+        )
     return checked_settings(build)(classes, **options)
 
 
@@ -257,11 +267,11 @@ def _check_counts(classes: int, top: int) -> None:
 
 
 def _images(data: str, form: str, size: int, classes: int) -> _Images:
-    """Reads what a path has; ProgramError if its classes are not as many as the model's."""
+    """Opens the images. Raises ProgramError if the number of classes is not the model's."""
     images = _choice("format", form, _FORMATS)(Path(data).expanduser(), size)
     if images.classes and len(images.classes) != classes:
         there = len(images.classes)
-        raise errors.ProgramError(f"{data} has {there} classes, and the model {classes}; set classes={there}")
+        raise errors.ProgramError(f"{data} has {there} classes, but the model has {classes}; set classes={there}")
     return images
 
 
@@ -272,14 +282,22 @@ def _augmentations(
     mean: float | Sequence[float],
     std: float | Sequence[float],
 ) -> tuple[Augmentation, Augmentation]:
-    """Returns what is done to all images that are `like` this one, and to those to train on."""
+    """Returns the augmentations of all images that are `like` this one, and of training images.
+
+    Args:
+        like: one image, [1, height, width, channels].
+        size: height and width to resize to; 0 keeps the size.
+        changes: random transforms of training images.
+        mean: subtracted from pixels.
+        std: divisor of pixels.
+    """
     resized: list[Transform] = [Resize((size, size))] if size and like.shape[1:3] != (size, size) else []
     ready: list[Transform] = [ToFloat(), Normalize(mean, std)]
     return Augmentation(*resized, *ready), Augmentation(*resized, *changes, *ready)
 
 
 def _tuned(net: Sequential, classes: int, head: str, train_from: str) -> Sequential:
-    """Returns the model with a new last layer, and only its last parts trained, where these are named."""
+    """Returns the model with a new last layer and with earlier parts frozen, if they are named."""
     if head:
         net = models.with_head(net, Dense(classes), head)
     return models.frozen(net, train_from) if train_from else net
@@ -287,23 +305,23 @@ def _tuned(net: Sequential, classes: int, head: str, train_from: str) -> Sequent
 
 def _choice(what: str, name: str, choices: Mapping[str, _T]) -> _T:
     if name not in choices:
-        raise errors.ProgramError(f"{what} is {name!r}; choose of {', '.join(choices)}")
+        raise errors.ProgramError(f"{what} is {name!r}; choose from {', '.join(choices)}")
     return choices[name]
 
 
 def _listed(names: str | Sequence[str]) -> list[str]:
-    """A list, which is a text with commas on the command line."""
+    """Returns a list of names, which may be given as a comma-separated string."""
     return [name.strip() for name in names.split(",") if name.strip()] if isinstance(names, str) else list(names)
 
 
 def _scales(numbers: str | Sequence[str] | Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation, by column."""
+    """Returns the mean and standard deviation by column."""
     if not isinstance(numbers, Mapping):
         return dict.fromkeys(_listed(numbers), (0.0, 1.0))
     scales = {}
     for name, scale in numbers.items():
         if len(scale) != 2 or not np.isfinite(scale).all() or not scale[1]:
-            raise errors.ProgramError(f"numbers have {scale!r} for {name!r}; give [mean, std], the latter not 0")
+            raise errors.ProgramError(f"numbers have {scale!r} for {name!r}; give [mean, std] with std not 0")
         scales[name] = scale[0], scale[1]
     return scales
 
@@ -317,30 +335,30 @@ def _pair(cross: Sequence[str]) -> tuple[str, str]:
 def _features(
     categories: Mapping[str, int], scales: Mapping[str, tuple[float, float]], batch: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """A batch of a table as the model takes it, if it does: finite numbers, categories in their ranges."""
+    """Returns a batch of a table as the model's input. Raises InvalidData for invalid categories or numbers."""
     features = dict(batch)
     for name, count in categories.items():
         column = batch[name]
         if column.dtype.kind not in "iub":
             raise errors.InvalidData(
-                f"column {name!r} is of {column.dtype}; categories are whole numbers, from 0 to {count - 1}"
+                f"column {name!r} is of {column.dtype}; categories must be integers from 0 to {count - 1}"
             )
         low, high = int(column.min()), int(column.max())
         if low < 0 or high >= count:
             raise errors.InvalidData(
-                f"column {name!r} has {low if low < 0 else high}, and categories says {count}, 0 to {count - 1}; set a "
-                "larger number, or mend the table"
+                f"column {name!r} has {low if low < 0 else high}, but categories has {count}, 0 to {count - 1}; set a "
+                "larger number, or correct the table"
             )
         features[name] = column.astype(np.uint8) if column.dtype.kind == "b" else column
     for name, (mean, std) in scales.items():
         if batch[name].dtype.kind not in "iuf":
-            raise errors.InvalidData(f"column {name!r} is of {batch[name].dtype}; numbers are whole ones or floats")
-        with np.errstate(over="ignore"):  # what is too large for float32 is told below
+            raise errors.InvalidData(f"column {name!r} is of {batch[name].dtype}; numbers must be integers or floats")
+        with np.errstate(over="ignore"):  # overflow is reported below
             features[name] = ((batch[name] - mean) / std).astype(np.float32)
         if wrong := np.count_nonzero(~np.isfinite(features[name])):
             raise errors.InvalidData(
-                f"column {name!r} has {wrong} among {len(batch[name])} numbers that are NaN, infinite or too large; "
-                "write others, or nulls and a fill for them"
+                f"column {name!r} has {wrong} of {len(batch[name])} numbers that are NaN, infinite or too large; "
+                "correct them, or write nulls and set a fill"
             )
     return features
 

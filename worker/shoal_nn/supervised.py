@@ -1,4 +1,4 @@
-"""A program of any layer: it learns labels, and is judged by held-out samples. Not which samples these are."""
+"""Supervised training of any layer, as a program with labels and held-out samples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -20,40 +20,40 @@ from shoal_worker.arrays import namespace_of
 
 
 class Objective(ABC):
-    """What a model's outputs are to be."""
+    """Objective of a model: its loss and its metrics."""
 
     @abstractmethod
     def check(self, labels: np.ndarray, shape: Shape) -> None:
-        """Looks at a batch's labels while they are on the host: on a GPU a wrong one would be met by chance, or not.
+        """Checks a batch's labels on the host, because wrong ones may go unnoticed on a GPU.
 
         Args:
             labels: [batch].
-            shape: of a sample of the outputs.
+            shape: shape of an output sample.
 
         Raises:
-            InvalidData: the outputs cannot be what a label says.
+            InvalidData: a label is invalid for the outputs.
         """
 
     @abstractmethod
     def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
-        """The mean loss of a batch, and its gradient by the outputs."""
+        """Returns the mean loss of a batch and its gradient by the outputs."""
 
     @abstractmethod
     def accuracy(self, outputs: Array, labels: Array) -> Array:
-        """The share of a batch that is right."""
+        """Returns the share of correct samples of a batch."""
 
-    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | AggregateMetric]:
-        """What an evaluation tells of a batch."""
+    def metrics(self, outputs: Array, labels: Array) -> Mapping[str, float | AggregateMetric]:
+        """Returns a batch's metrics of an evaluation, by name."""
         loss, _ = self.loss(outputs, labels)
         return {"loss": float(loss), "accuracy": float(self.accuracy(outputs, labels))}
 
 
 @dataclass(frozen=True)
 class MulticlassClassification(Objective):
-    """A class for each sample: outputs [batch, classes], labels [batch], whole numbers.
+    """One class for each sample: outputs [batch, classes], labels [batch] as integers.
 
     Args:
-        top: evaluations tell the share of samples whose label is among so many, too; 1: they do not.
+        top: k of an additional top-k accuracy in evaluations; 1 means none.
     """
 
     top: int = 1
@@ -62,14 +62,13 @@ class MulticlassClassification(Objective):
         classes = shape[-1]
         if labels.dtype.kind not in "iu" or labels.ndim != 1:
             raise errors.InvalidData(
-                f"labels are {labels.dtype} of shape {labels.shape}; give each sample the number of its class, a "
-                "whole number"
+                f"labels are {labels.dtype} of shape {labels.shape}; give the class number of each sample as an integer"
             )
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
             raise errors.InvalidData(
-                f"the label {low if low < 0 else high} is of none of the model's {classes} classes, 0 to "
-                f"{classes - 1}; give the model more classes, or mend the labels"
+                f"the label {low if low < 0 else high} is not one of the model's {classes} classes, 0 to "
+                f"{classes - 1}; give the model more classes, or correct the labels"
             )
 
     def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
@@ -78,19 +77,19 @@ class MulticlassClassification(Objective):
     def accuracy(self, outputs: Array, labels: Array) -> Array:
         return accuracy(outputs, labels)
 
-    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | AggregateMetric]:
+    def metrics(self, outputs: Array, labels: Array) -> Mapping[str, float | AggregateMetric]:
         more = {f"top{self.top}": float(top_k_accuracy(outputs, labels, self.top))} if self.top > 1 else {}
-        return {**super().figures(outputs, labels), **more}
+        return {**super().metrics(outputs, labels), **more}
 
 
 @dataclass(frozen=True)
 class BinaryClassification(Objective):
-    """Yes or no for each sample: outputs [batch, 1], labels [batch], 0 or 1. Evaluations tell the AUC."""
+    """Two classes: outputs [batch, 1], labels [batch], 0 or 1. Evaluations include the AUC."""
 
-    def check(self, labels: np.ndarray, shape: Shape) -> None:  # noqa: ARG002 - whatever it is
+    def check(self, labels: np.ndarray, shape: Shape) -> None:  # noqa: ARG002 - any shape
         wrong = (labels != 0) & (labels != 1)
         if wrong.any():
-            raise errors.InvalidData(f"the label {labels[wrong][0]} is neither 0 nor 1; mend the labels")
+            raise errors.InvalidData(f"the label {labels[wrong][0]} is neither 0 nor 1; correct the labels")
 
     def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
         return sigmoid_cross_entropy(outputs, labels.reshape(outputs.shape))
@@ -98,30 +97,30 @@ class BinaryClassification(Objective):
     def accuracy(self, outputs: Array, labels: Array) -> Array:
         return ((outputs > 0) == (labels.reshape(outputs.shape) > 0)).mean()
 
-    def figures(self, outputs: Array, labels: Array) -> Mapping[str, float | AggregateMetric]:
-        return {**super().figures(outputs, labels), "auc": AreaUnderCurve.of(outputs, labels)}
+    def metrics(self, outputs: Array, labels: Array) -> Mapping[str, float | AggregateMetric]:
+        return {**super().metrics(outputs, labels), "auc": AreaUnderCurve.of(outputs, labels)}
 
 
 class Supervised:
-    """Trains a layer on samples with labels: a `shoal.program.RandomProgram`, and an `EvaluatedProgram`.
+    """Program that trains a layer on samples with labels: a `shoal.program.RandomProgram` and an `EvaluatedProgram`.
 
         def factory():
             training, held_out = split(Arrays((images, labels)), 0.1)
             return Supervised(small_cnn(10), (28, 28, 1), training, held_out, MulticlassClassification())
 
     Args:
-        net: gives outputs for a batch of samples.
-        shape: of a sample, or by feature.
-        dataset: whose batches are tuples of samples and labels; or features by name, the label among them.
-        held_out: likewise.
-        objective: what the outputs are to be.
-        label: the label's name among the features; empty: batches are tuples.
-        precision: what the model computes in. In float16 the loss is scaled, and a step whose gradient overflows is
-            refused by the servers, as any that is not finite, and passed by.
+        net: the layer to train.
+        shape: shape of an input sample, or shapes by feature.
+        dataset: data set whose batches are tuples of samples and labels, or features by name that include the label.
+        held_out: data set of the same form for evaluation.
+        objective: the loss and the metrics.
+        label: name of the label among the features; empty if batches are tuples.
+        precision: dtype in which the model computes. For float16 the loss is scaled; servers reject a step whose
+            gradient overflows, and it is skipped.
 
     Raises:
-        InvalidShape: the net does not take such samples; also from a step, of whole numbers where floats are due. From
-            a batch, InvalidData: a label makes no sense.
+        InvalidShape: the layer does not accept such samples; a step also raises it for integers instead of floats.
+        InvalidData: from reading a batch: a label is invalid.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class Supervised:
         return self.net.variables(self.shape)
 
     def loss_and_gradients(self, params: Mapping[str, Array], batch: Any, *, seed: int) -> StepOutput:
-        x, labels = self._taken_apart(batch)
+        x, labels = self._split(batch)
         policy, scale = self._policy, self._scale
         with _overflowing() if scale else nullcontext():
             y, state, pullback = self.net.apply(params, params, policy.inputs(x), TrainingContext(seed))
@@ -158,24 +157,24 @@ class Supervised:
                 self._scale = scale.after(finite)
             elif namespace_of(dy) is np:
                 gradients, _ = pullback(dy)
-            else:  # the first come down from the device while the others are computed
+            else:  # the first ones are downloaded while others are computed
                 gradients = one_by_one(pullback, dy)
         return StepOutput(
             loss, gradients, updates=state, metrics={"accuracy": self.objective.accuracy(outputs, labels)}
         )
 
     def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | AggregateMetric]:
-        x, labels = self._taken_apart(batch)
+        x, labels = self._split(batch)
         y, _, _ = self.net.apply(params, params, self._policy.inputs(x), False)
-        return self.objective.figures(self._policy.outputs(y), labels)
+        return self.objective.metrics(self._policy.outputs(y), labels)
 
     def _checked(self, batch: Any) -> Any:
-        _, labels = self._taken_apart(batch)
+        _, labels = self._split(batch)
         if isinstance(labels, np.ndarray):
             self.objective.check(labels, self._outputs)
         return batch
 
-    def _taken_apart(self, batch: Any) -> tuple[Any, Array]:
+    def _split(self, batch: Any) -> tuple[Any, Array]:
         if self._label:
             return batch, batch[self._label]
         x, labels = batch
@@ -183,7 +182,7 @@ class Supervised:
 
 
 def _overflowing() -> AbstractContextManager[Any]:
-    """NumPy is not to warn of what a scale is there to find: halves that overflow."""
+    """Suppresses NumPy's warnings of overflow, which the loss scale handles."""
     return np.errstate(over="ignore", invalid="ignore")
 
 

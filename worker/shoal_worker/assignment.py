@@ -1,6 +1,6 @@
-"""What a daemon should be running: a state machine that decides, without processes, clocks, threads or I/O.
+"""State machine of a daemon: it decides which trainer should run, without processes, clocks, threads or I/O.
 
-`AssignmentMachine.handle(event)` returns effects, which `shoal_worker.daemon` performs in order.
+`AssignmentMachine.handle(event)` returns effects. `shoal_worker.daemon` carries them out in order.
 """
 
 import signal
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from shoal._wire import Cursor
 from shoal_worker.messages import TrainerOutcome
 
-# A job that ends its trainers so often in a row, without a push in between, will do so again anywhere.
-_MAX_DEATHS_IN_A_ROW = 3
+# After so many trainer crashes of one job in a row, without a push in between, the job fails.
+_MAX_CRASHES_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedJob:
-    """One assignment of a job to one life of this worker."""
+    """One assignment of a job to one incarnation of this worker."""
 
     job: str
     assignment: int
@@ -27,33 +27,33 @@ class AssignedJob:
 
 @dataclass(frozen=True, slots=True)
 class IncarnationChanged:
-    """The worker has a new incarnation: what was assigned to the old one is given up."""
+    """The worker has a new incarnation. The assignment of the old one is void."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The coordinator says what to be working on; None: nothing."""
+    """The coordinator has named the job to work on; None means no job."""
 
-    work: AssignedJob | None
+    assigned: AssignedJob | None
 
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """The coordinator says, in answer to a report, that the job has ended for this worker."""
+    """The coordinator has answered a report: the job is done for this worker."""
 
-    work: AssignedJob
+    assigned: AssignedJob
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerEnded:
-    """The trainer's process is gone, and all that it wrote has been read.
+    """The trainer's process has ended, and all of its output has been read.
 
     Attributes:
-        status: its exit status; negative: the signal that killed it.
-        outcome: what it said about its end; None: nothing.
-        progressed: a server took one of its pushes.
+        status: its exit status; negative if a signal killed it.
+        outcome: its last message; None if it sent none.
+        progressed: whether a server accepted one of its pushes.
     """
 
     status: int
@@ -63,12 +63,12 @@ class TrainerEnded:
 
 @dataclass(frozen=True, slots=True)
 class StopAfterBatchRequested:
-    """The daemon is to stop once its trainer has finished the batch in hand."""
+    """The daemon was asked to stop when its trainer has finished the current batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The daemon is to stop."""
+    """The daemon was asked to stop now."""
 
 
 Event = IncarnationChanged | Assigned | JobOver | TrainerEnded | StopAfterBatchRequested | StopRequested
@@ -78,35 +78,35 @@ Event = IncarnationChanged | Assigned | JobOver | TrainerEnded | StopAfterBatchR
 
 @dataclass(frozen=True, slots=True)
 class StartTrainer:
-    """Start a process for this work."""
+    """Start a trainer for this assignment."""
 
-    work: AssignedJob
+    assigned: AssignedJob
 
 
 @dataclass(frozen=True, slots=True)
 class StopTrainerAfterBatch:
-    """Ask the process to finish the batch in hand and to end. `TrainerEnded` follows, in its own time."""
+    """Ask the trainer to finish the current batch and to end. `TrainerEnded` follows, after any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTrainer:
-    """End the process: SIGTERM, and SIGKILL if it stays. `TrainerEnded` follows."""
+    """End the trainer: SIGTERM first, then SIGKILL. `TrainerEnded` follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Tell the coordinator that this worker is through with its job, after the last log lines."""
+    """Tell the coordinator, after the last log lines, that this worker has finished its job."""
 
     error: str
-    lost: bool = False  # the error is that the job's shards are not on their servers
+    shards_lost: bool = False  # whether the error is that the job's shards are not on their servers
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave the cluster, and with it the job, saying how far the trainer was; after the last log lines.
+    """Leave the cluster after the last log lines, and report the trainer's position in its data.
 
     Attributes:
-        cursor: in the range of data that it holds; None: it holds none.
+        cursor: position in the leased range; None if no range is leased.
     """
 
     cursor: Cursor | None
@@ -114,10 +114,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Become a new incarnation, so that others get the work at once. `IncarnationChanged` follows.
+    """Become a new incarnation, so that the job is assigned again at once. `IncarnationChanged` follows.
 
     Attributes:
-        reason: for the job's log.
+        reason: text for the job's log.
     """
 
     reason: str
@@ -127,97 +127,99 @@ Effect = StartTrainer | StopTrainerAfterBatch | StopTrainer | Finish | Leave | R
 
 
 class AssignmentMachine:
-    """The machine of one daemon."""
+    """State machine of one daemon."""
 
     def __init__(self) -> None:
-        self.incarnation = 0  # 0: not registered yet
+        self.incarnation = 0  # 0 before the registration
         self.wanted: AssignedJob | None = None  # of this incarnation
-        self.running: AssignedJob | None = None  # has a process, be it on its way out
-        self.halting = False  # `running` was told to stop
-        self.over: AssignedJob | None = None  # came to its end here; is not started again
-        self.leaving = False
-        self.retiring = False  # `running` was asked to leave
-        self.closing = False
-        self._deaths: tuple[str, int] = ("", 0)  # job, and how many of its trainers died in a row without a push
+        self.running: AssignedJob | None = None  # has a process, which may be ending
+        self.stopping_trainer = False  # `running` was told to stop
+        self.ended: AssignedJob | None = None  # has ended on this worker and is not started again
+        self.draining = False
+        self.stopping_after_batch = False  # `running` was asked to stop after its batch
+        self.stopping = False
+        self._crashes: tuple[str, int] = ("", 0)  # job, and its trainer crashes in a row without a push
 
     @property
     def done(self) -> bool:
-        """Whether the daemon may end."""
-        return (self.leaving or self.closing) and self.running is None
+        """Returns whether the daemon may end."""
+        return (self.draining or self.stopping) and self.running is None
 
     def handle(self, event: Event) -> list[Effect]:
-        """Takes one event and says what to do."""
+        """Handles one event and returns the effects."""
         effects: list[Effect] = []
         match event:
             case IncarnationChanged(incarnation):
-                self.incarnation, self.wanted, self.over = incarnation, None, None
-            case Assigned(work):
-                if work is None or work.incarnation == self.incarnation:  # else an answer to an earlier life
-                    self.wanted = work
-            case JobOver(work):
-                self.over = work
+                self.incarnation, self.wanted, self.ended = incarnation, None, None
+            case Assigned(assigned):
+                if (
+                    assigned is None or assigned.incarnation == self.incarnation
+                ):  # otherwise it is for an earlier incarnation
+                    self.wanted = assigned
+            case JobOver(assigned):
+                self.ended = assigned
             case TrainerEnded():
                 effects = self._on_ended(event)
             case StopAfterBatchRequested():
-                self.leaving = True
+                self.draining = True
             case StopRequested():
-                self.closing = True
+                self.stopping = True
         return effects + self._reconcile()
 
     def validate(self) -> None:
-        """Raises AssertionError if an invariant is broken; called after every event in tests."""
+        """Raises AssertionError if an invariant is broken. Tests call it after every event."""
         assert self.wanted is None or self.wanted.incarnation == self.incarnation
-        assert not ((self.halting or self.retiring) and self.running is None)
-        wrong = self.running is not None and (self.running != self._due() or self.closing)
-        assert not wrong or self.halting, "a trainer runs that nobody wants"
+        assert not ((self.stopping_trainer or self.stopping_after_batch) and self.running is None)
+        wrong = self.running is not None and (self.running != self._due() or self.stopping)
+        assert not wrong or self.stopping_trainer, "a trainer runs without an assignment"
 
     def _due(self) -> AssignedJob | None:
-        return None if self.closing or self.wanted == self.over else self.wanted
+        return None if self.stopping or self.wanted == self.ended else self.wanted
 
     def _reconcile(self) -> list[Effect]:
         due = self._due()
         if self.running is None:
-            if due is None or self.leaving:
+            if due is None or self.draining:
                 return []
             self.running = due
             return [StartTrainer(due)]
-        if self.running != due and not self.halting:
-            self.halting = True
+        if self.running != due and not self.stopping_trainer:
+            self.stopping_trainer = True
             return [StopTrainer()]
-        if self.leaving and not self.halting and not self.retiring:
-            self.retiring = True
+        if self.draining and not self.stopping_trainer and not self.stopping_after_batch:
+            self.stopping_after_batch = True
             return [StopTrainerAfterBatch()]
         return []
 
     def _on_ended(self, event: TrainerEnded) -> list[Effect]:
-        ended, asked = self.running, self.halting
-        self.running, self.halting, self.retiring = None, False, False
+        ended, asked = self.running, self.stopping_trainer
+        self.running, self.stopping_trainer, self.stopping_after_batch = None, False, False
         if ended is None or asked:
             return []
-        self.over = ended
+        self.ended = ended
         if event.outcome is not None and event.outcome.left:
             return [Leave(event.outcome.cursor)]
         if event.outcome is not None and not event.outcome.fenced:
-            self._deaths = ("", 0)
-            return [Finish(event.outcome.error, event.outcome.lost)]
+            self._crashes = ("", 0)
+            return [Finish(event.outcome.error, event.outcome.shards_lost)]
         if event.outcome is None and event.status >= 0:
             return [Finish(f"the program ended its process with exit status {event.status}; its log may say why")]
-        return self._on_death(ended.job, _reason(event), event.progressed)
+        return self._on_crash(ended.job, _reason(event), event.progressed)
 
-    def _on_death(self, job: str, reason: str, progressed: bool) -> list[Effect]:
-        if self.leaving:
+    def _on_crash(self, job: str, reason: str, progressed: bool) -> list[Effect]:
+        if self.draining:
             return [Leave(None)]
-        last_job, count = self._deaths
+        last_job, count = self._crashes
         count = 1 if progressed or job != last_job else count + 1
-        self._deaths = (job, count)
-        if count < _MAX_DEATHS_IN_A_ROW:
-            return [Renew(reason)]  # nobody knows how far it came: as with a dead worker, this life of it is fenced
-        return [Finish(f"{reason}; it happened {count} times in a row, without one push in between")]
+        self._crashes = (job, count)
+        if count < _MAX_CRASHES_IN_A_ROW:
+            return [Renew(reason)]  # its progress is unknown: fence this incarnation
+        return [Finish(f"{reason}; this happened {count} times in a row without a push in between")]
 
 
 def _reason(event: TrainerEnded) -> str:
     if event.outcome is not None:
-        return f"the trainer cannot go on: {event.outcome.error}"
+        return f"the trainer cannot continue: {event.outcome.error}"
     try:
         return f"the trainer was killed by {signal.Signals(-event.status).name}"
     except ValueError:

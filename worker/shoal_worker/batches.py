@@ -1,4 +1,4 @@
-"""Which samples come next, and their reading: leased ranges of an epoch's order, cut into batches, read ahead."""
+"""Sources of batches: leased ranges of an epoch's order, cut into batches and read ahead."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -20,13 +20,13 @@ from shoal_worker.batch_seeds import epoch_seed
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step computes on.
+    """Input of one step.
 
     Attributes:
-        data: what the data set gave; None where the program makes its own batches.
-        samples: samples in it.
-        cursor: where a worker is that has trained on it; None where no data is leased.
-        place: its epoch, and the place of its first sample in that epoch's order; None where no data is leased.
+        data: the data set's batch; None if the program makes its own batches.
+        samples: number of samples.
+        cursor: the worker's position after training on it; None if no data is leased.
+        place: its epoch, and the place of its first sample in that epoch's order; None if no data is leased.
     """
 
     data: Any
@@ -39,50 +39,49 @@ class Batches(ABC):
     """A source of batches.
 
     Attributes:
-        batch_size: samples of a batch, of which a range's last may have fewer; 0: the program makes its own.
+        batch_size: samples of a batch; the last one of a range may have fewer. 0 if the program makes its own batches.
     """
 
     batch_size = 0
 
     @property
     @abstractmethod
-    def in_hand(self) -> bool:
-        """Whether `take` has a batch to give without a lease."""
+    def has_next(self) -> bool:
+        """Returns whether `take` has a batch without another lease."""
 
     @property
     @abstractmethod
     def cursor(self) -> Cursor | None:
-        """How much of the leased range was taken; None: nothing is leased."""
+        """Returns the position in the leased range; None if nothing is leased."""
 
     @abstractmethod
     def lease(self) -> NoRange | None:
-        """Gets the next batches, giving back those that are trained on; None, or why there are none."""
+        """Leases the next range and reports the last one as done. Returns the reason if there is no range."""
 
     @abstractmethod
     def take(self) -> Batch:
-        """The next batch; raises what the data set raised when it read this one."""
+        """Returns the next batch. Raises the data set's error if reading this batch failed."""
 
     @abstractmethod
     def close(self) -> None:
-        """Reads no more."""
+        """Stops reading."""
 
 
 class LeasedBatches(Batches):
     """Batches of the ranges that the coordinator leases, in order.
 
-    Every worker draws the same order of an epoch from the seed, so a range means the same samples whoever has it.
-    What is read ahead is of the range in hand: nothing that is not leased, and nothing after `close`. A data set that
-    takes a seed is given its epoch's.
+    Every worker draws the same order of an epoch from the seed, so a range has the same samples on every worker.
+    Reading ahead stays within the leased range and ends with `close`. A random data set gets the seed of its epoch.
 
     Args:
-        dataset: of the program, with one sample at least.
+        dataset: the program's data set, with at least one sample.
         batch_size: samples; the last batch of a range may have fewer.
-        seed: of the job.
-        lease: asks the coordinator, `Participant.lease`.
-        prepare: called on the thread that reads, before it does.
+        seed: the job's seed.
+        lease: asks the coordinator for a range: `Participant.lease`.
+        prepare: called once on the reading thread, before it reads.
 
     Raises:
-        ProgramError: the data set's `blocks` or `prefetch` make no sense.
+        ProgramError: the data set's `blocks` or `prefetch` are invalid.
     """
 
     def __init__(
@@ -96,31 +95,31 @@ class LeasedBatches(Batches):
     ) -> None:
         self._dataset, self.batch_size, self._seed = dataset, batch_size, seed
         self._order = order_of(dataset, seed)
-        prefetch_of(dataset)  # says now what is wrong with it
-        self._ask = lease
+        prefetch_of(dataset)  # raises early if it is invalid
+        self._request_lease = lease
         self._prepare = prepare
-        self._held: int = 0  # lease of the range in hand; 0: none
-        self._start: tuple[int, int] = (0, 0)  # epoch, and where in its order that range begins
-        self._taken: int = 0  # samples of it
-        self._samples: deque[int] = deque()  # of the batches that are left of that range
-        self._reading: Iterator[Any] = iter(())  # those batches
+        self._lease: int = 0  # number of the current lease; 0 if there is none
+        self._start: tuple[int, int] = (0, 0)  # epoch, and the place in its order at which the range begins
+        self._consumed: int = 0  # samples of the range
+        self._samples: deque[int] = deque()  # of each remaining batch of the range
+        self._reading: Iterator[Any] = iter(())  # the remaining batches
 
     @property
-    def in_hand(self) -> bool:
+    def has_next(self) -> bool:
         return bool(self._samples)
 
     @property
     def cursor(self) -> Cursor | None:
-        return Cursor(self._held, self._taken) if self._held else None
+        return Cursor(self._lease, self._consumed) if self._lease else None
 
     def lease(self) -> NoRange | None:
         self.close()
-        answer = self._ask(self._held)
-        self._held = 0
+        answer = self._request_lease(self._lease)
+        self._lease = 0
         if isinstance(answer, NoRange):
             return answer
         leased = answer.range
-        self._held, self._start, self._taken = answer.number, (leased.epoch, leased.start), 0
+        self._lease, self._start, self._consumed = answer.number, (leased.epoch, leased.start), 0
         size, samples = self.batch_size, leased.samples
         self._samples.extend(min(size, samples - start) for start in range(0, samples, size))
         if samples:
@@ -134,11 +133,11 @@ class LeasedBatches(Batches):
         except StopIteration:
             left = len(self._samples) + 1
             raise errors.ProgramError(
-                f"the data set's batches() ended with {left} still to come; it must give one for each item of its plan"
+                f"the data set's batches() ended {left} batches early; it must yield one for each item of its plan"
             ) from None
         epoch, start = self._start
-        place = epoch, start + self._taken
-        self._taken += samples
+        place = epoch, start + self._consumed
+        self._consumed += samples
         return Batch(data, samples, self.cursor, place)
 
     def close(self) -> None:
@@ -146,7 +145,7 @@ class LeasedBatches(Batches):
         close = getattr(self._reading, "close", None)
         self._reading = iter(())
         if close is not None:
-            with suppress(Exception):  # of a generator that is not finished: nobody waits for what it says
+            with suppress(Exception):  # an unfinished generator; its error concerns no step
                 close()
 
     def _read(self, epoch: int, plan: Iterable[np.ndarray]) -> None:
@@ -155,10 +154,10 @@ class LeasedBatches(Batches):
 
 
 class NoBatches(Batches):
-    """For programs without a data set: there is always one more step to take, with no samples."""
+    """Batches of programs without a data set: there is always one more, with no samples."""
 
     @property
-    def in_hand(self) -> bool:
+    def has_next(self) -> bool:
         return True
 
     @property
@@ -172,14 +171,14 @@ class NoBatches(Batches):
         return Batch(None, 0)
 
     def close(self) -> None:
-        """There is nothing to read."""
+        """Does nothing: there is nothing to read."""
 
 
 def order_of(dataset: Dataset | RandomDataset, seed: int) -> SampleOrder:
-    """The order that suits the data set: of its blocks if it says which, else of single samples.
+    """Returns the data set's order: of its blocks if it has any, otherwise of single samples.
 
     Raises:
-        ProgramError: its blocks are not all of its samples, or it has no `batches` to read them by.
+        ProgramError: the blocks do not add up to all samples, or the data set has no `batches` method.
     """
     blocks, samples = getattr(dataset, "blocks", None), len(dataset)
     if not isinstance(blocks, Blocks):
@@ -187,7 +186,7 @@ def order_of(dataset: Dataset | RandomDataset, seed: int) -> SampleOrder:
     kind = type(dataset).__name__
     if blocks.samples != samples:
         raise errors.ProgramError(
-            f"the blocks of data set {kind} are {blocks.samples} samples, and len() says {samples}; make them agree"
+            f"data set {kind} has {blocks.samples} samples in its blocks, but its len() is {samples}; make them equal"
         )
     if not callable(getattr(dataset, "batches", None)):
         raise errors.ProgramError(f"data set {kind} has blocks, but no batches(plan); see shoal.program.BlockDataset")
@@ -195,10 +194,10 @@ def order_of(dataset: Dataset | RandomDataset, seed: int) -> SampleOrder:
 
 
 def prefetch_of(dataset: Dataset | RandomDataset) -> int:
-    """How many batches to read ahead.
+    """Returns the number of batches to read ahead. A method named `prefetch` is ignored.
 
     Raises:
-        ProgramError: `prefetch` is no whole number, 0 or more. A method of that name means something else.
+        ProgramError: `prefetch` is not an integer >= 0.
     """
     wish = getattr(dataset, "prefetch", DEFAULT_PREFETCH)
     if callable(wish):
@@ -206,7 +205,7 @@ def prefetch_of(dataset: Dataset | RandomDataset) -> int:
     if isinstance(wish, bool) or not isinstance(wish, int) or wish < 0:
         raise errors.ProgramError(
             f"`prefetch` of data set {type(dataset).__name__} is {wish!r}; "
-            "give the batches to read ahead as a whole number, or 0 to read each in turn"
+            "give the number of batches to read ahead as an integer, or 0 to read each when it is needed"
         )
     return wish
 
@@ -218,16 +217,19 @@ def ahead_of(
     seed: int | None = None,
     prepare: Callable[[], object] = lambda: None,
 ) -> Generator[Any, None, None] | Prefetcher[Any]:
-    """The batch of each item of a plan, read in the way that suits the data set, ahead if it is not against it.
+    """Reads the batches of a plan, ahead of their use unless the data set's `prefetch` is 0.
 
     Args:
-        dataset: to be read.
-        plan: numbers of samples, a batch an item.
-        seed: for a data set that takes one; None: it is read as it is.
-        prepare: called on the thread that reads, before it does.
+        dataset: the data set to read.
+        plan: the sample numbers of each batch.
+        seed: seed of a random data set; None reads it without one.
+        prepare: called once on the reading thread, before it reads.
+
+    Returns:
+        The batches, in the order of the plan.
 
     Raises:
-        ProgramError: its `prefetch` makes no sense.
+        ProgramError: the data set's `prefetch` is invalid.
     """
     ahead, reading = prefetch_of(dataset), read(dataset, plan, seed)
     return Prefetcher(reading, ahead, prepare=prepare) if ahead else reading

@@ -1,13 +1,13 @@
-"""GPUs through CuPy, which is given and not imported here: streams, pinned memory, and the bounds of the pool.
+"""GPU device over CuPy: streams, pinned memory and the limit of the memory pool.
 
-Programs compute on their thread's current stream. Copies have streams of their own, which do not wait for it by
-themselves; so each order that matters is an event:
+The CuPy module is passed in and not imported here. Programs compute on their thread's current stream. Copies use
+streams of their own, which are not ordered with it by default. Each order that matters is therefore an event:
 
-- A copy to the device goes to memory that computation may have used before, and may still use: the copy waits for
-  what was queued when that memory became free. What computes with it waits for the copy.
-- A copy to the host waits for what was queued when it was asked for; the host waits for the copy.
-- Pinned memory for uploads is used again once the copy from it is done. What was downloaded lies in pinned memory
-  that goes back to CuPy's pool with the last reference to it.
+- A copy to the device writes to memory that earlier computation may still use. The copy waits for the work that was
+  queued when that memory was freed. Computation on the copied values waits for the copy.
+- A copy to the host waits for the work that was queued when the copy was requested. The host waits for the copy.
+- A pinned buffer for uploads is reused after the copy from it is done. Downloaded values lie in pinned memory that
+  returns to CuPy's pool with the last reference to it.
 """
 
 import threading
@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from shoal.program import Array
-from shoal_worker.devices import Device, Fetched
+from shoal_worker.devices import Device, Downloaded
 
-# Uploads go through so many pinned buffers of this size, for each thread that uploads.
+# Number and size of the pinned buffers of each thread that uploads.
 _STAGES, _STAGE_BYTES = 4, 8 << 20
-# Where in one of them the next array may begin: a cache line, and what any dtype wants.
+# Alignment of arrays in these buffers: a cache line, which suits every dtype.
 _ALIGNMENT = 64
-# Downloads that may be under way before the oldest is waited for.
+# Downloads in progress before the oldest one is waited for.
 _DOWNLOADS = 4
 
 
@@ -32,9 +32,9 @@ class Cuda(Device):
     """One of the GPUs that `CUDA_VISIBLE_DEVICES` shows, through CuPy.
 
     Args:
-        cupy: the module.
-        index: of the device among those shown.
-        memory_limit: what CuPy's pool may take: bytes, or a share of the device's if it is at most 1; 0: all there is.
+        cupy: the CuPy module.
+        index: index among the visible devices.
+        memory_limit: limit of CuPy's pool: bytes, or a share of the device's memory if at most 1; 0 means no limit.
     """
 
     def __init__(self, cupy: Any, index: int, memory_limit: float = 0.0) -> None:
@@ -45,9 +45,11 @@ class Cuda(Device):
         self.name = f"cuda:{index} {model.decode() if isinstance(model, bytes) else model}"
         # CuPy 13 has no bfloat16.
         self._casts = {"float16", "bfloat16"} if int(cupy.__version__.partition(".")[0]) >= 14 else {"float16"}
-        self._threads = threading.local()  # its streams, on each thread that copies
-        self._in_use: _Brought | None = None  # what was received last
-        self._retired: deque[tuple[_Brought, Any]] = deque()  # before, each with the end of the computation on it
+        self._threads = threading.local()  # the streams of each copying thread
+        self._in_use: _DeviceValues | None = None  # the values received last
+        self._retired: deque[tuple[_DeviceValues, Any]] = (
+            deque()
+        )  # earlier values, each with the event that ends their use
 
     def activate(self) -> None:
         self.xp.cuda.Device(self._index).use()
@@ -68,49 +70,49 @@ class Cuda(Device):
         return there
 
     def to_host(self, array: Array) -> np.ndarray:
-        [(_, values)] = self.fetch([("", array)])
+        [(_, values)] = self.download([("", array)])
         return values
 
-    def bring(self, values: dict[str, np.ndarray]) -> dict[str, Array]:
-        return self._bring(values)
+    def upload(self, values: dict[str, np.ndarray]) -> dict[str, Array]:
+        return self._upload(values)
 
-    def _bring(self, values: dict[str, np.ndarray]) -> "_Brought":
+    def _upload(self, values: dict[str, np.ndarray]) -> "_DeviceValues":
         self.xp.cuda.Device(self._index).use()
         uploads = self._uploads
-        while self._retired:  # their memory is the next to be taken on this stream
+        while self._retired:  # the next allocation on this stream may reuse their memory
             retired, computed = self._retired.popleft()
             uploads.stream.wait_event(computed)
             del retired
-        with uploads.stream:  # of which memory is taken and given back apart from that of computation
-            brought = _Brought({name: self.xp.empty(value.shape, value.dtype) for name, value in values.items()})
+        with uploads.stream:  # allocates from this stream's part of the pool
+            uploaded = _DeviceValues({name: self.xp.empty(value.shape, value.dtype) for name, value in values.items()})
         for name, value in values.items():
-            uploads.copy(value, brought[name])
-        brought.arrived = uploads.stream.record()
-        return brought
+            uploads.copy(value, uploaded[name])
+        uploaded.arrived = uploads.stream.record()
+        return uploaded
 
     def receive(self, values: dict[str, Array]) -> dict[str, Array]:
-        brought = values if isinstance(values, _Brought) else self._bring(values)
+        uploaded = values if isinstance(values, _DeviceValues) else self._upload(values)
         compute = self.xp.cuda.get_current_stream()
         if self._in_use is not None:
             self._retired.append((self._in_use, compute.record()))
-        self._in_use = brought
-        compute.wait_event(brought.arrived)
-        return dict(brought)
+        self._in_use = uploaded
+        compute.wait_event(uploaded.arrived)
+        return dict(uploaded)
 
-    def fetch(self, arrays: Iterable[tuple[str, Array]], wire: np.dtype | None = None) -> Fetched:
+    def download(self, arrays: Iterable[tuple[str, Array]], wire_dtype: np.dtype | None = None) -> Downloaded:
         stream, under_way = self._downloads, deque[_Download]()
-        casts = wire is not None and wire.name in self._casts
+        casts = wire_dtype is not None and wire_dtype.name in self._casts
         try:
             for name, array in arrays:
                 if casts and isinstance(array, self.xp.ndarray) and array.dtype == np.float32:
-                    array = array.astype(wire)  # noqa: PLW2901 - half as much to copy
+                    array = array.astype(wire_dtype)  # noqa: PLW2901 - halves the bytes to copy
                 under_way.append(_Download(self.xp, stream, name, array))
                 while under_way and (len(under_way) > _DOWNLOADS or under_way[0].done):
                     yield under_way.popleft().wait()
             while under_way:
                 yield under_way.popleft().wait()
         finally:
-            if under_way:  # nobody may have their memory while the device writes to it
+            if under_way:  # keep the buffers until the device has written them
                 stream.synchronize()
 
     def memory(self) -> dict[str, int]:
@@ -131,27 +133,27 @@ class Cuda(Device):
         return self._threads.downloads
 
 
-class _Brought(dict[str, Array]):
-    """A pull's values on the device, or on their way. The device keeps them until all computation with them is over."""
+class _DeviceValues(dict[str, Array]):
+    """Values of a pull on the device, perhaps still being copied. The device keeps them until their use has ended."""
 
-    arrived: Any  # the event after the last copy
+    arrived: Any  # event after the last copy
 
 
 class _Uploads:
-    """A stream of copies to the device, through pinned buffers in turn. For one thread.
+    """Stream of copies to the device through a ring of pinned buffers, for one thread.
 
-    The host fills a buffer while the device reads from others. Arrays share buffers, or take several.
+    The host fills one buffer while the device reads from others. Small arrays share a buffer; large ones take several.
     """
 
     def __init__(self, cupy: Any) -> None:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._xp = cupy
-        self._stages: deque[tuple[np.ndarray, Any]] = deque()  # those that are full, each with the end of its copies
+        self._stages: deque[tuple[np.ndarray, Any]] = deque()  # full buffers, each with the event after its copies
         self._stage = _pinned(cupy, (_STAGE_BYTES,), np.dtype(np.uint8))
-        self._filled = 0  # bytes of it
+        self._filled = 0  # bytes used in the current buffer
 
     def copy(self, source: np.ndarray, target: Array) -> None:
-        """Queues a copy to memory that is free to be written to on this stream. The source may change at once."""
+        """Queues a copy to memory that this stream may write. The source may change after the call."""
         source = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
         target = target.reshape(-1).view(self._xp.uint8)
         start = 0
@@ -163,7 +165,7 @@ class _Uploads:
             start = stop
 
     def _place(self, wish: int) -> np.ndarray:
-        """Room for as many bytes, or for fewer."""
+        """Returns space for up to so many bytes, at least one."""
         if self._filled >= _STAGE_BYTES:
             self._stages.append((self._stage, self.stream.record()))
             if len(self._stages) < _STAGES:
@@ -178,12 +180,12 @@ class _Uploads:
 
 
 class _Download:
-    """An array's copy to the host, which begins at once. It keeps the array until it is over."""
+    """Copy of an array to the host. It starts at once, and keeps a reference to the array until it is done."""
 
     def __init__(self, cupy: Any, stream: Any, name: str, array: Array) -> None:
         self._name = name
         self._copied = None
-        if not isinstance(array, cupy.ndarray):  # the host's, or another library's
+        if not isinstance(array, cupy.ndarray):  # on the host, or of another library
             self._values = np.asarray(cupy.asnumpy(array))
             return
         self._array = array if array.flags.c_contiguous else cupy.ascontiguousarray(array)
@@ -197,14 +199,14 @@ class _Download:
         return self._copied is None or bool(self._copied.done)
 
     def wait(self) -> tuple[str, np.ndarray]:
-        """Its name and values."""
+        """Waits for the copy and returns the name and the values."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._name, self._values
 
 
 def _pinned(cupy: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """An array in memory that the device reads and writes by itself; it goes back to CuPy's pool with the array."""
+    """Returns an array in pinned memory, which returns to CuPy's pool with the array."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not nbytes:
         return np.empty(shape, dtype)

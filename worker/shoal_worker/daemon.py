@@ -1,7 +1,7 @@
-"""The worker's daemon: a member of the cluster that runs a trainer for what it is assigned.
+"""Daemon of a worker: a cluster member that runs a trainer for its assigned job.
 
-What to run is decided by `shoal_worker.assignment`; here events come in and effects are performed, all on one thread,
-so that nothing but the queue is shared.
+`shoal_worker.assignment` decides what to run. The daemon takes events from a queue and carries out effects, all on one
+thread. Threads share only the queue.
 """
 
 import queue
@@ -44,29 +44,29 @@ from shoal_worker.trainer_process import TrainerExit, TrainerProcess
 
 _log = structlog.get_logger(__name__)
 
-# Events wait here while one is dealt with; heartbeats bring one a second.
+# Bound of the event queue; heartbeats add one event a second.
 _MAX_EVENTS = 256
-# How often figures and lines go to the coordinator while there is a trainer.
-_SHIP_EVERY_S = 0.25
+# Interval of reports to the coordinator while a trainer runs.
+_SEND_EVERY_S = 0.25
 
 StartProcess = Callable[..., TrainerProcess]
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker is told by flags.
+    """Options of a worker.
 
     Attributes:
         coordinator: host:port.
         name: member id, 1 to 63 characters of [a-z0-9-].
         device: "auto", "cpu" or "cuda:N".
         paths: folders that programs are imported from, before all others.
-        retry_for_s: how long calls are repeated while nobody answers, in seconds.
-        stop_grace_s: seconds that a trainer gets to end when it is told to.
-        leave_grace_s: seconds that `leave` lets it take to finish its batch.
-        listen: host:port of the health service; port 0 takes any free one.
-        advertise: host that others reach it by; empty: the one bound.
-        device_memory_limit: of a GPU: bytes, or a share of it if at most 1; 0: none.
+        retry_for_s: seconds for which unanswered calls are repeated.
+        stop_grace_s: seconds between SIGTERM and SIGKILL of a trainer.
+        leave_grace_s: seconds that a trainer has to finish its batch after `leave`.
+        listen: host:port of the health service; port 0 takes any free port.
+        advertise: host name that others connect to; empty means the bound one.
+        device_memory_limit: limit of GPU memory: bytes, or a share if at most 1; 0 means no limit.
     """
 
     coordinator: str
@@ -83,28 +83,28 @@ class WorkerConfig:
 
 @dataclass
 class _JobRun:
-    """This worker's part in one job, from its trainer's start until the coordinator was told of its end."""
+    """This worker's part in one job, from the trainer's start until the coordinator knows its end."""
 
-    work: AssignedJob
+    assigned: AssignedJob
     participant: Participant
     outbox: Outbox = field(default_factory=Outbox)
-    process: TrainerProcess | None = None  # None: it could not be started
-    progressed: bool = False  # a server took a push; written by the thread that reads figures, read after its end
-    winding_up: bool = False  # its trainer was told that there is nothing more to do
-    farewell: Finish | None = None  # what to finish with; None: the trainer has not ended
+    process: TrainerProcess | None = None  # None if it could not be started
+    progressed: bool = False  # a server accepted a push; written by the thread that reads reports
+    finishing: bool = False  # the trainer was asked to stop after its batch
+    final_report: Finish | None = None  # None while the trainer runs
 
 
 class Daemon:
-    """A running worker. Made by `start_worker`.
+    """A running worker. `start_worker` creates it.
 
     Args:
-        config: what to be.
-        client: the way to the coordinator; closed by `stop`.
-        health: says that it is alive; stopped by `stop`.
-        device: the name of the device, for people.
-        metrics: what trainers did.
-        metrics_address: where they are served.
-        start_process: makes a `TrainerProcess`.
+        config: the worker's options.
+        client: client of the coordinator; closed by `stop`.
+        health: server of the health service; stopped by `stop`.
+        device: display name of the device.
+        metrics: metrics of the trainers.
+        metrics_address: host:port of the metrics endpoint.
+        start_process: creates a `TrainerProcess`.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Daemon:
         self.address = health.address
         self._start_process = start_process
         self._events: queue.Queue[Event] = queue.Queue(_MAX_EVENTS)
-        self._machine = AssignmentMachine()  # touched by _thread alone, as is _part
-        self._part: _JobRun | None = None
-        self._cursor: Cursor | None = None  # where the trainer left its data; read after _thread's end
-        self._left = threading.Event()
+        self._machine = AssignmentMachine()  # used by _thread only, as is _job_run
+        self._job_run: _JobRun | None = None
+        self._cursor: Cursor | None = None  # the trainer's last position; read after _thread has ended
+        self._drained = threading.Event()
         self._membership = MembershipClient(
             client,
             coordinator_pb2.RegisterRequest(
@@ -141,30 +141,33 @@ class Daemon:
         self._thread = threading.Thread(target=self._run, name="daemon", daemon=True)
 
     def start(self) -> None:
-        """Registers, and begins to take work.
+        """Registers with the coordinator and accepts jobs.
 
         Raises:
             Unreachable: no coordinator answered for `retry_for_s` seconds.
             DuplicateMember: a live process has this name.
-            WrongVersion: the coordinator is of another version.
+            WrongVersion: the coordinator has another version.
         """
         self._membership.start(retry_for_s=self._config.retry_for_s)
         self._thread.start()
         self._health.set_ready(True)
 
-    def leave(self, enough: threading.Event) -> None:
-        """Has the trainer finish the batch in hand, so that `stop` gives back the rest of its data and nothing twice.
+    def leave(self, stop_now: threading.Event) -> None:
+        """Drains the worker: the trainer finishes its batch, and `stop` returns the rest of its range.
+
+        Waits for at most `leave_grace_s` seconds.
 
         Args:
-            enough: set to wait no longer; `leave_grace_s` seconds are waited at most. Set here when it is done.
+            stop_now: the caller sets it to end the wait; the worker sets it when it has drained.
         """
         self._health.set_ready(False)
-        self._left = enough
+        self._drained = stop_now
         self._events.put(StopAfterBatchRequested())
-        if not enough.wait(self._config.leave_grace_s):
-            _log.warning("its batch is not finished in time", seconds=self._config.leave_grace_s)
+        if not stop_now.wait(self._config.leave_grace_s):
+            _log.warning("batch not finished within the grace period", seconds=self._config.leave_grace_s)
 
     def stop(self) -> None:
+        """Stops the trainer, leaves the cluster and closes all connections."""
         self._health.set_ready(False)
         self._events.put(StopRequested())
         self._thread.join()
@@ -175,76 +178,78 @@ class Daemon:
     # Events, from other threads.
 
     def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
-        work = AssignedJob(reply.job, reply.assignment, self._membership.incarnation) if reply.job else None
+        assigned = AssignedJob(reply.job, reply.assignment, self._membership.incarnation) if reply.job else None
         try:
-            self._events.put_nowait(Assigned(work))
-        except queue.Full:  # the next heartbeat says it again
-            _log.warning("too busy to hear what to work on")
+            self._events.put_nowait(Assigned(assigned))
+        except queue.Full:  # the next heartbeat repeats it
+            _log.warning("event queue full; assignment deferred until the next heartbeat")
 
-    def _on_figures(self, part: _JobRun, figures: TrainerReport) -> None:
-        part.progressed = part.progressed or figures.report.accepted > 0
-        part.outbox.add_metrics(figures.report)
-        self._metrics.add(figures)
+    def _on_report(self, run: _JobRun, report: TrainerReport) -> None:
+        run.progressed = run.progressed or report.report.accepted > 0
+        run.outbox.add_metrics(report.report)
+        self._metrics.add(report)
 
     # The daemon's thread.
 
     def _run(self) -> None:
         while not self._machine.done:
             try:
-                self._take_turn()
-            except Exception:  # a defect; this thread must outlive it, or nobody would ever stop the trainer
-                _log.exception("a turn failed")
-        self._left.set()
+                self._handle_next()
+            except Exception:  # a defect; this thread must survive it, because it stops the trainer
+                _log.exception("event failed")
+        self._drained.set()
 
-    def _take_turn(self) -> None:
+    def _handle_next(self) -> None:
         try:
-            event = self._events.get(timeout=_SHIP_EVERY_S if self._part else None)
+            event = self._events.get(timeout=_SEND_EVERY_S if self._job_run else None)
         except queue.Empty:
             pass
         else:
             self._handle(event)
-        self._tell_coordinator()
-        self._metrics.set_lines_waiting(self._part.outbox.lines_waiting if self._part else 0)
+        self._report_to_coordinator()
+        self._metrics.set_lines_waiting(self._job_run.outbox.lines_waiting if self._job_run else 0)
 
     def _handle(self, event: Event) -> None:
         for effect in self._machine.handle(event):
-            _log.debug("to do", effect=effect)
+            _log.debug("effect", effect=effect)
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
-        part = self._part
+        run = self._job_run
         match effect:
-            case StartTrainer(work):
-                self._start_trainer(work)
-            case StopTrainerAfterBatch() if part and part.process:
-                _log.info("finishing the batch in hand", job=part.work.job)
-                part.process.retire()
+            case StartTrainer(assigned):
+                self._start_trainer(assigned)
+            case StopTrainerAfterBatch() if run and run.process:
+                _log.info("draining: finishing the current batch", job=run.assigned.job)
+                run.process.leave_after_batch()
             case Leave(cursor):
                 self._cursor = cursor
-            case StopTrainer() if part and part.process:
-                part.process.stop(self._config.stop_grace_s)
-            case Finish(error) if part:
-                _log.info("job ends here", job=part.work.job, error=error or None)
-                part.farewell = effect
-            case Renew(reason) if part:
-                _log.warning("beginning a new life", job=part.work.job, reason=reason)
+            case StopTrainer() if run and run.process:
+                run.process.stop(self._config.stop_grace_s)
+            case Finish(error) if run:
+                _log.info("job finished on this worker", job=run.assigned.job, error=error or None)
+                run.final_report = effect
+            case Renew(reason) if run:
+                _log.warning("registering as a new incarnation", job=run.assigned.job, reason=reason)
                 self._metrics.count("trainer_crashes")
-                part.outbox.add_line(f"{reason}; another worker, or this one, starts anew")
-                self._ship(part)  # in this life, or never
-                self._part = None
+                run.outbox.add_line(f"{reason}; a new trainer is started on this worker or another one")
+                self._send_reports(run)  # the next incarnation cannot send it
+                self._job_run = None
                 self._membership.renew()
 
-    def _start_trainer(self, work: AssignedJob) -> None:
+    def _start_trainer(self, assigned: AssignedJob) -> None:
         config = self._config
-        _log.info("starting a trainer", job=work.job, assignment=work.assignment)
-        part = _JobRun(work, Participant(self._client, work.job, config.name, work.incarnation, work.assignment))
-        self._part = part
+        _log.info("starting a trainer", job=assigned.job, assignment=assigned.assignment)
+        run = _JobRun(
+            assigned, Participant(self._client, assigned.job, config.name, assigned.incarnation, assigned.assignment)
+        )
+        self._job_run = run
         instructions = Instructions(
             coordinator=config.coordinator,
-            job=work.job,
+            job=assigned.job,
             worker=config.name,
-            incarnation=work.incarnation,
-            assignment=work.assignment,
+            incarnation=assigned.incarnation,
+            assignment=assigned.assignment,
             device=config.device,
             device_memory_limit=config.device_memory_limit,
             paths=config.paths,
@@ -252,17 +257,17 @@ class Daemon:
             reports_fd=-1,
         )
 
-        def on_end(ending: TrainerExit) -> None:
-            self._metrics.count("log_lines_dropped", part.outbox.lines_lost)
+        def on_end(exited: TrainerExit) -> None:
+            self._metrics.count("log_lines_dropped", run.outbox.lines_lost)
             self._metrics.trainer_ended()
-            self._events.put(TrainerEnded(ending.status, ending.outcome, part.progressed))
+            self._events.put(TrainerEnded(exited.status, exited.outcome, run.progressed))
 
         self._metrics.trainer_started()
         try:
-            part.process = self._start_process(
+            run.process = self._start_process(
                 instructions,
-                on_figures=lambda figures: self._on_figures(part, figures),
-                on_line=part.outbox.add_line,
+                on_report=lambda report: self._on_report(run, report),
+                on_line=run.outbox.add_line,
                 on_end=on_end,
             )
         except OSError as error:
@@ -271,61 +276,66 @@ class Daemon:
                 TrainerEnded(1, TrainerOutcome(f"worker {config.name} cannot start a trainer: {error}"), False)
             )
 
-    def _tell_coordinator(self) -> None:
-        """Sends what there is: figures and lines, and after the last of them the end."""
-        part = self._part
-        if part is None:
+    def _report_to_coordinator(self) -> None:
+        """Sends waiting reports, and after the last one the end of the job."""
+        run = self._job_run
+        if run is None:
             return
-        shipped = self._ship(part)
-        if part.farewell is None:
-            if self._machine.running != part.work:
-                self._part = None  # its trainer was told to stop: nobody waits for how it ended
+        sent = self._send_reports(run)
+        if run.final_report is None:
+            if self._machine.running != run.assigned:
+                self._job_run = None  # the trainer was told to stop; its outcome is not reported
             return
-        if not shipped:
+        if not sent:
             return
         try:
-            part.participant.finish(part.farewell.error, lost=part.farewell.lost, retry_for_s=0)
+            run.participant.finish(run.final_report.error, lost=run.final_report.shards_lost, retry_for_s=0)
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
-            _log.debug("could not finish yet", job=part.work.job, reason=error.message)
+            _log.debug("cannot report the end of the job yet; retrying", job=run.assigned.job, reason=error.message)
             return
-        except errors.ShoalError as error:  # fenced, or the job is gone: nobody waits for this
-            _log.info("the end of a job was not wanted", job=part.work.job, reason=error.message)
-        self._part = None
-        self._membership.heartbeat_now()  # there may be other work
+        except errors.ShoalError as error:  # fenced, or the job is gone
+            _log.info("end of the job refused", job=run.assigned.job, reason=error.message)
+        self._job_run = None
+        self._membership.heartbeat_now()  # ask for the next assignment at once
 
-    def _ship(self, part: _JobRun) -> bool:
-        """Sends figures and lines; False if some are left for later."""
-        while report := part.outbox.take():
+    def _send_reports(self, run: _JobRun) -> bool:
+        """Sends metrics and log lines. Returns False if some must be sent later."""
+        while report := run.outbox.take():
             try:
-                heard = part.participant.report(report)
-            except (errors.Unreachable, errors.DeadlineExceeded):  # the trainer goes on; so do we
-                part.outbox.put_back(report)
+                ack = run.participant.report(report)
+            except (errors.Unreachable, errors.DeadlineExceeded):  # the trainer continues
+                run.outbox.put_back(report)
                 return False
-            except errors.ShoalError as error:  # fenced, or the job is gone: a heartbeat will say what next
-                _log.info("a report was not wanted", job=part.work.job, reason=error.message)
+            except errors.ShoalError as error:  # fenced, or the job is gone; a heartbeat brings the next assignment
+                _log.info("report refused", job=run.assigned.job, reason=error.message)
                 return True
-            if part.farewell is None and self._machine.running == part.work:
-                self._heed(part, heard)
+            if run.final_report is None and self._machine.running == run.assigned:
+                self._handle_ack(run, ack)
         return True
 
-    def _heed(self, part: _JobRun, heard: ReportAck) -> None:
-        if heard is ReportAck.DONE:
-            self._handle(JobOver(part.work))
-        if heard is ReportAck.ENOUGH and part.process and not part.winding_up:
-            part.winding_up = True
-            part.process.wind_up()
+    def _handle_ack(self, run: _JobRun, ack: ReportAck) -> None:
+        if ack is ReportAck.DONE:
+            self._handle(JobOver(run.assigned))
+        if ack is ReportAck.STOP_AFTER_BATCH and run.process and not run.finishing:
+            run.finishing = True
+            run.process.stop_after_batch()
 
 
 def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_address: str = "") -> Daemon:
-    """Starts a worker in this process; its trainers are processes of their own.
+    """Starts a worker in this process. Its trainers run in processes of their own.
+
+    Args:
+        config: the worker's options.
+        registry: registry of the worker's metrics.
+        metrics_address: host:port of the metrics endpoint; empty means none.
 
     Raises:
-        ShoalError: the device is not there, no coordinator answers, or the name or port is taken.
+        ShoalError: the device does not exist, no coordinator answers, or the name or port is in use.
     """
     with ExitStack() as undo:
         chosen = choose_device(config.device)
         device = chosen.name
-        _log.info("training on", device=device, reason=chosen.reason or None)
+        _log.info("device chosen", device=device, reason=chosen.reason or None)
         client = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
         undo.callback(client.close)
         health = RpcServer(config.listen, [], threads=2, advertise=config.advertise)

@@ -1,4 +1,4 @@
-"""Where programs compute: what a device does for the loop, and the host as one. GPUs: `shoal_worker.cuda`."""
+"""Device interface of the training loop, and the CPU device. The GPU device is in `shoal_worker.cuda`."""
 
 import re
 from abc import ABC, abstractmethod
@@ -9,19 +9,19 @@ import numpy as np
 
 from shoal.program import Array
 
-# How CUDA and its libraries say it, by names of their statuses: cuBLAS, cuDNN, cuRAND, the runtime, the driver.
+# Out-of-memory statuses of cuBLAS, cuDNN, cuRAND, the CUDA runtime and the driver.
 _NO_ROOM = re.compile(r"_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY")
 
-Fetched = Generator[tuple[str, np.ndarray], None, None]
+Downloaded = Generator[tuple[str, np.ndarray], None, None]
 
 
 class Device(ABC):
-    """Where a program computes.
+    """Device on which a program computes.
 
     Attributes:
-        name: "cpu", or "cuda:0 NVIDIA H200".
+        name: "cpu", or for example "cuda:0 NVIDIA H200".
         xp: the namespace of its arrays.
-        reason: why it was chosen, where that may surprise; else empty.
+        reason: why "auto" chose it, if it is not a GPU; otherwise empty.
     """
 
     name: str
@@ -30,42 +30,43 @@ class Device(ABC):
 
     @abstractmethod
     def activate(self) -> None:
-        """Makes it the device of this thread; takes its memory from now on."""
+        """Makes it the current device of this thread and applies its memory limit."""
 
     @abstractmethod
     def to_device(self, array: np.ndarray) -> Array:
-        """The same values here; the array itself where it is here already."""
+        """Returns the array on this device; the array itself if it is there already."""
 
     @abstractmethod
     def to_host(self, array: Array) -> np.ndarray:
-        """The same values as a NumPy array; waits for the computation that they come from."""
+        """Returns the values as a NumPy array. Waits until they are computed."""
 
     @abstractmethod
-    def bring(self, values: dict[str, np.ndarray]) -> dict[str, Array]:
-        """Begins to bring a pull's values here, on any thread, while another computes. `receive` gives them."""
+    def upload(self, values: dict[str, np.ndarray]) -> dict[str, Array]:
+        """Starts to copy a pull's values to the device. Callable on any thread; pass the result to `receive`."""
 
     @abstractmethod
     def receive(self, values: dict[str, Array]) -> dict[str, Array]:
-        """What `bring` returned, for this thread to compute with, until it receives the next.
+        """Returns uploaded values for use on this thread, until its next call. Uploads them first if necessary.
 
-        Values that nobody brought are brought now.
+        Args:
+            values: the result of `upload`, or values on the host.
         """
 
     @abstractmethod
-    def fetch(self, arrays: Iterable[tuple[str, Array]], wire: np.dtype | None = None) -> Fetched:
-        """Named arrays on the host, in their order. Where copying takes time, later ones are asked for meanwhile.
+    def download(self, arrays: Iterable[tuple[str, Array]], wire_dtype: np.dtype | None = None) -> Downloaded:
+        """Yields named arrays as NumPy arrays, in order. Later copies start while earlier ones are in progress.
 
         Args:
-            arrays: by name.
-            wire: a half that arrays of float32 travel on in: where that saves copying, they come in it.
+            arrays: names and arrays.
+            wire_dtype: a 16-bit dtype for float32 arrays; they are cast on the device if that saves copying.
         """
 
     @abstractmethod
     def memory(self) -> dict[str, int]:
-        """Bytes of its own memory: "used", "pool" (taken from the device) and "limit" (0: none); empty on the host."""
+        """Returns bytes of GPU memory by kind: "used", "pool" and "limit" (0 means none). Empty on a CPU."""
 
     def put(self, batch: Any) -> Any:
-        """A batch with its NumPy arrays brought here, also those inside tuples, lists and dicts."""
+        """Returns the batch with its NumPy arrays on this device, also those inside tuples, lists and dicts."""
         match batch:
             case np.ndarray():
                 return self.to_device(batch)
@@ -75,16 +76,16 @@ class Device(ABC):
                 return [self.put(value) for value in batch]
             case tuple() if type(batch) is tuple:
                 return tuple(self.put(value) for value in batch)
-            case tuple():  # a named one
+            case tuple():  # a namedtuple
                 return type(batch)(*(self.put(value) for value in batch))
         return batch
 
 
 class Cpu(Device):
-    """The host itself: nothing is copied.
+    """The host as a device, without copies.
 
     Args:
-        reason: why it is not a GPU, where one was looked for.
+        reason: why no GPU was chosen, if one was searched for.
     """
 
     name = "cpu"
@@ -94,7 +95,7 @@ class Cpu(Device):
         self.reason = reason
 
     def activate(self) -> None:
-        """There is nothing to choose."""
+        """Does nothing."""
 
     def to_device(self, array: np.ndarray) -> Array:
         return array
@@ -102,13 +103,13 @@ class Cpu(Device):
     def to_host(self, array: Array) -> np.ndarray:
         return np.asarray(array)
 
-    def bring(self, values: dict[str, np.ndarray]) -> dict[str, Array]:
+    def upload(self, values: dict[str, np.ndarray]) -> dict[str, Array]:
         return values
 
     def receive(self, values: dict[str, Array]) -> dict[str, Array]:
         return values
 
-    def fetch(self, arrays: Iterable[tuple[str, Array]], wire: np.dtype | None = None) -> Fetched:  # noqa: ARG002
+    def download(self, arrays: Iterable[tuple[str, Array]], wire_dtype: np.dtype | None = None) -> Downloaded:  # noqa: ARG002
         for name, array in arrays:
             yield name, np.asarray(array)
 
@@ -117,12 +118,12 @@ class Cpu(Device):
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether the host, a device's pool, or a library beside the pool found no room for something.
+    """Returns whether the error means that memory ran out, on the host or on a device.
 
-    CuPy's own error is a MemoryError. That of a library's handle or of pinned memory is each library's own, and no type
-    tells it from the others.
+    CuPy's own error is a MemoryError. Errors of CUDA libraries and of pinned memory have no common type, so their text
+    is searched.
     """
     return isinstance(error, MemoryError) or _NO_ROOM.search(str(error)) is not None
 
 
-__all__ = ["Cpu", "Device", "Fetched", "lacks_memory"]
+__all__ = ["Cpu", "Device", "Downloaded", "lacks_memory"]

@@ -1,4 +1,4 @@
-"""A program's held-out samples, evaluated when it is this worker's turn."""
+"""Evaluation of a program on its held-out samples, when the coordinator gives it to this worker."""
 
 import threading
 import time
@@ -14,43 +14,43 @@ from shoal.program import Array, EvaluatedProgram, Program
 from shoal.status import Evaluation
 from shoal_worker.batches import ahead_of
 from shoal_worker.devices import Device
-from shoal_worker.programs import computing_on, told
+from shoal_worker.programs import as_program_or_memory_error, computing_on
 
-# How long to hold still for the checkpoint of what was evaluated, and how often to ask: at first, and at the most.
+# Longest wait for the checkpoint of the evaluated values, and the first and longest polling interval.
 _CUT_WITHIN_S = 10.0
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
 
 
 class EvaluationClient(Protocol):
-    """What it needs of `Participant`."""
+    """The methods of `Participant` that an evaluator uses."""
 
     def claim_evaluation(self, step: int, *, through: bool = False) -> EvaluationClaim:
-        """Whether an evaluation is this worker's to do."""
+        """Asks whether this worker is to evaluate at this step."""
         ...
 
     def report_evaluation(self, result: Evaluation) -> EvaluationAck:
-        """Says what it has found, perhaps once more."""
+        """Reports a result. A repeated report is safe."""
         ...
 
 
 class Evaluator:
-    """Evaluates for one worker of one job.
+    """Evaluator of one worker in one job.
 
-    While it does, the worker takes no step. In a synchronous job the others wait for it; so the variables stay what was
-    evaluated until the coordinator has begun the checkpoint of them.
+    The worker takes no step while it evaluates. In a synchronous job the other workers wait for it, so the evaluated
+    values do not change until the coordinator has begun their checkpoint.
 
     Args:
-        name: of the program, for messages.
-        program: what to evaluate.
-        device: where; active on this thread.
-        turns: the way to the coordinator.
-        policy: how often to ask, and what one of the figures has to be.
-        batch_size: samples.
-        stop: set to leave off.
-        clock: seconds, from any start.
+        name: the program's name, for messages.
+        program: the program to evaluate.
+        device: the device to compute on; active on this thread.
+        client: client of the coordinator.
+        policy: the interval of evaluations, and the metric that they must contain.
+        batch_size: samples of a batch.
+        stop: set to abandon an evaluation.
+        clock: returns seconds from any origin.
 
     Raises:
-        ProgramError: the program has nothing to evaluate.
+        ProgramError: the program has no held-out samples.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Evaluator:
         name: str,
         program: Program,
         device: Device,
-        turns: EvaluationClient,
+        client: EvaluationClient,
         *,
         policy: EvaluationPolicy,
         batch_size: int,
@@ -68,111 +68,113 @@ class Evaluator:
         self._name = name
         self._program = _checked(name, program)
         self._device = device
-        self._turns = turns
+        self._client = client
         self._policy = policy
         self._batch_size = batch_size
         self._stop = stop
         self._clock = clock
-        self._asked_at = 0  # the last step that it asked for, or began at
-        self._untried = True
+        self._claimed_at = 0  # the last step at which it asked
+        self._unchecked = True
 
     @property
-    def untried(self) -> bool:
-        """Whether `check_program` is still to come."""
-        return self._untried
+    def unchecked(self) -> bool:
+        """Returns whether `check_program` has not run yet."""
+        return self._unchecked
 
     def check_program(self, step: int, params: Mapping[str, Array]) -> None:
-        """Evaluates one batch and forgets what it finds: what is wrong shows now, and not when all is trained.
+        """Evaluates one batch and discards the result, so that errors show before the training.
 
         Args:
-            step: its own, the first one.
-            params: the variables as they were pulled for it, on the device.
+            step: the worker's first step.
+            params: the variables pulled for it, on the device.
 
         Raises:
-            ProgramError: the samples cannot be read or evaluated, or none of the figures is the job's metric.
+            ProgramError: the samples cannot be read or evaluated, or the job's metric is missing.
         """
-        self._untried = False
-        found = self._evaluated(params, step, most=1)
-        if found and (lack := self._policy.missing_metric(found[0])):
-            raise errors.ProgramError(f"program {self._name}: evaluate {lack}")
+        self._unchecked = False
+        found = self._evaluated(params, step, max_batches=1)
+        if found and (missing := self._policy.missing_metric(found[0])):
+            raise errors.ProgramError(f"program {self._name}: evaluate {missing}")
 
     def due(self, step: int) -> bool:
-        """Whether to ask at this step."""
+        """Returns whether to ask the coordinator at this step."""
         every = self._policy.every_steps
-        return every > 0 and step // every > self._asked_at // every
+        return every > 0 and step // every > self._claimed_at // every
 
     def at_step(self, step: int, params: Mapping[str, Array]) -> bool:
-        """Evaluates if it is this worker's turn.
+        """Evaluates if the coordinator gives the evaluation to this worker.
 
         Args:
-            step: its own.
-            params: the variables as they were pulled for it, on the device.
+            step: the worker's step.
+            params: the variables pulled for it, on the device.
 
         Returns:
-            Whether the job goes on; False: it ends early.
+            Whether the job continues; False if it ends early.
         """
-        self._asked_at = step
-        turn = self._turns.claim_evaluation(step)
-        return not (self._take(turn.number, step, params) if turn.number else turn.stop)
+        self._claimed_at = step
+        claim = self._client.claim_evaluation(step)
+        return not (self._run_claimed(claim.number, step, params) if claim.number else claim.stop)
 
     def at_end(self, step: int, pull: Callable[[], Mapping[str, Array]]) -> None:
-        """Evaluates once this worker is through, if it is the last.
+        """Evaluates after the last step, if this worker is the last one to finish.
 
         Args:
-            step: its own.
-            pull: gives the variables as they are in the end, on the device.
+            step: the worker's step.
+            pull: returns the final variables, on the device.
         """
-        turn = self._turns.claim_evaluation(step, through=True)
-        if turn.number:
-            self._take(turn.number, step, pull())
+        claim = self._client.claim_evaluation(step, through=True)
+        if claim.number:
+            self._run_claimed(claim.number, step, pull())
 
-    def _take(self, number: int, step: int, params: Mapping[str, Array]) -> bool:
-        """Evaluates, and says what it found; whether the job ends early for it."""
+    def _run_claimed(self, number: int, step: int, params: Mapping[str, Array]) -> bool:
+        """Evaluates and reports the result. Returns whether the job ends early."""
         start = self._clock()
         found = self._evaluated(params, step)
         if found is None:
             return False
-        figures, samples = found
-        result = Evaluation(number, step, figures, samples, self._clock() - start)
+        metrics, samples = found
+        result = Evaluation(number, step, metrics, samples, self._clock() - start)
         deadline, delay = self._clock() + _CUT_WITHIN_S, _FIRST_POLL_S
-        while (verdict := self._turns.report_evaluation(result)).wait:
+        while (ack := self._client.report_evaluation(result)).wait:
             if self._clock() > deadline or self._stop.wait(delay):
                 break
             delay = min(2 * delay, _LONGEST_POLL_S)
-        return verdict.stop
+        return ack.stop
 
     def _evaluated(
-        self, params: Mapping[str, Array], step: int, most: int | None = None
+        self, params: Mapping[str, Array], step: int, max_batches: int | None = None
     ) -> tuple[dict[str, float], int] | None:
-        """The figures, and of how many samples; None: this worker is to leave.
+        """Returns the metrics and the number of samples; None if `stop` was set.
 
         Args:
-            params: the variables.
-            step: for messages.
-            most: so many batches at most; None: all.
+            params: the variables, on the device.
+            step: the worker's step, for messages.
+            max_batches: the most batches to evaluate; None means all.
         """
         program, device, total = self._program, self._device, MetricTotals()
-        with self._blamed("held_out", step):
-            plan = batches_of(program, self._batch_size)[:most]
+        with self._errors_named("held_out", step):
+            plan = batches_of(program, self._batch_size)[:max_batches]
         with closing(ahead_of(program.held_out, plan, prepare=device.activate)) as batches:
             for numbers in plan:
                 if self._stop.is_set():
                     return None
-                with self._blamed("held_out.batch", step):
+                with self._errors_named("held_out.batch", step):
                     batch = device.put(next(batches))
-                with self._blamed("evaluate", step):
+                with self._errors_named("evaluate", step):
                     total.add(program.evaluate(params, batch), len(numbers))
-        with self._blamed("evaluate", step):
+        with self._errors_named("evaluate", step):
             return total.metrics(), total.samples
 
-    def _blamed(self, what: str, step: int) -> AbstractContextManager[None]:
-        return told(f"program {self._name}: {what}, step {step},", computing_on(self._device, self._batch_size))
+    def _errors_named(self, what: str, step: int) -> AbstractContextManager[None]:
+        return as_program_or_memory_error(
+            f"program {self._name}: {what}, step {step},", computing_on(self._device, self._batch_size)
+        )
 
 
 def _checked(name: str, program: Any) -> EvaluatedProgram:
     if not isinstance(program, EvaluatedProgram):
         raise errors.ProgramError(
-            f"program {name} has no `held_out` or no method evaluate(), and its job asks for evaluation; see "
+            f"program {name} lacks `held_out` or the method evaluate(), which its job's evaluation needs; see "
             "shoal.program.EvaluatedProgram"
         )
     return program

@@ -1,4 +1,4 @@
-"""`shoal worker`: its flags and `SHOAL_*` variables."""
+"""Command `shoal worker`: its options and `SHOAL_*` variables."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,24 +10,26 @@ from shoal._role import flags
 from shoal._role.identity import RoleIdentity
 
 DeviceFlag = Annotated[
-    str, typer.Option(envvar="SHOAL_DEVICE", help="cpu, cuda:N, or auto: the first GPU if there is one.")
+    str,
+    typer.Option(
+        envvar="SHOAL_DEVICE",
+        help="Device to compute on: cpu, cuda:N, or auto, which takes the first GPU if there is one.",
+    ),
 ]
 DeviceMemoryLimit = Annotated[
     float,
     typer.Option(
         envvar="SHOAL_DEVICE_MEMORY_LIMIT",
         min=0,
-        help="Of a GPU's memory, the most that a job's arrays may take: bytes, or a share if at most 1; 0: all.",
+        help="Most GPU memory that a job's arrays may take: bytes, or a share if at most 1; 0 means no limit.",
     ),
 ]
 Paths = Annotated[
     list[Path] | None,
-    typer.Option(
-        envvar="SHOAL_PATH", help="Folder to import programs from; may be repeated. By default the current one."
-    ),
+    typer.Option(envvar="SHOAL_PATH", help="Folder to import programs from; repeatable (default: the current folder)."),
 ]
 Grace = Annotated[
-    float, typer.Option(min=0, envvar="SHOAL_GRACE", help="Seconds to finish the batch in hand after SIGTERM.")
+    float, typer.Option(min=0, envvar="SHOAL_GRACE", help="Seconds to finish the current batch after SIGTERM.")
 ]
 
 
@@ -46,7 +48,7 @@ def worker(
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,
 ) -> None:
-    """Takes jobs from the coordinator and trains their programs on one device."""
+    """Trains the jobs that the coordinator assigns, on one device."""
     from shoal._role.lifecycle import identify, run_role  # noqa: PLC0415
     from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
 

@@ -1,4 +1,7 @@
-"""What the daemon and its trainer say to each other: one line of JSON down, perhaps a word later, many lines up."""
+"""Messages between the daemon and its trainer, one a line.
+
+The daemon sends one line of JSON, and later perhaps a word. The trainer sends many lines of JSON.
+"""
 
 import json
 from bisect import bisect_left
@@ -12,29 +15,29 @@ from shoal._wire import Cursor
 from shoal.status import StepTiming
 from shoal.timings import PHASES
 
-# Upper bounds of a duration's buckets, in seconds; above the last one there is one more.
+# Upper bounds of the buckets of durations, in seconds; one more bucket follows the last bound.
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-# A second line down, while it trains: finish the batch in hand, and leave.
+# Word of the daemon: finish the current batch and leave the job.
 LEAVE = b"leave\n"
-# Another: finish the batch in hand, for then there is nothing left to do.
-ENOUGH = b"enough\n"
+# Word of the daemon: finish the current batch; then the job has nothing left to do.
+STOP_AFTER_BATCH = b"stop_after_batch\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """All that a trainer is told; the rest it asks the coordinator.
+    """First message to a trainer. It gets everything else from the coordinator.
 
     Attributes:
         coordinator: host:port.
-        job: to train.
+        job: name of the job to train.
         worker: the daemon's member id, under which the trainer pulls and pushes.
-        incarnation: of the daemon.
-        assignment: what the coordinator calls this part in the job.
+        incarnation: the daemon's incarnation.
+        assignment: the coordinator's number of this assignment.
         device: "auto", "cpu" or "cuda:N".
-        device_memory_limit: of a GPU: bytes, or a share of it if at most 1; 0: none.
+        device_memory_limit: limit of GPU memory: bytes, or a share if at most 1; 0 means no limit.
         paths: folders that the program is imported from, before all others.
-        retry_for_s: how long calls are repeated while nobody answers, in seconds.
-        reports_fd: the file that the trainer writes its lines to.
+        retry_for_s: seconds for which unanswered calls are repeated.
+        reports_fd: file descriptor that the trainer writes its messages to.
     """
 
     coordinator: str
@@ -49,19 +52,19 @@ class Instructions:
     reports_fd: int
 
     def to_line(self) -> bytes:
-        """One line of JSON."""
+        """Returns one line of JSON."""
         return _line(asdict(self))
 
     @classmethod
     def from_line(cls, line: bytes) -> "Instructions":
-        """Reads `to_line`."""
+        """Parses a line of `to_line`."""
         fields = json.loads(line)
         return cls(**{**fields, "paths": tuple(fields["paths"])})
 
 
 @dataclass(slots=True)
 class Durations:
-    """A histogram of seconds."""
+    """Histogram of durations in seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))  # by bucket of BUCKETS_S
     total_s: float = 0.0
@@ -72,20 +75,20 @@ class Durations:
         self.total_s += seconds
 
     def add(self, other: "Durations") -> None:
-        """Adds all durations of another."""
+        """Adds all durations of another histogram."""
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total_s += other.total_s
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerReport:
-    """What a trainer did since its last figures.
+    """Activity of a trainer since its last report.
 
     Attributes:
-        report: for the coordinator.
-        durations: for metrics, by phase of a step.
-        device_memory: for metrics, bytes now: what `Device.memory` says.
-        retries: for metrics, how often calls were repeated, by what was called.
+        report: the part for the coordinator.
+        durations: by phase of a step, for metrics.
+        device_memory: current bytes by kind, from `Device.memory`, for metrics.
+        retries: number of repeated calls by target, for metrics.
     """
 
     report: Report
@@ -98,32 +101,33 @@ class TrainerReport:
 class TrainerOutcome:
     """How a trainer ended.
 
-    It tells its daemon and not the coordinator, because the job's last log lines are still on their way to the
-    daemon: they go first.
+    The trainer sends it to the daemon and not to the coordinator, so that the job's last log lines, which go through
+    the daemon, arrive first.
 
     Attributes:
-        error: what the job fails with; empty: it ended well.
-        lost: the error is that the job's shards are not on their servers (any more): it may go on from a checkpoint.
-        fenced: this life of the worker is refused, or was cut off from the others for too long, so it neither finished
-            nor failed; `error` says why.
-        left: it was told to leave, so it neither finished nor failed.
-        cursor: with `left`, how far it is in the range of data that it holds; None: it holds none.
+        error: the error that the job fails with; empty if it succeeded.
+        shards_lost: whether the error is that the job's shards are not on their servers. The job may then restart from
+            a checkpoint.
+        fenced: this incarnation was fenced, or was disconnected for too long. The trainer neither finished nor failed;
+            `error` has the reason.
+        left: the trainer was asked to leave. It neither finished nor failed.
+        cursor: with `left`, the position in the leased range; None if no range is leased.
     """
 
     error: str = ""
-    lost: bool = False
+    shards_lost: bool = False
     fenced: bool = False
     left: bool = False
     cursor: Cursor | None = None
 
 
 def encode(message: TrainerReport | TrainerOutcome) -> bytes:
-    """One line of JSON."""
+    """Returns one line of JSON."""
     return _line({type(message).__name__: asdict(message)})
 
 
 def decode(line: bytes) -> TrainerReport | TrainerOutcome:
-    """Reads `encode`."""
+    """Parses a line of `encode`."""
     [(kind, fields)] = json.loads(line).items()
     if kind == "TrainerOutcome":
         cursor = fields["cursor"]
@@ -145,9 +149,9 @@ def _line(fields: dict[str, Any]) -> bytes:
 
 __all__ = [
     "BUCKETS_S",
-    "ENOUGH",
     "LEAVE",
     "PHASES",
+    "STOP_AFTER_BATCH",
     "Durations",
     "Instructions",
     "TrainerOutcome",

@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics. A trainer measures, in its own process; what it sends up is added up here."""
+"""Prometheus metrics of a worker: sums of what its trainers report."""
 
 import threading
 from collections import Counter
@@ -20,90 +20,90 @@ from shoal_worker.messages import BUCKETS_S, PHASES, Durations, TrainerReport
 _COUNTERS = {
     "steps": "Pushes that servers accepted.",
     "samples": "Samples in accepted pushes.",
-    "rejected": "Pushes refused for NaN or Inf.",
-    "dropped": "Pushes that came after their step had closed.",
-    "trainer_crashes": "Trainers that were killed, not by this daemon, or refused by servers.",
-    "log_lines_dropped": "Lines of programs' output that waited too long to be sent.",
+    "rejected": "Pushes rejected because of NaN or Inf.",
+    "dropped": "Pushes that arrived after their step had closed.",
+    "trainer_crashes": "Trainers that crashed, or that servers refused.",
+    "log_lines_dropped": "Lines of programs' output dropped because the queue to the coordinator was full.",
 }
 _PHASES = {
-    "pull": "Time of one pull, the wait for its step included.",
-    "read": "Time of one wait for a batch that is not read yet, or of its reading where nothing is read ahead.",
-    "compute": "Time of one batch: computing, and copying to the device and the host.",
+    "pull": "Time of one pull, including the wait for its step.",
+    "read": "Time of one wait for a batch, or of its reading if nothing is read ahead.",
+    "compute": "Time of one batch: computation, and copies to the device and to the host.",
     "push": "Time of one push.",
     "wait": "Time of one wait for data: barrier, lease and pause.",
-    "evaluate": "Time of one evaluation, or of asking whether it is this worker's to do.",
+    "evaluate": "Time of one evaluation, or of asking whether this worker is to evaluate.",
 }
 
 
 class WorkerMetrics(Collector):
-    """Counters and histograms over all trainers of this daemon's life.
+    """Counters and histograms over all trainers of this daemon.
 
-    Histograms come in buckets, already counted, for which prometheus-client's own have no door; hence a collector.
+    It is a collector because trainers report buckets with counts, which prometheus-client's histograms do not accept.
 
     Args:
-        registry: where to register.
-        device: its name.
-        retries: of the daemon's own calls.
+        registry: the registry to register with.
+        device: display name of the device.
+        retries: retries of the daemon's own calls.
     """
 
     def __init__(self, registry: CollectorRegistry, device: str, retries: Retries | None = None) -> None:
         self._lines_waiting = 0
         self._own_retries = retries or Retries()
-        self._lock = threading.Lock()  # guards the five below
+        self._lock = threading.Lock()  # guards the five attributes below
         self._trainers = 0
         self._retries: Counter[RetryTarget] = Counter()
         self._counts: Counter[str] = Counter()
         self._durations = {phase: Durations() for phase in PHASES}
-        self._memory: Mapping[str, int] = {}  # the trainer's, as it said last; empty without one, and on a CPU
+        self._memory: Mapping[str, int] = {}  # of the trainer's last report; empty without a trainer, and on a CPU
         self._device = device
         registry.register(self)
 
-    def add(self, figures: TrainerReport) -> None:
-        """Adds what a trainer did."""
-        report = figures.report
+    def add(self, trainer_report: TrainerReport) -> None:
+        """Adds a trainer's report."""
+        report = trainer_report.report
         with self._lock:
             self._counts["steps"] += report.accepted
             self._counts["samples"] += report.samples
             self._counts["rejected"] += report.rejected
             self._counts["dropped"] += report.dropped
-            for phase, durations in figures.durations.items():
+            for phase, durations in trainer_report.durations.items():
                 self._durations[phase].add(durations)
-            self._memory = figures.device_memory
-            self._retries.update(figures.retries)
+            self._memory = trainer_report.device_memory
+            self._retries.update(trainer_report.retries)
 
     def trainer_started(self) -> None:
-        """There is one more."""
+        """Counts a trainer that has started."""
         with self._lock:
             self._trainers += 1
 
     def trainer_ended(self) -> None:
-        """There is one less, and what it held of the device is free again."""
+        """Counts a trainer that has ended; its device memory is free."""
         with self._lock:
             self._trainers -= 1
             self._memory = {}
 
     def set_lines_waiting(self, lines: int) -> None:
-        """Says how many lines of the program's output the coordinator does not have yet."""
+        """Sets the number of lines of output that wait to be sent."""
         self._lines_waiting = lines
 
     def count(self, what: str, amount: int = 1) -> None:
-        """Adds to the counter `shoal_worker_{what}_total`."""
+        """Adds `amount` to the counter `shoal_worker_{what}_total`."""
         with self._lock:
             self._counts[what] += amount
 
     def collect(self) -> Iterator[Metric]:
-        """What a scrape gets."""
-        yield InfoMetricFamily("shoal_worker_device", "Where programs compute.", {"device": self._device})
+        """Returns the metrics of a scrape."""
+        yield InfoMetricFamily("shoal_worker_device", "Device that programs compute on.", {"device": self._device})
         with self._lock:
             self._retries.update(self._own_retries.take())
             retries, trainers = dict(self._retries), self._trainers
             counts = dict(self._counts)
             memory = dict(self._memory)
             durations = {phase: (list(d.counts), d.total_s) for phase, d in self._durations.items()}
-        yield GaugeMetricFamily("shoal_worker_trainers", "Trainers that run: 1 while the worker has a job.", trainers)
+        yield GaugeMetricFamily("shoal_worker_trainers", "Running trainers: 1 while the worker has a job.", trainers)
         held = GaugeMetricFamily(
             "shoal_worker_device_memory_bytes",
-            "A GPU's memory: used by the trainer's arrays, in CuPy's pool, and the pool's limit (0: none).",
+            "GPU memory: used by the trainer's arrays, in CuPy's pool, and the pool's limit (0 means none).",
             labels=["kind"],
         )
         for kind, nbytes in memory.items():
@@ -111,7 +111,7 @@ class WorkerMetrics(Collector):
         yield held
         repeated = CounterMetricFamily(
             "shoal_worker_retries",
-            "Calls to the coordinator or to a server that were repeated, since nobody answered.",
+            "Repeated calls to the coordinator or to servers that did not answer.",
             labels=["called"],
         )
         for called in RETRY_TARGETS:
@@ -119,7 +119,7 @@ class WorkerMetrics(Collector):
         yield repeated
         yield GaugeMetricFamily(
             "shoal_worker_log_lines_waiting",
-            "Lines of programs' output that the coordinator does not have yet.",
+            "Lines of programs' output that wait to be sent to the coordinator.",
             self._lines_waiting,
         )
         for what, text in _COUNTERS.items():

@@ -1,4 +1,4 @@
-"""Loading a job's program, and blaming it for what it raises. What a program is: `shoal.program`."""
+"""Loading of a job's program, and errors that name it. `shoal.program` defines what a program is."""
 
 import difflib
 import importlib
@@ -17,7 +17,7 @@ from shoal.data._reading import batches, prefetcher
 from shoal.program import Dataset, Program
 from shoal_worker.devices import Device, lacks_memory
 
-# Frames between the loop and the program.
+# Sources of the frames between the training loop and the program.
 _OURS = (str(Path(__file__).parent), prefetcher.__file__, batches.__file__, evaluation.__file__)
 
 
@@ -26,15 +26,15 @@ def load_program(reference: str, settings: Mapping[str, Any]) -> Program:
 
     Args:
         reference: package.module:factory.
-        settings: the factory's keyword arguments.
+        settings: keyword arguments of the factory.
 
     Raises:
-        ProgramError: the module does not import, has no such factory, the settings do not fit it, it raises, or what
-            it returns is not a program.
+        ProgramError: the module cannot be imported or has no such factory, the settings do not match the factory's
+            parameters, or the factory raises or does not return a program.
     """
     module_name, _, factory_name = reference.partition(":")
     if not module_name or not factory_name:
-        raise errors.ProgramError(f"program {reference!r} is not of the form package.module:factory", program=reference)
+        raise errors.ProgramError(f"program {reference!r} must have the form package.module:factory", program=reference)
     factory = _find_factory(reference, _import(reference, module_name), factory_name)
     _check_settings(reference, factory, settings)
     with as_program_error(f"program {reference}: the factory"):
@@ -43,58 +43,58 @@ def load_program(reference: str, settings: Mapping[str, Any]) -> Program:
 
 
 @contextmanager
-def as_program_error(who: str) -> Iterator[None]:
-    """Turns whatever a program raises in the block into a ProgramError with the traceback from the program on.
+def as_program_error(what: str) -> Iterator[None]:
+    """Raises ProgramError for any error in the block, with the part of the traceback inside the program.
 
     Args:
-        who: begins the message: "program a.b:c: loss_and_gradients, step 7,".
+        what: begins the message, such as "program a.b:c: loss_and_gradients, step 7,".
     """
     try:
         yield
-    except errors.ProgramError:  # our own finding
+    except errors.ProgramError:  # raised by the worker itself
         raise
     except (Exception, SystemExit) as error:
-        raise errors.ProgramError(f"{who} raised {type(error).__name__}: {error}{_program_trace(error)}") from None
+        raise errors.ProgramError(f"{what} raised {type(error).__name__}: {error}{_program_trace(error)}") from None
 
 
 @contextmanager
-def told(who: str, where: str) -> Iterator[None]:
-    """`as_program_error`, but for a lack of memory, of which `as_out_of_memory_error` says more."""
-    with as_program_error(who), as_out_of_memory_error(who, where):
+def as_program_or_memory_error(what: str, where: str) -> Iterator[None]:
+    """Combines `as_program_error` and `as_out_of_memory_error`."""
+    with as_program_error(what), as_out_of_memory_error(what, where):
         yield
 
 
 def computing_on(device: Device, batch_size: int) -> str:
-    """Where a program computes, for `as_out_of_memory_error`; a batch size of 0: it makes its own batches."""
+    """Describes the device and the batch for `as_out_of_memory_error`; a batch size of 0 is left out."""
     return device.name + (f", with a batch of {batch_size} samples" if batch_size else "")
 
 
 @contextmanager
-def as_out_of_memory_error(who: str, where: str) -> Iterator[None]:
-    """Turns a lack of memory in the block, of the host or of a device, into a ProgramError that says what to do.
+def as_out_of_memory_error(what: str, where: str) -> Iterator[None]:
+    """Raises ProgramError with advice if the block runs out of memory, on the host or on a device.
 
     Args:
-        who: begins the message, as for `as_program_error`.
-        where: of which device, and with how large a batch: "cuda:0 NVIDIA H200, with a batch of 64 samples".
+        what: begins the message, as for `as_program_error`.
+        where: the device and the batch, such as "cuda:0 NVIDIA H200, with a batch of 64 samples".
     """
     try:
         yield
-    except errors.ShoalError:  # told already
+    except errors.ShoalError:  # has its message already
         raise
     except Exception as error:
         if not lacks_memory(error):
             raise
-        asked = f": {error}" if str(error) else ""  # NumPy and CuPy say how much was asked for; Python says nothing
+        asked = f": {error}" if str(error) else ""  # NumPy and CuPy give the requested size; Python gives no text
         raise errors.ProgramError(
-            f"{who} ran out of memory on {where}{asked}. Make the job's batch_size smaller, or the model; on a GPU "
-            f"also see --device-memory-limit of shoal worker, and what else uses it{_program_trace(error)}"
+            f"{what} ran out of memory on {where}{asked}. Reduce the job's batch_size or the model; on a GPU, also "
+            f"check --device-memory-limit of shoal worker and other processes on that GPU{_program_trace(error)}"
         ) from None
 
 
 def _program_trace(error: BaseException) -> str:
     trace = traceback.TracebackException.from_exception(error)
     trace.stack = traceback.StackSummary.from_list([*dropwhile(_is_ours, list(trace.stack))])
-    if not trace.stack and not isinstance(error, SyntaxError):  # raised before the program was reached
+    if not trace.stack and not isinstance(error, SyntaxError):  # raised before any frame of the program
         return ""
     lines = trace.format() if trace.stack else trace.format_exception_only()
     return "\n" + "".join(lines).rstrip()
@@ -109,7 +109,7 @@ def _import(reference: str, name: str) -> ModuleType:
         with as_program_error(f"program {reference}: importing {name}"):
             return importlib.import_module(name)
     except errors.ProgramError as error:
-        searched = f"\nModules are searched for first in {sys.path[0]!r}; see --path of shoal worker"
+        searched = f"\nThe first folder searched for modules is {sys.path[0]!r}; see --path of shoal worker"
         missing = f"ModuleNotFoundError: No module named {name.partition('.')[0]!r}"
         raise (errors.ProgramError(error.message + searched) if missing in error.message else error) from None
 
@@ -119,7 +119,7 @@ def _find_factory(reference: str, module: ModuleType, name: str) -> Callable[...
     if callable(factory):
         return factory
     if factory is not None:
-        raise errors.ProgramError(f"program {reference}: {name} is not a function, but {type(factory).__name__}")
+        raise errors.ProgramError(f"program {reference}: {name} must be a function, not {type(factory).__name__}")
     public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     near = difflib.get_close_matches(name, public, n=3, cutoff=0.5) or sorted(public)[:5]
     hint = f"; did you mean {', '.join(near)}?" if near else ""
@@ -129,15 +129,15 @@ def _find_factory(reference: str, module: ModuleType, name: str) -> Callable[...
 def _check_settings(reference: str, factory: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(factory)
-    except ValueError:  # some built-in callables have none; the call itself will tell
+    except ValueError:  # some built-in callables have no signature; the call itself will raise
         return
     try:
         signature.bind(**settings)
     except TypeError as error:
         given = ", ".join(f"{key}={value!r}" for key, value in settings.items()) or "none"
         raise errors.ProgramError(
-            f"program {reference}: the settings do not fit the factory: {error}; "
-            f"it is {factory.__name__}{signature}, and the settings are {given}",
+            f"program {reference}: the settings do not match the factory: {error}; "
+            f"the factory is {factory.__name__}{signature}, and the settings are {given}",
             program=reference,
         ) from None
 
@@ -162,4 +162,4 @@ def _checked(reference: str, program: Any) -> Program:
     return checked
 
 
-__all__ = ["as_out_of_memory_error", "as_program_error", "computing_on", "load_program", "told"]
+__all__ = ["as_out_of_memory_error", "as_program_error", "as_program_or_memory_error", "computing_on", "load_program"]

@@ -1,4 +1,4 @@
-"""What a trainer did since it last said so."""
+"""Counters of a trainer's steps since its last report."""
 
 import time
 from collections import Counter
@@ -11,11 +11,11 @@ from shoal_worker.messages import PHASES, Durations, TrainerReport
 
 
 class StepCounters:
-    """Counts until the figures are taken.
+    """Counters of steps, pushes and durations until the next report.
 
     Args:
-        clock: seconds, from any start.
-        now: seconds of Unix time.
+        clock: returns seconds from any origin.
+        now: returns seconds of Unix time.
     """
 
     def __init__(self, clock: Callable[[], float], now: Callable[[], float] = time.time) -> None:
@@ -25,16 +25,16 @@ class StepCounters:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the figures were last taken."""
+        """Returns the seconds since the last report."""
         return self._clock() - self._since
 
     @contextmanager
     def timed(self, phase: str, but: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
-        """Counts the block's time, also when it raises.
+        """Adds the block's time to a phase, also if it raises.
 
         Args:
             phase: one of PHASES.
-            but: asked in the end how many seconds of it were another phase's.
+            but: called at the end; returns the seconds that belong to another phase.
         """
         start = self._clock()
         try:
@@ -43,16 +43,22 @@ class StepCounters:
             self.observe(phase, max(0.0, self._clock() - start - but()))
 
     def observe(self, phase: str, seconds: float) -> None:
-        """Counts time of a phase."""
+        """Adds seconds to a phase."""
         self._durations[phase].observe(seconds)
         self._steps.observe(phase, seconds)
 
     def stepped(self, step: int) -> None:
-        """That was this step: what is timed from now on is the next one's."""
+        """Ends a step: later times belong to the next one."""
         self._steps.stepped(step)
 
     def pushed(self, result: PushResult, samples: int, values: Mapping[str, float]) -> None:
-        """Counts a push that was answered; the figures of one that came late are not the job's."""
+        """Counts an answered push. The metrics of a push that came too late are ignored.
+
+        Args:
+            result: the answer.
+            samples: samples of its batch.
+            values: the step's loss and metrics.
+        """
         if result.outcome == "dropped_late":
             self._dropped += 1
             return
@@ -64,11 +70,11 @@ class StepCounters:
             self._counts[name] += 1
 
     def rejected(self) -> None:
-        """Counts a push that was refused for NaN or Inf."""
+        """Counts a push that was rejected because of NaN or Inf."""
         self._rejected += 1
 
     def take(self, step: int) -> TrainerReport:
-        """The figures since the last time, and a new beginning."""
+        """Returns the report since the last one, and resets all counters."""
         values = {name: total / self._counts[name] for name, total in self._sums.items()}
         if self._accepted and (age_s := self.age_s):
             busy_s = self._durations["compute"].total_s + self._durations["evaluate"].total_s
@@ -83,9 +89,9 @@ class StepCounters:
             staleness=dict(self._staleness),
             timings=self._steps.take(),
         )
-        figures = TrainerReport(report, self._durations)
+        trainer_report = TrainerReport(report, self._durations)
         self._reset()
-        return figures
+        return trainer_report
 
     def _reset(self) -> None:
         self._since = self._clock()

@@ -1,6 +1,7 @@
-"""The process that trains one job: started by the daemon, told what to do on standard input, gone when that closes.
+"""Process that trains one job.
 
-A process a job means fresh imports, no memory or CUDA context that outlives the job, and a cancel that always works.
+The daemon starts it and sends instructions to its standard input; the process ends when that closes. One process for
+each job means fresh imports, no memory or CUDA context that outlives the job, and a cancel that always works.
 """
 
 import os
@@ -25,110 +26,110 @@ from shoal_worker.arrays import Device, choose_device
 from shoal_worker.batch_seeds import BatchSeeds
 from shoal_worker.batches import Batches, LeasedBatches, NoBatches
 from shoal_worker.evaluation import Evaluator
-from shoal_worker.messages import ENOUGH, LEAVE, Instructions, TrainerOutcome, TrainerReport, encode
+from shoal_worker.messages import LEAVE, STOP_AFTER_BATCH, Instructions, TrainerOutcome, TrainerReport, encode
 from shoal_worker.programs import as_program_error, load_program
 from shoal_worker.training_loop import TrainingConfig, TrainingLoop
 
 _log = structlog.get_logger(__name__)
 
-# After its daemon is gone, time for a trainer that is just ending to end by itself.
+# Seconds that an ending trainer has to end by itself after its daemon is gone.
 _ORPHAN_GRACE_S = 1.0
-# After its last word, time for the program's threads and exit handlers.
+# Seconds for the program's threads and exit handlers after the last message.
 _EXIT_GRACE_S = 5.0
 
 Emit = Callable[[TrainerReport], None]
-# What servers say, and the coordinator, where the job's shards are not (any more).
-_LOST = (*errors.SHARDS_LOST, errors.NotPlaced)
+# Errors of servers and of the coordinator which mean that the job's shards are not on their servers.
+_SHARDS_LOST = (*errors.SHARDS_LOST, errors.NotPlaced)
 
 
 class DaemonMessages:
-    """What the daemon has said since it gave the instructions.
+    """Messages of the daemon after the instructions.
 
     Attributes:
-        leaving: set by `LEAVE`.
-        enough: set by `ENOUGH`.
+        leave_requested: set by `LEAVE`.
+        stop_after_batch: set by `STOP_AFTER_BATCH`.
     """
 
     def __init__(self) -> None:
-        self.leaving, self.enough = threading.Event(), threading.Event()
-        self._rest = b""  # of a line
+        self.leave_requested, self.stop_after_batch = threading.Event(), threading.Event()
+        self._rest = b""  # of an incomplete line
 
     def take(self, data: bytes) -> None:
-        """Takes what came, which may be more than one line, or less."""
+        """Handles received bytes: any number of lines, perhaps incomplete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line == LEAVE.rstrip():
-                self.leaving.set()
-            elif line == ENOUGH.rstrip():
-                self.enough.set()
+                self.leave_requested.set()
+            elif line == STOP_AFTER_BATCH.rstrip():
+                self.stop_after_batch.set()
 
 
 def main() -> None:
-    """Reads its instructions, trains, says how it ended, and leaves."""
+    """Reads the instructions, trains, reports the outcome and exits."""
     lifeline = _take_standard_input()
-    ended, words = threading.Event(), DaemonMessages()
+    ended, daemon = threading.Event(), DaemonMessages()
     line, more = _read_line(lifeline)
-    words.take(more)  # if some came at once
+    daemon.take(more)  # bytes that came with the first line
     instructions = Instructions.from_line(line)
-    watch = threading.Thread(target=_watch_parent, args=(lifeline, ended, words), name="lifeline", daemon=True)
+    watch = threading.Thread(target=_watch_parent, args=(lifeline, ended, daemon), name="lifeline", daemon=True)
     watch.start()
     configure_logging("console", "info")
     sys.path[:0] = instructions.paths
     os.set_inheritable(instructions.reports_fd, False)
-    with os.fdopen(instructions.reports_fd, "wb") as upwards:
+    with os.fdopen(instructions.reports_fd, "wb") as reports:
 
         def emit(message: TrainerReport | TrainerOutcome) -> None:
-            upwards.write(encode(message))
-            upwards.flush()
+            reports.write(encode(message))
+            reports.flush()
 
-        outcome = outcome_of(lambda: train(instructions, emit, words))
+        outcome = outcome_of(lambda: train(instructions, emit, daemon))
         emit(outcome)
     log_failure(outcome)
     _tracing.stop()
     ended.set()
-    # Threads that the program left running must not keep a finished trainer for long.
-    last_call = threading.Timer(_EXIT_GRACE_S, os._exit, [0])
-    last_call.daemon = True
-    last_call.start()
+    # Threads that the program left running must not keep the process alive.
+    exit_timer = threading.Timer(_EXIT_GRACE_S, os._exit, [0])
+    exit_timer.daemon = True
+    exit_timer.start()
 
 
 def outcome_of(run: Callable[[], TrainerOutcome]) -> TrainerOutcome:
-    """Runs, and says how that ended, if it raises, too."""
+    """Calls `run` and returns its outcome; an exception becomes an outcome too."""
     try:
         return run()
-    except (errors.Fenced, errors.Unreachable) as error:  # this life ends; the job does not, for others may go on
+    except (errors.Fenced, errors.Unreachable) as error:  # this incarnation ends; the job may continue on other workers
         return TrainerOutcome(error.message, fenced=True)
     except errors.ShoalError as error:
-        return TrainerOutcome(f"{error.code}: {error.message}", lost=isinstance(error, _LOST))
+        return TrainerOutcome(f"{error.code}: {error.message}", shards_lost=isinstance(error, _SHARDS_LOST))
     except Exception as error:
-        _log.exception("a defect of the trainer")
+        _log.exception("the trainer failed")
         return TrainerOutcome(
             f"the trainer failed with {type(error).__name__}: {error}; the job's log has the traceback"
         )
 
 
 def log_failure(outcome: TrainerOutcome) -> None:
-    """Writes what the job fails with, the program's traceback in it, where its output goes: the job's log.
+    """Writes the job's error, with the program's traceback, to the job's log.
 
-    Not by `sys.stderr`, which is the program's to replace or close.
+    It writes to file descriptor 2, because the program may have replaced or closed `sys.stderr`.
     """
     if outcome.error and not outcome.fenced:
         with suppress(OSError), open(2, "w", errors="replace", closefd=False) as log:
             log.write(f"{outcome.error}\n")
 
 
-def train(instructions: Instructions, emit: Emit, words: DaemonMessages) -> TrainerOutcome:
-    """Trains one job from its description to its end.
+def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> TrainerOutcome:
+    """Trains one job from its description to its end, and returns the outcome.
 
     Args:
-        instructions: of the daemon.
-        emit: is given the figures.
-        words: of the daemon, to end after the step in progress.
+        instructions: the daemon's instructions.
+        emit: called with each report.
+        daemon: later messages of the daemon.
 
     Raises:
-        ShoalError: what stopped it.
+        ShoalError: the error that ended the training.
     """
-    leaving = words.leaving
+    leave_requested = daemon.leave_requested
     _tracing.start("worker", instructions.worker)
     device = choose_device(instructions.device, instructions.device_memory_limit)
     device.activate()
@@ -146,13 +147,13 @@ def train(instructions: Instructions, emit: Emit, words: DaemonMessages) -> Trai
         samples = _samples_of(name, program)
         participant.describe(variables_of(name, program, device), samples)
         batches = _batches(name, program, participant, device)
-        evaluator = _evaluator(name, program, participant, device, leaving)
+        evaluator = _evaluator(name, program, participant, device, leave_requested)
         try:
             with _tracing.root("enter", job=instructions.job, worker=instructions.worker):
-                parameters = participant.enter(stop=leaving.is_set, bring=device.bring)
-        except (errors.Cancelled, errors.JobFailed) as error:  # whoever ended the job knows why
-            _log.info("not taking part", reason=error.message)
-            return TrainerOutcome(left=leaving.is_set())
+                parameters = participant.enter(stop=leave_requested.is_set, upload=device.upload)
+        except (errors.Cancelled, errors.JobFailed) as error:  # the job has ended; its reason is known elsewhere
+            _log.info("job ended before this worker entered", reason=error.message)
+            return TrainerOutcome(left=leave_requested.is_set())
         with parameters, closing(batches):
             spec = participant.spec
             config = TrainingConfig(
@@ -160,18 +161,18 @@ def train(instructions: Instructions, emit: Emit, words: DaemonMessages) -> Trai
                 program=program,
                 device=device,
                 max_steps=spec.max_steps,
-                draws=BatchSeeds(spec.seed, participant.rank) if takes_seed(program.loss_and_gradients) else None,
+                seeds=BatchSeeds(spec.seed, participant.rank) if takes_seed(program.loss_and_gradients) else None,
                 evaluator=evaluator,
-                wire=None if spec.wire == "float32" else np.dtype(spec.wire),
+                wire_dtype=None if spec.wire == "float32" else np.dtype(spec.wire),
             )
             training = TrainingLoop(
                 config,
                 parameters,
                 batches,
-                emit=lambda figures: emit(replace(figures, retries=coordinator.retries.take())),
+                emit=lambda report: emit(replace(report, retries=coordinator.retries.take())),
                 traces=parameters.traces,
-                stop=leaving,
-                enough=words.enough,
+                stop=leave_requested,
+                stop_after_batch=daemon.stop_after_batch,
             )
             return TrainerOutcome() if training.run() else TrainerOutcome(left=True, cursor=batches.cursor)
     finally:
@@ -179,17 +180,22 @@ def train(instructions: Instructions, emit: Emit, words: DaemonMessages) -> Trai
 
 
 def variables_of(name: str, program: Program, device: Device) -> Mapping[str, Variable | np.ndarray]:
-    """The program's variables, arrays among them on the host.
+    """Returns the program's variables, with arrays copied to the host.
+
+    Args:
+        name: the program's name, for messages.
+        program: the program.
+        device: the device that holds the arrays.
 
     Raises:
-        ProgramError: `variables` raises, or returns something else.
+        ProgramError: `variables()` raises, or does not return variables or arrays by name.
     """
     with as_program_error(f"program {name}: variables()"):
         given: object = program.variables()
         if not isinstance(given, Mapping) or not given:
             raise errors.ProgramError(
                 f"program {name}: variables() returned {type(given).__name__}; "
-                "return one shoal.Variable or array at least, by name"
+                "return a mapping of names to at least one shoal.Variable or array"
             )
         for key, value in given.items():
             if not isinstance(value, Variable) and not hasattr(value, "dtype"):
@@ -212,13 +218,13 @@ def _batches(name: str, program: Program, participant: Participant, device: Devi
             return LeasedBatches(dataset, spec.batch_size, spec.seed, participant.lease, prepare=device.activate)
     if not spec.max_steps:
         raise errors.InvalidJob(
-            f"job {spec.name}: program {spec.program} has no samples, so nothing says when it ends; set max_steps"
+            f"job {spec.name}: program {spec.program} has no samples, so the job would never end; set max_steps"
         )
     return NoBatches()
 
 
 def _evaluator(
-    name: str, program: Program, participant: Participant, device: Device, leaving: threading.Event
+    name: str, program: Program, participant: Participant, device: Device, leave_requested: threading.Event
 ) -> Evaluator | None:
     spec = participant.spec
     if spec.evaluation is None:
@@ -230,12 +236,12 @@ def _evaluator(
         participant,
         policy=spec.evaluation,
         batch_size=spec.batch_size,
-        stop=leaving,
+        stop=leave_requested,
     )
 
 
 def _take_standard_input() -> int:
-    """Keeps standard input for itself: a program that reads from it gets nothing, and cannot eat the instructions."""
+    """Moves standard input to another descriptor, so that the program cannot read the daemon's messages."""
     lifeline = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -244,7 +250,7 @@ def _take_standard_input() -> int:
 
 
 def _read_line(descriptor: int) -> tuple[bytes, bytes]:
-    """The first line, and what came with it."""
+    """Returns the first line and the bytes read after it."""
     read = b""
     while b"\n" not in read:
         piece = os.read(descriptor, 65_536)
@@ -255,10 +261,10 @@ def _read_line(descriptor: int) -> tuple[bytes, bytes]:
     return line, more
 
 
-def _watch_parent(lifeline: int, ended: threading.Event, words: DaemonMessages) -> None:
-    """Hears what the daemon says; ends this process, and all that its program started, at the end."""
-    while said := os.read(lifeline, 4096):
-        words.take(said)
+def _watch_parent(lifeline: int, ended: threading.Event, daemon: DaemonMessages) -> None:
+    """Reads the daemon's messages. When the pipe closes, ends this process and all that its program started."""
+    while data := os.read(lifeline, 4096):
+        daemon.take(data)
     ended.wait(_ORPHAN_GRACE_S)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

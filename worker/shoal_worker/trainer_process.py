@@ -1,4 +1,4 @@
-"""A trainer's process as its daemon sees it: started, read from, stopped, and nothing of it left behind."""
+"""Handle of a trainer's process in the daemon: starts it, reads its output, and stops it with all its children."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ from typing import IO
 import structlog
 
 from shoal._wire.limits import LOG_LINE_BYTES
-from shoal_worker.messages import ENOUGH, LEAVE, Instructions, TrainerOutcome, TrainerReport, decode
+from shoal_worker.messages import LEAVE, STOP_AFTER_BATCH, Instructions, TrainerOutcome, TrainerReport, decode
 
 _log = structlog.get_logger(__name__)
 
-# -P: no folder is searched for modules but those that the instructions name.
+# -P: Python searches for modules only in the folders of the instructions.
 TRAINER = (sys.executable, "-P", "-u", "-m", "shoal_worker")
-# How long to read on after the process and its group are gone: only what left the group can still hold the pipes.
+# Seconds to read on after the process group has ended. Only processes that left the group can still hold the pipes.
 _DRAIN_S = 2.0
 
 
@@ -28,8 +28,8 @@ class TrainerExit:
     """How a process ended.
 
     Attributes:
-        status: exit status; negative: the signal that killed it.
-        outcome: what it said about its end; None: nothing.
+        status: exit status; negative if a signal killed it.
+        outcome: its last message; None if it sent none.
     """
 
     status: int
@@ -39,14 +39,15 @@ class TrainerExit:
 class TrainerProcess:
     """One trainer, in a process group of its own.
 
-    It lives as long as its standard input is open, so it cannot outlive this process, however this one ends.
+    The trainer ends when its standard input closes, so it cannot outlive this process. All callbacks run on threads of
+    this object.
 
     Args:
-        instructions: `reports_fd` is filled in here.
-        on_figures: is given its figures, on a thread of this object, as are the others.
-        on_line: is given each line of its output, of at most LOG_LINE_BYTES.
-        on_end: is called once, last, when the process is gone and all it wrote was read.
-        command: what to run.
+        instructions: the trainer's instructions; `reports_fd` is set here.
+        on_report: called with each report.
+        on_line: called with each line of output, of at most LOG_LINE_BYTES.
+        on_end: called once and last, after the process has ended and all of its output was read.
+        command: the command to run.
 
     Raises:
         OSError: the process cannot be started.
@@ -56,17 +57,17 @@ class TrainerProcess:
         self,
         instructions: Instructions,
         *,
-        on_figures: Callable[[TrainerReport], None],
+        on_report: Callable[[TrainerReport], None],
         on_line: Callable[[str], None],
         on_end: Callable[[TrainerExit], None],
         command: Sequence[str] = TRAINER,
     ) -> None:
-        self._on_figures, self._on_line, self._on_end = on_figures, on_line, on_end
-        self._outcome: TrainerOutcome | None = None  # set by the thread that reads figures, read after its end
-        self._reaping = threading.Lock()  # guards _reaped: a signal may be sent only while the id is the process's
+        self._on_report, self._on_line, self._on_end = on_report, on_line, on_end
+        self._outcome: TrainerOutcome | None = None  # set by the thread that reads reports
+        self._reaping = threading.Lock()  # guards _reaped: after reaping, another process may have the id
         self._reaped = False
         self._killer: threading.Timer | None = None
-        figures, theirs = os.pipe()
+        reports, theirs = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the command is ours
                 command,
@@ -77,67 +78,67 @@ class TrainerProcess:
                 start_new_session=True,
             )
         except OSError:
-            os.close(figures)
+            os.close(reports)
             raise
         finally:
             os.close(theirs)
         self.pid = self._process.pid
-        self._say(replace(instructions, reports_fd=theirs).to_line())
+        self._send(replace(instructions, reports_fd=theirs).to_line())
         assert self._process.stdout
         self._readers = [
             threading.Thread(target=self._read_output, args=(self._process.stdout,), name="output", daemon=True),
-            threading.Thread(target=self._read_figures, args=(os.fdopen(figures, "rb"),), name="figures", daemon=True),
+            threading.Thread(target=self._read_reports, args=(os.fdopen(reports, "rb"),), name="reports", daemon=True),
         ]
         for reader in self._readers:
             reader.start()
         threading.Thread(target=self._reap, name="trainer", daemon=True).start()
 
-    def retire(self) -> None:
-        """Asks it to finish the batch in hand and to leave its job. Returns at once."""
-        self._say(LEAVE)
+    def leave_after_batch(self) -> None:
+        """Asks the trainer to finish its batch and to leave the job. Returns at once."""
+        self._send(LEAVE)
 
-    def wind_up(self) -> None:
-        """Asks it to finish the batch in hand and to be through. Returns at once."""
-        self._say(ENOUGH)
+    def stop_after_batch(self) -> None:
+        """Asks the trainer to finish its batch and the job. Returns at once."""
+        self._send(STOP_AFTER_BATCH)
 
     def stop(self, grace_s: float) -> None:
-        """Asks it to end, and kills it if it is still there after `grace_s` seconds. Returns at once."""
+        """Sends SIGTERM, and SIGKILL after `grace_s` seconds. Returns at once."""
         self._signal(signal.SIGTERM)
         self._killer = threading.Timer(grace_s, self._signal, [signal.SIGKILL])
         self._killer.daemon = True
         self._killer.start()
 
-    def _say(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         assert self._process.stdin
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):  # the latter where it is closed
-            pass  # it is gone already, and _reap says how
+        except (BrokenPipeError, ValueError):  # ValueError: the pipe is closed
+            pass  # the process has ended; _reap reports it
 
     def _read_output(self, stream: IO[bytes]) -> None:
         with stream:
             while raw := stream.readline(LOG_LINE_BYTES):
-                # One byte for each that is not UTF-8, so that no line grows over its limit.
+                # Each invalid byte becomes one byte, so that no line exceeds its limit.
                 self._on_line(raw.decode(errors="replace").replace("\ufffd", "?").rstrip("\r\n"))
 
-    def _read_figures(self, stream: IO[bytes]) -> None:
+    def _read_reports(self, stream: IO[bytes]) -> None:
         with stream:
             for line in stream:
                 try:
                     message = decode(line)
-                except (ValueError, TypeError, KeyError):  # cut short by its death, or written by the program
-                    _log.warning("a trainer's figures cannot be read", line=line[:200])
+                except (ValueError, TypeError, KeyError):  # cut off by a crash, or written by the program
+                    _log.warning("invalid message from a trainer", line=line[:200])
                     continue
                 if isinstance(message, TrainerOutcome):
                     self._outcome = message
                 else:
-                    self._on_figures(message)
+                    self._on_report(message)
 
     def _reap(self) -> None:
-        with suppress(ChildProcessError):  # somebody else in this process has waited for it
+        with suppress(ChildProcessError):  # already waited for elsewhere in this process
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self._signal(signal.SIGKILL)  # what the program started and left behind
+        self._signal(signal.SIGKILL)  # kills the processes that the program left behind
         for reader in self._readers:
             reader.join(_DRAIN_S)
         with self._reaping:

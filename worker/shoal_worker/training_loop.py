@@ -1,4 +1,4 @@
-"""The loop that trains: lease, pull, compute, push, report. It owns the order of things and no way to any server."""
+"""Training loop of a worker: lease, pull, compute, push, report. Its parameters and batches do the I/O."""
 
 import threading
 import time
@@ -18,26 +18,26 @@ from shoal_worker.batches import Batch, Batches
 from shoal_worker.devices import Device
 from shoal_worker.evaluation import Evaluator
 from shoal_worker.messages import TrainerReport
-from shoal_worker.programs import as_out_of_memory_error, computing_on, told
+from shoal_worker.programs import as_out_of_memory_error, as_program_or_memory_error, computing_on
 from shoal_worker.step_counters import StepCounters
 
 _REPORT_EVERY_S = 0.5
-# A round without data lasts at least this long: enough to ask for data soon, too little to hold up anyone for long.
+# Shortest round without data: short enough not to delay other workers, long enough not to flood the coordinator.
 _IDLE_ROUND_S = 0.02
-# More gradients in a row than this with NaN or Inf are not bad luck.
+# After more gradients in a row with NaN or Inf, the job fails.
 _MAX_REJECTED_IN_A_ROW = 10
 
 
 class Parameters(Protocol):
-    """What the loop needs of `Pipeline`."""
+    """The methods of `Pipeline` that the loop uses."""
 
     @property
     def step(self) -> int:
-        """The step to take next."""
+        """The next step."""
         ...
 
     def pull(self) -> dict[str, np.ndarray]:
-        """The variables, when the consistency mode lets this step have them; perhaps as `Device.bring` gave them."""
+        """Waits until the consistency mode admits this step and returns the variables, perhaps uploaded already."""
         ...
 
     def push(
@@ -48,25 +48,32 @@ class Parameters(Protocol):
         weight: float,
         cursor: Cursor | None,
     ) -> PushResult:
-        """Pushes this step's gradients and goes on to the next; "sent": `settle` will say what became of it."""
+        """Pushes this step's gradients and advances the step. For the outcome "sent", `settle` returns the answer.
+
+        Args:
+            gradients: by name, or one after the other.
+            updates: new values of variables that are not trained; None if there are none.
+            weight: weight of the gradients in the step's mean.
+            cursor: the position in the leased range after this batch; None if no data is leased.
+        """
         ...
 
     def settle(self) -> PushResult | None:
-        """Waits for a push that was sent."""
+        """Waits for the answer to a sent push; returns None if there is none."""
         ...
 
     def skip(self) -> PushResult:
-        """Passes this step by, so that nobody waits for it."""
+        """Skips this step, so that no worker waits for it."""
         ...
 
     def barrier(self) -> None:
-        """Waits as `pull` does, and fetches nothing."""
+        """Waits as `pull` does, without fetching values."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A step's result on the host; gradients perhaps one by one, as the program computes them."""
+    """Result of a step on the host. The gradients may be an iterator over arrays that are still computed."""
 
     gradients: Gradients
     updates: dict[str, np.ndarray] | None
@@ -75,61 +82,60 @@ class _Computed:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """What a worker trains, and how.
+    """Settings of a worker's training.
 
     Attributes:
-        name: of the program, for messages.
-        program: what to compute.
-        device: where to compute it; active on the thread that trains.
-        max_steps: the step to stop at; 0: none.
-        draws: gives the program a seed for each batch; None: it takes none.
-        evaluator: evaluates where that is due; None: the job wants none.
-        wire: the half that gradients of float32 travel in; None: they travel as they are.
+        name: the program's name, for messages.
+        program: the program to train.
+        device: the device to compute on; active on the training thread.
+        max_steps: the step to stop at; 0 means no limit.
+        seeds: seeds of the batches; None if the program takes no seed.
+        evaluator: runs evaluations; None if the job has none.
+        wire_dtype: 16-bit dtype in which float32 gradients travel; None means unchanged.
     """
 
     name: str
     program: Program
     device: Device
     max_steps: int
-    draws: BatchSeeds | None = None
+    seeds: BatchSeeds | None = None
     evaluator: Evaluator | None = None
-    wire: np.dtype | None = None
+    wire_dtype: np.dtype | None = None
 
 
 class TrainingLoop:
-    """One worker's training of one job.
+    """Training loop of one worker in one job.
 
-    **A worker without data must not hold up the others.** It is told WAIT while others hold the last ranges, and has
-    to stay, for a range whose worker dies comes to it. Were it to sit still, its clock would: a synchronous step
-    waits for a contribution of every worker, and a bounded mode lets nobody run further ahead of the slowest than the
-    bound. The others would wait for it, while it waits for them. So it keeps stepping: at each step it waits at the
-    barrier, asks for data, and, if there is none, skips the step, which weighs nothing in the step's mean.
+    **A worker without data must not delay the others.** The coordinator answers WAIT while other workers hold the last
+    ranges. The worker must stay, because it gets the range of a worker that is lost. But its step must advance: a
+    synchronous step waits for every worker, and bounded staleness limits the distance to the slowest worker. So an
+    idle worker keeps stepping. At each step it waits at the barrier, asks for data and, without data, skips the step.
+    A skipped step has no weight in the step's mean.
 
-    - Synchronous: the barrier opens when the others have pushed, so the idle worker goes at their pace.
-    - Bounded staleness: it runs ahead as far as the bound, where the barrier stops it until the slowest moves.
-    - Asynchronous: no barrier ever waits, and neither does it when all workers are idle. There the pause paces it:
-      a round without data lasts `_IDLE_ROUND_S` or longer. The pause comes after the skip, so it holds up nobody
-      whose step takes that long.
+    - Synchronous: the barrier opens when the others have pushed, so the idle worker keeps their pace.
+    - Bounded staleness: the idle worker runs ahead up to the bound. Then the barrier holds it until the slowest moves.
+    - Asynchronous: the barrier never waits, so a pause sets the pace: a round without data lasts at least
+      `_IDLE_ROUND_S`. The pause follows the skip, so it delays only workers whose steps are shorter.
 
-    None of this looks at the mode. The barrier moves no values, so an idle worker costs no bandwidth.
+    The loop does not depend on the mode. The barrier transfers no values, so an idle worker uses no bandwidth.
 
-    **The lease comes after the barrier**, not before: which ranges are given out at a synchronous step then depends
-    only on the step, so that its joined batch is the same in each run, whichever worker gets which part of it.
+    **The lease follows the barrier.** The ranges leased at a synchronous step then depend only on the step. Its
+    combined batch is the same in each run, whichever worker gets which part.
 
     Args:
-        config: what to train, and how.
-        parameters: where values come from, brought to the device or not, and gradients go.
-        batches: which samples come next.
-        emit: is given the figures about every half second, and once at the end, however it ends. Must not block long.
-        traces: of this worker's steps; those of `parameters`.
-        clock: seconds, from any start.
-        now: seconds of Unix time.
-        stop: set to end after the step in progress.
-        enough: set to be through after it.
+        config: settings of the training.
+        parameters: source of values, and target of gradients.
+        batches: source of batches.
+        emit: called with a report about every half second, and once at the end, also after an error. It must not block.
+        traces: traces of this worker's steps, shared with `parameters`.
+        clock: returns seconds from any origin.
+        now: returns seconds of Unix time.
+        stop: set to end the loop after the current step.
+        stop_after_batch: set to finish the job after the current step.
 
     Raises:
-        ProgramError: from `run`: the program raised, or its gradients were NaN or Inf too often in a row.
-        InvalidGradient: from `run`: a gradient has a name, shape or dtype that the variables do not.
+        ProgramError: from `run`: the program raised, or too many gradients in a row had NaN or Inf.
+        InvalidGradient: from `run`: a gradient's name, shape or dtype does not match the variables.
     """
 
     def __init__(
@@ -143,7 +149,7 @@ class TrainingLoop:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         stop: threading.Event | None = None,
-        enough: threading.Event | None = None,
+        stop_after_batch: threading.Event | None = None,
     ) -> None:
         self._config, self._device = config, config.device
         self._parameters = parameters
@@ -151,107 +157,109 @@ class TrainingLoop:
         self._emit = emit
         self._traces = traces or _tracing.Traces("step")
         self._clock = clock
-        self._stop, self._enough = stop or threading.Event(), enough or threading.Event()
-        self._tally = StepCounters(clock, now)
+        self._stop, self._stop_after_batch = stop or threading.Event(), stop_after_batch or threading.Event()
+        self._counters = StepCounters(clock, now)
         self._rejected_in_a_row = 0
-        self._computing_s = 0.0  # while the step's first gradients were pushed
-        self._sent: tuple[int, dict[str, float]] = (0, {})  # samples and figures of the push that is on its way
+        self._computing_s = 0.0  # seconds of computation during the push of the step's first gradients
+        self._sent: tuple[int, dict[str, float]] = (0, {})  # samples and metrics of the push in progress
 
     def run(self) -> bool:
-        """Trains until the data is done, `max_steps` is reached, or `stop` is set.
+        """Trains until all data is done, `max_steps` is reached, or `stop` is set.
 
         Returns:
-            Whether there was nothing left to do. If not, all that `batches.cursor` counts has been pushed.
+            Whether nothing is left to do. If False, all samples up to `batches.cursor` have been pushed.
         """
         try:
-            through = self._at_last_step()
-            while not through and not self._stop.is_set():
-                through = self._enough.is_set() or not self._advance() or self._at_last_step()
-                if self._tally.age_s >= _REPORT_EVERY_S:
-                    self._emit(self._figures())
+            finished = self._at_last_step()
+            while not finished and not self._stop.is_set():
+                finished = self._stop_after_batch.is_set() or not self._advance() or self._at_last_step()
+                if self._counters.age_s >= _REPORT_EVERY_S:
+                    self._emit(self._report())
             self._settle()
-            if through:
+            if finished:
                 self._evaluate_at_end()
             else:
-                # Its last push may be of a step that is still open. Once that is closed, no checkpoint can miss what
-                # the ledger is told of.
+                # The step of the last push may still be open. After the barrier it is closed, so every checkpoint
+                # includes the samples that the ledger counts as done.
                 self._parameters.barrier()
-            return through
+            return finished
         finally:
-            self._emit(self._figures())
+            self._emit(self._report())
 
-    def _figures(self) -> TrainerReport:
-        return replace(self._tally.take(self._parameters.step), device_memory=self._device.memory())
+    def _report(self) -> TrainerReport:
+        return replace(self._counters.take(self._parameters.step), device_memory=self._device.memory())
 
     def _at_last_step(self) -> bool:
         return 0 < self._config.max_steps <= self._parameters.step
 
     def _advance(self) -> bool:
-        """Trains on a batch, or gets some, or passes a step by; False when there is nothing left to do."""
-        if self._batches.in_hand:
+        """Trains on a batch, leases batches, or skips a step. Returns False when nothing is left to do."""
+        if self._batches.has_next:
             return self._train()
         start = self._clock()
-        with self._tally.timed("wait"), self._span("wait"):
+        with self._counters.timed("wait"), self._span("wait"):
             self._settle()
             self._parameters.barrier()
-            answer, step = self._batches.lease(), self._parameters.step
-            if answer is NoRange.WAIT:
+            lease_answer, step = self._batches.lease(), self._parameters.step
+            if lease_answer is NoRange.WAIT:
                 self._parameters.skip()
                 self._stop.wait(max(0.0, start + _IDLE_ROUND_S - self._clock()))
-        if answer is NoRange.WAIT:
-            self._tally.stepped(step)
-        return answer is not NoRange.FINISHED
+        if lease_answer is NoRange.WAIT:
+            self._counters.stepped(step)
+        return lease_answer is not NoRange.FINISHED
 
     def _train(self) -> bool:
-        """Trains on a batch; False when the job ends before its data is done."""
+        """Trains on a batch. Returns False if the job ends before its data is done."""
         with (
-            self._tally.timed("pull"),
-            as_out_of_memory_error(f"{self._who}: the pull for step {self._parameters.step}", self._where),
+            self._counters.timed("pull"),
+            as_out_of_memory_error(
+                f"{self._program_name}: the pull for step {self._parameters.step}", self._device_and_batch
+            ),
         ):
             params = self._pull()
         if not self._evaluate(params):
             return False
         step = self._parameters.step
         self._train_on(params)
-        self._tally.stepped(step)
+        self._counters.stepped(step)
         return True
 
     def _pull(self) -> dict[str, Array]:
-        """The variables for this step, on the device."""
+        """Returns the variables for this step, on the device."""
         return self._device.receive(self._parameters.pull())
 
     def _evaluate(self, params: Mapping[str, Array]) -> bool:
-        """Evaluates if that is due here, before the first step on trial; False when the job ends early."""
+        """Evaluates if it is due, and checks the program at the first step. Returns False if the job ends early."""
         evaluator, step = self._config.evaluator, self._parameters.step
         if evaluator is None:
             return True
-        if evaluator.untried:
-            with self._tally.timed("evaluate"), self._span("evaluate"):
+        if evaluator.unchecked:
+            with self._counters.timed("evaluate"), self._span("evaluate"):
                 evaluator.check_program(step, params)
         if not evaluator.due(step):
             return True
-        with self._tally.timed("evaluate"), self._span("evaluate"):
+        with self._counters.timed("evaluate"), self._span("evaluate"):
             return evaluator.at_step(step, params)
 
     def _evaluate_at_end(self) -> None:
         if self._config.evaluator is None:
             return
-        with self._tally.timed("evaluate"), self._span("evaluate"):
-            self._parameters.barrier()  # what was pulled ahead lacks the last push
+        with self._counters.timed("evaluate"), self._span("evaluate"):
+            self._parameters.barrier()  # values that were pulled ahead lack the last push
             self._config.evaluator.at_end(self._parameters.step, self._pull)
 
     def _train_on(self, params: Mapping[str, Array]) -> None:
-        with self._tally.timed("read"), self._span("read"), self._blamed("dataset.batch"):
+        with self._counters.timed("read"), self._span("read"), self._errors_named("dataset.batch"):
             batch = self._batches.take()
-        with self._tally.timed("compute"), self._span("compute", samples=batch.samples):
+        with self._counters.timed("compute"), self._span("compute", samples=batch.samples):
             computed = self._compute(params, batch)
         self._computing_s = 0.0
         try:
-            with self._tally.timed("push", but=lambda: self._computing_s):
+            with self._counters.timed("push", but=lambda: self._computing_s):
                 result = self._push(computed, batch)
         finally:
             if self._computing_s:
-                self._tally.observe("compute", self._computing_s)
+                self._counters.observe("compute", self._computing_s)
         if result is None:
             return
         self._sent = batch.samples, computed.values
@@ -259,7 +267,7 @@ class TrainingLoop:
             self._count(result)
 
     def _push(self, computed: _Computed, batch: Batch) -> PushResult | None:
-        """What became of it; None: it held NaN or Inf, and its step is passed by."""
+        """Pushes a step's result. Returns None if it had NaN or Inf; the step is then skipped."""
         self._settle()
         try:
             return self._parameters.push(
@@ -267,43 +275,43 @@ class TrainingLoop:
             )
         except errors.NonFiniteGradient as error:
             self._reject(error)
-            self._parameters.skip()  # for the others may be waiting for this step
+            self._parameters.skip()  # other workers may wait for this step
             return None
 
     def _settle(self) -> None:
-        """Waits for the push of the step before, if it is still on its way."""
+        """Waits for the previous push, if it is still in progress."""
         try:
             result = self._parameters.settle()
         except errors.NonFiniteGradient as error:
-            self._reject(error)  # and its step is passed by
+            self._reject(error)  # the pipeline has skipped its step
             return
         if result:
             self._count(result)
 
     def _count(self, result: PushResult) -> None:
         self._rejected_in_a_row = 0
-        self._tally.pushed(result, *self._sent)
+        self._counters.pushed(result, *self._sent)
 
     def _compute(self, params: Mapping[str, Array], given: Batch) -> _Computed:
         program, device = self._config.program, self._device
-        with self._blamed("dataset.batch"):
+        with self._errors_named("dataset.batch"):
             batch = device.put(given.data)
-        with self._blamed("loss_and_gradients"):
+        with self._errors_named("loss_and_gradients"):
             step = self._checked(program.loss_and_gradients(params, batch, **self._seeded(given)))
-            who = f"{self._who}: loss_and_gradients, step {self._parameters.step}, gives"
-            metrics = {name: number(value, f"{who} the metric {name!r}") for name, value in step.metrics.items()}
+            where = f"{self._program_name}: loss_and_gradients, step {self._parameters.step}, gives"
+            metrics = {name: number(value, f"{where} the metric {name!r}") for name, value in step.metrics.items()}
             gradients = step.gradients
             return _Computed(
-                gradients=dict(device.fetch(gradients.items(), self._config.wire))
+                gradients=dict(device.download(gradients.items(), self._config.wire_dtype))
                 if isinstance(gradients, Mapping)
                 else self._one_by_one(gradients),
-                updates=dict(device.fetch(step.updates.items())) or None,
-                values={**metrics, "loss": number(step.loss, f"{who} the loss")},
+                updates=dict(device.download(step.updates.items())) or None,
+                values={**metrics, "loss": number(step.loss, f"{where} the loss")},
             )
 
     def _seeded(self, batch: Batch) -> dict[str, int]:
-        draws = self._config.draws
-        return {} if draws is None else {"seed": draws.seed(batch.place, self._parameters.step)}
+        seeds = self._config.seeds
+        return {} if seeds is None else {"seed": seeds.seed(batch.place, self._parameters.step)}
 
     def _checked(self, result: object) -> StepOutput:
         match result:
@@ -313,17 +321,17 @@ class TrainingLoop:
                 return StepOutput(loss, gradients)
         raise errors.ProgramError(
             f"program {self._config.name}: loss_and_gradients returned a {type(result).__name__}; "
-            "return (loss, gradients by name) or a shoal.Step"
+            "return (loss, gradients by name) or a shoal.StepOutput"
         )
 
     def _one_by_one(self, gradients: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Goes on with the program's computation, while what it has computed before is pushed."""
-        with self._blamed("loss_and_gradients"):
-            arrays = self._device.fetch(iter(gradients), self._config.wire)
+        """Yields gradients as the program computes them, while earlier ones are pushed."""
+        with self._errors_named("loss_and_gradients"):
+            arrays = self._device.download(iter(gradients), self._config.wire_dtype)
         with closing(arrays):
             while True:
                 start = self._clock()
-                with self._blamed("loss_and_gradients"):
+                with self._errors_named("loss_and_gradients"):
                     following = next(arrays, None)
                 self._computing_s += self._clock() - start
                 if following is None:
@@ -331,28 +339,30 @@ class TrainingLoop:
                 yield following
 
     def _reject(self, error: errors.NonFiniteGradient) -> None:
-        """Goes on without a gradient, unless that has happened too often."""
-        self._tally.rejected()
+        """Counts a rejected gradient. Raises ProgramError after too many in a row."""
+        self._counters.rejected()
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row > _MAX_REJECTED_IN_A_ROW:
             raise errors.ProgramError(
-                f"program {self._config.name}: {self._rejected_in_a_row} gradients in a row held NaN or Inf, "
-                f"the last one at step {self._parameters.step} ({error.message}); the variables are as before the "
-                "first of them. A lower learning rate, or a look at the data, may help"
+                f"program {self._config.name}: {self._rejected_in_a_row} gradients in a row had NaN or Inf, "
+                f"the last one at step {self._parameters.step} ({error.message}); none of them was applied. "
+                "Try a lower learning rate, or check the data"
             ) from None
 
     def _span(self, phase: str, **attributes: object) -> _tracing.Span:
         return self._traces.span(self._parameters.step, phase, **attributes)
 
-    def _blamed(self, what: str) -> AbstractContextManager[None]:
-        return told(f"{self._who}: {what}, step {self._parameters.step},", self._where)
+    def _errors_named(self, what: str) -> AbstractContextManager[None]:
+        return as_program_or_memory_error(
+            f"{self._program_name}: {what}, step {self._parameters.step},", self._device_and_batch
+        )
 
     @property
-    def _who(self) -> str:
+    def _program_name(self) -> str:
         return f"program {self._config.name}"
 
     @property
-    def _where(self) -> str:
+    def _device_and_batch(self) -> str:
         return computing_on(self._device, self._batches.batch_size)
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints as files: storages, manifests, tensors, and any part of a variable again.
+"""Checkpoint files: storage, manifests, tensor files, and reads of any part of a variable.
 
-`shoal.checkpoints` is what users see of it; servers and the coordinator import this package. How a consistent cut is
-made is in `shoal_server.checkpoints` and `shoal_coordinator.effects`.
+`shoal.checkpoints` is the public interface. Servers and the coordinator import this package. `shoal_server.checkpoints`
+and `shoal_coordinator.effects` take the consistent cut.
 """
 
 from shoal._checkpoint.catalogue import Catalogue, expired_numbers, path_of

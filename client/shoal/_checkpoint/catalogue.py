@@ -1,6 +1,7 @@
-"""The checkpoints in a folder: a folder a job, in it one a checkpoint, named by its number.
+"""Catalogue of the checkpoints in a storage, which has a folder for each job with a folder for each checkpoint.
 
-A checkpoint is there from the moment on when its manifest is, and until that is removed, which comes first.
+A checkpoint's folder is named by its number. The checkpoint exists as long as its manifest does: the manifest is
+written last and removed first.
 """
 
 import re
@@ -15,85 +16,93 @@ _NUMBER = re.compile(r"[0-9]{8,18}")
 
 
 def path_of(job: str, number: int) -> tuple[str, str]:
-    """The folder of a checkpoint."""
+    """Returns the path of a checkpoint's folder."""
     return job, f"{number:08}"
 
 
 class Catalogue:
-    """What is in a folder of checkpoints.
+    """The checkpoints in a storage.
 
     Args:
-        folder: the folder.
+        folder: the checkpoint storage.
     """
 
     def __init__(self, folder: CheckpointStorage) -> None:
         self.folder = folder
 
     def jobs(self) -> list[str]:
-        """Those that have a whole checkpoint."""
+        """Returns the jobs that have a complete checkpoint."""
         return [name for name in self.folder.names(()) if self.numbers(name)]
 
     def numbers(self, job: str) -> list[int]:
-        """The whole checkpoints of a job, oldest first."""
+        """Returns the complete checkpoints of a job, oldest first."""
         return _numbers(self.folder.holding((job,), FILE))
 
-    def torn(self, job: str) -> list[int]:
-        """What is there without a manifest, oldest first: being written, or left by a writer that died."""
-        there = _numbers(self.folder.names((job,)))  # first: what becomes whole meanwhile is not torn
-        whole = {*self.numbers(job)}
-        return [number for number in there if number not in whole]
+    def incomplete(self, job: str) -> list[int]:
+        """Returns the incomplete checkpoints of a job, oldest first: those in progress, and those whose writer died."""
+        found = _numbers(self.folder.names((job,)))  # first, so that a checkpoint that is completed now is left out
+        complete = {*self.numbers(job)}
+        return [number for number in found if number not in complete]
 
     def next_number(self, job: str) -> int:
-        """One that no checkpoint of the job has, torn ones included."""
+        """Returns a number above those of all checkpoints of the job, incomplete ones included."""
         return max(_numbers(self.folder.names((job,))), default=0) + 1
 
     def unknown(self, name: str) -> errors.UnknownCheckpoint:
-        """What is said of a checkpoint, as a user names it, that is not there."""
+        """Returns the error for a checkpoint that does not exist, by the name that the user gave."""
         return errors.UnknownCheckpoint(
             f"there is no checkpoint {name} in {self.folder.url}; `shoal checkpoints ls` lists them", checkpoint=name
         )
 
     def manifest(self, job: str, number: int) -> Manifest:
-        """What a checkpoint consists of.
+        """Reads the manifest of a checkpoint.
 
         Raises:
-            UnknownCheckpoint: there is none of that number.
-            CorruptCheckpoint, IncompatibleCheckpoint: its manifest cannot be used.
+            UnknownCheckpoint: the job has no checkpoint of that number.
+            CorruptCheckpoint: the manifest is damaged.
+            IncompatibleCheckpoint: a later version of Shoal wrote the manifest.
         """
         path = (*path_of(job, number), FILE)
         where = "/".join((self.folder.url, *path))
         with self.folder.open(path) as file:
             if file.nbytes > MAX_BYTES:
-                raise errors.CorruptCheckpoint(f"{where} has {file.nbytes} bytes, more than any manifest", file=where)
+                raise errors.CorruptCheckpoint(
+                    f"{where} has {file.nbytes} bytes, more than a manifest can have", file=where
+                )
             text = bytearray(file.nbytes)
             file.read_into(0, [memoryview(text)])
         manifest = Manifest.from_bytes(bytes(text), where)
         if (manifest.job, manifest.number) != (job, number):
             raise errors.CorruptCheckpoint(
-                f"{where} is of checkpoint {manifest.number} of {manifest.job}: it was copied or renamed", file=where
+                f"{where} belongs to checkpoint {manifest.number} of {manifest.job}: it was copied or renamed",
+                file=where,
             )
         return manifest
 
     def publish(self, manifest: Manifest) -> None:
-        """Makes a checkpoint of files that are all there."""
+        """Completes a checkpoint, whose other files are written, by writing its manifest."""
         self.folder.write((*path_of(manifest.job, manifest.number), FILE), [manifest.to_bytes()])
 
     def verify(self, manifest: Manifest) -> None:
-        """Reads all files of a checkpoint; CorruptCheckpoint if anything is not what was written."""
+        """Reads all files of a checkpoint and compares them with their checksums.
+
+        Raises:
+            CorruptCheckpoint: a file is missing or damaged.
+        """
         for entry in manifest.files:
             with open_tensors(self.folder, (*path_of(manifest.job, manifest.number), entry.name), entry) as reader:
                 reader.verify()
 
     def newest(self, job: str) -> Iterator[Manifest | errors.ShoalError]:
-        """The job's checkpoints, newest first: of each its manifest, or why it cannot be used, which names it."""
+        """Yields the manifest of each checkpoint of a job, newest first, or the error that names an unusable one."""
         return (self.found(job, number) for number in reversed(self.numbers(job)))
 
     def best(self, job: str) -> Iterator[Manifest | errors.ShoalError]:
-        """As `newest`, of those that were taken at the job's best evaluation. One that cannot be used may be one."""
+        """Yields, as `newest` does, the checkpoints taken at the job's best evaluation, and all unusable ones."""
         return (it for it in self.newest(job) if isinstance(it, errors.ShoalError) or it.evaluation)
 
     def found(self, job: str, number: int) -> Manifest | errors.ShoalError:
-        """The manifest of a checkpoint, or why it cannot be used, which names it."""
+        """Returns the manifest of a checkpoint, or the error why it cannot be used, which names it."""
         try:
             return self.manifest(job, number)
         except errors.ShoalError as error:
@@ -101,31 +110,37 @@ class Catalogue:
             return error
 
     def remove(self, job: str, number: int) -> None:
-        """Removes a checkpoint, whole or torn; its manifest first, so that none is ever there in part."""
+        """Removes a complete or incomplete checkpoint. The manifest is removed first."""
         path = path_of(job, number)
         self.folder.remove((*path, FILE))
         self.folder.remove(path)
 
-    def sweep(self, job: str, *, below: int | None = None) -> list[int]:
-        """Removes what writers left torn; the numbers.
+    def remove_incomplete(self, job: str, *, below: int | None = None) -> list[int]:
+        """Removes incomplete checkpoints.
 
         Args:
-            job: whose.
-            below: only smaller numbers, for larger ones may be being written; None: all.
+            job: name of the job.
+            below: removes only smaller numbers, because larger ones may be in progress. None means all.
+
+        Returns:
+            The numbers of the removed checkpoints.
         """
-        torn = [number for number in self.torn(job) if below is None or number < below]
-        for number in torn:
+        incomplete = [number for number in self.incomplete(job) if below is None or number < below]
+        for number in incomplete:
             self.remove(job, number)
-        return torn
+        return incomplete
 
 
 def expired_numbers(numbers: Collection[int], *, keep_last: int, keep_every: int = 0) -> list[int]:
-    """Which checkpoints are to go.
+    """Returns the checkpoints that retention removes.
 
     Args:
-        numbers: of those that are whole.
-        keep_last: so many of the newest stay; at least 1.
-        keep_every: those whose number is a multiple of it stay as well; 0: none.
+        numbers: numbers of the complete checkpoints.
+        keep_last: how many of the newest are kept, at least 1.
+        keep_every: also keeps those whose number is a multiple of it. 0 means none.
+
+    Returns:
+        The numbers, oldest first.
     """
     ordered = sorted(numbers)
     return [number for number in ordered[: -max(1, keep_last)] if not keep_every or number % keep_every]

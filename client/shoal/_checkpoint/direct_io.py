@@ -1,9 +1,8 @@
-"""Files that are written past the page cache: what is in them goes to the disk and nowhere else.
+"""Direct file writes, which bypass the kernel's page cache.
 
-A copy of a checkpoint in the kernel's memory costs more than the checkpoint: pages have to be found for it while
-training goes on, and what others read again and again has to leave them. So blocks of memory that begin where a page
-does are filled by turns, and the disk takes one while the next is filled (Wang et al., "FastPersist: Accelerating Model
-Checkpointing in Deep Learning", 2024).
+A copy of a checkpoint in the page cache is expensive: the kernel must find memory for it during training, and evicts
+pages that other processes use. So two page-aligned blocks of memory are used in turn: one is filled while the other is
+written to disk (Wang et al., "FastPersist: Accelerating Model Checkpointing in Deep Learning", 2024).
 """
 
 import errno
@@ -15,27 +14,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-# Written at a time. A file of less is no matter, and takes the usual way.
+# Bytes written at a time. A smaller file is written without direct I/O.
 BLOCK_BYTES = 4 << 20
-# What file systems and disks ask of places, lengths and memory is this, or a part of it.
+# File systems and disks require this alignment of offsets, lengths and memory, or a divisor of it.
 _ALIGNMENT = mmap.PAGESIZE
 
 
 def write_file(descriptor: int, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-    """Writes a new file, which is not synced yet.
+    """Writes a new file without syncing it.
 
-    Where the file system knows no direct writes (a tmpfs, some network file systems), they are usual ones.
+    If the file system has no direct writes, as tmpfs and some network file systems, the writes are buffered.
 
     Args:
-        descriptor: of the file, empty and open for writing.
-        pieces: of any size.
+        descriptor: descriptor of an empty file that is open for writing.
+        pieces: the contents, in pieces of any size.
 
     Raises:
-        OSError: as of `write`.
+        OSError: a write failed.
     """
     room = np.frombuffer(mmap.mmap(-1, 2 * BLOCK_BYTES), np.uint8)
     block, other = room[:BLOCK_BYTES], room[BLOCK_BYTES:]
-    start = filled = 0  # where in the file the block begins, and what is in it
+    start = filled = 0  # the block's offset in the file, and the bytes in it
     under_way: Future[None] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="disk") as disk:
         for piece in pieces:
@@ -70,18 +69,18 @@ def _write_at(descriptor: int, start: int, data: np.ndarray) -> None:
         except OSError as error:
             if error.errno != errno.EINVAL or not _set_direct(descriptor, wanted=False):
                 raise
-            continue  # it took the flag and not the write
+            continue  # the file system accepted the flag but not the write
         start, data = start + count, data[count:]
 
 
 def _set_direct(descriptor: int, *, wanted: bool) -> bool:
-    """Asks for direct writes, or for usual ones; whether that made a difference."""
+    """Switches direct writes on or off. Returns whether that changed the flags."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     new = flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, new)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # which is how a file system says that it knows none
+        if error.errno != errno.EINVAL:  # EINVAL: the file system has no direct writes
             raise
         return False
     return new != flags

@@ -1,4 +1,4 @@
-"""Checkpoints in a folder of this machine, or of a volume that is mounted there."""
+"""Checkpoint storage in a folder of this machine or of a mounted volume."""
 
 import errno
 import os
@@ -15,18 +15,18 @@ from shoal._checkpoint import direct_io
 from shoal._checkpoint.storage import TEMPORARY, Buffer, StorageFile, checked, is_name, missing
 from shoal._system import volumes
 
-_MAX_TARGETS = os.sysconf("SC_IOV_MAX")  # of one call to the system
+_MAX_TARGETS = os.sysconf("SC_IOV_MAX")  # of one system call
 
 
 class LocalStorage:
-    """A folder of this machine.
+    """Checkpoint storage in a local folder.
 
-    Every step down is taken without following links, from a folder that is held open: what lies below may be changed
-    meanwhile, but never lead elsewhere.
+    Each path is resolved from an open descriptor of the parent folder and without following links, so that concurrent
+    changes below the root never lead outside it.
 
     Args:
-        root: its path.
-        make: makes it when something is written, if it is not there.
+        root: the folder's path.
+        make: creates the folder at the first write if it does not exist.
     """
 
     def __init__(self, root: Path, *, make: bool = True) -> None:
@@ -66,7 +66,7 @@ class LocalStorage:
             with self._failing("read", path):
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
-                    raise OSError(errno.EINVAL, "it is no file")
+                    raise OSError(errno.EINVAL, "it is not a file")
                 yield _LocalFile(descriptor, status.st_size, "/".join(path))
         finally:
             os.close(descriptor)
@@ -92,7 +92,7 @@ class LocalStorage:
             os.fsync(folder)
 
     def _those(self, path: Sequence[str], wanted: Callable[[int, str], bool]) -> list[str]:
-        """The names in a folder that are wanted, given a descriptor of the folder and the name."""
+        """Returns the names in a folder for which `wanted`, called with the folder's descriptor and a name, is true."""
         parents = [*map(checked, path)]
         try:
             with self._failing("listed", path, unless_missing=True), self._descend(parents) as folder:
@@ -106,7 +106,7 @@ class LocalStorage:
 
     @contextmanager
     def _descend(self, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder below the root that these names lead to."""
+        """Yields a descriptor of the folder at a path below the root."""
         if make and self._make:
             self._root.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -138,7 +138,7 @@ class LocalStorage:
 
 
 class _LocalFile:
-    at_a_time = 2  # one is looked through while the next is read
+    at_a_time = 2  # one block is checked while the next is read
 
     def __init__(self, descriptor: int, nbytes: int, where: str) -> None:
         self._descriptor, self.nbytes, self._where = descriptor, nbytes, where
@@ -148,7 +148,7 @@ class _LocalFile:
         while waiting:
             count = os.preadv(self._descriptor, [*islice(waiting, _MAX_TARGETS)], start)
             if not count:
-                raise errors.CorruptCheckpoint(f"{self._where} is cut short: it ends at byte {start}", file=self._where)
+                raise errors.CorruptCheckpoint(f"{self._where} is truncated at byte {start}", file=self._where)
             start += count
             while waiting and count >= len(waiting[0]):
                 count -= len(waiting.popleft())
@@ -172,10 +172,10 @@ def _remove(folder: int, name: str) -> None:
 
 
 def _holds(folder: int, below: str, name: str) -> bool:
-    """Whether something of a name is in a folder of a folder."""
+    """Returns whether a subfolder of a folder has an entry of a name."""
     try:
         opened = os.open(below, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or no folder
+    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or not a folder
         return False
     try:
         os.stat(name, dir_fd=opened, follow_symlinks=False)
@@ -194,9 +194,9 @@ def _advice(error: OSError) -> str:
         case errno.EFBIG:
             return "; raise the limit on the size of files (ulimit -f)"
         case errno.ENOENT:
-            return f"; {volumes.advice(error)}, unless somebody has just removed it"
+            return f"; {volumes.advice(error)} (or it was removed just now)"
         case errno.ELOOP:
-            return "; links are not followed below a folder of checkpoints"
+            return "; symbolic links are not followed below the checkpoint folder"
     advice = volumes.advice(error)
     return f"; {advice}" if advice else ""
 

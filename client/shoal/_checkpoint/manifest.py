@@ -1,7 +1,7 @@
-"""What a checkpoint consists of, as a file of its own that is written last: without it, there is no checkpoint.
+"""The manifest of a checkpoint, a file that is written last. A checkpoint without a manifest is incomplete.
 
-It is a JSON object whose last field is a checksum of all the bytes before it: any other byte is damage. That, `format`,
-`schema` and `writer` stay as they are in all versions, so that each knows a later one's manifest from a damaged one.
+It is a JSON object whose last field is a checksum of all bytes before it. The checksum, `format`, `schema` and `writer`
+are the same in all versions, so that each version can distinguish a later manifest from a damaged one.
 """
 
 import json
@@ -15,7 +15,7 @@ import xxhash
 from shoal import errors
 from shoal._checkpoint.tensors import damaged
 
-# 2: `evaluation` is new; a manifest of 1 has none.
+# Schema 2 adds `evaluation`.
 VERSION = 2
 FILE = "manifest.json"
 BLOCK_BYTES = 4 << 20
@@ -30,9 +30,9 @@ class FileEntry:
     """A file of tensors.
 
     Attributes:
-        name: in the checkpoint's folder.
-        nbytes: its size.
-        sums: the checksum of each `BLOCK_BYTES` of it, the last one perhaps shorter: so parts can be read alone.
+        name: the file's name in the checkpoint's folder.
+        nbytes: size in bytes.
+        sums: checksum of each block of `BLOCK_BYTES` bytes, so that parts can be read alone. The last may be shorter.
     """
 
     name: str
@@ -45,19 +45,18 @@ class Manifest:
     """A checkpoint.
 
     Attributes:
-        job: whose it is.
-        number: counts a job's checkpoints, from 1.
+        job: name of the job.
+        number: number of the checkpoint within the job, from 1.
         created_at: seconds of Unix time.
-        step: the one to go on with.
+        step: the step at which training resumes.
         version: updates that every shard had applied.
-        spec: the job's, as the JSON form of `JobSpec`.
-        variables: as the JSON form of `Variable`, in the job's order.
-        files: those of the tensors.
-        data: the ledger's account; empty: the job had no data of its own.
-        progress: the job's figures, for people.
-        evaluation: the job's best so far, if the variables were taken at it, as the JSON form of `Evaluation`; else
-            empty.
-        writer: the version of Shoal.
+        spec: `JobSpec` of the job, as JSON.
+        variables: `Variable` of each variable as JSON, in the job's order.
+        files: the tensor files.
+        data: the ledger as JSON. Empty if the job had no data.
+        progress: the job's progress totals, as JSON.
+        evaluation: the job's best `Evaluation` as JSON, if the checkpoint was taken at it. Else empty.
+        writer: version of Shoal that wrote the checkpoint.
     """
 
     job: str
@@ -75,41 +74,44 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Of all files of tensors."""
+        """Size of all tensor files in bytes."""
         return sum(entry.nbytes for entry in self.files)
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Encodes the manifest as a file."""
         record = {"format": _FORMAT, "schema": VERSION, **asdict(self)}
         return _signed(record)
 
     @classmethod
     def from_bytes(cls, text: bytes, where: str) -> "Manifest":
-        """What a file says.
+        """Decodes a manifest file.
 
         Args:
-            text: all of the file.
-            where: its name, for messages.
+            text: the contents of the file.
+            where: the file's name, for messages.
+
+        Returns:
+            The manifest.
 
         Raises:
-            CorruptCheckpoint: it is damaged.
-            IncompatibleCheckpoint: a later Shoal wrote it, or something else.
+            CorruptCheckpoint: the file is damaged, or is not a manifest.
+            IncompatibleCheckpoint: a later version of Shoal wrote the file.
         """
         signed = _SIGNED.fullmatch(text)
         if signed is None or sum_of(signed[1]) != signed[2].decode():
-            raise damaged(where, "its checksum is missing, or another")
+            raise damaged(where, "its checksum is missing or wrong")
         try:
             record = json.loads(text)
             schema = record["schema"]
             ours = record["format"] == _FORMAT and type(schema) is int
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise damaged(where, f"it is no manifest of a checkpoint ({error!r})") from None
+            raise damaged(where, f"it is not a manifest ({error!r})") from None
         if not ours:
-            raise damaged(where, f"it is no manifest of a checkpoint (format {record['format']!r}, schema {schema!r})")
+            raise damaged(where, f"it is not a manifest (format {record['format']!r}, schema {schema!r})")
         if schema > VERSION:
             raise errors.IncompatibleCheckpoint(
-                f"{where} has schema {schema}; this Shoal reads up to {VERSION}: read it with the Shoal that wrote it, "
-                f"{record.get('writer') or 'a later one'}, or a later one",
+                f"{where} has schema {schema}, but this version of Shoal reads up to {VERSION}; read it with the "
+                f"version that wrote it ({record.get('writer') or 'unknown'}) or a later one",
                 file=where,
             )
         try:
@@ -121,12 +123,12 @@ class Manifest:
 
 
 def sums_of(nbytes: int) -> int:
-    """How many checksums a file of so many bytes has."""
+    """Returns the number of checksums of a file of `nbytes` bytes."""
     return -(-nbytes // BLOCK_BYTES)
 
 
 def sum_of(*parts: bytes | memoryview) -> str:
-    """The checksum of a block that is there in parts: XXH3, 64 bits. It finds damage, not malice."""
+    """Returns the XXH3 checksum (64 bits) of a block in parts. It detects damage, not manipulation."""
     digest = xxhash.xxh3_64()
     for part in parts:
         digest.update(part)

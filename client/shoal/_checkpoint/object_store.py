@@ -1,7 +1,7 @@
-"""Checkpoints in an object store, by any URL that fsspec knows. What S3 is told is here; who reads and writes is not.
+"""Checkpoint storage in an object store, by any URL that fsspec supports, with the settings for S3.
 
-An object appears when its upload is completed, so that it is there whole or not at all. Credentials, endpoints and
-regions come from the environment, as each store's own package looks for them: never from a URL, never into a message.
+An object appears when its upload is completed, so writes are atomic. Credentials, endpoints and regions come from the
+environment, where each store's package looks for them. They are never in a URL or in a message.
 """
 
 import importlib
@@ -14,42 +14,42 @@ from typing import Any
 from shoal import errors
 from shoal._checkpoint.storage import TEMPORARY, Buffer, StorageFile, checked, is_name, missing
 
-# What is held in memory of a file that is being written, and the parts that it is uploaded in: S3 takes 10,000.
+# Size of the parts of an upload, which are buffered in memory. S3 allows 10,000 parts.
 PART_BYTES = 16 << 20
 
-_PASSWORD = re.compile(r"//[^/\s]*@")  # in an endpoint's URL, which may be quoted
-# Seconds without an answer, and how often botocore asks, with pauses of a few seconds in all.
+_PASSWORD = re.compile(r"//[^/\s]*@")  # credentials in an endpoint's URL, which an error may quote
+# Timeouts in seconds, and botocore's attempts, with pauses of a few seconds in all.
 _S3: Mapping[str, Any] = {
     "config_kwargs": {
         "connect_timeout": 5,
         "read_timeout": 30,
         "retries": {"total_max_attempts": 3, "mode": "standard"},
     },
-    "fixed_upload_size": True,  # some stores that speak S3 want parts of one size
+    "fixed_upload_size": True,  # some S3-compatible stores require parts of equal size
 }
-# How often s3fs does all that again: an answer that breaks off is not for botocore to repeat.
+# How often s3fs repeats all that. botocore does not repeat a call whose response breaks off.
 _S3_ROUNDS = 2
-# Where a file appears when it is closed, and can be given up before; elsewhere it gets its name at the end.
+# Stores whose files appear when they are closed, and whose uploads can be aborted. In others, a file is renamed.
 _UPLOADS = ("s3", "s3a", "gs", "gcs")
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {"s3": _S3, "s3a": _S3}
 
 
 class ObjectStore:
-    """A folder of an object store: a bucket, or what has a common prefix there.
+    """Checkpoint storage in a bucket of an object store, or below a prefix in it.
 
     Args:
         url: SCHEME://BUCKET or SCHEME://BUCKET/PREFIX. memory://PREFIX is the memory of this process, for tests.
 
     Raises:
-        BadRequest: it is no such URL, it has credentials in it, or the store's package is not installed.
+        BadRequest: the URL is invalid or contains credentials, or the store's package is not installed.
     """
 
     def __init__(self, url: str) -> None:
         self._scheme, _, rest = url.partition("://")
         if "@" in rest:
             raise errors.BadRequest(
-                f"a URL of checkpoints ({self._scheme}://...) has an '@' in it: credentials and accounts belong in the "
-                "environment, where the store's own tools look for them"
+                f"the checkpoint URL ({self._scheme}://...) contains an '@'; put credentials and accounts "
+                "into the environment, where the store's own tools look for them"
             )
         names = [checked(name) for name in rest.removesuffix("/").split("/")]
         self.url = f"{self._scheme}://{'/'.join(names)}"
@@ -57,17 +57,17 @@ class ObjectStore:
         self._root: str = self._system._strip_protocol(self.url)
 
     def write(self, path: Sequence[str], pieces: Iterable[Buffer]) -> None:
-        """See `CheckpointStorage.write`. Until the end there are parts of an upload; it is given up on the way out of an error."""
+        """See `CheckpointStorage.write`. An error aborts the upload."""
         with self._failing("written", path):
             upload = (_Upload if self._scheme in _UPLOADS else _Move)(self._system, self._path(path))
         try:
-            for piece in pieces:  # whose errors are not the store's
+            for piece in pieces:  # errors of the iterator are not the store's
                 with self._failing("written", path):
                     upload.file.write(piece)
             with self._failing("written", path):
                 upload.complete()
         except BaseException:
-            with suppress(Exception):  # the first error is the one to tell
+            with suppress(Exception):  # the first error is reported
                 upload.abort()
             raise
 
@@ -81,7 +81,7 @@ class ObjectStore:
         except FileNotFoundError:
             raise missing(self.url, path) from None
         if info["type"] != "file":
-            raise errors.StorageFailed(f"{self._name(path)} could not be read: it is no file", path="/".join(path))
+            raise errors.StorageFailed(f"{self._name(path)} could not be read: it is not a file", path="/".join(path))
         yield _Object(self, path, where, int(info["size"]))
 
     def names(self, path: Sequence[str]) -> list[str]:
@@ -95,7 +95,7 @@ class ObjectStore:
         return sorted(it.removesuffix(ending) for it in below if it.endswith(ending) and is_name(it[: -len(ending)]))
 
     def remove(self, path: Sequence[str]) -> None:
-        """See `CheckpointStorage.remove`. One by one: what a store says of many at once, its package may not pass on."""
+        """See `CheckpointStorage.remove`. Packages may hide errors of bulk removals, so objects are removed singly."""
         where = self._path(path)
         with self._failing("removed", path):
             for it in {where, *self._system.find(where)}:
@@ -109,7 +109,7 @@ class ObjectStore:
         return "/".join((self.url, *path))
 
     def _below(self, path: Sequence[str], listing: Any, **options: Any) -> list[str]:
-        """What a listing of a folder has, by its path from there; nothing if there is no such folder."""
+        """Lists the paths below a folder, relative to it. The list is empty if there is no such folder."""
         start = f"{self._path(path)}/"
         try:
             with self._failing("listed", path, unless_missing=True):
@@ -120,7 +120,7 @@ class ObjectStore:
 
     @contextmanager
     def _failing(self, verb: str, path: Sequence[str], *, unless_missing: bool = False) -> Iterator[None]:
-        """Every store's package has errors of its own, and not all have a class in common."""
+        """Converts errors to StorageFailed. The packages of stores have no common error class."""
         try:
             yield
         except errors.ShoalError:
@@ -129,17 +129,17 @@ class ObjectStore:
             code = _code(error)
             if unless_missing and isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
                 raise
-            said = _PASSWORD.sub("//", " ".join(str(error).split()))
+            reason = _PASSWORD.sub("//", " ".join(str(error).split()))
             raise errors.StorageFailed(
-                f"{self._name(path)} could not be {verb}: {said or type(error).__name__}{_advice(error, code)}",
+                f"{self._name(path)} could not be {verb}: {reason or type(error).__name__}{_advice(error, code)}",
                 path="/".join(path),
             ) from None
 
 
 class _Object:
-    """An object that is read by ranges."""
+    """An object that is open for reads by range."""
 
-    at_a_time = 8  # each waits for its answer most of the time
+    at_a_time = 8  # reads mostly wait for the network
 
     def __init__(self, store: ObjectStore, path: Sequence[str], where: str, nbytes: int) -> None:
         self._store, self._path, self._where, self.nbytes = store, path, where, nbytes
@@ -148,21 +148,21 @@ class _Object:
         wanted = sum(map(len, targets))
         if not wanted:
             return
-        stop = min(start + wanted, self.nbytes)  # a store may refuse a range that begins behind the end
+        stop = min(start + wanted, self.nbytes)  # a store may refuse a range that starts beyond the end
         found = b""
         if start < stop:
             with self._store._failing("read", self._path):
                 found = self._store._system.cat_file(self._where, start=start, end=stop)
         if len(found) != wanted:
             name = self._store._name(self._path)
-            raise errors.CorruptCheckpoint(f"{name} is cut short: it ends at byte {start + len(found)}", file=name)
+            raise errors.CorruptCheckpoint(f"{name} is truncated at byte {start + len(found)}", file=name)
         rest = memoryview(found)
         for target in targets:
             target[:], rest = rest[: len(target)], rest[len(target) :]
 
 
 class _Upload:
-    """A file that nobody sees before it is closed, which completes its upload."""
+    """A file that appears when it is closed, which completes its upload."""
 
     def __init__(self, system: Any, target: str) -> None:
         self.file = system.open(target, "wb", block_size=PART_BYTES)
@@ -174,11 +174,11 @@ class _Upload:
         try:
             self.file.discard()
         finally:
-            self.file.closed = True  # or the rest would be uploaded when it is collected
+            self.file.closed = True  # else the garbage collector would upload the rest
 
 
 class _Move:
-    """A file of another name, which no reader looks for, until it is complete."""
+    """A file with a temporary name that is renamed when it is complete."""
 
     def __init__(self, system: Any, target: str) -> None:
         folder, _, _ = target.rpartition("/")
@@ -195,26 +195,26 @@ class _Move:
 
 
 def _system(scheme: str, url: str) -> Any:
-    """The file system of fsspec for a scheme; BadRequest if there is none here."""
+    """Returns the fsspec file system for a scheme, or raises BadRequest if there is none."""
     try:
         fsspec = importlib.import_module("fsspec")
         options = {**_OPTIONS.get(scheme, {}), "skip_instance_cache": True, "use_listings_cache": False}
         system = fsspec.filesystem(scheme, **options)
     except ImportError as error:
         raise errors.BadRequest(
-            f"checkpoints at {url} need a package that is not installed here ({error}): pip install 'shoal[s3]' for "
-            "S3, or fsspec and the store's own package",
+            f"checkpoints at {url} need a package that is not installed ({error}); run pip install 'shoal[s3]' for "
+            "S3, or install fsspec and the store's own package",
             url=url,
         ) from None
-    except ValueError as error:  # it knows no such scheme
-        raise errors.BadRequest(f"checkpoints cannot live at {url}: {error}", url=url) from None
+    except ValueError as error:  # unknown scheme
+        raise errors.BadRequest(f"checkpoints cannot be stored at {url}: {error}", url=url) from None
     if scheme in ("s3", "s3a"):
         system.retries = _S3_ROUNDS
     return system
 
 
 def _code(error: BaseException) -> str:
-    """What S3 calls an error; empty: it was not S3 that answered."""
+    """Returns the S3 code of an error, or an empty string if it is not an error from S3."""
     response = getattr(error.__cause__ or error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""
 
@@ -222,13 +222,13 @@ def _code(error: BaseException) -> str:
 def _advice(error: Exception, code: str) -> str:
     kind = type(error).__name__
     if code == "NoSuchBucket":
-        return "; make the bucket, or name another"
+        return "; create the bucket, or choose another"
     if "Credential" in kind or "Token" in kind:
-        return "; give credentials by the environment or a profile, as the store's own tools take them"
+        return "; give credentials by the environment or a profile, as for the store's own tools"
     if isinstance(error, PermissionError):
-        return "; the credentials that the environment gives have to let Shoal list, read, write and remove there"
+        return "; the credentials in the environment must allow Shoal to list, read, write and remove objects there"
     if isinstance(error, OSError | TimeoutError) or any(word in kind for word in ("Connect", "Timeout", "HTTP")):
-        return "; look at the way to the store, and at the endpoint and region that the environment names"
+        return "; check the network, and the endpoint and region in the environment"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Safetensors files of other frameworks: tensors read as variables, and variables as the bytes of tensors."""
+"""Safetensors files of other frameworks: import of tensors as variables, and export of variables."""
 
 import math
 import os
@@ -13,12 +13,20 @@ from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_hea
 from shoal._numerics import SUPPORTED_DTYPES, storage_dtype
 from shoal.variables import Variable
 
-# Bytes that are read, or written, at a time.
+# Bytes that are read or written at a time.
 _PIECE_BYTES = 16 << 20
 
 
 class SafetensorsFile:
-    """A safetensors file that somebody else has written."""
+    """A safetensors file of any writer.
+
+    Args:
+        path: the file.
+        skip: names of tensors to leave out.
+
+    Raises:
+        StorageFailed: the file cannot be read.
+    """
 
     def __init__(self, path: Path, skip: Collection[str] = ()) -> None:
         self._path, self._skip = path, frozenset(skip)
@@ -42,17 +50,21 @@ class SafetensorsFile:
         self._file.close()
 
     def variables(self) -> dict[str, Variable]:
-        """What Shoal makes of the tensors."""
+        """Returns a variable for each tensor.
+
+        Raises:
+            IncompatibleCheckpoint: a tensor has a dtype that variables do not support.
+        """
         found = {}
         for name, tensor in self._tensors.items():
             if tensor.dtype not in SUPPORTED_DTYPES:
                 kinds = ", ".join(map(str, SUPPORTED_DTYPES))
                 raise errors.IncompatibleCheckpoint(
-                    f"{self._path}: tensor {name!r} is {tensor.dtype}; variables are {kinds}: leave it out (--skip "
-                    f"{name}), or convert it",
+                    f"{self._path}: tensor {name!r} is {tensor.dtype}, but variables are {kinds}; leave it out (--skip "
+                    f"{name}) or convert it",
                     tensor=name,
                 )
-            counts = tensor.dtype == np.int64  # such are not trained
+            counts = tensor.dtype == np.int64  # integers are not trained
             found[name] = Variable(
                 tensor.shape,
                 dtype=tensor.dtype.name,
@@ -62,7 +74,7 @@ class SafetensorsFile:
         return found
 
     def data(self) -> Iterator[memoryview]:
-        """The tensors' bytes, as servers keep them."""
+        """Yields the bytes of the tensors in the dtypes that servers store."""
         for tensor in self._tensors.values():
             kept = storage_dtype(tensor.dtype)
             step = _PIECE_BYTES // tensor.dtype.itemsize * tensor.dtype.itemsize
@@ -73,12 +85,22 @@ class SafetensorsFile:
 
     def _wanted(self, contents: Contents) -> dict[str, Tensor]:
         if unknown := self._skip - contents.tensors.keys():
-            raise errors.BadRequest(f"{self._path} has no tensor {min(unknown)!r} to leave out")
+            raise errors.BadRequest(f"{self._path} has no tensor {min(unknown)!r}, which --skip names")
         return {name: tensor for name, tensor in contents.tensors.items() if name not in self._skip}
 
 
 def rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[memoryview]:
-    """Yields the bytes of a variable that a checkpoint has, as such a file has them."""
+    """Yields the bytes of a saved variable in the layout of a safetensors file.
+
+    Args:
+        saved: the variables of a checkpoint.
+        variable: the variable's name.
+        dtype: its saved dtype.
+        shape: its shape.
+
+    Raises:
+        CorruptCheckpoint: the checkpoint is damaged.
+    """
     width = max(1, math.prod(shape[1:]))
     count = math.prod(shape) // width
     step = max(1, _PIECE_BYTES // (width * dtype.itemsize))

@@ -1,7 +1,7 @@
-"""How variables lie in a checkpoint's files, and how any part of them is found again, however it was cut.
+"""Slices of variables in the files of a checkpoint, and reads of any rows of a variable.
 
-A tensor of a shard's file is a slice of one variable, or of one of its optimizer slots: rows from `row_start` on. Its
-name says so: kind, row and variable, "value/0/dense/kernel" or "exp_avg/512/dense/kernel".
+A tensor in a shard's file is a slice of one variable or of one of its optimizer slots: the rows from `row_start`. Its
+name consists of kind, row and variable: "value/0/dense/kernel" or "exp_avg/512/dense/kernel".
 """
 
 import math
@@ -19,18 +19,18 @@ from shoal._checkpoint.storage import CheckpointStorage
 from shoal._checkpoint.tensor_files import Piece, TensorReader, open_tensors
 
 VALUE = "value"
-# Rows of a variable: its kind (VALUE, or a slot's name), the variable (KeyError if it has none of that kind), the first
-# row, and the memory to fill: flat, of the saved dtype; a whole number of rows, all of which there are.
+# Rows to read: the kind (VALUE or a slot's name), the variable, the first row, and the memory to fill. The memory is
+# flat, has the saved dtype and holds a whole number of existing rows. An unknown kind or variable is a KeyError.
 Rows = tuple[str, str, int, np.ndarray]
 
 
 def tensor_name(kind: str, row_start: int, variable: str) -> str:
-    """The name of a slice in a file.
+    """Returns the name of a slice in a file.
 
     Args:
         kind: VALUE, or the optimizer slot's name.
         row_start: the first row.
-        variable: its name.
+        variable: the variable's name.
     """
     return f"{kind}/{row_start}/{variable}"
 
@@ -48,11 +48,11 @@ class _Saved:
 
 
 class SavedVariables:
-    """The variables and slots of a checkpoint; `with` closes its files.
+    """The variables and slots of a checkpoint. `with` closes its files.
 
     Args:
-        folder: of checkpoints.
-        manifest: of this one.
+        folder: the checkpoint storage.
+        manifest: the manifest of the checkpoint.
 
     Raises:
         CorruptCheckpoint: a file is missing or damaged, or the slices do not fit together.
@@ -78,12 +78,12 @@ class SavedVariables:
         self._opened.close()
 
     def kinds(self, variable: str) -> list[str]:
-        """VALUE, and the slots that were saved of a variable; nothing if it was not saved."""
+        """Returns VALUE and the saved slots of a variable, or an empty list if the variable was not saved."""
         return [kind for kind, name in self._slices if name == variable]
 
     @property
     def variables(self) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape and dtype of each variable's values."""
+        """Shape and dtype of the values of each variable."""
         found = {}
         for (kind, variable), saved in self._slices.items():
             if kind == VALUE:
@@ -93,10 +93,10 @@ class SavedVariables:
         return found
 
     def read(self, *wanted: Rows) -> None:
-        """Reads rows of variables, from however many slices: those of all at once, file by file.
+        """Reads rows of variables from all slices that have them, file by file.
 
         Raises:
-            CorruptCheckpoint: what was read is not what was written.
+            CorruptCheckpoint: a file is damaged.
         """
         pieces: dict[TensorReader, list[Piece]] = {}
         for rows in wanted:
@@ -131,7 +131,7 @@ class SavedVariables:
         kind, slash, rest = name.partition("/")
         row, another, variable = rest.partition("/")
         if not (slash and another and row.isdecimal()):
-            raise self._corrupt(f"it has a tensor {name!r}, which names no slice of a variable")
+            raise self._corrupt(f"tensor {name!r} is not named as a slice of a variable")
         return kind, int(row), variable
 
     def _check(self) -> None:
@@ -139,7 +139,7 @@ class SavedVariables:
             end = 0
             for it in saved:
                 if it.row_start != end:
-                    raise self._corrupt(f"rows of {variable!r} ({kind}) are missing or there twice, at row {end}")
+                    raise self._corrupt(f"rows of {variable!r} ({kind}) are missing or duplicate at row {end}")
                 if it.shape[1:] != saved[0].shape[1:] or it.dtype != saved[0].dtype:
                     raise self._corrupt(f"the slices of {variable!r} ({kind}) do not fit together")
                 end += it.rows
@@ -151,19 +151,19 @@ class SavedVariables:
 def mismatches(
     wanted: Mapping[str, tuple[tuple[int, ...], np.dtype]], saved: Mapping[str, tuple[tuple[int, ...], np.dtype]]
 ) -> Iterator[str]:
-    """Why variables cannot take what was saved; nothing if they can.
+    """Yields the reasons why saved variables cannot be restored, one for each mismatch.
 
     Args:
-        wanted: shape and dtype of each variable that is there, as servers keep it.
-        saved: of each that was saved.
+        wanted: shape and stored dtype of each variable of the job.
+        saved: shape and dtype of each saved variable.
     """
     for name, (shape, dtype) in wanted.items():
         if name not in saved:
             yield f"{name!r} was not saved"
         elif saved[name] != (shape, dtype):
-            yield f"{name!r} was saved as {saved[name][1]}{list(saved[name][0])}, and is {dtype}{list(shape)}"
+            yield f"{name!r} was saved as {saved[name][1]}{list(saved[name][0])}, but is {dtype}{list(shape)}"
     for name in saved.keys() - wanted.keys():
-        yield f"{name!r} was saved, and there is no such variable"
+        yield f"{name!r} was saved, but the job has no such variable"
 
 
 __all__ = ["VALUE", "Rows", "SavedVariables", "mismatches", "tensor_name"]

@@ -1,7 +1,7 @@
-"""Storage of checkpoints: what any place that holds them does, and the names that files may have there.
+"""The interface of checkpoint storage, and the check of file names.
 
-A file is there whole, or not at all. Names within a folder are checked here, once for all: nothing that comes from a
-user, a job or a manifest leads out of it.
+Writes are atomic. All storages check names with `checked`, so that no name from a user, a job or a manifest leads
+outside the storage.
 """
 
 import re
@@ -14,96 +14,99 @@ from shoal import errors
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-TEMPORARY = ".tmp-"  # begins the name of a file that is being written: no name may
+TEMPORARY = ".tmp-"  # prefix of files that are being written; no valid name has it
 
 
 class StorageFile(Protocol):
     """A file that is open for reading.
 
     Attributes:
-        nbytes: its size.
-        at_a_time: so many reads side by side are faster than one after the other.
+        nbytes: size in bytes.
+        at_a_time: number of concurrent reads that gives the best throughput.
     """
 
     nbytes: int
     at_a_time: int
 
     def read_into(self, start: int, targets: Sequence[memoryview]) -> None:
-        """Fills the targets one after the other with the bytes from `start` on.
+        """Fills the targets one after the other with the bytes from offset `start`.
 
         Raises:
-            CorruptCheckpoint: the file ends before.
+            CorruptCheckpoint: the file ends too early.
         """
         ...
 
 
 class CheckpointStorage(Protocol):
-    """Files by path; a path is names, at least one.
+    """Files by path. A path consists of one or more names.
 
-    Everything raises StorageFailed where the storage does, with what to do about it.
+    All methods raise StorageFailed, with advice, if the storage fails.
+
+    Attributes:
+        url: the path or URL that users see.
     """
 
     url: str
 
     def write(self, path: Sequence[str], pieces: Iterable[Buffer]) -> None:
-        """Writes a file; when this returns it is there for good. If it fails, or dies, what was there stays."""
+        """Writes a file atomically and durably. If this fails, an earlier file of the same path is unchanged."""
         ...
 
     def open(self, path: Sequence[str]) -> Any:
-        """A context manager of `StorageFile`; UnknownCheckpoint if there is none."""
+        """Returns a context manager of a `StorageFile`, or raises UnknownCheckpoint if there is no such file."""
         ...
 
     def names(self, path: Sequence[str]) -> list[str]:
-        """What is in a folder, sorted; nothing if there is no such folder, or something else of that name."""
+        """Returns the names in a folder, sorted. The list is empty if the path is not a folder."""
         ...
 
     def holding(self, path: Sequence[str], name: str) -> list[str]:
-        """Those folders in a folder that have something of this name, sorted; nothing as for `names`. One listing."""
+        """Returns the subfolders that have an entry of this name, sorted, with one listing if the storage allows."""
         ...
 
     def remove(self, path: Sequence[str]) -> None:
-        """Removes a file, or a folder and all that is in it; one that is not there is no error."""
+        """Removes a file, or a folder with all its contents. It is no error if the path does not exist."""
         ...
 
 
 def is_name(name: str) -> bool:
-    """Whether a file of a checkpoint may be called so."""
+    """Returns whether a name is valid in checkpoint storage."""
     return _NAME.fullmatch(name) is not None
 
 
 def checked(name: str) -> str:
-    """The name itself.
+    """Returns the name unchanged if it is valid.
 
     Raises:
-        BadRequest: it is not one that a file of a checkpoint may have.
+        BadRequest: the name is invalid.
     """
     if not is_name(name):
         raise errors.BadRequest(
-            f"{name!r} is no name in a folder of checkpoints: 1 to 255 letters, digits, '.', '_' and '-', the first a "
-            "letter or digit"
+            f"{name!r} is not a valid name in checkpoint storage; use 1 to 255 letters, digits, '.', '_' and '-', of "
+            "which the first is a letter or digit"
         )
     return name
 
 
 def probe(folder: CheckpointStorage) -> None:
-    """Writes a small file and removes it, to find out at a start what would fail every checkpoint.
+    """Writes a small file and removes it, to check at the start that the storage works.
 
     Raises:
-        StorageFailed: that could not be done.
+        StorageFailed: the storage failed.
     """
     path = [f"probe-{secrets.token_hex(8)}"]
-    folder.write(path, [b"Shoal looks whether it can write here.\n"])
+    folder.write(path, [b"Shoal checks whether it can write here.\n"])
     folder.remove(path)
 
 
 def missing(url: str, path: Sequence[str]) -> errors.UnknownCheckpoint:
-    """What is said of a file that is not there."""
+    """Returns the error for a file that does not exist."""
     return errors.UnknownCheckpoint(f"there is no {'/'.join((url, *path))}", path="/".join(path))
 
 
-def no_storage_message(who: str) -> errors.StorageFailed:
-    """What is said of a process that was started without a folder."""
-    return errors.StorageFailed(f"{who} has no folder of checkpoints: start it with --checkpoints")
+def no_storage_message(process: str) -> errors.StorageFailed:
+    """Returns the error for a process that was started without checkpoint storage."""
+    return errors.StorageFailed(f"{process} has no checkpoint storage; start it with --checkpoints")
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Where checkpoints live, by the URL that a user or an operator names: which storage each kind of URL is."""
+"""Checkpoint storage by URL."""
 
 from pathlib import Path
 
@@ -8,33 +8,35 @@ from shoal._checkpoint.storage import CheckpointStorage
 
 
 def open_storage(url: str, *, make: bool = True) -> CheckpointStorage:
-    """The folder that a user names.
+    """Opens the checkpoint storage at a URL.
 
     Args:
-        url: a path of this machine, or file://PATH; or of an object store, as fsspec has them: s3://BUCKET/PREFIX.
-        make: makes a folder of this machine that is not there, when something is written.
+        url: a local path, file://PATH, or a URL of an object store that fsspec supports, such as s3://BUCKET/PREFIX.
+        make: creates a missing local folder at the first write.
 
     Raises:
-        BadRequest: another kind of URL, or the package for it is not installed.
+        BadRequest: the kind of URL is unknown, or its package is not installed.
     """
     scheme, found, path = url.partition("://")
     if found and scheme not in ("file", "local"):
-        from shoal._checkpoint.object_store import ObjectStore  # noqa: PLC0415 - only where it is asked for
+        from shoal._checkpoint.object_store import ObjectStore  # noqa: PLC0415 - only for URLs
 
         return ObjectStore(url)
     return LocalStorage(Path(path if found else url).absolute(), make=make)
 
 
 def open_shared_storage(url: str) -> CheckpointStorage:
-    """The folder that an operator names for all processes of a cluster; never made, as it may be a volume.
+    """Opens the checkpoint storage that all processes of a cluster share.
+
+    A missing folder is not created, because it may be a volume that is not mounted.
 
     Raises:
-        BadRequest: as for `open_storage`; or it is the memory of one process, where no other finds anything.
+        BadRequest: as for `open_storage`, or the URL is the memory of one process.
     """
     if url.startswith("memory://"):
         raise errors.BadRequest(
-            f"checkpoints at {url} would be in the memory of one process, where no other finds them: name a folder "
-            "that the coordinator and all servers see, or an object store",
+            f"checkpoints at {url} would be in the memory of one process; choose a folder that the coordinator and all "
+            "servers share, or an object store",
             url=url,
         )
     return open_storage(url, make=False)

@@ -1,4 +1,4 @@
-"""A file of tensors on its way out and in: checksums block by block, and nothing in memory twice."""
+"""Reads and writes of tensor files with checksums for each block and without copies in memory."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +13,12 @@ from shoal._checkpoint.storage import Buffer, CheckpointStorage, StorageFile
 from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, header_bytes
 
 Named = tuple[str, np.dtype, tuple[int, ...]]
-# A place in a file, and the memory that takes what is there.
+# An offset in a file, and the memory for the bytes from there.
 Piece = tuple[int, memoryview]
 
 
-class _Sums:
-    """The checksums of what passes by."""
+class _BlockChecksums:
+    """Computes the checksums of the blocks of a file while it is written."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -27,7 +27,7 @@ class _Sums:
         self._room = BLOCK_BYTES
 
     def of(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-        """The same pieces, cut where blocks end."""
+        """Yields the same bytes, in pieces that end at block boundaries."""
         for piece in pieces:
             rest = memoryview(piece).cast("B")
             while len(rest):
@@ -57,19 +57,22 @@ def write_tensors(
     data: Iterable[Buffer],
     metadata: Mapping[str, str] | None = None,
 ) -> FileEntry:
-    """Writes a file of tensors.
+    """Writes a tensor file.
 
     Args:
-        folder: where.
-        path: of the file.
-        tensors: name, dtype and shape of each.
-        data: their bytes, in that order; in pieces of any size.
-        metadata: texts for people.
+        folder: the checkpoint storage.
+        path: path of the file.
+        tensors: name, dtype and shape of each tensor.
+        data: the bytes of the tensors in that order, in pieces of any size.
+        metadata: texts by name, for people.
+
+    Returns:
+        The file's entry for the manifest.
 
     Raises:
-        StorageFailed: it could not be written. Nothing is there.
+        StorageFailed: the file could not be written. No part of it remains.
     """
-    sums = _Sums()
+    sums = _BlockChecksums()
 
     def pieces() -> Iterator[Buffer]:
         yield encode_header(tensors, metadata)
@@ -80,26 +83,26 @@ def write_tensors(
 
 
 class TensorReader:
-    """A file of tensors that is open; what it gives has been compared with the checksums.
+    """An open tensor file. All bytes that it returns have been compared with their checksums.
 
     Args:
         file: the open file.
-        entry: of the manifest.
+        entry: the file's entry in the manifest.
         where: the file's name, for messages.
 
     Raises:
-        CorruptCheckpoint: its size or its header is not what was written.
+        CorruptCheckpoint: the size or the header is damaged.
 
     Attributes:
-        contents: what it holds.
+        contents: the tensors in the file.
     """
 
     def __init__(self, file: StorageFile, entry: FileEntry, where: str) -> None:
         self._file, self._entry, self._where = file, entry, where
-        self._kept: tuple[int, memoryview] = (-1, memoryview(b""))  # the last block of which a part was wanted
+        self._kept: tuple[int, memoryview] = (-1, memoryview(b""))  # the last block that was read in part
         if file.nbytes != entry.nbytes or len(entry.sums) != sums_of(entry.nbytes):
             raise errors.CorruptCheckpoint(
-                f"{where} has {file.nbytes} bytes; {entry.nbytes} were written, in {sums_of(entry.nbytes)} blocks",
+                f"{where} has {file.nbytes} bytes, but {entry.nbytes} in {sums_of(entry.nbytes)} blocks were written",
                 file=where,
             )
         beginning = self._bytes(0, min(LENGTH_BYTES, entry.nbytes))
@@ -107,12 +110,16 @@ class TensorReader:
         self.contents: Contents = decode_header(self._bytes(0, size), entry.nbytes, where)
 
     def place(self, name: str, target: np.ndarray, first: int = 0) -> Piece:
-        """Where in the file elements of a tensor are, and the memory that they belong to: for `fill`.
+        """Returns the offset of a tensor's elements in the file with their memory, for `fill`.
 
         Args:
-            name: of the tensor; KeyError if there is none.
-            target: flat and contiguous, of the tensor's dtype.
-            first: the tensor's element with which it begins.
+            name: name of the tensor.
+            target: the memory to fill: flat, contiguous, of the tensor's dtype.
+            first: the first element of the tensor to read.
+
+        Raises:
+            KeyError: there is no such tensor.
+            ValueError: the tensor does not have these elements, or has another dtype.
         """
         tensor = self.contents.tensors[name]
         start = tensor.start + first * tensor.dtype.itemsize
@@ -121,10 +128,12 @@ class TensorReader:
         return start, target.view(np.uint8).data
 
     def fill(self, pieces: Iterable[Piece]) -> None:
-        """Fills pieces of memory, none of which wants what another does, each from its place in the file on.
+        """Fills pieces of memory from their offsets in the file. The pieces must not overlap.
 
-        A block that is wanted as a whole is read where it belongs, in however many pieces. The more are asked for at
-        once, the more are.
+        A block that the pieces cover completely is read directly into them. Calls with more pieces cover more blocks.
+
+        Raises:
+            CorruptCheckpoint: a block is damaged.
         """
         blocks = _by_block(pieces)
         threads = min(self._file.at_a_time, len(blocks))
@@ -142,7 +151,11 @@ class TensorReader:
                 raise
 
     def verify(self) -> None:
-        """Reads everything; CorruptCheckpoint if any of it is not what was written."""
+        """Reads the whole file.
+
+        Raises:
+            CorruptCheckpoint: a block is damaged.
+        """
         window = BLOCK_BYTES * self._file.at_a_time
         scratch = memoryview(bytearray(min(window, self._entry.nbytes)))
         for start in range(0, self._entry.nbytes, window):
@@ -154,7 +167,7 @@ class TensorReader:
         return bytes(target)
 
     def _fill_from(self, number: int, parts: Sequence[Piece]) -> None:
-        """Fills what wants bytes of a block, each from its place in the block on."""
+        """Fills pieces of memory from their offsets in one block."""
         targets = [target for _, target in parts]
         if sum(map(len, targets)) == self._block_bytes(number):
             self._read(number, targets)
@@ -179,14 +192,14 @@ class TensorReader:
         self._file.read_into(start, targets)
         if sum_of(*targets) != self._entry.sums[number]:
             raise errors.CorruptCheckpoint(
-                f"{self._where} is damaged: bytes {start} to {start + self._block_bytes(number)} are not those that "
-                "were written",
+                f"{self._where} is damaged: bytes {start} to {start + self._block_bytes(number)} do not match their "
+                "checksum",
                 file=self._where,
             )
 
 
 def _by_block(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
-    """By number of the block, what wants bytes of it: place within it, and memory, in their order there."""
+    """Returns the pieces of each block: the offset within the block and the memory, in ascending order."""
     blocks: dict[int, list[Piece]] = {}
     for place, whole in sorted(pieces, key=lambda piece: piece[0]):
         start, rest = place, whole
@@ -200,10 +213,15 @@ def _by_block(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
 
 @contextmanager
 def open_tensors(folder: CheckpointStorage, path: Sequence[str], entry: FileEntry) -> Iterator[TensorReader]:
-    """Opens a file of tensors.
+    """Opens a tensor file.
+
+    Args:
+        folder: the checkpoint storage.
+        path: path of the file.
+        entry: the file's entry in the manifest.
 
     Raises:
-        CorruptCheckpoint: it is missing, or not what was written.
+        CorruptCheckpoint: the file is missing or damaged.
     """
     where = "/".join((folder.url, *path))
     try:

@@ -1,9 +1,9 @@
-"""One file of tensors, in the safetensors format: its header, written and read here.
+"""The header of a tensor file in the safetensors format.
 
-The format (https://huggingface.co/docs/safetensors): the header's length in 8 bytes, little-endian; the header, a JSON
-object by tensor name; the tensors' bytes, one behind the other. Its library serialises from copies and reads from local
-paths alone; a server writes arenas of many GB from where they lie, and reads parts of a file from anywhere. Tests read
-what is written here by that library, and the other way round.
+A file in this format (https://huggingface.co/docs/safetensors) has the header's length in 8 bytes, little-endian; the
+header, a JSON object by tensor name; and the bytes of the tensors without gaps. The safetensors library serializes from
+copies and reads local paths only. A server writes arenas of many GB without a copy and reads parts of a file from any
+storage. Tests check that the library reads files from this module, and the other way round.
 """
 
 import json
@@ -19,8 +19,8 @@ import numpy as np
 from shoal import errors
 
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 100_000_000  # what the format's library takes
-_ALIGNMENT = 64  # where data begins: a file that is mapped into memory can be computed with as it is
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_ALIGNMENT = 64  # of the first tensor, so that a mapped file can be used without a copy
 _METADATA = "__metadata__"
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -36,7 +36,7 @@ _DTYPES = {
     "U16": np.dtype(np.uint16),
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
-    # Of others' files: no variable is of these.
+    # Only in files of other frameworks; variables do not have these dtypes.
     "C64": np.dtype(np.complex64),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
@@ -56,12 +56,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
-        tensors: by name, in the order in which they lie.
+        tensors: tensors by name, in the order of their bytes.
         metadata: texts by name, for people.
-        nbytes: of the whole file.
+        nbytes: size of the whole file.
     """
 
     tensors: Mapping[str, Tensor]
@@ -72,56 +72,59 @@ class Contents:
 def encode_header(
     tensors: Iterable[tuple[str, np.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """What a file begins with, before the bytes of the tensors.
+    """Encodes the header of a file, with the length before it.
 
     Args:
-        tensors: name, dtype and shape of each, in the order in which their bytes will follow.
-        metadata: texts for people.
+        tensors: name, dtype and shape of each tensor, in the order of their bytes.
+        metadata: texts by name, for people.
 
     Raises:
-        ValueError: a name comes twice, or the header would be larger than the format allows.
+        ValueError: a name is duplicate, or the header is larger than the format allows.
     """
     entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name, dtype, shape in tensors:
         start, end = end, end + math.prod(shape) * dtype.itemsize
         if name in entries or name == _METADATA:
-            raise ValueError(f"tensor {name!r} comes twice in one file")
+            raise ValueError(f"tensor {name!r} is twice in one file")
         entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % _ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {len(text)} bytes is over the format's {MAX_HEADER_BYTES}; use more shards")
+        raise ValueError(f"a header of {len(text)} bytes exceeds the limit of {MAX_HEADER_BYTES}; use more shards")
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 def header_bytes(beginning: bytes, nbytes: int, where: str) -> int:
-    """How many bytes the header takes, the length before it included.
+    """Returns the size of the header in bytes, including the length before it.
 
     Args:
-        beginning: the first `LENGTH_BYTES` of the file.
-        nbytes: of the whole file.
+        beginning: the first `LENGTH_BYTES` bytes of the file.
+        nbytes: size of the whole file.
         where: the file's name, for messages.
 
     Raises:
-        CorruptCheckpoint: more than there are, or than the format allows.
+        CorruptCheckpoint: the header is larger than the file, or than the format allows.
     """
     size = int.from_bytes(beginning, "little")
     if len(beginning) != LENGTH_BYTES or size > min(MAX_HEADER_BYTES, nbytes - LENGTH_BYTES):
-        raise damaged(where, f"its header would take {size} of {nbytes} bytes")
+        raise damaged(where, f"its header has {size} bytes, but the file has {nbytes}")
     return LENGTH_BYTES + size
 
 
 def decode_header(header: bytes, nbytes: int, where: str) -> Contents:
-    """Reads a header.
+    """Decodes a header.
 
     Args:
-        header: all of it, the length before it included.
-        nbytes: of the whole file.
+        header: the header, including the length before it.
+        nbytes: size of the whole file.
         where: the file's name, for messages.
 
+    Returns:
+        The contents of the file.
+
     Raises:
-        CorruptCheckpoint: it is no header, or the tensors do not fill the file exactly.
+        CorruptCheckpoint: the header is invalid, or the tensors do not fill the file exactly.
     """
     try:
         entries = json.loads(header[LENGTH_BYTES:].decode(), object_pairs_hook=_once)
@@ -144,27 +147,27 @@ def _tensor(entry: Mapping[str, Any], data: int) -> Tensor:
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     start, stop = entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
-        raise ValueError(f"{entry} has numbers that are none")
+        raise ValueError(f"{entry} has invalid numbers")
     if stop - start != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{entry} has not the bytes of its shape")
+        raise ValueError(f"the size of {entry} does not match its shape")
     return Tensor(dtype, shape, data + start, data + stop)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"metadata is {value!r}, no text")
+        raise TypeError(f"metadata {value!r} is not a text")
     return value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
-        raise ValueError("a name comes twice")
+        raise ValueError("a name is duplicate")
     return entries
 
 
 def damaged(where: str, what: str) -> errors.CorruptCheckpoint:
-    """What is said of a file that is not what was written."""
+    """Returns the error for a damaged file."""
     return errors.CorruptCheckpoint(f"{where} is damaged: {what}", file=where)
 
 

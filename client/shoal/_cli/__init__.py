@@ -1,4 +1,4 @@
-"""The `shoal` command. It translates between a terminal and `shoal.Client`; what it can do, Python can do too."""
+"""The `shoal` command: a translation between a terminal and `shoal.Client`. Python can do all that it can do."""
 
 import os
 import signal
@@ -9,10 +9,10 @@ from shoal._memory import allocator, gc_control
 
 
 def main() -> None:
-    """Runs the command line of this process; the entry point of `shoal`."""
+    """Runs the command line of this process. This is the entry point of `shoal`."""
     if os.getpid() == 1:
-        # The kernel gives the first process of a container no default: told to stop, it would not. Roles have a better
-        # answer, once they have loaded.
+        # The kernel has no default action for signals of a container's first process: SIGTERM would have no effect.
+        # Roles install better handlers once they have loaded.
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         allocator.tune()
@@ -20,11 +20,11 @@ def main() -> None:
         sys.stderr.write(f"error: {error.message}\n")
         raise SystemExit(2) from None
     with gc_control.frozen_from_gc():
-        import structlog  # noqa: PLC0415 - it takes a while, too
+        import structlog  # noqa: PLC0415 - a slow import, inside the block
 
-        from shoal._cli.app import app  # noqa: PLC0415 - it loads gRPC, which must find the allocator as it will be
+        from shoal._cli.app import app  # noqa: PLC0415 - loads gRPC, after the allocator is tuned
 
-    # Standard output is a command's answer, for scripts and files. Roles say later how they log.
+    # Standard output is for a command's result. Roles configure their own logs later.
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(sys.stderr))
     app(prog_name="shoal")
 

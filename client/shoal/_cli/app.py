@@ -1,4 +1,4 @@
-"""The command tree: our own commands, and those of the roles that are installed."""
+"""The command tree: the commands of the client, and those of the installed roles."""
 
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -11,9 +11,9 @@ from shoal._cli.output import EXIT_CODES_HELP
 
 
 class _WithRoles(TyperGroup):
-    """Finds `shoal coordinator|server|worker` by entry point when they are asked for.
+    """Loads `shoal coordinator|server|worker` by entry point when they are called.
 
-    The shared package imports no role, and `shoal jobs` does not wait for what a server needs.
+    The shared package imports no role, and `shoal jobs` does not wait for the imports of a server.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:

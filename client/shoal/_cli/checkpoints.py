@@ -1,4 +1,7 @@
-"""Commands on checkpoints, which need a folder and no cluster: checkpoints ls, show, verify and rm; export, import."""
+"""Commands on stored checkpoints: `checkpoints ls`, `show`, `verify` and `rm`; `export` and `import`.
+
+They read the checkpoint storage and need no cluster.
+"""
 
 import time
 from pathlib import Path
@@ -9,38 +12,45 @@ import typer
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
-from shoal._display import figures, records
+from shoal._display import format_metrics, records
 from shoal.checkpoints import Checkpoint, Checkpoints
 
-app = typer.Typer(no_args_is_help=True, help="Looks at the checkpoints in a folder.")
+app = typer.Typer(no_args_is_help=True, help="Lists, checks and removes checkpoints in checkpoint storage.")
 
 FolderOption = Annotated[
     str,
     typer.Option(
-        "--checkpoints", envvar="SHOAL_CHECKPOINTS", help="The folder or URL of checkpoints.", show_default=False
+        "--checkpoints",
+        envvar="SHOAL_CHECKPOINTS",
+        help="Folder or URL of the checkpoint storage, such as ./checkpoints or s3://bucket/prefix.",
+        show_default=False,
     ),
 ]
-# What has no manifest.
-_TORN = "has no manifest: it is being written, or its writer died; `shoal checkpoints rm` takes what is left of it"
+_INCOMPLETE = "has no manifest: it is being written, or its writer died; `shoal checkpoints rm` removes its files"
 _COLUMNS = ["checkpoint", "step", "version", "bytes", "variables", "made", "best evaluation"]
 NameArgument = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="JOB for its newest checkpoint, JOB/NUMBER, or JOB/best.")
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT", help="Name of a checkpoint: JOB for the newest of the job, JOB/NUMBER, or JOB/best."
+    ),
 ]
 
 
 @app.command()
 def ls(
     folder: FolderOption,
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only those of this job.")] = "",
+    job: Annotated[
+        str, typer.Argument(metavar="[JOB]", help="Lists only the checkpoints of this job. Default: all jobs.")
+    ] = "",
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists checkpoints that are whole, newest first, and says of damaged and torn ones what is wrong."""
+    """Lists complete checkpoints, newest first, and reports damaged and incomplete ones."""
     with Output(as_json) as out:
         checkpoints = Checkpoints(folder)
-        found, torn = [*checkpoints.list(job)], [*checkpoints.incomplete(job)]
-        if job and not found and not torn:
+        found, incomplete = [*checkpoints.list(job)], [*checkpoints.incomplete(job)]
+        if job and not found and not incomplete:
             raise errors.UnknownCheckpoint(
-                f"there is no checkpoint of {job} in {checkpoints.url}; `shoal checkpoints ls` lists all",
+                f"{checkpoints.url} has no checkpoint of {job}; `shoal checkpoints ls` lists all",
                 checkpoint=job,
             )
         if as_json:
@@ -48,27 +58,28 @@ def ls(
                 out.record(
                     records.stored_checkpoint(it) if isinstance(it, Checkpoint) else records.damaged_checkpoint(it)
                 )
-            for name in torn:
-                out.record(records.damaged_checkpoint(errors.UnknownCheckpoint(f"{name} {_TORN}", checkpoint=name)))
+            for name in incomplete:
+                missing = errors.UnknownCheckpoint(f"{name} {_INCOMPLETE}", checkpoint=name)
+                out.record(records.damaged_checkpoint(missing))
             return
         rows = [_row(it) for it in found if isinstance(it, Checkpoint)]
         notes = [it.message for it in found if isinstance(it, errors.ShoalError)]
-        if torn:
-            notes.append(f"{', '.join(torn)}: {_TORN}")
+        if incomplete:
+            notes.append(f"{', '.join(incomplete)}: {_INCOMPLETE}")
         if not rows:
-            notes.append(f"there is no whole checkpoint in {checkpoints.url}")
+            notes.append(f"{checkpoints.url} has no complete checkpoint")
         out.rows("", _COLUMNS, rows, optional=["version", "variables"], notes=notes)
 
 
 @app.command()
 def show(name: NameArgument, folder: FolderOption, as_json: options.JsonOption = False) -> None:
-    """Shows a checkpoint and its variables."""
+    """Shows a checkpoint and the shapes and dtypes of its variables."""
     with Output(as_json) as out:
         found = Checkpoints(folder).show(name)
         if as_json:
             out.record(records.stored_checkpoint(found))
             return
-        _tell_passed_by(found, out)
+        _print_skipped(found, out)
         rows: list[tuple[list[str], Row]] = [
             ([variable, str(list(shape)), dtype], {}) for variable, (shape, dtype) in found.variables.items()
         ]
@@ -77,21 +88,23 @@ def show(name: NameArgument, folder: FolderOption, as_json: options.JsonOption =
 
 @app.command()
 def verify(name: NameArgument, folder: FolderOption, as_json: options.JsonOption = False) -> None:
-    """Reads all of a checkpoint and compares it with its checksums."""
+    """Reads all files of a checkpoint and compares them with their checksums."""
     with Output(as_json) as out:
         found = Checkpoints(folder).verify(name)
-        _tell_passed_by(found, out)
-        out.say(f"{found} is whole: {found.nbytes:,} bytes are as they were written", records.stored_checkpoint(found))
+        _print_skipped(found, out)
+        out.message(
+            f"{found} is complete: {found.nbytes:,} bytes match their checksums", records.stored_checkpoint(found)
+        )
 
 
 @app.command()
 def rm(
-    name: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="JOB/NUMBER; with --all JOB.")],
+    name: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="JOB/NUMBER, or JOB with --all.")],
     folder: FolderOption,
-    whole_job: Annotated[bool, typer.Option("--all", help="All checkpoints of the job.")] = False,
+    whole_job: Annotated[bool, typer.Option("--all", help="Removes all checkpoints of the job.")] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Removes a checkpoint, be it whole, damaged or torn; with --all, all of a job."""
+    """Removes a checkpoint, also a damaged or incomplete one. With --all, removes all checkpoints of a job."""
     with Output(as_json) as out:
         checkpoints = Checkpoints(folder)
         if whole_job:
@@ -100,38 +113,38 @@ def rm(
             checkpoints.remove(name)
             removed = (name,)
         for it in removed:
-            out.say(f"{it} is removed", {"checkpoint": it, "removed": True})
+            out.message(f"{it} is removed", {"checkpoint": it, "removed": True})
 
 
 def export(
     name: NameArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="Written whole or not at all.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="File to write. It is replaced atomically.")],
     folder: FolderOption,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Writes a checkpoint's variables to one safetensors file, which PyTorch, JAX and others read."""
+    """Writes the variables of a checkpoint to a safetensors file, which PyTorch, JAX and others read."""
     with Output(as_json) as out:
         found = Checkpoints(folder).export(name, file)
-        _tell_passed_by(found, out)
-        out.say(
+        _print_skipped(found, out)
+        out.message(
             f"{file}: {len(found.variables)} variables of {found}",
             {**records.stored_checkpoint(found), "file": str(file)},
         )
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="Of any framework.")],
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The name that the checkpoint is to be found by.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="File to read, written by any framework.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Job name of the new checkpoint.")],
     folder: FolderOption,
     skip: Annotated[
-        list[str] | None, typer.Option("--skip", metavar="NAME", help="Leave this tensor out; repeatable.")
+        list[str] | None, typer.Option("--skip", metavar="NAME", help="Tensor to leave out. Repeatable. Default: none.")
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Makes a checkpoint of a safetensors file."""
+    """Creates a checkpoint from a safetensors file."""
     with Output(as_json) as out:
         found = Checkpoints(folder).import_file(file, job, skip=skip or [])
-        out.say(f"{found} is made of {file}: {len(found.variables)} variables", records.stored_checkpoint(found))
+        out.message(f"imported {file} as {found}: {len(found.variables)} variables", records.stored_checkpoint(found))
 
 
 def _row(found: Checkpoint) -> tuple[list[str], Row]:
@@ -140,10 +153,10 @@ def _row(found: Checkpoint) -> tuple[list[str], Row]:
     return [str(found), *counts, made, _best(found) or "-"], records.stored_checkpoint(found)
 
 
-def _tell_passed_by(found: Checkpoint, out: Output) -> None:
-    if not out.as_json:  # whose record has it
+def _print_skipped(found: Checkpoint, out: Output) -> None:
+    if not out.as_json:  # the JSON record lists them
         for problem in found.passed_by:
-            out.errors.print(f"passed by {problem}", soft_wrap=True)
+            out.errors.print(f"skipped {problem}", soft_wrap=True)
 
 
 def _sentence(found: Checkpoint) -> str:
@@ -152,11 +165,11 @@ def _sentence(found: Checkpoint) -> str:
 
 
 def _best(found: Checkpoint) -> str:
-    """What was found at the evaluation that it was taken at; and at which step, if that is not its own."""
+    """Formats the evaluation that the checkpoint was taken at, with its step if that differs from the checkpoint's."""
     best = found.evaluation
     if best is None:
         return ""
-    return figures(best.values) + (f" (evaluated at step {best.step:,})" if best.step != found.step else "")
+    return format_metrics(best.values) + (f" (evaluated at step {best.step:,})" if best.step != found.step else "")
 
 
 __all__ = ["app", "export", "import_"]

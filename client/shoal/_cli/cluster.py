@@ -1,4 +1,4 @@
-"""Commands on the cluster: up, status."""
+"""Commands on the cluster: `up` and `status`."""
 
 import signal
 import time
@@ -18,51 +18,58 @@ from shoal.client import Client
 from shoal.local_cluster import LocalCluster
 from shoal.status import MemberStatus
 
-# How often `up` looks whether a role has died.
-_LOOK_EVERY_S = 0.5
+# Seconds between two checks by `up` whether a role has died.
+_POLL_S = 0.5
 
 
 def up(
-    servers: Annotated[int, typer.Option(min=1, help="Parameter servers.")] = 2,
-    workers: Annotated[int, typer.Option(min=0, help="Workers; 0 for sessions alone.")] = 2,
+    servers: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, help="Number of workers. With 0, only sessions train.")] = 2,
     path: Annotated[
         list[Path] | None,
         typer.Option(
-            exists=True, file_okay=False, help="Folder to import programs from; repeatable. By default this one."
+            exists=True,
+            file_okay=False,
+            help="Folder to import programs from. Repeatable. Default: the working directory.",
         ),
     ] = None,
     listen: Annotated[
-        str, typer.Option(envvar="SHOAL_LISTEN", help="The coordinator's host:port; port 0 takes any free one.")
+        str, typer.Option(envvar="SHOAL_LISTEN", help="host:port of the coordinator. Port 0 takes any free port.")
     ] = options.DEFAULT_ADDRESS,
     checkpoints: Annotated[
         str,
         typer.Option(
-            envvar="SHOAL_CHECKPOINTS", help="Folder of checkpoints, which stays; without one, none are taken."
+            envvar="SHOAL_CHECKPOINTS",
+            help="Folder or URL for checkpoints, kept after the cluster stops. Default: no checkpoints.",
         ),
     ] = "",
     store: Annotated[
         str,
         typer.Option(
             envvar="SHOAL_STORE",
-            help="File that keeps jobs for the next time, when they go on from checkpoints.",
+            help="File of the metadata store, from which the next `shoal up` resumes jobs. Default: none.",
         ),
     ] = "",
     page_listen: flags.PageListen = flags.DEFAULT_PAGE,
     page_hosts: flags.PageHosts = "",
     page_read_only: flags.PageReadOnly = False,
     log_level: Annotated[
-        str, typer.Option(envvar="SHOAL_LOG_LEVEL", help="Of the roles: debug, info, warning or error.")
+        str,
+        typer.Option(envvar="SHOAL_LOG_LEVEL", help="Lowest level that the roles log: debug, info, warning or error."),
     ] = "warning",
     log_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the roles' logs. By default they go to standard error.")
+        Path | None, typer.Option(help="Folder for the log files of the roles. Default: standard error.")
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Runs a cluster on this machine until Ctrl-C, which stops all of it.
+    """Runs a cluster on this machine until Ctrl-C.
 
-    --json prints one object when the cluster is ready, and one for each role that dies.
+    With --json, the command prints one object when the cluster is ready, and one for each role that dies.
     """
-    told = [*(["--page-host", page_hosts] if page_hosts else []), *(["--page-read-only"] if page_read_only else [])]
+    page_flags = [
+        *(["--page-host", page_hosts] if page_hosts else []),
+        *(["--page-read-only"] if page_read_only else []),
+    ]
     cluster = LocalCluster(
         servers,
         workers,
@@ -71,7 +78,7 @@ def up(
         store=store,
         listen=listen,
         page_listen=_free_page(flags.page_listen(page_listen)),
-        flags={"coordinator": told},
+        flags={"coordinator": page_flags},
         log_level=log_level,
         log_dir=log_dir,
         show_logs=log_dir is None,
@@ -89,7 +96,7 @@ def status(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Shows the cluster's members and what they hold."""
+    """Shows the members of the cluster with their state, devices, jobs and shards."""
     columns = ["member", "role", "state", "address", "device", "job", "shards", "bytes", "metrics"]
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         now = client.status()
@@ -129,7 +136,7 @@ def _state(member: MemberStatus) -> str:
 
 
 def _free_page(listen: str) -> str:
-    """Where the page is to be: if that is the port by default, and it is taken, at any other."""
+    """Returns the address for the page: any free port if the default port is taken, else `listen`."""
     if listen == flags.DEFAULT_PAGE:
         try:
             _rpc.listen(*_rpc.parse_address(listen)).close()
@@ -140,7 +147,7 @@ def _free_page(listen: str) -> str:
 
 def _announce(cluster: LocalCluster, out: Output) -> None:
     watch = f"Watch it at {cluster.page}\n" if cluster.page else ""
-    out.say(
+    out.message(
         f"Shoal runs at {cluster.address}. Ctrl-C stops it. {watch}From another terminal:\n"
         f"  export SHOAL_COORDINATOR={cluster.address}\n"
         "  shoal submit PACKAGE.MODULE:FACTORY --workers 2 --follow\n"
@@ -155,21 +162,21 @@ def _announce(cluster: LocalCluster, out: Output) -> None:
 
 
 def _watch(cluster: LocalCluster, out: Output) -> None:
-    """Says it when a role dies, until it is interrupted."""
+    """Reports each role that dies, until interrupted."""
     dead: set[str] = set()
     while True:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
         for process in cluster.processes:
             code = process.returncode
             if code is not None and process.name not in dead:
                 dead.add(process.name)
                 record = {"event": "ended", "name": process.name, "exit_status": code}
-                out.say(f"{process.name} ended with exit status {code}; the others go on", record)
+                out.message(f"{process.name} ended with exit status {code}; the other roles continue", record)
 
 
 @contextmanager
 def _until_interrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the block, at whatever point it is, and are no error."""
+    """Ends the block at Ctrl-C or SIGTERM without an error."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

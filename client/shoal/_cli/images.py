@@ -1,4 +1,4 @@
-"""The command for who builds images: compile."""
+"""The command for building images: `compile`."""
 
 import time
 from pathlib import Path
@@ -12,20 +12,22 @@ from shoal._numerics import kernels
 
 
 def compile_(
-    folder: Annotated[Path, typer.Argument(help="Where the code goes; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the compiled code. It is created if it does not exist.")],
     level: Annotated[
         list[str] | None,
-        typer.Option(help="Level of processor, such as x86-64-v3; repeatable. By default all of this kind of machine."),
+        typer.Option(help="Processor level, such as x86-64-v3. Repeatable. Default: all levels of this architecture."),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Compiles all kernels ahead, for an image: roles take them from the folder that SHOAL_KERNELS names."""
+    """Compiles all kernels for an image. Roles load them from the folder that SHOAL_KERNELS names."""
     with Output(as_json) as out:
         for each in level or kernels.levels():
             started = time.perf_counter()
             kernels.precompile(folder, each)
             seconds = round(time.perf_counter() - started, 1)
-            out.say(f"{each}: compiled in {seconds:g} s", {"level": each, "seconds": seconds, "folder": str(folder)})
+            out.message(
+                f"{each}: compiled in {seconds:g} s", {"level": each, "seconds": seconds, "folder": str(folder)}
+            )
 
 
 __all__ = ["compile_"]

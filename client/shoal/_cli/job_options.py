@@ -1,6 +1,6 @@
-"""Options of a command that set the fields of a job, as their descriptions say (`shoal._job.description`).
+"""Options of a command that set the fields of a job.
 
-No field is named here. What an option does, and how its text is read, is in the field's description.
+No field is named here. The field descriptions (`shoal._job.description`) say what an option does and how it is parsed.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from shoal.job import Job
 
 @dataclass(frozen=True)
 class _JobOption:
-    """One option, and the field that it sets.
+    """One option and the field that it sets.
 
     Attributes:
-        group: the field of the job whose policy has the field; empty: the job itself.
-        field: its name.
-        option: what its description says.
+        group: name of the policy of the job that has the field. Empty means the job itself.
+        field: the field's name.
+        option: the option from the field's description.
         kind: the field's type.
-        default: the field's default; `dataclasses.MISSING` if it is made anew for each job.
+        default: the field's default, or `dataclasses.MISSING` if the field has a default factory.
     """
 
     group: str
@@ -37,30 +37,30 @@ class _JobOption:
 
     @property
     def parameter(self) -> str:
-        """The name of the command's parameter: that of the option, as Python writes it."""
+        """The name of the command's parameter: the option's name as a Python identifier."""
         name = (self.option.flags[0] if self.option.flags else self.field).lstrip("-").replace("-", "_").lower()
         return f"{name}_" if keyword.iskeyword(name) else name
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value."""
+        """Whether the option takes no value."""
         return self.kind is bool
 
     def signature(self) -> inspect.Parameter:
-        """The parameter as typer reads it."""
+        """Returns the parameter in the form that typer reads."""
         flags, words, metavar = self.option.flags, self.option.help, self.option.metavar or None
         if flags and not flags[0].startswith("-"):
             return _parameter(self.parameter, str, typer.Argument(metavar=flags[0], help=words))
         info, takes = typer.Option(*flags, metavar=metavar, help=words), self.option.takes or self.kind
         if self.is_switch:
             return _parameter(self.parameter, bool, info, False)
-        if self.group:  # what is left out is the policy's to choose
+        if self.group:  # the policy chooses its own defaults
             return _parameter(self.parameter, takes | None, info, None)
         default = self.default if self.option.default is None else self.option.default
         return _parameter(self.parameter, takes, info, None if default is dataclasses.MISSING else default)
 
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The field by its name, if a command line says what it is."""
+        """Returns the field's value by its name, or nothing if the command line does not set it."""
         value = values[self.parameter]
         if self.is_switch:
             return {self.field: not self.option.turns_off} if value else {}
@@ -70,11 +70,11 @@ class _JobOption:
 
 
 def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command of typer the options of a job, before its own.
+    """Adds the options of a job to a typer command, before the command's own options.
 
     Args:
-        command: its first parameter is a function that makes the job of what the command line says. The function raises
-            InvalidJob or InvalidOptimizer if that makes no sense.
+        command: a function whose first parameter is a function that builds the job from the command line. The latter
+            raises InvalidJob or InvalidOptimizer if the options are invalid.
     """
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     options = list(_options(Job))
@@ -82,26 +82,26 @@ def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        command(lambda: _made(values), **{it.name: values[it.name] for it in own})
+        command(lambda: _job_from(values), **{it.name: values[it.name] for it in own})
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer looks at both
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads both
     run.__annotations__ = {it.name: it.annotation for it in parameters}
     return run
 
 
-def _made(values: Mapping[str, Any]) -> Job:
-    """The job that a command line says."""
-    said: dict[str, dict[str, Any]] = {}
+def _job_from(values: Mapping[str, Any]) -> Job:
+    """Builds the job that a command line describes."""
+    fields: dict[str, dict[str, Any]] = {}
     for option in _options(Job):
-        said.setdefault(option.group, {}).update(option.read(values))
+        fields.setdefault(option.group, {}).update(option.read(values))
     for name, each in descriptions(Job).items():
         if isinstance(each.option, OptionGroup):
-            said[""][name] = each.option.build(said[name])
-    return Job(**said[""])
+            fields[""][name] = each.option.build(fields[name])
+    return Job(**fields[""])
 
 
 def _options(kind: type[Any], group: str = "") -> Iterator[_JobOption]:
-    """All options, in the order of the fields."""
+    """Yields all options in the order of the fields."""
     fields = {it.name: it for it in dataclasses.fields(kind)}
     for name, each in descriptions(kind).items():
         if isinstance(each.option, OptionGroup):

@@ -1,9 +1,9 @@
-"""Watching a job until it ends: a live bar for people, its events for machines."""
+"""Live output for a job until it ends: a progress bar for people, JSON events for machines."""
 
 from collections.abc import Iterable
 
 from shoal._cli.output import Output
-from shoal._display import ProgressBar, figures, first_line, records
+from shoal._display import ProgressBar, first_line, format_metrics, records
 from shoal.callbacks import Callback
 from shoal.client import JobHandle
 from shoal.events import Event
@@ -11,15 +11,19 @@ from shoal.status import Evaluation, JobResult
 
 
 def follow(job: JobHandle, out: Output, callbacks: Iterable[Callback] = ()) -> JobResult:
-    """Shows what happens to a job until it ends: on a terminal with a bar, elsewhere its states and log lines.
+    """Shows the events of a job until it ends: with a progress bar on a terminal, else as lines.
 
     Args:
-        job: which.
-        out: where to.
+        job: the job to follow.
+        out: the command's output.
         callbacks: called with each event before it is shown.
 
+    Returns:
+        The result of the job.
+
     Raises:
-        JobFailed, Cancelled: it ended without success.
+        JobFailed: the job failed.
+        Cancelled: the job was cancelled.
     """
 
     def record(event: Event) -> None:
@@ -32,7 +36,7 @@ def follow(job: JobHandle, out: Output, callbacks: Iterable[Callback] = ()) -> J
 
 
 def summary(result: JobResult, metric: str = "") -> str:
-    """A job's end in a line; one more each for what else is to be said of it, and what evaluations found."""
+    """Formats the result of a job: one line, plus one each for the reason and the evaluations."""
     done = result.progress
     trained = " without a step"
     if done.steps:
@@ -49,10 +53,10 @@ def summary(result: JobResult, metric: str = "") -> str:
 
 
 def evaluations(latest: Evaluation | None, best: Evaluation | None, metric: str = "") -> list[str]:
-    """What the latest evaluation found, and the best, a line each; one where the latest is the best."""
+    """Formats the latest and the best evaluation, one line each, or one line if they are the same."""
     one = latest and best and latest.number == best.number
-    told = [("latest and best", latest)] if one else [("latest", latest), ("best", best)]
-    return [f"{which} evaluation: step {it.step:,}, {figures(it.values, metric)}" for which, it in told if it]
+    shown = [("latest and best", latest)] if one else [("latest", latest), ("best", best)]
+    return [f"{which} evaluation: step {it.step:,}, {format_metrics(it.values, metric)}" for which, it in shown if it]
 
 
 __all__ = ["evaluations", "follow", "summary"]

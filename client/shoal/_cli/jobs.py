@@ -1,4 +1,4 @@
-"""Commands on jobs that are there: jobs, wait, logs, data, timings, cancel, drop, pull."""
+"""Commands on submitted jobs: `jobs`, `wait`, `logs`, `checkpoint`, `data`, `timings`, `cancel`, `drop`, `pull`."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ from shoal import errors
 from shoal._cli import options
 from shoal._cli.job_watch import evaluations, summary
 from shoal._cli.output import Output, Row
-from shoal._display import duration, first_line, records
+from shoal._display import first_line, format_duration, records
 from shoal._system import atomic_write
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.client import Client
@@ -23,9 +23,9 @@ from shoal.events import LogLine
 from shoal.status import DataAccount, DataCount, JobStatus, StepTiming
 from shoal.timings import PHASES
 
-# Columns of `shoal jobs` that go where the screen is narrow, in this order.
+# Columns that `shoal jobs` omits on a narrow screen, first to last.
 _OPTIONAL = ["age", "stale", "left", "samples/s", "program", "loss", "workers"]
-# The file that is standard output: in a container it is the way out.
+# The name for standard output, by which a container can deliver a file.
 _STDOUT = Path("-")
 
 
@@ -34,9 +34,9 @@ def jobs(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists all jobs, newest first, what those wait for that do, and what evaluations found.
+    """Lists all jobs, newest first, with the reasons why jobs wait and with their evaluations.
 
-    A narrow screen gets fewer columns; --json has everything.
+    A narrow screen shows fewer columns. --json has all fields.
     """
     columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "left", "age"]
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
@@ -48,44 +48,44 @@ def jobs(
 
 def wait(
     job: options.JobArgument,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; by default as long as it takes.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Time limit in seconds. Default: none.")] = None,
     tensorboard: options.TensorBoardOption = None,
     coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Waits for a job's end, and ends as it does."""
+    """Waits until a job ends, and exits with an error if it failed or was cancelled."""
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         with options.tensorboard(tensorboard) as callbacks:
             result = client.job(job).wait(timeout, callbacks)
-        out.say(summary(result), records.result(result))
+        out.message(summary(result), records.result(result))
 
 
 def logs(
     job: options.JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Waits for further lines until the job ends.")] = False,
     coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Prints the lines that a job's programs wrote."""
+    """Prints the log lines of a job's programs."""
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         for event in client.job(job).events(follow=follow):
             if isinstance(event, LogLine):
-                out.say(str(event), records.event(event))
+                out.message(str(event), records.event(event))
 
 
 def checkpoint(
     job: options.JobArgument,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds; by default as long as it takes.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Time limit in seconds. Default: none.")] = None,
     coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Takes a checkpoint while training goes on, and waits until it is whole."""
+    """Takes a checkpoint during training, and waits until it is complete."""
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         saved = client.job(job).checkpoint(timeout)
-        out.say(
+        out.message(
             f"{job}/{saved.number}: step {saved.step:,}, {saved.nbytes:,} bytes",
             {"job": job, **records.checkpoint(saved)},
         )
@@ -97,7 +97,7 @@ def data(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Shows the account of a job's data: which samples are done, who holds which, and which still wait."""
+    """Shows how many samples of a job are done, leased, requeued and unleased, and which worker holds which range."""
     columns = ["epoch", "done", "leased", "loose", "untouched", "held by"]
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         account = client.job(job).data()
@@ -118,9 +118,10 @@ def timings(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Shows where the time of a job's latest steps went, in milliseconds, and who is slower than the others.
+    """Shows the phases of a job's latest steps in milliseconds, and the slowest worker.
 
-    Medians of each worker; "own" is all but pull and wait, "slowest" the share of steps in which that was the longest.
+    The values are medians for each worker. "own" is the time without pull and wait. "slowest" is the share of steps in
+    which the worker had the longest own time.
     """
     columns = ["worker", "step", *PHASES, "own", "slowest"]
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
@@ -144,10 +145,10 @@ def cancel(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Ends a job; one that has ended stays as it is."""
+    """Cancels a job. This has no effect if the job has ended."""
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         status = client.cancel(job)
-        out.say(f"{job} is {status.state.value}", records.job(status))
+        out.message(f"{job} is {status.state.value}", records.job(status))
 
 
 def drop(
@@ -156,30 +157,33 @@ def drop(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Frees an ended job's variables and forgets it."""
+    """Removes an ended job and frees its variables."""
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         client.drop(job)
-        out.say(f"{job} is dropped", {"name": job, "dropped": True})
+        out.message(f"{job} is dropped", {"name": job, "dropped": True})
 
 
 def pull(
     job: options.JobArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Written whole or not at all; -: standard output.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.npz", help="File to write; it is replaced atomically. - means standard output."),
+    ],
     coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Saves a job's variables as they are now, for `numpy.load`.
+    """Saves the current values of a job's variables to a file for `numpy.load`.
 
-    bfloat16 is saved as float32, which holds it exactly.
+    bfloat16 values are saved as float32, without loss.
     """
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
-        if obstacle := _obstacle(file):  # before much is pulled for nothing
+        if obstacle := _obstacle(file):  # before the pull
             raise _cannot_write(file, obstacle)
         variables = client.pull(job)
         _save(file, variables)
         size = sum(array.nbytes for array in variables.values())
-        out.say(
+        out.message(
             f"{file}: {len(variables)} variables, {size:,} bytes",
             {"name": job, "file": str(file), "variables": len(variables), "bytes": size},
             beside=file == _STDOUT,
@@ -188,7 +192,7 @@ def pull(
 
 def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
     done = status.progress
-    figures = [f"{done.samples_per_s:,.0f}", f"{done.loss:.4g}", f"{done.staleness_p50:g}/{done.staleness_max}"]
+    metrics = [f"{done.samples_per_s:,.0f}", f"{done.loss:.4g}", f"{done.staleness_p50:g}/{done.staleness_max}"]
     cells = [
         status.name,
         status.state.value,
@@ -196,9 +200,9 @@ def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
         str(status.job.consistency),
         f"{len(status.workers)}/{status.job.workers}",
         f"{done.steps:,}",
-        *(figures if done.steps else ["-"] * len(figures)),
-        "-" if status.state.finished or done.seconds_left is None else duration(done.seconds_left),
-        duration(now - status.submitted_at),
+        *(metrics if done.steps else ["-"] * len(metrics)),
+        "-" if status.state.finished or done.seconds_left is None else format_duration(done.seconds_left),
+        format_duration(now - status.submitted_at),
     ]
     return cells, records.job(status)
 
@@ -217,7 +221,7 @@ def _notes(status: JobStatus) -> list[str]:
 def _data_title(job: str, account: DataAccount) -> str:
     if not account.samples:
         return f"{job} has no data, or no worker has loaded its program yet"
-    return f"{job}: {account.samples:,} samples a pass · {account.epochs} epochs · epoch {account.epoch} now"
+    return f"{job}: {account.samples:,} samples per epoch · {account.epochs} epochs · now in epoch {account.epoch}"
 
 
 def _counts(count: DataCount) -> list[str]:
@@ -230,7 +234,7 @@ def _holders(account: DataAccount, epoch: int) -> str:
 
 
 def _obstacle(file: Path) -> str:
-    """Why nothing can be written there, as far as that is known before; empty: it is not."""
+    """Returns the reason why the file cannot be written, or an empty string if none is known."""
     if file == _STDOUT:
         return "standard output is a terminal" if sys.stdout.isatty() else ""
     if file.is_dir():
@@ -243,7 +247,10 @@ def _cannot_write(file: Path, why: str) -> errors.ShoalError:
 
 
 def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Writes an .npz. Not by `numpy.savez`, which takes names as keyword arguments and cannot write bfloat16."""
+    """Writes an .npz file.
+
+    `numpy.savez` takes names as keyword arguments and cannot write bfloat16.
+    """
     opened: AbstractContextManager[Path | BinaryIO]
     opened = nullcontext(sys.stdout.buffer) if file == _STDOUT else atomic_write(file)
     try:

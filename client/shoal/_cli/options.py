@@ -1,4 +1,4 @@
-"""What several commands take on their command lines, and how its text is read."""
+"""Options and arguments that several commands share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,28 +15,38 @@ from shoal.client import DEFAULT_ADDRESS
 from shoal.optim._text import parse as optimizer
 
 CoordinatorOption = Annotated[
-    str, typer.Option("--coordinator", "-c", envvar="SHOAL_COORDINATOR", help="The coordinator's host:port.")
+    str, typer.Option("--coordinator", "-c", envvar="SHOAL_COORDINATOR", help="host:port of the coordinator.")
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="For machines: one JSON object a line; errors on standard error too.")
+    bool, typer.Option("--json", help="Prints one JSON object per line, errors on standard error included.")
 ]
 TensorBoardOption = Annotated[
     Path | None,
-    typer.Option("--tensorboard", metavar="DIR", help="Write figures there while waiting, for TensorBoard to show."),
+    typer.Option(
+        "--tensorboard",
+        metavar="DIR",
+        help="Folder for TensorBoard event files, written while the command waits. Default: none.",
+    ),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 
 
 @contextmanager
 def tensorboard(folder: Path | None, *, waiting: bool = True) -> Iterator[list[TensorBoard]]:
-    """The callback that `--tensorboard DIR` asks for, if it does, with its files until the end of the `with`.
+    """Yields the callback for `--tensorboard DIR`, and closes its files at the end of the block.
+
+    Args:
+        folder: the value of the option, or None. With None, the list is empty.
+        waiting: whether the command waits for the job.
 
     Raises:
-        BadRequest: what it needs is not installed, or nobody is `waiting` for the job.
-        StorageFailed: it cannot write there.
+        BadRequest: tensorboardX is not installed, or the command does not wait for the job.
+        StorageFailed: the folder cannot be written.
     """
     if folder and not waiting:
-        raise errors.BadRequest("--tensorboard writes while the job is followed: add --follow, or `shoal wait` with it")
+        raise errors.BadRequest(
+            "--tensorboard writes only while the command follows the job: add --follow, or give it to `shoal wait`"
+        )
     try:
         board = TensorBoard(folder) if folder else None
     except ImportError as error:

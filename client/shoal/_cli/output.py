@@ -1,4 +1,4 @@
-"""How a command speaks: tables and sentences for people, objects for machines, an exit code for scripts."""
+"""Output of a command: tables and sentences for people, JSON objects for machines, and the exit code."""
 
 import json
 import sys
@@ -32,8 +32,8 @@ _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 success; 1 the job failed or was cancelled, or another error; 2 wrong usage or an invalid job; "
-    "3 no cluster there, or it did not start; 4 unknown job or checkpoint; 5 the job's state forbids it (its name is "
-    "in use, it still runs, it has no variables yet); 6 time ran out; 130 interrupted."
+    "3 the cluster does not answer or did not start; 4 unknown job or checkpoint; 5 the job's state does not allow the "
+    "command (name in use, still running, no variables yet); 6 time limit exceeded; 130 interrupted."
 )
 
 _PIPE_COLUMNS = 240
@@ -43,34 +43,40 @@ Row = Mapping[str, Any]
 
 
 def exit_code(error: errors.ShoalError) -> int:
-    """What a command ends with because of an error."""
+    """Returns the exit code for an error."""
     return _EXIT_CODES.get(type(error), FAILED)
 
 
 class Output:
-    """What a command prints, and how it ends: within `with`, an error becomes a message and an exit code.
+    """Prints the results of a command. Within `with`, an error becomes a message and an exit code.
 
     Args:
-        as_json: for machines.
-        width: of the screen, in columns; None: this terminal's.
+        as_json: prints JSON objects instead of text.
+        width: columns of the screen. None means those of this terminal.
     """
 
     def __init__(self, as_json: bool, *, width: int | None = None) -> None:
         self.as_json = as_json
-        # A pipe has no width, and rich takes 80 columns for it.
+        # For a pipe, rich assumes 80 columns.
         width = width or (None if sys.stdout.isatty() else _PIPE_COLUMNS)
-        # What is shown is users' text: nothing in it is a tag or the name of an emoji.
+        # The text comes from users: rich must not interpret tags or emoji names in it.
         self._people = _console(width=width)
         self.errors = _console(stderr=True)
 
-    def say(self, text: str, record: Row, *, beside: bool = False) -> None:
-        """A sentence for people, or a record for machines; beside: on standard error, as the output is a file's."""
+    def message(self, text: str, record: Row, *, beside: bool = False) -> None:
+        """Prints a sentence for people, or a record for machines.
+
+        Args:
+            text: the sentence.
+            record: the JSON object.
+            beside: prints on standard error, because a file goes to standard output.
+        """
         stream = sys.stderr if beside else sys.stdout
         stream.write((_json(record) if self.as_json else text) + "\n")
         stream.flush()
 
     def record(self, record: Row) -> None:
-        """One JSON object on a line of its own."""
+        """Prints one JSON object on a line."""
         sys.stdout.write(_json(record) + "\n")
         sys.stdout.flush()
 
@@ -83,15 +89,15 @@ class Output:
         optional: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> None:
-        """A table for people, or each row's record for machines.
+        """Prints a table for people, or the record of each row for machines.
 
         Args:
-            title: above the table.
-            columns: their headings.
-            rows: of each row, the cells and the record.
-            optional: the columns that go, in this order, where the screen is too narrow for all. No cell is ever cut
-                or folded: of a table that is wider all the same, the terminal folds the lines.
-            notes: below the table, a line each.
+            title: the line above the table.
+            columns: the headings.
+            rows: the cells and the record of each row.
+            optional: the columns that are omitted, in this order, if the screen is too narrow. Cells are never cut; a
+                terminal wraps the lines of a table that is still too wide.
+            notes: the lines below the table.
         """
         if self.as_json:
             for _, record in rows:
@@ -112,11 +118,17 @@ class Output:
             self._people.print(note)
 
     def _width(self, table: Table) -> int:
-        """Columns that a table takes if nothing of it is folded."""
+        """Returns the width of a table without wrapping, in columns."""
         return table.__rich_measure__(self._people, self._people.options.update(width=_NO_LIMIT)).maximum
 
     def error(self, code: str, message: str, details: Mapping[str, str]) -> None:
-        """Says on standard error what went wrong."""
+        """Prints an error on standard error.
+
+        Args:
+            code: the error code, such as UNKNOWN_JOB.
+            message: the text.
+            details: further fields of the JSON object.
+        """
         if self.as_json:
             sys.stderr.write(_json({"error": {"code": code, "message": message, "details": dict(details)}}) + "\n")
         else:
@@ -153,7 +165,7 @@ def _json(value: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no Inf: null."""
+    """Replaces NaN and infinity by None, because JSON has neither."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, Mapping):

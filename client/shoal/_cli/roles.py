@@ -1,4 +1,4 @@
-"""The command that runs a role without naming it. Those of the roles are their own (`shoal.roles` entry points)."""
+"""The command `run`, which starts the role that TF_CONFIG gives. Each role has a command of its own besides."""
 
 import os
 from typing import Any
@@ -11,16 +11,19 @@ from shoal._role import identity
 
 
 def run(context: typer.Context) -> None:
-    """Runs the role that the variable TF_CONFIG gives this task: a chief coordinates, a ps is a server.
+    """Runs the role that the variable TF_CONFIG gives this task.
 
-    Takes the flags of that role: `shoal server --help` has a server's.
+    A chief becomes a coordinator, a ps a server, and a worker a worker. The command takes the options of that role:
+    `shoal server --help` lists those of a server.
     """
     group: Any = context.find_root().command
     with Output(as_json=False):
         role = identity.role_of_task(os.environ)
         command = group.get_command(context, role)
         if command is None:
-            raise errors.BadRequest(f"TF_CONFIG makes this a {role}, and none is installed here: install shoal whole")
+            raise errors.BadRequest(
+                f"TF_CONFIG makes this task a {role}, but that role is not installed; install all of Shoal"
+            )
     command.main(context.args, prog_name=f"shoal {role}")
 
 

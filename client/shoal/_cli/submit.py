@@ -1,4 +1,4 @@
-"""`shoal submit`."""
+"""The command `submit`."""
 
 from collections.abc import Callable, Iterable
 from typing import Annotated
@@ -20,16 +20,21 @@ from shoal.job import Job
 def submit(
     job: Callable[[], Job],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Watch it to its end, and end as it does. Ctrl-C leaves it running.")
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Shows progress until the job ends, and exits as `shoal wait` does. Ctrl-C leaves the job running.",
+        ),
     ] = False,
     tensorboard: options.TensorBoardOption = None,
     coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Starts a job.
+    """Submits a job.
 
-    --json prints the job; with --follow then its events, and at last its result.
+    With --json, the command prints the job. With --follow, the events of the job and its result come after that.
     """
     with (
         Output(as_json) as out,
@@ -41,7 +46,7 @@ def submit(
         if out.as_json:
             out.record(records.job(handle.status()))
         elif not follow:
-            out.say(f"submitted {handle.name}; watch it with `shoal logs --follow {handle.name}`", {})
+            out.message(f"submitted {handle.name}; watch it with `shoal logs --follow {handle.name}`", {})
         if follow:
             _follow(handle, out, wanted, callbacks)
 
@@ -50,10 +55,10 @@ def _follow(handle: JobHandle, out: Output, job: Job, callbacks: Iterable[Callba
     try:
         result = follow_job(handle, out, callbacks)
     except KeyboardInterrupt:
-        out.errors.print(f"{handle.name} goes on without you; `shoal cancel {handle.name}` ends it")
+        out.errors.print(f"{handle.name} continues to run; `shoal cancel {handle.name}` cancels it")
         raise typer.Exit(INTERRUPTED) from None
     metric = job.evaluation.metric if job.evaluation else ""
-    out.say(summary(result, metric), records.result(result))
+    out.message(summary(result, metric), records.result(result))
 
 
 __all__ = ["submit"]

@@ -1,4 +1,4 @@
-"""The command that says what runs: version; and what `shoal --version` prints."""
+"""The command `version`, which also implements `shoal --version`."""
 
 from dataclasses import asdict
 
@@ -8,10 +8,10 @@ from shoal._system import build
 
 
 def version(as_json: options.JsonOption = False) -> None:
-    """Prints the version and commit of Shoal, and the versions of Python and of the libraries that matter most."""
+    """Prints the version and commit of Shoal, and the versions of Python and of the main libraries."""
     with Output(as_json) as out:
         found = build.current()
-        out.say(str(found), asdict(found))
+        out.message(str(found), asdict(found))
 
 
 __all__ = ["version"]

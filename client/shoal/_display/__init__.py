@@ -1,16 +1,16 @@
-"""What people and scripts read: records as JSON, lines of text, progress bars, and event files of TensorBoard.
+"""Output for people and scripts: JSON records, lines of text, progress bars, and TensorBoard event files.
 
-The command line, callbacks and the coordinator's page import it. It makes no calls.
+The command line, callbacks and the coordinator's page import this package. It makes no calls.
 """
 
-from shoal._display.formatting import duration, figures, first_line
+from shoal._display.formatting import first_line, format_duration, format_metrics
 from shoal._display.progress_bar import ProgressBar
 from shoal._display.tensorboard import TensorBoard
 
 __all__ = [
     "ProgressBar",
     "TensorBoard",
-    "duration",
-    "figures",
     "first_line",
+    "format_duration",
+    "format_metrics",
 ]

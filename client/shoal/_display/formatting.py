@@ -1,45 +1,45 @@
-"""How figures, times and events are told to people, in a few words. What goes where is its user's."""
+"""Short texts for metrics, durations and events."""
 
 from collections.abc import Mapping
 
 from shoal.events import CheckpointEnded, EvaluationEnded
 
-# More are too many for a line.
-_MOST_FIGURES = 6
+# The most metrics that fit on a line.
+_MOST_METRICS = 6
 
 
 def first_line(reason: str) -> str:
-    """A reason without the traceback that may follow."""
+    """Returns a reason without the traceback that may follow."""
     return reason.partition("\n")[0]
 
 
-def figures(values: Mapping[str, float], first: str = "") -> str:
-    """Figures by name, the one of that name first: "accuracy 0.93, loss 0.21"."""
+def format_metrics(values: Mapping[str, float], first: str = "") -> str:
+    """Formats metrics by name, `first` before the others: "accuracy 0.93, loss 0.21"."""
     names = sorted(values, key=lambda name: (name != first, name))
-    told = [f"{name} {values[name]:.4g}" for name in names[:_MOST_FIGURES]]
-    left = len(names) - len(told)
-    return ", ".join(told) + (f", and {left} more" if left else "")
+    shown = [f"{name} {values[name]:.4g}" for name in names[:_MOST_METRICS]]
+    left = len(names) - len(shown)
+    return ", ".join(shown) + (f", and {left} more" if left else "")
 
 
-def duration(seconds: float) -> str:
-    """A time to the precision that people care for: "90 s", "3 min", "5 h"."""
+def format_duration(seconds: float) -> str:
+    """Formats a duration in seconds with a suitable unit: "90 s", "3 min", "5 h"."""
     minutes, hours = seconds / 60, seconds / 3600
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
 
 
-def checkpoint(event: CheckpointEnded) -> str:
-    """What became of a checkpoint, in one line."""
+def format_checkpoint(event: CheckpointEnded) -> str:
+    """Formats the outcome of a checkpoint in one line."""
     if event.saved is None:
-        return f"checkpoint failed, training goes on: {first_line(event.failure)}"
+        return f"checkpoint failed, training continues: {first_line(event.failure)}"
     saved = event.saved
     return f"checkpoint {saved.number}: step {saved.step:,}, {saved.nbytes:,} bytes in {event.seconds:.1f} s"
 
 
-def evaluation(event: EvaluationEnded, metric: str = "") -> str:
-    """What an evaluation found, in one line, the metric first."""
+def format_evaluation(event: EvaluationEnded, metric: str = "") -> str:
+    """Formats the result of an evaluation in one line, with `metric` first."""
     found = event.result
     best = ", the best so far" if event.best else ""
-    return f"evaluation {found.number}: step {found.step:,}, {figures(found.values, metric)}{best}"
+    return f"evaluation {found.number}: step {found.step:,}, {format_metrics(found.values, metric)}{best}"
 
 
-__all__ = ["checkpoint", "duration", "evaluation", "figures", "first_line"]
+__all__ = ["first_line", "format_checkpoint", "format_duration", "format_evaluation", "format_metrics"]

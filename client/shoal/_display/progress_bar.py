@@ -1,4 +1,4 @@
-"""A job's events as people watch them: a bar on a terminal, and lines for what happens beside training."""
+"""Progress of a job on a terminal: a bar, and a line for each other event."""
 
 from types import TracebackType
 
@@ -8,22 +8,23 @@ from rich.table import Column
 from rich.text import Text
 
 from shoal import status
-from shoal._display.formatting import checkpoint, duration, evaluation, first_line
+from shoal._display.formatting import first_line, format_checkpoint, format_duration, format_evaluation
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 
 
 class ProgressBar:
-    """Shows a job's progress: share and rate of the data, time left, loss, and the latest and best evaluation.
+    """Shows the progress of a job: completed share, rate, time left, loss, and the latest and best evaluation.
 
-    States, checkpoints, evaluations and log lines are printed above it, a line each; without a terminal, they are all.
+    States, checkpoints, evaluations and log lines are printed above the bar, one line each. Without a terminal, only
+    these lines are printed.
 
         with shoal.callbacks.ProgressBar(handle.status().job) as bar:
             handle.wait(callbacks=[bar])
 
     Args:
-        job: whose name, number of steps and metric it shows. None: it does without.
-        console: where to; None: standard error.
+        job: the job, for its name, number of steps and metric. None means that these are not shown.
+        console: the output. None means standard error.
     """
 
     def __init__(self, job: Job | None = None, *, console: Console | None = None) -> None:
@@ -37,24 +38,24 @@ class ProgressBar:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=10),
             TaskProgressColumn(),
-            TextColumn("{task.fields[figures]}", markup=False, table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[metrics]}", markup=False, table_column=Column(no_wrap=True)),
             _TimeLeft(table_column=Column(no_wrap=True)),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task(f"{self._name}pending", total=None, figures="", left=None)
+        self._task = self._bar.add_task(f"{self._name}pending", total=None, metrics="", left=None)
 
     def __call__(self, event: Event) -> None:
-        """Shows an event; the one of the job's end takes the bar away from what comes later."""
+        """Shows an event. The end of the job stops the bar."""
         if not self._bar.live.is_started:
             self._bar.start()
         match event:
             case StateChanged():
                 self._enter(event)
             case CheckpointEnded():
-                self._print(self._name + checkpoint(event))
+                self._print(self._name + format_checkpoint(event))
             case EvaluationEnded():
-                self._print(self._name + evaluation(event, self._metric))
+                self._print(self._name + format_evaluation(event, self._metric))
                 self._note(event)
             case LogLine():
                 self._print(str(event))
@@ -62,7 +63,7 @@ class ProgressBar:
                 self._advance(event.progress)
 
     def close(self) -> None:
-        """Leaves the bar as it is, and the terminal to others."""
+        """Stops updating the bar and releases the terminal."""
         self._bar.stop()
 
     def __enter__(self) -> "ProgressBar":
@@ -77,7 +78,7 @@ class ProgressBar:
         entered = f"{self._name}{event.state.value}"
         self._bar.update(self._task, description=entered)
         failed = event.state.finished and event.state is not status.JobState.SUCCEEDED
-        why = "" if failed else first_line(event.reason)  # of a failure, whoever waits is told more
+        why = "" if failed else first_line(event.reason)  # `wait` raises a failure with its reason
         self._print(entered + (f": {why}" if why else ""))
         if event.state.finished:
             self.close()
@@ -89,24 +90,24 @@ class ProgressBar:
         self._evaluated = f"{self._metric} {'/'.join(f'{value:.3g}' for value in values)}" if values else ""
 
     def _advance(self, now: status.Progress) -> None:
-        # What is known to end: the data if there is any, else the steps.
+        # The end is known for data if the job has any, else for steps.
         completed, total = (now.samples, now.total_samples) if now.total_samples else (now.steps, self._steps)
-        # Short, so that the line fits 80 columns: the metric (latest/best), or staleness (median/largest).
+        # Short, to fit 80 columns: the metric (latest/best), or staleness (median/maximum).
         loss, rate = f"loss {now.loss:.3g}", f"{now.samples_per_s:,.0f}/s"
         stale = f"stale {now.staleness_p50:g}/{now.staleness_max}"
-        figures = " · ".join((loss, self._evaluated, rate) if self._evaluated else (loss, rate, stale))
-        self._bar.update(self._task, completed=completed, total=total or None, figures=figures, left=now.seconds_left)
+        metrics = " · ".join((loss, self._evaluated, rate) if self._evaluated else (loss, rate, stale))
+        self._bar.update(self._task, completed=completed, total=total or None, metrics=metrics, left=now.seconds_left)
 
     def _print(self, line: str) -> None:
         self._bar.console.print(Text(line), soft_wrap=True)
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """As the cluster knows it; of a job without data, as the bar's pace has it."""
+    """The time left: the cluster's estimate, or the bar's for a job without data."""
 
     def render(self, task: Task) -> Text:
         left = task.fields["left"]
-        return super().render(task) if left is None else Text(duration(left), style="progress.remaining")
+        return super().render(task) if left is None else Text(format_duration(left), style="progress.remaining")
 
 
 __all__ = ["ProgressBar"]

@@ -1,4 +1,7 @@
-"""What `--json` prints and the page reads: the fields are a contract with scripts, so each is named here."""
+"""JSON records that `--json` prints and the page reads.
+
+The fields are a contract with scripts, so each is named here.
+"""
 
 from typing import Any
 
@@ -25,12 +28,12 @@ from shoal.status import (
 )
 from shoal.timings import PHASES, Straggler
 
-# Who only asks now and then is not told how often members give a sign of life; by default it is twice a second.
+# Seconds of silence. Pollers do not know the heartbeat interval (0.5 s by default), so this threshold is fixed.
 LATE_S = 2.0
 
 
 def job(status: JobStatus) -> dict[str, Any]:
-    """A job."""
+    """Returns the record of a job."""
     return {
         "name": status.name,
         "state": status.state.value,
@@ -50,12 +53,12 @@ def job(status: JobStatus) -> dict[str, Any]:
 
 
 def specification(job: Job) -> list[dict[str, Any]]:
-    """What the page shows of a job's fields, each with its label."""
+    """Returns the fields of a job that the page shows, each with its label."""
     return [{"label": label, "value": value} for label, value in labelled_values(job)]
 
 
 def progress(done: Progress) -> dict[str, Any]:
-    """How far a job has come."""
+    """Returns the record of a job's progress."""
     return {
         "steps": done.steps,
         "samples": done.samples,
@@ -73,7 +76,7 @@ def progress(done: Progress) -> dict[str, Any]:
 
 
 def evaluation(found: Evaluation | None) -> dict[str, Any] | None:
-    """What an evaluation found; None: there was none."""
+    """Returns the record of an evaluation, or None if there is none."""
     if found is None:
         return None
     return {
@@ -87,12 +90,12 @@ def evaluation(found: Evaluation | None) -> dict[str, Any] | None:
 
 
 def checkpoint(saved: SavedCheckpoint) -> dict[str, Any]:
-    """A checkpoint that is whole."""
+    """Returns the record of a complete checkpoint."""
     return {"number": saved.number, "step": saved.step, "bytes": saved.nbytes, "time": saved.time}
 
 
 def stored_checkpoint(found: Checkpoint, *, variables: bool = True) -> dict[str, Any]:
-    """A whole checkpoint as its folder has it; a list of many goes without their variables."""
+    """Returns the record of a complete checkpoint in storage, with or without its variables."""
     shapes = {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in found.variables.items()}
     return {
         "job": found.job,
@@ -108,14 +111,14 @@ def stored_checkpoint(found: Checkpoint, *, variables: bool = True) -> dict[str,
 
 
 def damaged_checkpoint(error: errors.ShoalError) -> dict[str, Any]:
-    """One that cannot be used; the error as on standard error, with the checkpoint's name in its details."""
+    """Returns the record of an unusable checkpoint. The details of `error` have the checkpoint's name."""
     job, _, number = str(error.details["checkpoint"]).rpartition("/")
-    told = {"code": error.code, "message": error.message, "details": error.details}
-    return {"job": job, "number": int(number), "error": told}
+    fields = {"code": error.code, "message": error.message, "details": error.details}
+    return {"job": job, "number": int(number), "error": fields}
 
 
 def result(result: JobResult) -> dict[str, Any]:
-    """What a job did."""
+    """Returns the record of a job's result."""
     return {
         "name": result.job,
         "state": "succeeded",
@@ -128,7 +131,7 @@ def result(result: JobResult) -> dict[str, Any]:
 
 
 def data(job: str, account: DataAccount) -> dict[str, Any]:
-    """What became of a job's data."""
+    """Returns the record of a job's data account."""
     return {
         "name": job,
         "samples": account.samples,
@@ -141,12 +144,12 @@ def data(job: str, account: DataAccount) -> dict[str, Any]:
 
 
 def data_count(count: DataCount) -> dict[str, int]:
-    """Samples by what became of them."""
+    """Returns the numbers of samples by state."""
     return {"done": count.done, "leased": count.leased, "loose": count.loose, "untouched": count.untouched}
 
 
 def held_range(held: HeldRange) -> dict[str, Any]:
-    """Samples that a worker has."""
+    """Returns the record of a range that a worker has leased."""
     return {
         "worker": held.worker,
         "rank": held.rank,
@@ -157,7 +160,13 @@ def held_range(held: HeldRange) -> dict[str, Any]:
 
 
 def timings(job: str, found: Timings, last: int = KEPT_TIMINGS) -> dict[str, Any]:
-    """Where the time of a job's latest steps went, with so many steps of each worker at most; all are compared."""
+    """Returns the timings of a job's latest steps.
+
+    Args:
+        job: name of the job.
+        found: the timings. All of them are compared.
+        last: the most steps that are listed for each worker.
+    """
     compared = found.compared()
     return {
         "name": job,
@@ -176,7 +185,7 @@ def timings(job: str, found: Timings, last: int = KEPT_TIMINGS) -> dict[str, Any
 
 
 def straggler(found: Straggler) -> dict[str, Any]:
-    """Whom the others wait for."""
+    """Returns the record of the worker that the others wait for."""
     return {
         "worker": found.worker,
         "ratio": found.ratio,
@@ -186,13 +195,13 @@ def straggler(found: Straggler) -> dict[str, Any]:
 
 
 def step_timing(timing: StepTiming) -> dict[str, Any]:
-    """One step, in seconds."""
+    """Returns the phases of one step, in seconds."""
     phases = {phase: getattr(timing, phase) for phase in PHASES}
     return {"step": timing.step, "began": timing.began, **phases, "own": timing.own}
 
 
 def member(member: MemberStatus, late_s: float = LATE_S) -> dict[str, Any]:
-    """A member; it is late if it has been silent for more than `late_s` seconds."""
+    """Returns the record of a member, which is late after more than `late_s` seconds of silence."""
     return {
         "member": member.member,
         "role": member.role.value,
@@ -212,11 +221,11 @@ def member(member: MemberStatus, late_s: float = LATE_S) -> dict[str, Any]:
 
 
 def member_state(member: MemberStatus, late_s: float = LATE_S) -> str:
-    """What a member's state is called wherever it is shown.
+    """Returns the name of a member's state.
 
     Returns:
-        alive; late: alive, but silent for more than `late_s` seconds; leaving: a server that was told to go, and serves
-        on meanwhile; left: it went in good order; dead: its lease ran out.
+        One of these words: `alive`; `late`, alive but silent for more than `late_s` seconds; `leaving`, a server that
+        was asked to drain and still serves; `left`, stopped gracefully; `dead`, its heartbeat timeout expired.
     """
     if not member.alive:
         return "left" if member.leaving else "dead"
@@ -226,7 +235,7 @@ def member_state(member: MemberStatus, late_s: float = LATE_S) -> str:
 
 
 def server_load(load: ServerLoad) -> dict[str, int]:
-    """What a server has done since its process began, and who waits for it now."""
+    """Returns what a server has done since its process started, and the number of waiting pulls."""
     return {
         "updates": load.updates,
         "received_bytes": load.received_bytes,
@@ -236,12 +245,12 @@ def server_load(load: ServerLoad) -> dict[str, int]:
 
 
 def cluster(status: ClusterStatus, late_s: float = LATE_S) -> dict[str, Any]:
-    """The cluster; who has been silent for more than `late_s` seconds is late."""
+    """Returns the record of the cluster. Members are late after more than `late_s` seconds of silence."""
     return {**totals(status), "members": [member(each, late_s) for each in status.members]}
 
 
 def totals(status: ClusterStatus) -> dict[str, Any]:
-    """The cluster, but for its members."""
+    """Returns the record of the cluster without its members."""
     return {
         "cluster": status.cluster,
         "generation": status.generation,
@@ -251,7 +260,7 @@ def totals(status: ClusterStatus) -> dict[str, Any]:
 
 
 def event(event: Event) -> dict[str, Any]:
-    """An event; `event` says of which kind."""
+    """Returns the record of an event. Its field `event` names the kind."""
     record: dict[str, Any] = {"event": "other", "sequence": event.sequence, "time": event.time}
     match event:
         case StateChanged():

@@ -1,4 +1,4 @@
-"""A job's events as TensorBoard's event files."""
+"""TensorBoard event files of a job's events."""
 
 import os
 import struct
@@ -13,53 +13,53 @@ from shoal import errors
 from shoal._system import load
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, MetricsReported, StateChanged
 
-_WHO = "shoal.callbacks.TensorBoard"
-# Seconds, by the time of events, until what was written has to be on the disk.
+_WRITER = "shoal.callbacks.TensorBoard"
+# Seconds, by the time of events, between two flushes.
 _FLUSH_S = 10.0
-# Records of a run and group of tags that are known again. The coordinator keeps a job's last 20,000 log lines and
-# figures, and as many other events, however old: so older ones of a group do not come again.
+# Records of a run and group of tags that are recognized when they come again. The coordinator keeps the last 20,000 log
+# lines and metrics of a job, and as many other events, so older records of a group cannot come again.
 _MOST_KNOWN = 50_000
-# What the names of our files end with: those of others in the same folder are not read.
+# The suffix of our files. Files of other writers in the same folder are not read.
 _SUFFIX = ".shoal"
-# Of a record: its length and the checksum of that before it, its own checksum behind it.
+# A record has its length and that length's checksum before it, and its own checksum after it.
 _LENGTH, _HEAD, _TAIL = struct.Struct("<Q"), 12, 4
 
 
 class TensorBoard:
-    """Writes a job's figures to a folder that `tensorboard --logdir FOLDER` shows.
+    """Writes the metrics of a job to a folder that `tensorboard --logdir FOLDER` shows.
 
     | run | tag | by |
     | --- | --- | --- |
-    | FOLDER/WORKER | train/NAME: the loss, and what the program adds | the worker's step |
+    | FOLDER/WORKER | train/NAME: the loss and the program's metrics | the worker's step |
     | FOLDER | evaluation/NAME | step of the worker that evaluated |
     | FOLDER | progress/samples_per_s, progress/epoch | pushes of all workers |
     | FOLDER | checkpoint/bytes, checkpoint/seconds | the checkpoint's step |
 
-    Times are those of the events. What is in the folder already is not written again, so a job can be watched anew into
-    the same one: what comes of an event is the same each time. A folder may have several jobs, one after the other; of
-    two at a time each needs its own.
+    Times are those of the events. Records that the folder already has are not written again, so a job can be watched
+    several times into the same folder. A folder can hold several jobs that run one after the other. Jobs that run at
+    the same time need separate folders.
 
         handle.wait(callbacks=[shoal.callbacks.TensorBoard("runs/digits")])
 
     Args:
-        folder: where to; made where it is not there.
+        folder: the folder. It is created if it does not exist.
 
     Raises:
         ImportError: tensorboardX is not installed: pip install 'shoal[tensorboard]'.
-        StorageFailed: the folder cannot be read or written; also when an event is.
+        StorageFailed: the folder cannot be read or written, in the constructor or at an event.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._files = load("tensorboardX.event_file_writer", _WHO, extra="tensorboard")
-        self._messages = load("tensorboardX.proto.event_pb2", _WHO, extra="tensorboard")
+        self._files = load("tensorboardX.event_file_writer", _WRITER, extra="tensorboard")
+        self._messages = load("tensorboardX.proto.event_pb2", _WRITER, extra="tensorboard")
         self._folder = Path(folder).absolute()
-        self._runs: dict[Path, _Run] = {}
+        self._runs: dict[Path, _EventFiles] = {}
         self._flushed_at = 0.0
         with _storage(self._folder):
             self._run(self._folder)
 
     def __call__(self, event: Event) -> None:
-        """Writes an event; that of the job's end closes the files."""
+        """Writes an event. The end of the job closes the files."""
         with _storage(self._folder):
             match event:
                 case MetricsReported():
@@ -79,12 +79,12 @@ class TensorBoard:
                 self._flushed_at = event.time
 
     def flush(self) -> None:
-        """Brings what was written to the disk."""
+        """Flushes the files to disk."""
         for run in self._runs.values():
             run.flush()
 
     def close(self) -> None:
-        """Closes the files. An event that comes later begins new ones."""
+        """Closes the files. A later event starts new files."""
         for run in self._runs.values():
             run.close()
 
@@ -100,14 +100,14 @@ class TensorBoard:
         if values:
             self._run(folder).add(event.time, step, {f"{group}/{name}": values[name] for name in sorted(values)})
 
-    def _run(self, folder: Path) -> "_Run":
+    def _run(self, folder: Path) -> "_EventFiles":
         if folder not in self._runs:
-            self._runs[folder] = _Run(folder, self._files, self._messages)
+            self._runs[folder] = _EventFiles(folder, self._files, self._messages)
         return self._runs[folder]
 
 
-class _Run:
-    """The event files of a folder: those that are there, and one more as soon as there is something new."""
+class _EventFiles:
+    """The event files of a folder. A new file is started for the first new record."""
 
     def __init__(self, folder: Path, files: Any, messages: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ class _Run:
         self._dirty = False
 
     def add(self, time: float, step: int, values: Mapping[str, float]) -> None:
-        """Writes scalars by their tags, unless they are there."""
+        """Writes scalars by tag, unless the files already have them."""
         event = self._messages.Event(wall_time=time, step=step)
         for tag, value in values.items():
             event.summary.value.add(tag=tag, simple_value=value)
@@ -128,9 +128,9 @@ class _Run:
         if record in self._there.get(_group(event), ()):
             return
         if self._writer is None:
-            # Its name has the time in seconds: one that begins and one that ended in the same are two files.
+            # The writer adds the time in seconds, which does not distinguish two files of the same second.
             suffix = f".{os.getpid()}.{len(self._ours()):04}{_SUFFIX}"
-            # Not the package's `SummaryWriter`, whose records go through a pickle and a thread to the file.
+            # `SummaryWriter` of the package is not used: it passes records through a pickle and a thread.
             self._writer = self._files.EventsWriter(str(self._folder / "events"), suffix)
         self._writer.write_event(event)
         self._know(record, event)
@@ -157,13 +157,13 @@ class _Run:
 
 
 def _group(event: Any) -> str:
-    """What the tags of a record begin with; empty: it has none, as a file's first."""
+    """Returns the prefix of a record's tags, or an empty string if it has no tags, as a file's first record."""
     tags = [value.tag for value in event.summary.value]
     return str(tags[0].partition("/")[0]) if tags else ""
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """What is whole in an event file; who wrote it may have died over the last record."""
+    """Yields the complete records of an event file. The last one is incomplete if its writer died."""
     left = path.stat().st_size
     with path.open("rb") as file:
         while len(head := file.read(_HEAD)) == _HEAD:
@@ -177,7 +177,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _storage(folder: Path) -> Iterator[None]:
-    """Errors of files as Shoal's."""
+    """Converts OSError to StorageFailed."""
     try:
         yield
     except OSError as error:
@@ -189,7 +189,7 @@ def _storage(folder: Path) -> Iterator[None]:
 
 
 def _name(worker: str) -> str:
-    """A member id as the name of a folder below ours."""
+    """Returns a member id as a folder name."""
     name = quote(worker, safe="")
     return name if not name.startswith(".") else f"%2E{name[1:]}"
 

@@ -1,5 +1,5 @@
-"""Memory of a process: the allocator's settings, the garbage collector, and buffers that are lent and used again.
+"""Memory of a process: the allocator's settings, the garbage collector, and a pool of buffers.
 
-Knows nothing of variables or connections. Every package may import its modules, by their own names: the allocator is
-set before NumPy and gRPC are loaded, so this package loads nothing itself.
+It does not know variables or connections. Every package may import its modules by their own names. The allocator is
+tuned before NumPy and gRPC are loaded, so this package itself imports nothing.
 """

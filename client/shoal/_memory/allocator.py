@@ -1,6 +1,6 @@
-"""How this process's C allocator treats large blocks: set up once, as the first thing that a process of Shoal's does.
+"""Settings of this process's C allocator for large blocks, applied before anything else.
 
-It loads neither gRPC nor NumPy, which have allocated, and may have started threads, by the time that they are there.
+This module imports neither gRPC nor NumPy, because both allocate memory and may start threads when they are imported.
 """
 
 import ctypes
@@ -12,11 +12,11 @@ _SWITCH = "SHOAL_ALLOCATOR"
 _MIB = 1 << 20
 # Options of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
-# By default a block over 128 KiB is a mapping of its own or is given back as soon as it is free, and each thread fills
-# a heap of its own. Every chunk then comes on fresh pages, and to fault these in and clear them takes longer than to
-# copy what goes there. Here freed memory stays, and what one thread has freed the others use.
+# By default, a block over 128 KiB is a separate mapping or is returned to the kernel when it is freed, and each thread
+# has its own heap. Every chunk then uses fresh memory pages, and faulting and clearing these takes longer than copying
+# the chunk. With these settings, freed memory stays with the process, and all threads share it.
 _TUNED = (
-    (_MMAP_THRESHOLD, 32 * _MIB),  # the most that glibc takes
+    (_MMAP_THRESHOLD, 32 * _MIB),  # glibc's maximum
     (_TRIM_THRESHOLD, 1024 * _MIB),
     (_TOP_PAD, 64 * _MIB),
     (_ARENA_MAX, 1),
@@ -24,17 +24,18 @@ _TUNED = (
 
 
 def tune() -> bool:
-    """Makes glibc keep freed memory for reuse: up to 1 GiB stays with the process, and large arrays move faster.
+    """Makes glibc keep up to 1 GiB of freed memory for reuse, so that large arrays move faster.
 
-    Processes of Shoal's do so by themselves. With a session, call it in your own program, before it imports NumPy or
-    a framework and starts threads: later it does less. It holds for the whole process, and there is no way back.
+    Shoal's own processes call this function. With a session, call it in your program before it imports NumPy or a
+    framework and before it starts threads; a later call has less effect. It applies to the whole process and cannot be
+    undone.
 
     Returns:
-        Whether it was done: not where $SHOAL_ALLOCATOR is "default" ("tuned", or unset, is the other choice), and not
-        with another C library than glibc.
+        Whether the settings were applied. They are not if $SHOAL_ALLOCATOR is "default", or if the C library is not
+        glibc. The variable's other value, "tuned", is the default.
 
     Raises:
-        BadRequest: $SHOAL_ALLOCATOR is neither.
+        BadRequest: $SHOAL_ALLOCATOR is neither "tuned" nor "default".
     """
     wanted = os.environ.get(_SWITCH) or "tuned"
     if wanted not in {"tuned", "default"}:

@@ -1,6 +1,6 @@
-"""Memory that is lent as NumPy arrays, and comes back when nothing looks into it any more.
+"""Memory that is lent as NumPy arrays and returned when no array refers to it any more.
 
-Where the memory comes from is in `shoal._transport.segment` and `shoal._memory.buffers`.
+The memory comes from `shoal._transport.segment` and `shoal._memory.buffers`.
 """
 
 import weakref
@@ -10,15 +10,17 @@ import numpy as np
 
 
 def lend(memory: memoryview, give_back: Callable[..., object], *args: object) -> np.ndarray:
-    """Memory as an array, which all views of it keep alive: views of views, of other dtypes and shapes.
+    """Lends memory as an array. All views of the array keep it alive, whatever their dtypes and shapes.
 
-    NumPy makes the base of a view's base the view's own, but stops where that is no array; here it is a memoryview.
+    NumPy replaces the base of a view by the base's base as long as that is an array. Here the last base is a
+    memoryview, so every view refers to the array that this function creates.
 
     Args:
-        memory: contiguous and not empty; only this array is to look into it.
-        give_back: called with `args` once the array and all its views have been collected: by whatever thread lets go
-            of the last, and by the garbage collector at any point of the code. It must take no lock that it would
-            have to wait for, and is not called any more when the interpreter ends.
+        memory: contiguous and not empty. No other array may refer to it.
+        give_back: called with `args` after the array and all its views have been collected. Any thread may call it, and
+            so may the garbage collector at any point of the code, so it must not wait for a lock. It is not called
+            when the interpreter exits.
+        args: arguments for `give_back`.
 
     Returns:
         A flat array of unsigned bytes.

@@ -1,8 +1,8 @@
-"""Python's collector of garbage, and what a process loads once and keeps.
+"""Control of Python's garbage collector during the start of a process.
 
-Modules, classes and machine code are hundreds of thousands of objects that are never garbage. The collector would walk
-through them time and again while they are made, a seventh of the time that a start takes, and at every full collection
-from then on, with every thread of the process standing still.
+Modules, classes and machine code are hundreds of thousands of objects that never become garbage. The collector would
+traverse them repeatedly during the start, which takes a seventh of its time, and again at every full collection, during
+which all threads of the process stop.
 """
 
 import gc
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def frozen_from_gc() -> Iterator[None]:
-    """What is made in this block, and whatever there was before, the collector never looks at.
+    """Excludes all objects that exist at the end of the block from garbage collection.
 
-    For what stays as long as the process does: a cycle among it that is garbage stays, too.
+    Use it for objects that live as long as the process. Garbage cycles among them are never freed.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Numbers: element types, random numbers drawn by seed and name, and the cache of compiled kernels.
+"""Numerics: element types, random numbers by seed and name, and the cache of compiled kernels.
 
-Where elements lie is in `shoal._wire`; what servers compute with them, in `shoal_server.optimizers`. Every package but
-`shoal._memory` and `shoal._system` may import it.
+`shoal._wire` has the layout of elements, and `shoal_server.optimizers` the computations of servers. Every package
+except `shoal._memory` and `shoal._system` may import this one.
 """
 
 from shoal._numerics.elements import (

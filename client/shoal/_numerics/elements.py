@@ -1,6 +1,6 @@
-"""What variables are made of: element types, rows, and the rule by which pushes change them.
+"""Element types, rows and aggregations of variables, which variables, partitioners and layouts share.
 
-The words that variables, partitioners and layouts share; where elements lie is in `shoal._wire.layout`.
+`shoal._wire.layout` has the layout of elements.
 """
 
 import enum
@@ -13,10 +13,10 @@ from shoal.v1 import tensor_pb2
 
 
 class Aggregation(enum.Enum):
-    """How what workers push changes a variable."""
+    """The rule by which pushes change a variable."""
 
     TRAINABLE = tensor_pb2.TRAINABLE  # gradients, through the job's optimizer
-    MEAN = tensor_pb2.MEAN  # new values, averaged over a step's pushes
+    MEAN = tensor_pb2.MEAN  # new values, averaged over the pushes of a step
     SUM = tensor_pb2.SUM  # increments, added
     LAST = tensor_pb2.LAST  # new values, the last one assigned
 
@@ -34,43 +34,43 @@ SUPPORTED_DTYPES = tuple(_DTYPES.values())
 
 
 def dtype_from_code(code: int) -> np.dtype:
-    """The NumPy dtype of a `DType` of the wire; KeyError if there is none."""
+    """Returns the NumPy dtype of a wire `DType`, or raises KeyError if there is none."""
     return _DTYPES[code]
 
 
 def dtype_code(dtype: np.dtype) -> tensor_pb2.DType.ValueType:
-    """The wire's `DType` of a NumPy dtype; KeyError if there is none."""
+    """Returns the wire `DType` of a NumPy dtype, or raises KeyError if there is none."""
     return _DTYPE_CODES[dtype]
 
 
 def storage_dtype(dtype: np.dtype) -> np.dtype:
-    """What a server keeps for a dtype of the wire: float32 master values for both halves, else the same."""
+    """Returns the dtype that a server stores for a wire dtype: float32 for float16 and bfloat16, else the same."""
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
 def wire_dtype(dtype: np.dtype, aggregation: Aggregation, wanted: np.dtype) -> np.dtype:
-    """What elements of a kind travel as in a job whose float32 values are to travel as `wanted`.
+    """Returns the dtype in which the elements of a variable travel.
 
     Args:
-        dtype: of the variable.
-        aggregation: of the variable.
-        wanted: float32, or a half.
+        dtype: dtype of the variable.
+        aggregation: aggregation of the variable.
+        wanted: the job's wire dtype: float32, float16 or bfloat16.
 
     Returns:
-        `wanted` for float32 that is trainable if it is a half, else `dtype`.
+        `wanted` for a trainable float32 variable if `wanted` has 16 bits, else `dtype`.
     """
-    # A gradient is an estimate as it is, and servers add it up in float32. All else is worked out by workers from what
-    # they pulled, so its rounding errors would add up: bfloat16 counts in ones to 256, and a running mean stands still
-    # once its changes are below a half's last bit.
+    # A gradient is only an estimate, and servers add gradients up in float32. Workers compute all other values from
+    # pulled ones, so rounding errors would accumulate: bfloat16 can count in ones only to 256, and a running mean stops
+    # when its changes are below the last bit.
     rounded = dtype == np.float32 and aggregation is Aggregation.TRAINABLE
     return wanted if rounded and wanted in _HALVES else dtype
 
 
 def rows_of(shape: tuple[int, ...]) -> int:
-    """Length of the axis that partitioners cut; a scalar has one row."""
+    """Returns the length of the axis that partitioners cut. A scalar has one row."""
     return shape[0] if shape else 1
 
 
 def row_elements(shape: tuple[int, ...]) -> int:
-    """Elements in one row."""
+    """Returns the number of elements in one row."""
     return math.prod(shape[1:])

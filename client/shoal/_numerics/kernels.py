@@ -1,12 +1,12 @@
-"""Machine code that is made ahead, once for each level of processor, so that an image starts without compiling.
+"""Precompiled kernels for each processor level, so that processes in an image start without compiling.
 
-Numba compiles for the very processor that it runs on, and keeps the code for that one alone. An image is built on one
-host and runs on others: `precompile` makes the code for each level that LLVM knows by name, and where SHOAL_KERNELS
-names a folder of it, `precompiled` has a role with kernels use the highest level that its host has. Kernels
-wait for memory, so a level is as fast as the host's own name (docs/decisions/0035-kernels-in-the-image.md).
+Numba compiles for the processor that it runs on, and caches the code for that processor only. An image is built on one
+host and runs on others. `precompile` compiles the code for each level that LLVM has a name for. If SHOAL_KERNELS names
+its folder, `precompiled` makes a role use the highest level that its host supports. Kernels are bound by memory, so
+code for a level is as fast as code for the exact processor (docs/decisions/0035-kernels-in-the-image.md).
 
-What the kernels are, this module does not know: whoever has some names a function that compiles them in the entry point
-group `shoal.kernels`, and compiles each by `prepare`.
+This module does not know the kernels. A package with kernels adds a function that compiles them to the entry point
+group `shoal.kernels`, and compiles each kernel by `prepare`.
 """
 
 import fcntl
@@ -28,30 +28,30 @@ from shoal import errors
 VARIABLE = "SHOAL_KERNELS"
 GROUP = "shoal.kernels"
 
-# What /proc/cpuinfo calls the instructions that each level adds to the one before (x86-64 psABI, 3.1.1).
+# The flags in /proc/cpuinfo that each level adds to the one before (x86-64 psABI, 3.1.1).
 _X86: Mapping[str, frozenset[str]] = {
     "x86-64-v2": frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}),
     "x86-64-v3": frozenset({"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}),
     "x86-64-v4": frozenset({"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}),
 }
-_ARM = "generic"  # ARMv8-A has NEON, and there is no name above it that all makers follow
+_ARM = "generic"  # ARMv8-A has NEON; LLVM has no common names for higher levels
 _COMPILE = f"from shoal._numerics import kernels; kernels.compile_all({GROUP!r})"
 _COMPILE_S = 600.0
-_LOCK_S = 60.0  # longer than all kernels take to compile
+_LOCK_S = 60.0  # longer than the compilation of all kernels takes
 _POLL_S = 0.01
 
 
 def levels(machine: str = "") -> tuple[str, ...]:
-    """The levels that code can be made for on a machine of this kind, lowest first; by default, on this one."""
+    """Returns the levels that an architecture can compile for, lowest first. The default is this machine's."""
     return {"x86_64": tuple(_X86), "aarch64": (_ARM,)}.get(machine or platform.machine(), ())
 
 
 def level_of(machine: str, cpuinfo: str) -> str:
-    """The highest level that a processor has; empty: none.
+    """Returns the highest level that a processor supports, or an empty string if it supports none.
 
     Args:
-        machine: as `platform.machine` says.
-        cpuinfo: what /proc/cpuinfo says.
+        machine: the architecture, as from `platform.machine`.
+        cpuinfo: the text of /proc/cpuinfo.
     """
     if machine == "aarch64":
         return _ARM
@@ -66,12 +66,17 @@ def level_of(machine: str, cpuinfo: str) -> str:
 
 @contextmanager
 def precompiled(environ: MutableMapping[str, str] = os.environ) -> Iterator[str]:
-    """Has Numba, which is imported inside the block, take the code that SHOAL_KERNELS has; yields its level.
+    """Makes Numba, which must be imported inside the block, use the code in SHOAL_KERNELS. Yields its level.
 
-    Numba takes no folder for a cache that it cannot write to, and an image's is read-only: it gets a copy, of a
-    megabyte or two, which goes with the block. Numba is told by the environment, so children of the process are told
-    the same: programs that a worker runs, too. Empty: there is no such folder, none for this host, or the environment
-    tells Numba otherwise. Then it compiles as ever.
+    Numba rejects a cache folder that it cannot write to, and the folder in an image is read-only. So Numba gets a copy
+    of one or two megabytes, which is removed at the end of the block. The setting is in the environment, so child
+    processes, such as trainers, inherit it.
+
+    The level is an empty string if there is no such folder, none for this host, or if the environment configures Numba
+    otherwise. Numba then compiles as usual.
+
+    Args:
+        environ: the environment variables.
     """
     folder = environ.get(VARIABLE, "")
     level = level_of(platform.machine(), _cpuinfo()) if folder else ""
@@ -90,15 +95,19 @@ def precompiled(environ: MutableMapping[str, str] = os.environ) -> Iterator[str]
 
 
 def precompile(folder: Path, level: str) -> None:
-    """Compiles all kernels for one level, in a process of its own, into a folder for SHOAL_KERNELS.
+    """Compiles all kernels for one level in a child process.
+
+    Args:
+        folder: the folder for SHOAL_KERNELS. The code goes to a subfolder of the level's name.
+        level: the processor level.
 
     Raises:
-        BadRequest: this machine makes no code for that level.
-        StartFailed: the compiler failed; the message has the end of what it said.
+        BadRequest: this machine cannot compile for that level.
+        StartFailed: the compiler failed. The message has the end of its output.
     """
     if level not in levels():
         known = ", ".join(levels()) or "none"
-        raise errors.BadRequest(f"no code can be made here for {level!r}; this machine makes it for: {known}")
+        raise errors.BadRequest(f"this machine cannot compile for level {level!r}; use one of: {known}")
     target = folder / level
     target.mkdir(parents=True, exist_ok=True)
     made = subprocess.run(  # noqa: S603 - our own command line
@@ -111,26 +120,29 @@ def precompile(folder: Path, level: str) -> None:
         check=False,
     )
     if made.returncode:
-        raise errors.StartFailed(f"cannot compile the kernels for {level}; it said:\n{made.stdout[-4096:].strip()}")
+        raise errors.StartFailed(
+            f"cannot compile the kernels for {level}; end of the output:\n{made.stdout[-4096:].strip()}"
+        )
 
 
 def compile_all(group: str) -> None:
-    """Compiles the kernels of all that is installed, in this process, for what the environment says."""
+    """Compiles the kernels of all installed packages in this process, for the processor that the environment names."""
     for each in entry_points(group=group):
         each.load()()
 
 
 def prepare(dispatcher: Any, signatures: Collection[tuple[Any, ...]]) -> None:
-    """Compiles a kernel for these types of arguments, or loads it from its cache.
+    """Compiles a kernel for the given argument types, or loads it from its cache.
 
-    Numba's cache has no locks. Of two processes that save code for different types at once, as servers do that start
-    side by side, both may take the same file: one then loads the other's code as its own, and a call fails as ambiguous
-    ("_explain_ambiguous must raise an exception") or for want of a definition. So one process at a time gets here; and
-    where a cache is like that already, or its file system has no locks, the kernel is compiled anew, its cache emptied.
+    Numba's cache has no locks. Two processes that save code for different types at the same time, such as two servers
+    that start together, may use the same file. One of them then loads the other's code as its own, and a call fails as
+    ambiguous ("_explain_ambiguous must raise an exception") or because a definition is missing. So a lock lets one
+    process at a time compile. If a cache is already damaged, or its file system has no locks, the kernel's cache is
+    emptied and the kernel is compiled again.
 
     Args:
-        dispatcher: what `numba.njit(cache=True)` makes; it may still compile.
-        signatures: types of all arguments, each.
+        dispatcher: the result of `numba.njit(cache=True)`, which may still compile.
+        signatures: tuples of the types of all arguments.
     """
     wanted = set(signatures)
     if wanted.issubset(dispatcher.signatures):
@@ -138,7 +150,7 @@ def prepare(dispatcher: Any, signatures: Collection[tuple[Any, ...]]) -> None:
     with _alone(Path(dispatcher.stats.cache_path)):
         for signature in wanted.difference(dispatcher.signatures):
             dispatcher.compile(signature)
-        if missing := wanted.difference(dispatcher.signatures):  # what was loaded for them has other types
+        if missing := wanted.difference(dispatcher.signatures):  # the loaded code has other types
             dispatcher.recompile()
             for signature in missing:
                 dispatcher.compile(signature)
@@ -146,10 +158,10 @@ def prepare(dispatcher: Any, signatures: Collection[tuple[Any, ...]]) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keeps other processes and threads out that ask for the same folder; after a minute, no longer."""
+    """Holds a lock on the folder against other processes and threads, or waits for at most a minute for it."""
     descriptor = -1
     try:
-        with suppress(OSError):  # it is gone, or its file system has no locks: `prepare` sees to what that may do
+        with suppress(OSError):  # no folder, or no locks in its file system; `prepare` handles the consequences
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
             _lock(descriptor)
         yield
@@ -160,7 +172,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _lock(descriptor: int) -> None:
     give_up = time.monotonic() + _LOCK_S
-    while time.monotonic() < give_up:  # not for ever: its holder may be stopped
+    while time.monotonic() < give_up:  # limited, because the holder may be stopped
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -169,7 +181,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _settings(level: str, cache: Path) -> dict[str, str]:
-    # No further features: what the level's name says is all that there is, whatever the host has.
+    # The level's name implies its features; features of the host are not added.
     return {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(cache)}
 
 

@@ -1,4 +1,4 @@
-"""Seeds for functions that take one, and none for others. How a worker makes them: `shoal_worker.batch_seeds`."""
+"""Seeds for functions that take one. `shoal_worker.batch_seeds` computes the seeds of a worker."""
 
 import inspect
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Any
 
 
 def takes_seed(function: Callable[..., Any]) -> bool:
-    """Whether it has a parameter `seed` that can be given by name."""
+    """Returns whether the function has a parameter `seed` that can be given by name."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some callables say nothing of theirs
+    except (TypeError, ValueError):  # some callables have no signature
         return False
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return any(parameter.name == "seed" and parameter.kind in by_name for parameter in parameters)
 
 
 def seeded(function: Callable[..., Any], seed: int | None) -> Callable[..., Any]:
-    """The function with this seed if there is one and it takes it; else as it is."""
+    """Returns the function with the seed bound, or the function itself if it takes none or `seed` is None."""
     return function if seed is None or not takes_seed(function) else partial(function, seed=seed)
 
 

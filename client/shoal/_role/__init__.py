@@ -1,7 +1,7 @@
-"""The process of a role: who it is, its flags, signals and logs, its pages, and how others start it.
+"""The process of a role: identity, options, signals, logs, HTTP endpoints, and its start as a child process.
 
-Coordinators, servers and workers import it, and so do the command line and `shoal.LocalCluster`, which start them.
-Modules that load much, such as the web server, are imported by their own names, where they are needed.
+Coordinators, servers and workers import this package; so do the command line and `shoal.LocalCluster`.
+Modules with slow imports, such as the web server, are imported by their own names where they are needed.
 """
 
 from shoal._role.process import RoleProcess

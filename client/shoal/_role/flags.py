@@ -1,4 +1,4 @@
-"""The flags that roles share: each is a flag, a `SHOAL_*` variable and a line of help, and is defined here once."""
+"""Options that roles share. Each is an option, a `SHOAL_*` variable and a help text."""
 
 import os
 from typing import Annotated, Literal
@@ -8,80 +8,94 @@ import typer
 from shoal._role.identity import ANY_PORT
 from shoal.client import DEFAULT_ADDRESS as DEFAULT_COORDINATOR
 
-# Empty where it is not given: TF_CONFIG or the pod may say it then, and the default if they do not
-# (`shoal._role.identity`).
+# Empty if not given. TF_CONFIG, the pod or the default then supplies the value (`shoal._role.identity`).
 Coordinator = Annotated[
     str,
-    typer.Option(envvar="SHOAL_COORDINATOR", help="The coordinator's host:port.", show_default=DEFAULT_COORDINATOR),
+    typer.Option(envvar="SHOAL_COORDINATOR", help="host:port of the coordinator.", show_default=DEFAULT_COORDINATOR),
 ]
 Name = Annotated[
     str,
     typer.Option(
         envvar="SHOAL_NAME",
-        help="Member id, kept over restarts: a-z, 0-9 and -.",
-        show_default="the role, this host and a random end",
+        help="Member id: 1 to 63 characters of a-z, 0-9 and -. Keep it over restarts.",
+        show_default="role, host name and random suffix",
     ),
 ]
 CoordinatorListen = Annotated[
     str,
     typer.Option(
         envvar="SHOAL_LISTEN",
-        help="host:port to serve at; port 0 takes any free one.",
+        help="host:port to listen on. Port 0 takes any free port.",
         show_default=DEFAULT_COORDINATOR,
     ),
 ]
 Listen = Annotated[
     str,
     typer.Option(
-        envvar="SHOAL_LISTEN", help="host:port to serve at; port 0 takes any free one.", show_default=ANY_PORT
+        envvar="SHOAL_LISTEN", help="host:port to listen on. Port 0 takes any free port.", show_default=ANY_PORT
     ),
 ]
 Advertise = Annotated[
-    str, typer.Option(envvar="SHOAL_ADVERTISE", help="Host that others reach it by, if not that of --listen.")
+    str,
+    typer.Option(
+        envvar="SHOAL_ADVERTISE",
+        help="Host by which other processes reach this one. Default: the host of --listen.",
+    ),
 ]
 MetricsListen = Annotated[
     str,
-    typer.Option(envvar="SHOAL_METRICS_LISTEN", help="host:port of /metrics and /healthz; port 0 takes any free one."),
+    typer.Option(
+        envvar="SHOAL_METRICS_LISTEN", help="host:port for /metrics and /healthz. Port 0 takes any free port."
+    ),
 ]
 Checkpoints = Annotated[
     str,
     typer.Option(
         envvar="SHOAL_CHECKPOINTS",
-        help="Folder or URL of checkpoints, the same for all servers and the coordinator; none: empty.",
+        help="Folder or URL for checkpoints, the same for the coordinator and all servers. Default: no checkpoints.",
     ),
 ]
 DEFAULT_PAGE = "127.0.0.1:7080"
 _PAGE_VARIABLE = "SHOAL_PAGE_LISTEN"
 PageListen = Annotated[
-    str, typer.Option(envvar=_PAGE_VARIABLE, help="host:port of the page to watch the cluster; empty: none.")
+    str, typer.Option(envvar=_PAGE_VARIABLE, help="host:port for the web page. An empty value disables it.")
 ]
 PageHosts = Annotated[
     str,
     typer.Option(
         "--page-host",
         envvar="SHOAL_PAGE_HOSTS",
-        help="Further names of the page, without a port: a,b.",
+        help="Further host names that the page accepts in requests, without a port, separated by commas.",
     ),
 ]
 PageReadOnly = Annotated[
     bool,
-    typer.Option("--page-read-only", envvar="SHOAL_PAGE_READ_ONLY", help="Nothing can be changed from the page."),
+    typer.Option(
+        "--page-read-only",
+        envvar="SHOAL_PAGE_READ_ONLY",
+        help="Disables all actions of the page that change the cluster.",
+    ),
 ]
 RetryFor = Annotated[
-    float, typer.Option(envvar="SHOAL_RETRY_FOR", min=0, help="Seconds to look for a coordinator that is away.")
+    float, typer.Option(envvar="SHOAL_RETRY_FOR", min=0, help="Seconds to retry while the coordinator does not answer.")
 ]
 LogFormat = Annotated[
-    Literal["console", "json"], typer.Option(envvar="SHOAL_LOG_FORMAT", help="For people, or for machines.")
+    Literal["console", "json"],
+    typer.Option(envvar="SHOAL_LOG_FORMAT", help="Format of the log: text for people, or one JSON object per line."),
 ]
 LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"], typer.Option(envvar="SHOAL_LOG_LEVEL", help="The least to be logged.")
+    Literal["debug", "info", "warning", "error"],
+    typer.Option(envvar="SHOAL_LOG_LEVEL", help="Lowest level that is logged."),
 ]
 # How `shoal up` and `LocalCluster` start a role; see `shoal._role.lifecycle.run_role`.
 Supervised = Annotated[bool, typer.Option(hidden=True)]
 
 
 def page_listen(given: str) -> str:
-    """Where the page is to be; empty: nowhere. An empty variable says so, which the command line takes for none."""
+    """Returns the address for the page, or an empty string if the variable is set to nothing.
+
+    typer treats an empty variable as if it were not set.
+    """
     return "" if given == DEFAULT_PAGE and os.environ.get(_PAGE_VARIABLE) == "" else given
 
 

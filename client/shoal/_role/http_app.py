@@ -1,6 +1,6 @@
-"""Routes of the pages of a role: what /metrics and /healthz answer.
+"""HTTP app of a role: the routes /metrics and /healthz.
 
-Imported with the first connection, since it imports the web server.
+It imports the web server, so it is imported at the first connection.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from starlette.types import ASGIApp
 
 from shoal._role.web_server import ConnectionLimits, WebServer, in_thread
 
-_HINT = "there is /metrics and /healthz here\n"
+_HINT = "not found; this server has /metrics and /healthz\n"
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
-# A connection is for one request: the time that it has is that of all of it.
+# A connection serves one request, so its time limit covers the whole request.
 _ONCE = {"Connection": "close"}
 
 
@@ -35,24 +35,27 @@ def make_server(
     connections: int,
     seconds: float,
 ) -> WebServer:
-    """Makes the server of a role's pages.
+    """Returns the server of a role's HTTP endpoints.
 
     Args:
-        listening: a socket that listens; the server closes it.
-        not_ready: why the role does not serve; empty: it does.
-        registry: whose metrics are served.
-        connections: at a time; a connection above that gets 503.
-        seconds: that a connection lasts at most.
+        listening: a listening socket, which the server closes.
+        not_ready: returns the reason why the role does not serve, or an empty string if it serves.
+        registry: the metrics to serve.
+        connections: the most connections at a time. Further ones get status 503.
+        seconds: the longest duration of a connection.
+
+    Returns:
+        The server. The caller runs it.
     """
-    bounds = ConnectionLimits(connections, patience_s=seconds, longest_s=seconds, refusal=_BUSY)
-    return WebServer(listening, lambda _: _make_app(not_ready, registry, connections), bounds)
+    limits = ConnectionLimits(connections, idle_timeout_s=seconds, longest_s=seconds, refusal=_BUSY)
+    return WebServer(listening, lambda _: _make_app(not_ready, registry, connections), limits)
 
 
 def _make_app(not_ready: Callable[[], str], registry: prometheus_client.CollectorRegistry, readings: int) -> ASGIApp:
     free = asyncio.Semaphore(readings)
 
     async def metrics(request: Request) -> Response:
-        # In a thread: neither /healthz nor the end of the role waits for a collector that hangs.
+        # The collectors run in a thread, so that one that hangs delays neither /healthz nor the end of the role.
         if free.locked():
             raise HTTPException(503, headers=_ONCE)
         await free.acquire()
@@ -60,7 +63,7 @@ def _make_app(not_ready: Callable[[], str], registry: prometheus_client.Collecto
         names = request.query_params.getlist("name[]")
         chosen = registry.restricted_registry(names) if names else registry
         try:
-            reading = in_thread(lambda: encode(chosen), "pages reading")
+            reading = in_thread(lambda: encode(chosen), "metrics reading")
         except BaseException:
             free.release()
             raise

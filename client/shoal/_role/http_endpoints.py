@@ -1,7 +1,7 @@
-"""The pages that every role serves over HTTP: /metrics for Prometheus, /healthz for probes.
+"""HTTP endpoints of every role: /metrics for Prometheus and /healthz for probes.
 
-The port is open from the start. What answers there, `shoal._role.http_app`, is imported with the first connection, so
-that no role starts later for it. Connections are few and short, so that a slow caller holds up nobody.
+The port is open from the start. The app (`shoal._role.http_app`) is imported at the first connection, so that it does
+not delay the start of a role. The number and duration of connections are limited.
 """
 
 import select
@@ -15,26 +15,26 @@ import structlog
 from shoal import _rpc, errors
 
 _MOST_CONNECTIONS = 16
-# Of a connection, from its beginning to its end, as of Prometheus's own scrapes.
+# Seconds that a connection may last, the same as Prometheus's default timeout of a scrape.
 _SECONDS_A_CONNECTION = 10.0
 _log = structlog.get_logger(__name__)
 
 
 class RoleHttpServer:
-    """Serves a role's pages, from now until `stop`.
+    """Serves a role's HTTP endpoints from construction until `stop`.
 
     Args:
-        listen: host:port; port 0 takes any free one.
-        registry: whose metrics are served.
-        advertise: host that others reach this machine by, where `listen` is at all interfaces; empty: its name.
+        listen: host:port. Port 0 takes any free port.
+        registry: the metrics to serve.
+        advertise: host by which others reach this machine if `listen` is at all interfaces. Empty means its name.
 
     Attributes:
-        address: host:port that others reach them at.
-        not_ready: why the role does not serve, for /healthz; empty: it does. Written by the thread that starts and
-            stops the role, read by those of requests.
+        address: host:port at which others reach the endpoints.
+        not_ready: the reason why the role does not serve, for /healthz. Empty if it serves. The thread that starts and
+            stops the role writes it, and request threads read it.
 
     Raises:
-        BadRequest: `listen` is no address.
+        BadRequest: `listen` is not an address.
         PortInUse: the port is taken.
     """
 
@@ -44,7 +44,7 @@ class RoleHttpServer:
             listening = _rpc.listen(host, port)
         except errors.PortInUse as error:
             raise errors.PortInUse(f"cannot serve metrics: {error.message}", **error.details) from None
-        self.not_ready = "it starts"
+        self.not_ready = "starting"
         public = _rpc.public_host(host, advertise if _rpc.is_everywhere(host) else "")
         self.address = f"{public}:{listening.getsockname()[1]}"
         self._registry = registry
@@ -52,11 +52,11 @@ class RoleHttpServer:
         self._stopped = False
         self._stop_server: Callable[[], None] | None = None
         self._wakes, self._wake = socket.socketpair()
-        self._thread = threading.Thread(target=self._serve, args=(listening,), name="pages", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(listening,), name="http", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Frees the port, and ends the connections there are."""
+        """Frees the port and closes all connections."""
         with self._lock:
             self._stopped = True
             if self._stop_server:
@@ -73,11 +73,11 @@ class RoleHttpServer:
                 first.poll()
                 if not self._stopped:
                     self._run(listening)
-            except Exception:  # the role goes on without its pages
-                _log.exception("the pages have failed", address=self.address)
+            except Exception:  # the role continues without its endpoints
+                _log.exception("HTTP endpoints failed", address=self.address)
 
     def _run(self, listening: socket.socket) -> None:
-        from shoal._role.http_app import make_server  # noqa: PLC0415 - not before somebody asks
+        from shoal._role.http_app import make_server  # noqa: PLC0415 - not before the first connection
 
         server = make_server(
             listening,

@@ -1,7 +1,7 @@
-"""Who a role is: its name, where it listens, by which host others reach it, and where its coordinator is. Pure.
+"""Identity of a role: its name, its listening address, its advertised host, and its coordinator (no I/O).
 
-Each of the four comes from the first of these that says it: a flag or its `SHOAL_*` variable; `TF_CONFIG`, or else the
-pod that this is; the default.
+Each of the four comes from the first source that has it: an option or its `SHOAL_*` variable, then `TF_CONFIG` or the
+pod, then the default.
 """
 
 import re
@@ -13,25 +13,26 @@ from shoal._role import tf_config
 from shoal.client import DEFAULT_ADDRESS
 
 ANY_PORT = "127.0.0.1:0"
-# The variables that say who a process is other than by a flag's own: not for children that are told by flags.
+# Variables, besides those of options, that identify a process. Children that get options must not inherit them.
 SOURCES = (tf_config.VARIABLE, "SHOAL_POD_NAME")
 
 MEMBER_ID = re.compile(r"[a-z0-9-]{1,63}")
-# Where a pod listens, and the service at which it looks for its coordinator.
+# The port of a pod, and the service of its coordinator.
 _POD_PORT, _POD_COORDINATOR = 7070, "coordinator"
 _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|\[::1\]")
-_EVERYWHERE = ("0.0.0.0", "[::]")  # noqa: S104 - it is compared, and bound only where a cluster is described to us
+_EVERYWHERE = ("0.0.0.0", "[::]")  # noqa: S104 - compared; bound only for TF_CONFIG and pods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleIdentity:
-    """Who a role is. Of what was given, empty is: not given.
+    """The identity of a role. In an identity from options, an empty field means that the option was not given.
 
     Attributes:
-        name: member id, 1 to 63 characters of a-z, 0-9 and -; empty of a coordinator, which is no member.
-        listen: host:port to serve at.
-        advertise: host that others reach it by; empty: that of `listen`, or this machine's name where that is all.
-        coordinator: host:port; empty of a coordinator.
+        name: member id, 1 to 63 characters of a-z, 0-9 and -. A coordinator has none, since it is not a member.
+        listen: host:port to listen on.
+        advertise: host by which others reach the role. Empty means the host of `listen`, or this machine's name if
+            `listen` is at all interfaces.
+        coordinator: host:port of the coordinator. Empty for a coordinator itself.
     """
 
     name: str = ""
@@ -41,16 +42,19 @@ class RoleIdentity:
 
 
 def resolve(role: str, given: RoleIdentity, environment: Mapping[str, str], default_name: str = "") -> RoleIdentity:
-    """Who a role is.
+    """Determines the identity of a role.
 
     Args:
         role: coordinator, server or worker.
-        given: by flags and their variables.
-        environment: the variables of this process.
-        default_name: for a member that nothing names.
+        given: the identity from options and their variables.
+        environment: the environment variables of this process.
+        default_name: the member id if no source has one.
+
+    Returns:
+        The identity, without empty fields except those that `RoleIdentity` allows.
 
     Raises:
-        BadRequest: TF_CONFIG makes no sense or is another role's, a name is none, or something is missing.
+        BadRequest: TF_CONFIG is invalid or belongs to another role, a name is invalid, or a value is missing.
     """
     if environment.get(tf_config.VARIABLE):
         described = _of_task(role, given, tf_config.read(environment[tf_config.VARIABLE]))
@@ -64,23 +68,26 @@ def resolve(role: str, given: RoleIdentity, environment: Mapping[str, str], defa
     found = _first(given, described, RoleIdentity(name=default_name, listen=ANY_PORT, coordinator=DEFAULT_ADDRESS))
     if not MEMBER_ID.fullmatch(found.name):
         raise errors.BadRequest(
-            f"{found.name!r} is no name of a {role}: it is 1 to 63 characters of a-z, 0-9 and -; give one with --name "
-            "or SHOAL_NAME",
+            f"{found.name!r} is not a valid name of a {role}; give 1 to 63 characters of a-z, 0-9 and - with --name or "
+            "SHOAL_NAME",
             name=found.name,
         )
     return found
 
 
 def address_warning(role: str, found: RoleIdentity, environment: Mapping[str, str]) -> str:
-    """Why others may look for this coordinator where it is not; empty where nothing speaks for that.
+    """Returns a warning if the address of a coordinator differs from the one in TF_CONFIG, else an empty string.
 
-    Members say themselves where they listen; of a coordinator there is only the list. Ports may be forwarded, so that
-    this is no error.
+    Members register their addresses; a coordinator is found by TF_CONFIG alone. A different port is not an error,
+    because it may be forwarded.
 
     Args:
         role: coordinator, server or worker.
-        found: what `resolve` gave.
-        environment: the variables of this process.
+        found: the result of `resolve`.
+        environment: the environment variables of this process.
+
+    Returns:
+        The warning, or an empty string.
     """
     text = environment.get(tf_config.VARIABLE)
     if not text or role != "coordinator":
@@ -89,21 +96,21 @@ def address_warning(role: str, found: RoleIdentity, environment: Mapping[str, st
     if found.listen.endswith(f":{listed}"):
         return ""
     return (
-        f"TF_CONFIG has others look for this coordinator at port {listed}, and it listens at {found.listen}: if no "
-        "port is forwarded, leave out --listen, and set SHOAL_LISTEN to nothing, which an image may have set"
+        f"TF_CONFIG gives port {listed} for this coordinator, but it listens on {found.listen}; if the port is not "
+        "forwarded, remove --listen and set SHOAL_LISTEN, which an image may have set, to an empty value"
     )
 
 
 def role_of_task(environment: Mapping[str, str]) -> str:
-    """The role that `TF_CONFIG` gives this process: coordinator, server or worker.
+    """Returns the role that `TF_CONFIG` gives this process: coordinator, server or worker.
 
     Raises:
-        BadRequest: it is not set, or makes no sense.
+        BadRequest: TF_CONFIG is not set or is invalid.
     """
     text = environment.get(tf_config.VARIABLE)
     if not text:
         raise errors.BadRequest(
-            "TF_CONFIG is not set, so nothing says which role this is: set it, or start `shoal coordinator`, "
+            "TF_CONFIG is not set, so the role of this process is unknown; set it, or start `shoal coordinator`, "
             "`shoal server` or `shoal worker`",
             variable=tf_config.VARIABLE,
         )
@@ -120,19 +127,19 @@ def _first(*sources: RoleIdentity) -> RoleIdentity:
 def _of_task(role: str, given: RoleIdentity, task: tf_config.Task) -> RoleIdentity:
     if task.role != role:
         raise errors.BadRequest(
-            f"TF_CONFIG says that this is task {task.index} of {task.type}, a {task.role}, and not a {role}: start "
-            f"`shoal {task.role}`, or `shoal run`, which does as TF_CONFIG says; or unset TF_CONFIG",
+            f"TF_CONFIG says that this is task {task.index} of {task.type}, a {task.role}, and not a {role}; start "
+            f"`shoal {task.role}`, or `shoal run`, which starts the role in TF_CONFIG, or unset TF_CONFIG",
             role=role,
             task=task.type,
         )
     if role != "coordinator" and not (task.coordinator or given.coordinator):
         raise errors.BadRequest(
-            "TF_CONFIG lists no chief, so nothing says where the coordinator is: add cluster.chief with its host:port, "
-            "or give --coordinator or SHOAL_COORDINATOR",
+            "TF_CONFIG lists no chief, so the address of the coordinator is unknown; add cluster.chief with its "
+            "host:port, or give --coordinator or SHOAL_COORDINATOR",
             variable=tf_config.VARIABLE,
         )
-    # The host may be a service's name or a forwarded address, which no interface here has; a loopback one is the
-    # cluster on one machine that it says it is.
+    # The host may be a service's name or a forwarded address, which no interface here has. A loopback address means a
+    # cluster on one machine.
     bound = task.host if _LOOPBACK.fullmatch(task.host) else _everywhere(task.host)
     return RoleIdentity(
         name=f"{role}-{task.index}",
@@ -144,7 +151,7 @@ def _of_task(role: str, given: RoleIdentity, task: tf_config.Task) -> RoleIdenti
 
 def _of_pod(role: str, given: RoleIdentity, environment: Mapping[str, str]) -> RoleIdentity:
     pod, address = environment["SHOAL_POD_NAME"], environment.get("SHOAL_POD_IP", "")
-    # Without the cluster's domain, which clusters choose: their resolvers add it.
+    # The domain of the cluster is left out: resolvers add it.
     within = f".{namespace}.svc" if (namespace := environment.get("SHOAL_POD_NAMESPACE")) else ""
     host = f"[{address}]" if ":" in address else address
     advertise = f"{pod}.{service}{within}" if (service := environment.get("SHOAL_SERVICE")) else host
@@ -152,7 +159,7 @@ def _of_pod(role: str, given: RoleIdentity, environment: Mapping[str, str]) -> R
     bound = (given.listen or listen).rpartition(":")[0]
     if role == "server" and not (advertise or given.advertise) and bound in _EVERYWHERE:
         raise errors.BadRequest(
-            f"nobody could reach the pod {pod} by its name alone: set SHOAL_SERVICE to its headless service, or "
+            f"the pod {pod} cannot be reached by its name alone; set SHOAL_SERVICE to its headless service, or "
             "SHOAL_POD_IP to its address (status.podIP)",
             variable="SHOAL_SERVICE",
         )
@@ -162,7 +169,7 @@ def _of_pod(role: str, given: RoleIdentity, environment: Mapping[str, str]) -> R
 
 
 def _everywhere(host: str) -> str:
-    """All interfaces, of the protocol that the host is of."""
+    """Returns the address of all interfaces, for the IP version of the host."""
     return _EVERYWHERE[host.startswith("[")]
 
 

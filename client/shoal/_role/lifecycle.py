@@ -1,4 +1,4 @@
-"""The life of a role's process: logs, metrics, the ready line, signals, and a clean end."""
+"""Lifecycle of a role's process: logs, metrics, the ready line, signals, and a clean stop."""
 
 import json
 import logging
@@ -27,25 +27,25 @@ from shoal._role.identity import RoleIdentity
 class Running(Protocol):
     """A role that has been started."""
 
-    address: str  # host:port it serves at; empty for a role that serves nothing
+    address: str  # host:port that it serves at; empty for a role that serves nothing
 
     def stop(self) -> None:
-        """Ends it: no thread, port, file or child of its is left."""
+        """Stops the role and releases its threads, ports, files and child processes."""
 
 
 R = TypeVar("R", bound=Running)
 
-# How long a signal that another thread has taken may go unnoticed.
+# Seconds until the main thread notices a signal that another thread received.
 _SIGNAL_S = 0.5
 
 
 def configure_logging(log_format: str, level: str, **identity: str) -> None:
-    """Structured logs on standard error, for people (`console`) or machines (`json`, an object a line).
+    """Configures structured logs on standard error.
 
     Args:
-        log_format: console or json.
+        log_format: `console` for people, or `json` for one object per line.
         level: debug, info, warning or error.
-        identity: fields of every line, whichever thread writes it: the role, and the member's name.
+        identity: fields of every line of all threads: the role, and the member's name.
     """
 
     def identify(
@@ -67,27 +67,30 @@ def configure_logging(log_format: str, level: str, **identity: str) -> None:
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # a line in one write: roles share a terminal
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # one write per line, because roles share a terminal
     )
 
 
 def default_name(role: str, host: str | None = None) -> str:
-    """A member id that says what and where it is, and that no other process there has."""
+    """Returns a unique member id that contains the role and the host."""
     plain = re.sub(r"[^a-z0-9]+", "-", (host or socket.gethostname()).lower()).strip("-")[:40]
     return f"{role}-{plain}-{secrets.token_hex(3)}"
 
 
 def identify(role: str, given: RoleIdentity, *, log_format: str, log_level: str) -> RoleIdentity:
-    """Who this process is, by its flags, TF_CONFIG or its pod; see `shoal._role.identity`.
+    """Determines the identity of this process from its options, TF_CONFIG or its pod (`shoal._role.identity`).
 
     Args:
         role: coordinator, server or worker.
-        given: by flags and their variables.
+        given: the identity from options and their variables.
         log_format: console or json.
         log_level: debug, info, warning or error.
 
+    Returns:
+        The identity.
+
     Raises:
-        SystemExit: 2, after saying why on standard error, when that makes no sense.
+        SystemExit: with status 2 if the identity is invalid. The log has the reason.
     """
     configure_logging(log_format, log_level, role=role)
     log = structlog.get_logger(__name__)
@@ -97,7 +100,7 @@ def identify(role: str, given: RoleIdentity, *, log_format: str, log_level: str)
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(2) from None
     if address_warning := _identity.address_warning(role, found, os.environ):
-        log.warning("others may not find it", reason=address_warning)
+        log.warning("other processes may not find this one", reason=address_warning)
     return found
 
 
@@ -117,30 +120,30 @@ def run_role(
 
     Args:
         role: coordinator, server or worker.
-        start: starts the role; given the registry for its metrics and the address at which they are served.
-        metrics_listen: host:port of /metrics and /healthz; port 0 takes any free one.
-        advertise: host that others reach those pages by, where `metrics_listen` is at all interfaces.
-        leave: what a first SIGTERM has the role do before it stops. It returns soon once the event is set that it is
-            given, as a second SIGTERM does, SIGINT, or the end of a supervisor; it may set that itself.
-        member: its name in the cluster, for its logs.
+        start: starts the role. It gets the registry for its metrics, and the address at which they are served.
+        metrics_listen: host:port for /metrics and /healthz. Port 0 takes any free port.
+        advertise: host by which others reach these endpoints if `metrics_listen` is at all interfaces.
+        leave: called at the first SIGTERM, before the role stops. It gets an event, and returns soon after the event is
+            set. A second SIGTERM, SIGINT and the end of the supervisor set the event; so may `leave` itself.
+        member: the member's name in the cluster, for its logs.
         log_format: console or json.
         log_level: debug, info, warning or error.
-        supervised: started by `shoal up` or a `LocalCluster`: prints one JSON line on standard output when ready,
-            and ends when standard input does, so that nothing outlives its parent, however that died.
+        supervised: whether `shoal up` or a `LocalCluster` started the process. It then prints one JSON line on standard
+            output when it is ready, and stops at the end of standard input, so that it never outlives its parent.
 
     Raises:
-        SystemExit: 1, after saying why on standard error, when the role cannot start.
+        SystemExit: with status 1 if the role cannot start. The log has the reason.
     """
     identity = {"role": role, "member": member} if member else {"role": role}
     configure_logging(log_format, log_level, **identity)
     log = structlog.get_logger(__name__)
-    ends = _StopSignals()
+    signals = _StopSignals()
     if supervised:
-        ends.follow_parent()
+        signals.follow_parent()
     try:
-        with ends.interrupting(), gc_control.frozen_from_gc():
+        with signals.interrupting(), gc_control.frozen_from_gc():
             _tracing.start(role, member)
-            running, pages, stop = _start(start, metrics_listen, advertise)
+            running, endpoints, stop = _start(start, metrics_listen, advertise)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(1) from None
@@ -148,14 +151,14 @@ def run_role(
         log.info("stopped before it was ready")
         return
     try:
-        pages.not_ready = ""
-        _say_ready(role, running, pages, supervised)
-        while not ends.done.wait(_SIGNAL_S):  # a signal may wake another thread, and its handler runs in this one alone
-            pass
-        pages.not_ready = "it stops"
+        endpoints.not_ready = ""
+        _announce_ready(role, running, endpoints, supervised)
+        while not signals.stop.wait(_SIGNAL_S):
+            pass  # a signal may wake another thread, but handlers run in this one
+        endpoints.not_ready = "stopping"
         log.info("stopping")
-        if leave and not ends.enough.is_set():
-            leave(running, ends.enough)
+        if leave and not signals.stop_now.is_set():
+            leave(running, signals.stop_now)
     finally:
         stop()
         _tracing.stop()
@@ -163,45 +166,45 @@ def run_role(
 
 
 class _SignalReceived(BaseException):
-    """A signal, while a role starts: to whatever it waits for, as Ctrl-C is to a program."""
+    """Raised by a signal while a role starts, as KeyboardInterrupt is by Ctrl-C."""
 
 
 class _StopSignals:
-    """What tells a role to end: signals, and the end of standard input if that is a supervisor's.
+    """Requests to stop a role: signals, and the end of a supervisor's standard input.
 
-    SIGTERM is how Kubernetes and systemd ask for an orderly end, so the first one alone leaves time for it.
+    Kubernetes and systemd send SIGTERM for a graceful stop, so only the first SIGTERM leaves time for one.
 
     Attributes:
-        done: set once it is to end.
-        enough: set once it is to end at once.
+        stop: set when the role must stop.
+        stop_now: set when the role must stop without a graceful end.
     """
 
     def __init__(self) -> None:
-        self.done, self.enough = threading.Event(), threading.Event()
-        # A handler interrupts this thread wherever it is, be it in the midst of an event's lock: so another sets them.
+        self.stop, self.stop_now = threading.Event(), threading.Event()
+        # A handler may interrupt this thread while it holds an event's lock, so another thread sets the events.
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._heard, self._interrupts = False, False
+        self._received, self._interrupts = False, False
         threading.Thread(target=self._pass_on, name="signals", daemon=True).start()
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """A signal ends this block with `_SignalReceived`: what it waits for may never come, and nothing is there to be lost."""
+        """Makes a signal raise `_SignalReceived` in the block, which may wait for something that never happens."""
         self._interrupts = True
         try:
-            if self._heard:
+            if self._received:
                 raise _SignalReceived
             yield
         finally:
             self._interrupts = False
 
     def follow_parent(self) -> None:
-        """The end of standard input is as good as SIGINT."""
+        """Handles the end of standard input as SIGINT."""
         threading.Thread(target=self._wait_for_parent, name="parent", daemon=True).start()
 
     def _handle(self, number: int, _frame: object) -> None:
-        self._heard = True
+        self._received = True
         self._signals.put(number)
         if self._interrupts:
             raise _SignalReceived
@@ -209,23 +212,23 @@ class _StopSignals:
     def _pass_on(self) -> None:
         while True:
             number = self._signals.get()
-            if number == signal.SIGINT or self.done.is_set():
-                self.enough.set()
-            self.done.set()
+            if number == signal.SIGINT or self.stop.is_set():
+                self.stop_now.set()
+            self.stop.set()
 
     def _wait_for_parent(self) -> None:
         while os.read(0, 4096):
             pass
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]  # it has begun
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]  # it has started
 
 
-def _say_ready(role: str, running: Running, pages: RoleHttpServer, supervised: bool) -> None:
-    """Writes where the role is reached to its log, and to standard output for a supervisor."""
-    page = getattr(running, "page", "")  # a coordinator's alone
+def _announce_ready(role: str, running: Running, endpoints: RoleHttpServer, supervised: bool) -> None:
+    """Writes the addresses of the role to its log, and to standard output for a supervisor."""
+    page = getattr(running, "page", "")  # only a coordinator has one
     shown = {"page": page} if page else {}
-    structlog.get_logger(__name__).info("ready", address=running.address, metrics=pages.address, **shown)
+    structlog.get_logger(__name__).info("ready", address=running.address, metrics=endpoints.address, **shown)
     if supervised:
-        ready = {"role": role, "address": running.address, "metrics": pages.address, "pid": os.getpid()} | shown
+        ready = {"role": role, "address": running.address, "metrics": endpoints.address, "pid": os.getpid()} | shown
         sys.stdout.write(json.dumps(ready) + "\n")
         sys.stdout.flush()
 
@@ -233,21 +236,21 @@ def _say_ready(role: str, running: Running, pages: RoleHttpServer, supervised: b
 def _start(
     start: Callable[[prometheus_client.CollectorRegistry, str], R], metrics_listen: str, advertise: str
 ) -> tuple[R, RoleHttpServer, Callable[[], None]]:
-    """Starts the pages and the role; gives the role, the pages, and what ends both."""
-    # When a counter began is told by none of our metrics: Prometheus finds resets by itself.
+    """Starts the HTTP endpoints and the role. Returns the role, the endpoints, and a function that stops both."""
+    # Counters have no creation times: Prometheus detects resets itself.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.ProcessCollector(registry=registry)
     prometheus_client.PlatformCollector(registry=registry)
-    pages = RoleHttpServer(metrics_listen, registry, advertise=advertise)
+    endpoints = RoleHttpServer(metrics_listen, registry, advertise=advertise)
     try:
-        running = start(registry, pages.address)
+        running = start(registry, endpoints.address)
     except BaseException:
-        pages.stop()
+        endpoints.stop()
         raise
 
     def stop() -> None:
-        pages.stop()
+        endpoints.stop()
         running.stop()
 
-    return running, pages, stop
+    return running, endpoints, stop

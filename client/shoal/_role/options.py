@@ -1,6 +1,6 @@
-"""Commands whose options are the fields of a frozen dataclass: one object in place of a parameter for each option.
+"""Commands whose options are the fields of a frozen dataclass, in place of one parameter for each option.
 
-What each option is, its field's annotation says; `shoal._role.flags` has those that roles share.
+The annotation of a field describes its option. `shoal._role.flags` has the options that roles share.
 """
 
 import inspect
@@ -13,10 +13,10 @@ Options = TypeVar("Options")
 
 
 def command_of(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Makes a function that takes such an object a command of typer, which has an option for each field.
+    """Returns a decorator that turns a function of such an object into a typer command.
 
     Args:
-        options: a dataclass, all of whose fields have a default.
+        options: a dataclass whose fields all have a default.
     """
     hints = get_type_hints(options, include_extras=True)
     parameters = [
@@ -31,7 +31,7 @@ def command_of(options: type[Options]) -> Callable[[Callable[[Options], None]], 
         def command(**given: Any) -> None:
             run(options(**given))
 
-        # Both are what typer reads the options from.
+        # typer reads the options from both.
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {**hints, "return": None}
         return command

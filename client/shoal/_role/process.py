@@ -1,4 +1,4 @@
-"""One role as a child process: started, found ready, watched and ended, with its log kept for when it fails."""
+"""A role as a child process: start, readiness, supervision, stop, and its log for error messages."""
 
 import json
 import os
@@ -18,24 +18,24 @@ _TAIL_BYTES = 4096
 
 
 class RoleProcess:
-    """A `shoal coordinator`, `server` or `worker` that ends when this process does, however this one ends.
+    """A child process `shoal coordinator`, `server` or `worker`, which ends when this process ends in any way.
 
-    Its standard input is a pipe of ours: the role ends with it. It is in a session of its own, so that Ctrl-C reaches
-    only us, and we end the roles in their order.
+    Its standard input is a pipe from this process, and the role stops at the end of it. It has a session of its own, so
+    that Ctrl-C reaches only this process, which stops the roles in order.
 
     Args:
         role: coordinator, server or worker.
-        index: its number among those of its role.
-        flags: of its command.
+        index: its number among the processes of its role.
+        flags: options of its command.
         env: its environment.
-        log_dir: where it writes NAME.log. None: to a file without a name, which goes with the processes.
-        show_log: it writes to our standard error instead.
+        log_dir: the folder for NAME.log. None means an unnamed temporary file.
+        show_log: whether it writes to the standard error of this process instead.
 
     Attributes:
-        name: such as "server-0"; the member id.
-        address: host:port it serves at, once it is ready; a worker's is empty.
+        name: the member id, such as "server-0".
+        address: host:port that it serves at, once it is ready. Empty for a worker.
         metrics: host:port of its /metrics, once it is ready.
-        page: the URL of a coordinator's page, once it is ready; empty: it has none.
+        page: URL of a coordinator's page, once it is ready. Empty if it has none.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RoleProcess:
         self.address = self.metrics = self.page = ""
         self._log = None if show_log else _open_log(log_dir, self.name)
         self._ready: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        # -P: what lies in the working directory is no module of a role's.
+        # -P: a role does not import modules from the working directory.
         self._process = subprocess.Popen(  # noqa: S603 - our own command line
             [sys.executable, "-P", "-m", "shoal", role, *flags, "--supervised"],
             stdin=subprocess.PIPE,
@@ -72,56 +72,56 @@ class RoleProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs."""
+        """The exit status, negative for a signal, or None while the process runs."""
         return self._process.poll()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the role says that it is ready.
+        """Waits until the role reports that it is ready.
 
         Raises:
-            StartFailed: it ended before, or took longer; the message has the end of its log.
+            StartFailed: the process ended, or was not ready in time. The message has the end of its log.
         """
         try:
             ready = self._ready.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             raise errors.StartFailed(
-                f"{self.name} was not ready in time{self._said()}", role=self.role, name=self.name
+                f"{self.name} was not ready in time{self._log_excerpt()}", role=self.role, name=self.name
             ) from None
         if ready is None:
             code = self._process.wait()
             raise errors.StartFailed(
-                f"{self.name} ended with exit status {code} before it was ready{self._said()}",
+                f"{self.name} ended with exit status {code} before it was ready{self._log_excerpt()}",
                 role=self.role,
                 name=self.name,
             )
         self.address, self.metrics, self.page = ready["address"], ready["metrics"], ready.get("page", "")
 
     def tail(self) -> str:
-        """The last lines of its log, at most 4 KiB; empty where the log is shown elsewhere."""
+        """Returns the last lines of its log, at most 4 KiB, or an empty string if `show_log` is set."""
         if self._log is None:
             return ""
         size = os.fstat(self._log.fileno()).st_size
-        # pread leaves the offset alone, which the role's own writes share.
+        # pread does not move the offset, which the role's own writes share.
         text = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return text.decode(errors="replace").strip()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Sends a signal: SIGKILL, SIGSTOP, SIGCONT; nothing if the process has ended."""
+        """Sends a signal, such as SIGKILL, SIGSTOP or SIGCONT. This has no effect if the process has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends it as a crash would, and waits until it is gone."""
+        """Kills the process and waits for its end."""
         self._process.kill()
         self._process.wait()
 
     def ask_to_stop(self) -> None:
-        """Asks it to end in good order, and does not wait."""
+        """Asks the process to stop gracefully, without waiting."""
         assert self._process.stdin
         self._process.stdin.close()
         self._process.terminate()
 
     def reap(self, timeout_s: float) -> None:
-        """Waits for its end, kills it when that takes longer, and frees what this process holds for it."""
+        """Waits for the end of the process, kills it after `timeout_s` seconds, and releases its resources."""
         assert self._process.stdin
         assert self._process.stdout
         try:
@@ -129,19 +129,19 @@ class RoleProcess:
         except subprocess.TimeoutExpired:
             self.kill()
         self._process.stdin.close()
-        # Ends with the role; a grandchild of a user's program may hold the pipe open, and is not waited for.
+        # The reader ends with the role, unless a grandchild of a user's program holds the pipe open.
         self._reader.join(timeout=1.0)
         if not self._reader.is_alive():
             self._process.stdout.close()
         if self._log:
             self._log.close()
 
-    def _said(self) -> str:
+    def _log_excerpt(self) -> str:
         tail = self.tail()
-        return f"; it said:\n{tail}" if tail else "; see its log"
+        return f"; end of its log:\n{tail}" if tail else "; see its log"
 
     def _read_output(self) -> None:
-        """Waits for the ready line, then passes on what programs print, so that a full pipe never stops a role."""
+        """Waits for the ready line, then forwards the output of programs, so that a full pipe never blocks a role."""
         assert self._process.stdout
         ready = False
         for line in self._process.stdout:

@@ -1,7 +1,7 @@
-"""`TF_CONFIG`, by which TensorFlow tells a process its cluster and its task in it: read, checked, in our words. Pure.
+"""Parser of `TF_CONFIG`, the variable by which TensorFlow gives a process its cluster and its task (no I/O).
 
-The form is that of `tf.distribute.cluster_resolver.TFConfigClusterResolver`: lists of host:port by type of task, and
-the type and index of this one. Other keys (`environment`, `rpc_layer`) say nothing that a role needs.
+The format is that of `tf.distribute.cluster_resolver.TFConfigClusterResolver`: lists of host:port by task type, and the
+type and index of this task. Other keys (`environment`, `rpc_layer`) are ignored.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from shoal import errors
 
 VARIABLE = "TF_CONFIG"
-# What each type of task is here. `master` is the old name of the chief.
+# The role of each task type. `master` is the old name of the chief.
 _ROLES = {"chief": "coordinator", "master": "coordinator", "ps": "server", "worker": "worker"}
 _EVALUATOR = "evaluator"
 _LISTS = (*_ROLES, _EVALUATOR)
@@ -27,15 +27,15 @@ _EXAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What `TF_CONFIG` says of this process.
+    """The task that `TF_CONFIG` gives this process.
 
     Attributes:
-        type: of the task, as it is written there.
-        index: of the task, among those of its type.
-        role: what it is here: coordinator, server or worker.
-        host: that others reach it by.
-        port: that it is to listen on, 1 to 65535.
-        coordinator: its host:port; empty where the cluster lists no chief.
+        type: the task's type as written in `TF_CONFIG`.
+        index: the task's place in the list of its type, from 0.
+        role: coordinator, server or worker.
+        host: host by which others reach the task.
+        port: port to listen on, 1 to 65535.
+        coordinator: host:port of the coordinator. Empty if the cluster lists no chief.
     """
 
     type: str
@@ -50,19 +50,19 @@ def read(text: str) -> Task:
     """Reads the value of `TF_CONFIG`.
 
     Raises:
-        BadRequest: it is not JSON, not of that form, lists an address twice, or has no such task; the message says.
+        BadRequest: the value is not JSON, has another format, lists an address twice, or does not list the task.
     """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad(f"it is not JSON ({error}); give an object such as {_EXAMPLE}") from None
+        raise _bad(f"the value is not JSON ({error}); give an object such as {_EXAMPLE}") from None
     if not isinstance(value, dict) or not isinstance(value.get("cluster"), dict):
-        raise _bad(f"it is no object with an object `cluster`; give one such as {_EXAMPLE}")
+        raise _bad(f"the value has no object `cluster`; give an object such as {_EXAMPLE}")
     lists = {kind: _addresses(kind, listed) for kind, listed in value["cluster"].items()}
     _check_unique(lists)
     chiefs = [*lists.get("chief", []), *lists.get("master", [])]
     if len(chiefs) > 1:
-        raise _bad(f"it lists {len(chiefs)} chiefs (or masters); Shoal has one coordinator, so list one")
+        raise _bad(f"cluster lists {len(chiefs)} chiefs (or masters); Shoal has one coordinator, so list one")
     kind, index = _task(value.get("task"), lists)
     host, port = lists[kind][index]
     coordinator = ":".join(map(str, chiefs[0])) if chiefs else ""
@@ -71,16 +71,18 @@ def read(text: str) -> Task:
 
 def _addresses(kind: str, listed: object) -> list[tuple[str, int]]:
     if kind not in _LISTS:
-        raise _bad(f"cluster has {reprlib.repr(kind)}; it may list {', '.join(_LISTS)}")
+        raise _bad(f"cluster has the key {reprlib.repr(kind)}; use only {', '.join(_LISTS)}")
     if not isinstance(listed, list) or not listed:
-        raise _bad(f"cluster.{kind} is {reprlib.repr(listed)}; give a list of one address or more, or leave it out")
+        raise _bad(f"cluster.{kind} is {reprlib.repr(listed)}; give a list of one or more addresses, or leave it out")
     return [_address(f"cluster.{kind}[{place}]", address) for place, address in enumerate(listed)]
 
 
 def _address(where: str, text: object) -> tuple[str, int]:
     found = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
     if not found or not 0 < int(found[2]) <= 65_535:
-        raise _bad(f"{where} is {reprlib.repr(text)}; give host:port, such as ps-0.example:7070, with a port from 1 on")
+        raise _bad(
+            f"{where} is {reprlib.repr(text)}; give host:port, such as ps-0.example:7070, with a port from 1 to 65535"
+        )
     return found[1].lower(), int(found[2])
 
 
@@ -91,39 +93,38 @@ def _check_unique(lists: Mapping[str, list[tuple[str, int]]]) -> None:
             where = f"cluster.{kind}[{place}]"
             if address in seen:
                 raise _bad(
-                    f"{seen[address]} and {where} are both {address[0]}:{address[1]}; "
-                    "give each task an address of its own"
+                    f"{seen[address]} and {where} are both {address[0]}:{address[1]}; give each task its own address"
                 )
             seen[address] = where
 
 
 def _task(task: Any, lists: Mapping[str, list[tuple[str, int]]]) -> tuple[str, int]:
     if not isinstance(task, dict):
-        raise _bad(f'it has no object `task`; add one such as {{"type": "{next(iter(lists), "ps")}", "index": 0}}')
+        raise _bad(
+            f'the value has no object `task`; add one such as {{"type": "{next(iter(lists), "ps")}", "index": 0}}'
+        )
     kind = task.get("type")
     if kind == _EVALUATOR:
-        raise _bad(
-            "task.type is evaluator; in Shoal workers evaluate, as a job's --evaluate-every says: leave this task out"
-        )
+        raise _bad("task.type is evaluator; workers evaluate a job (--evaluate-every-steps), so leave this task out")
     if not isinstance(kind, str) or kind not in _ROLES:
-        raise _bad(f"task.type is {reprlib.repr(kind)}; it is one of {', '.join(_ROLES)}")
+        raise _bad(f"task.type is {reprlib.repr(kind)}; use one of {', '.join(_ROLES)}")
     if kind not in lists:
-        raise _bad(f"task.type is {kind}, and cluster lists no {kind}; add its address there")
+        raise _bad(f"task.type is {kind}, but cluster lists no {kind}; add its address to cluster.{kind}")
     index = _index(task.get("index"))
     if not 0 <= index < len(lists[kind]):
         raise _bad(
-            f"task.index is {reprlib.repr(index)}, and cluster.{kind} lists {len(lists[kind])}: "
-            f"give 0 to {len(lists[kind]) - 1}, or list more"
+            f"task.index is {reprlib.repr(index)}, but cluster.{kind} lists {len(lists[kind])}; "
+            f"give 0 to {len(lists[kind]) - 1}, or add addresses"
         )
     return kind, index
 
 
 def _index(index: object) -> int:
-    """TensorFlow calls `int` on it, and there are launchers that write "0": so digits are one too."""
+    """Parses the index. Strings of digits are valid too, since TensorFlow calls `int` and some launchers write "0"."""
     if isinstance(index, str) and re.fullmatch(r"[0-9]{1,9}", index):
         return int(index)
     if not isinstance(index, int) or isinstance(index, bool):
-        raise _bad(f"task.index is {reprlib.repr(index)}; give the task's place in its list, from 0 on")
+        raise _bad(f"task.index is {reprlib.repr(index)}; give the task's place in its list, from 0")
     return index
 
 

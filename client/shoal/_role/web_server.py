@@ -1,7 +1,7 @@
-"""Web server of a role: uvicorn with bounds on connections, run by a thread that it blocks.
+"""Web server of a role: uvicorn with limits on connections.
 
-It serves the coordinator's page and the pages of all roles. Importing it imports uvicorn, about 130 ms, so a role that
-may never be asked imports it with its first connection. What is served is not here.
+It serves the coordinator's page and the HTTP endpoints of all roles; their apps are elsewhere. Its import of uvicorn
+takes about 130 ms, so roles import this module at the first connection.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 T = TypeVar("T")
 
-# Seconds that answers in progress have when the server stops.
+# Seconds for responses in progress when the server stops.
 _GRACE_S = 2
 
 
@@ -27,14 +27,15 @@ class ConnectionLimits:
     """Limits of connections.
 
     Attributes:
-        connections: at a time.
-        patience_s: seconds that a connection may be open without a complete request, at first and after each answer.
-        longest_s: seconds after which a connection is closed whatever it does; None: no limit.
-        refusal: bytes that a connection above the limit gets; empty: it is reset.
+        connections: the most connections at a time.
+        idle_timeout_s: seconds that a connection may be open without a complete request, at first and after each
+            response.
+        longest_s: seconds after which a connection is closed in any case. None means no limit.
+        refusal: bytes that a connection above the limit gets. Empty means that it is reset.
     """
 
     connections: int
-    patience_s: float
+    idle_timeout_s: float
     longest_s: float | None = None
     refusal: bytes = b""
 
@@ -43,15 +44,16 @@ class WebServer:
     """Serves an app until it is stopped.
 
     Args:
-        listening: a socket that listens; the server closes it.
-        make_app: makes the app, in the event loop's thread; given an event that is set when streams are to end.
-        bounds: of connections.
+        listening: a listening socket, which the server closes.
+        make_app: returns the app. It is called in the event loop's thread with an event that is set when streams must
+            end.
+        limits: the limits of connections.
     """
 
     def __init__(
-        self, listening: socket.socket, make_app: Callable[[asyncio.Event], ASGIApp], bounds: ConnectionLimits
+        self, listening: socket.socket, make_app: Callable[[asyncio.Event], ASGIApp], limits: ConnectionLimits
     ) -> None:
-        self._listening, self._make_app, self._bounds = listening, make_app, bounds
+        self._listening, self._make_app, self._limits = listening, make_app, limits
         self._lock = threading.Lock()  # guards _loop and _stopped
         self._loop: asyncio.AbstractEventLoop | None = None  # while `run` serves
         self._stopped = False
@@ -64,7 +66,7 @@ class WebServer:
             self._listening.close()
 
     def stop(self) -> None:
-        """Has `run` end its streams and connections, and return; from any thread, before `run` too."""
+        """Ends all streams and connections and makes `run` return. Any thread may call it, also before `run`."""
         with self._lock:
             self._stopped = True
             if self._loop:
@@ -72,14 +74,14 @@ class WebServer:
 
     async def _main(self) -> None:
         stopping = self._stopping = asyncio.Event()
-        bounds = self._bounds
+        connection_limits = self._limits
 
-        class Connection(_Connection):
-            limits = bounds
+        class LimitedConnection(_Connection):
+            limits = connection_limits
 
         config = uvicorn.Config(
             self._make_app(stopping),
-            http=Connection,
+            http=LimitedConnection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -106,18 +108,18 @@ class WebServer:
 
 
 class _Connection(H11Protocol):
-    """A connection within the bounds."""
+    """A connection that keeps to the limits."""
 
     limits: ConnectionLimits
-    _patience: asyncio.TimerHandle | None = None
-    _life: asyncio.TimerHandle | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _end_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) <= self.limits.connections:
             if self.limits.longest_s is not None:
-                self._life = self.loop.call_later(self.limits.longest_s, transport.abort)
-            self._wait()
+                self._end_timer = self.loop.call_later(self.limits.longest_s, transport.abort)
+            self._restart_idle_timer()
         elif self.limits.refusal:
             transport.write(self.limits.refusal)
             transport.close()
@@ -125,46 +127,46 @@ class _Connection(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._patience, self._life):
+        for timer in (self._idle_timer, self._end_timer):
             if timer:
                 timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._wait()
+        self._restart_idle_timer()
 
-    def _wait(self) -> None:
-        """Begins the patience anew: a byte now and then does not make it longer."""
-        if self._patience:
-            self._patience.cancel()
-        self._patience = self.loop.call_later(self.limits.patience_s, self._look)
+    def _restart_idle_timer(self) -> None:
+        """Restarts the idle timer. Single bytes of a request do not restart it."""
+        if self._idle_timer:
+            self._idle_timer.cancel()
+        self._idle_timer = self.loop.call_later(self.limits.idle_timeout_s, self._close_if_idle)
 
-    def _look(self) -> None:
+    def _close_if_idle(self) -> None:
         if getattr(self.cycle, "response_complete", True):  # there is no cycle before the first request
             self.transport.close()
 
 
 def in_thread(function: Callable[[], T], name: str) -> Future[T]:
-    """Runs a function in a thread of its own, which ends with the process, whatever it waits for.
+    """Runs a function in a daemon thread.
 
     Returns:
-        What it gives or raises; cancelling that changes nothing.
+        A future of the result. It cannot be cancelled.
 
     Raises:
-        RuntimeError: the system has no thread left.
+        RuntimeError: the system cannot start a thread.
     """
-    answer = Future[T]()
-    answer.set_running_or_notify_cancel()
+    result = Future[T]()
+    result.set_running_or_notify_cancel()
 
     def perform() -> None:
         try:
-            answer.set_result(function())
-        except BaseException as error:  # whoever waits for it is told
-            answer.set_exception(error)
+            result.set_result(function())
+        except BaseException as error:  # the future passes it to the caller
+            result.set_exception(error)
 
     threading.Thread(target=perform, name=name, daemon=True).start()
-    return answer
+    return result
 
 
 __all__ = ["ConnectionLimits", "WebServer", "in_thread"]

@@ -1,7 +1,7 @@
-"""gRPC: channels and servers, errors over the wire, retries with backoff, and the client of the coordinator.
+"""gRPC: channels, servers, errors on the wire, retries with backoff, and the client of the coordinator.
 
-The one package of `shoal` that imports grpc; its types do not leave it. Which calls carry values, and what else can
-carry them, is in `shoal._transport`. Roles, clients and everything above the wire may import it.
+It is the only package of `shoal` that imports grpc, and users never see grpc types. `shoal._transport` has the calls
+that carry values, and the other transports. Roles, clients and everything above the wire may import this package.
 """
 
 from shoal._rpc.backoff import Backoff

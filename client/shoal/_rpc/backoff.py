@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""Exponential backoff between attempts of a failed call."""
 
 import random
 from collections.abc import Callable
@@ -7,15 +7,15 @@ _FIRST_S, _LONGEST_S = 0.05, 2.0
 
 
 class Backoff:
-    """0.05 s, then twice as long each time up to 2 s; each shortened by up to half at random.
+    """Pauses of 0.05 s, doubled each time up to 2 s, and each shortened at random by up to half.
 
-    So a thousand workers do not come back at once.
+    The random part prevents many workers from retrying at the same time.
 
     Args:
-        jitter: a number in [0, 1), drawn for each pause.
+        jitter: returns a random number in [0, 1) for each pause.
 
     Attributes:
-        at_most: seconds of the next one, before it is shortened.
+        at_most: seconds of the next pause before it is shortened.
     """
 
     def __init__(self, jitter: Callable[[], float] = random.random) -> None:
@@ -23,12 +23,12 @@ class Backoff:
         self.at_most = _FIRST_S
 
     def next(self) -> float:
-        """Seconds to wait now."""
+        """Returns the next pause in seconds, and doubles the one after it."""
         pause, self.at_most = self.at_most, min(2 * self.at_most, _LONGEST_S)
         return pause * (1 - self._jitter() / 2)
 
     def reset(self) -> None:
-        """It went well: the next one is the first again."""
+        """Restarts at the first pause, after a successful call."""
         self.at_most = _FIRST_S
 
 

@@ -1,6 +1,6 @@
-"""gRPC for every role: channels, servers, retries, and the one table between domain errors and statuses.
+"""gRPC channels, servers and retries, and the conversion between domain errors and gRPC statuses.
 
-Nothing outside this module and the servicers sees a grpc type.
+Only this module and the servicers use grpc types.
 """
 
 import functools
@@ -35,36 +35,36 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Reconnect fast: a restarted server is back within a second, and backoff between calls is ours.
+    # Reconnect fast: a restarted server is ready within a second, and `retrying` has its own backoff between calls.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A push is repeated by us with its stamp; gRPC's own retry buffer is too small for one (256 KiB).
+    # Pushes are repeated with their stamps. gRPC's own retry buffer (256 KiB) is too small for a push.
     ("grpc.enable_retries", 0),
 ]
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.max_frame_size", 1 << 20),
-    # A client whose host is gone, and with it half a push, is found out and its thread freed.
+    # Keepalive detects a client whose host is gone in the middle of a push, and frees its thread.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Two servers on one port would share its connections silently; say PortInUse instead.
+    # Without this, two servers on one port would share its connections. Raise PortInUse instead.
     ("grpc.so_reuseport", 0),
 ]
 
-# Calls that a server takes at once, running, waiting and queued; more are refused by grpc itself.
+# The most calls of a server at a time: running, waiting and queued. grpc refuses more.
 _MAX_CALLS = 32_768
-# Of an error's text: what trailing metadata may hold is bounded by grpc, and exceeding it would hide the error.
+# Limits of an error's text in bytes. grpc limits trailing metadata, and larger metadata would hide the error.
 _MAX_MESSAGE, _MAX_DETAIL = 4_000, 500
 
-# Statuses that grpc itself makes, without our detail.
+# Statuses that grpc itself creates, without our error detail.
 _STATUS_TO_ERROR: dict[grpc.StatusCode, type[errors.ShoalError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
-    # Of a server that stops in the middle of a call. Who gives up a call of its own does not wait for its error.
+    # From a server that stops during a call. A client that cancels its own call ignores the error.
     grpc.StatusCode.CANCELLED: errors.Unreachable,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.MessageTooLarge,
     grpc.StatusCode.INVALID_ARGUMENT: errors.BadRequest,
@@ -72,32 +72,32 @@ _STATUS_TO_ERROR: dict[grpc.StatusCode, type[errors.ShoalError]] = {
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """The host and port of `host:port`.
+    """Parses `host:port`.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: the text is not an address.
     """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise errors.BadRequest(f"{text!r} is no address; give host:port, such as 127.0.0.1:7070", address=text)
+        raise errors.BadRequest(f"{text!r} is not an address; give host:port, such as 127.0.0.1:7070", address=text)
     return host, int(port)
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether who listens there does so at all interfaces."""
-    return host in {"0.0.0.0", "[::]", ""}  # noqa: S104 - it is compared
+    """Returns whether a host stands for all interfaces."""
+    return host in {"0.0.0.0", "[::]", ""}  # noqa: S104 - only compared
 
 
 def public_host(bound: str, advertise: str) -> str:
-    """The host that others reach this one by: the one given, or bound, or this machine's name if all are bound."""
+    """Returns the host for other machines: `advertise`, else `bound`, or this machine's name for all interfaces."""
     return advertise or (socket.gethostname() if is_everywhere(bound) else bound)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0: any free one.
+    """Opens a listening socket. Port 0 takes any free port.
 
     Raises:
-        PortInUse: the port is taken, or the address is not this machine's.
+        PortInUse: the port is in use, or the address is not one of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -107,9 +107,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def channel(address: str) -> grpc.Channel:
-    """Opens a channel to `host:port`; it connects at the first call.
+    """Returns a channel to `host:port`, which connects at the first call.
 
-    Make its stubs before it can be closed: grpcio (1.85) crashes the process over a stub made on a closed channel.
+    Create its stubs before it can be closed: grpcio 1.85 crashes the process if a stub is created on a closed channel.
     """
     return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
@@ -122,16 +122,16 @@ def _port_in_use(address: str, why: object) -> errors.PortInUse:
     )
 
 
-# Errors, both ways.
+# Conversion of errors.
 
 
 def error_metadata(error: errors.ShoalError) -> tuple[tuple[str, bytes], ...]:
-    """The trailing metadata that carries an error's code and details."""
+    """Returns the trailing metadata with an error's code and details."""
     return ((_DETAIL_KEY, detail_of(error).SerializeToString()),)
 
 
 def detail_of(error: errors.ShoalError) -> header_pb2.ErrorDetail:
-    """The message that carries an error."""
+    """Returns the message that carries an error."""
     return header_pb2.ErrorDetail(
         code=error.code,
         message=_shortened(error.message, _MAX_MESSAGE),
@@ -140,13 +140,13 @@ def detail_of(error: errors.ShoalError) -> header_pb2.ErrorDetail:
 
 
 def error_of(detail: header_pb2.ErrorDetail) -> errors.ShoalError:
-    """The error that a message carries; InternalError for a code that this version does not know."""
+    """Returns the error in a message, or InternalError for an unknown code."""
     kind = errors.ShoalError.catalogue.get(detail.code, errors.InternalError)
     return kind(detail.message, **dict(detail.details))
 
 
 def _shortened(text: str, most: int) -> str:
-    """The beginning and the end of a text: what it is about, and what a traceback came to."""
+    """Returns the beginning and the end of a text, because a traceback ends with the error."""
     encoded = text.encode()
     if len(encoded) <= most:
         return text
@@ -155,13 +155,13 @@ def _shortened(text: str, most: int) -> str:
 
 
 def status_of(error: errors.ShoalError) -> grpc.StatusCode:
-    """The gRPC status of a domain error."""
+    """Returns the gRPC status of a domain error."""
     return grpc.StatusCode[error.status]
 
 
 def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
-    """The domain error that a failed call to `address` stands for."""
-    call: Any = failure  # every RpcError that a stub raises is a grpc.Call too
+    """Returns the domain error of a failed call to `address`."""
+    call: Any = failure  # every RpcError of a stub is also a grpc.Call
     for key, value in call.trailing_metadata() or ():
         if key == _DETAIL_KEY:
             return error_of(header_pb2.ErrorDetail.FromString(value))
@@ -172,31 +172,29 @@ def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
 
 @contextmanager
 def as_shoal_errors(address: str) -> Iterator[None]:
-    """Raises a `ShoalError` for any gRPC error of the block; Cancelled if our own channel was closed."""
+    """Converts gRPC errors of the block to `ShoalError`. A channel closed by this process gives Cancelled."""
     try:
         yield
     except grpc.RpcError as failure:
         raise error_from(failure, address) from None
     except ValueError as failure:
-        if "closed" not in str(
-            failure
-        ):  # the only ValueError that grpc raises for a call has this and no type of its own
+        if "closed" not in str(failure):  # grpc has no error class for calls on a closed channel
             raise
         raise errors.Cancelled(f"the connection to {address} was closed on this side", address=address) from None
 
 
 def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a unary or client-streaming handler: a `ShoalError` it raises becomes its status."""
+    """Wraps a unary or client-streaming handler, so that a `ShoalError` becomes the status of the call."""
 
     @functools.wraps(method)
     def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
         failure: errors.ShoalError
         try:
-            with _tracing.served_call(method.__name__, context):
+            with _tracing.server_rpc_span(method.__name__, context):
                 return method(self, request, context)
         except errors.ShoalError as error:
             failure = error
-        except grpc.RpcError:  # of the request's stream: the caller is gone
+        except grpc.RpcError:  # from the request stream: the caller is gone
             raise
         except Exception as error:
             _log.exception("handler failed", rpc=method.__name__)
@@ -208,20 +206,20 @@ def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse(context: grpc.ServicerContext, error: errors.ShoalError) -> None:
-    """Puts an error on a call; the caller then aborts it or ends its stream."""
+    """Sets an error on a call. The handler must then abort the call or end its stream."""
     context.set_code(status_of(error))
     context.set_details(_shortened(error.message, _MAX_DETAIL))
     context.set_trailing_metadata(error_metadata(error))
 
 
 class Pooled:
-    """A handler that runs on threads of its own, so that calls of other kinds never wait for its.
+    """A handler that runs on its own threads, so that other calls never wait for it.
 
-    This is grpcio's `experimental_thread_pool`.
+    It uses grpcio's `experimental_thread_pool`.
 
     Args:
-        handler: called as grpc calls handlers.
-        pool: lends the threads.
+        handler: the handler.
+        pool: its threads.
     """
 
     def __init__(self, handler: Callable[..., Any], pool: ThreadPoolExecutor) -> None:
@@ -233,15 +231,15 @@ class Pooled:
 
 
 class NonBlocking:
-    """A server-streaming handler that may return before it has answered, so that a call that waits holds no thread.
+    """A server-streaming handler that may return before it has answered, so that a waiting call holds no thread.
 
-    It gets a third argument, `send`: `send(message)` blocks until there is room for the next one, `send(None)` ends
-    the stream; both may be called later and from any thread. This is grpcio's `experimental_non_blocking`, on which
-    its own health service rests.
+    The handler gets a third argument, `send`. `send(message)` blocks until there is room for the next message, and
+    `send(None)` ends the stream. Both may be called later and from any thread. This uses grpcio's
+    `experimental_non_blocking`, as its health service does.
 
     Args:
         handler: called with (request, context, send).
-        pool: whose threads run the handler, apart from those of other calls.
+        pool: the threads that run the handler, separate from those of other calls.
     """
 
     experimental_non_blocking = True
@@ -265,22 +263,22 @@ class NonBlocking:
 
 
 class RawMessages:
-    """Stands in for a server while generated code adds its handlers, and leaves some methods' messages as bytes.
+    """A stand-in for a server, to which generated code adds handlers. Messages of some methods stay bytes.
 
     Args:
-        server: where the handlers go.
+        server: the server that gets the handlers.
         requests: methods whose requests are not decoded.
-        replies: methods whose replies are encoded already.
+        replies: methods whose replies are already encoded.
     """
 
     def __init__(self, server: grpc.Server, *, requests: Collection[str], replies: Collection[str]) -> None:
         self._server, self._requests, self._replies = server, requests, replies
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Made anew below, from the changed handlers."""
+        """Does nothing: `add_registered_method_handlers` creates the generic handlers."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Passes the handlers on."""
+        """Adds the changed handlers to the server."""
         raw = {name: self._raw(name, handler) for name, handler in handlers.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, raw),))
         self._server.add_registered_method_handlers(service, raw)
@@ -308,31 +306,42 @@ def retrying(
     jitter: Callable[[], float] = random.random,
     on_retry: Callable[[errors.ShoalError], None] | None = None,
 ) -> T:
-    """Repeats `call` while its far end cannot be reached, for up to `for_s` seconds from its first failure.
+    """Repeats a call while its target does not answer, with `Backoff` between the attempts.
 
-    Between the calls it waits as `Backoff` say.
+    Args:
+        call: the call. Unreachable and DeadlineExceeded are repeated.
+        what: the target, for the message.
+        address: host:port of the target, for the message.
+        for_s: seconds from the first failure during which the call is repeated.
+        clock: a monotonic clock, in seconds.
+        sleep: waits for some seconds.
+        jitter: returns a random number in [0, 1) for each pause.
+        on_retry: called with the error before each repetition.
+
+    Returns:
+        The result of the call.
 
     Raises:
-        Unreachable: nobody answered in time; the message has the address and the time.
-        ShoalError: any other error of `call`, at once.
+        Unreachable: the target did not answer in time. The message has the address and the time.
+        ShoalError: any other error of `call`, without a repetition.
     """
     failed_at: float | None = None
-    pauses = Backoff(jitter)
+    backoff = Backoff(jitter)
     while True:
         try:
             return call()
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             now = clock()
             failed_at = now if failed_at is None else failed_at
-            if now - failed_at + pauses.at_most > for_s:
+            if now - failed_at + backoff.at_most > for_s:
                 raise errors.Unreachable(
                     f"{what}: {address} did not answer within {for_s:g} s ({error.message}); "
-                    "is it running, and is the address right?",
+                    "check that it is running and that the address is right",
                     address=address,
                 ) from None
             if on_retry:
                 on_retry(error)
-            sleep(pauses.next())
+            sleep(backoff.next())
 
 
 # Servers.
@@ -342,15 +351,15 @@ class RpcServer:
     """A gRPC server with the standard health service and reflection.
 
     Args:
-        bind: host:port to listen on; port 0 takes any free one.
-        services: (full name of the service, adder of the generated code, servicer).
-        threads: how many calls run at once.
-        advertise: host that others reach this one by; by default the one bound, or this machine's name where
-            all interfaces are bound.
+        bind: host:port to listen on. Port 0 takes any free port.
+        services: full name, function of the generated code that adds it, and servicer of each service.
+        threads: the most calls that run at a time.
+        advertise: host by which others reach this one. Default: the bound host, or this machine's name for all
+            interfaces.
 
     Raises:
-        PortInUse: the port is taken.
-        BadRequest: `bind` is no address.
+        PortInUse: the port is in use.
+        BadRequest: `bind` is not an address.
     """
 
     def __init__(
@@ -380,17 +389,17 @@ class RpcServer:
         self.set_ready(False)
 
     def start(self) -> None:
-        """Begins to answer; health says NOT_SERVING until `set_ready(True)`."""
+        """Starts to serve. The health service reports NOT_SERVING until `set_ready(True)`."""
         self._server.start()
 
     def set_ready(self, ready: bool) -> None:
-        """What the health service says, of the process and of each service."""
+        """Sets the status that the health service reports for the process and each service."""
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ["", *self._names]:
             self._health.set(name, status)
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Refuses new calls, waits up to `grace_s` seconds for those running, and frees the port and threads."""
+        """Refuses new calls, waits up to `grace_s` seconds for running ones, and frees the port and the threads."""
         self.set_ready(False)
         self._server.stop(grace_s).wait()
         self._executor.shutdown(wait=True)

@@ -1,4 +1,4 @@
-"""The way to the coordinator that clients, sessions, servers and workers share: one channel, retries, our errors."""
+"""Client of the coordinator for clients, sessions, servers and workers: a channel with retries, and membership."""
 
 import secrets
 import threading
@@ -19,7 +19,7 @@ from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc
 
 T = TypeVar("T")
 
-# A lease that has run out is noticed a little later.
+# Seconds until the coordinator has noticed an expired heartbeat timeout, and between two polls for that.
 _EXPIRY_SLACK_S, _EXPIRY_POLL_S = 1.0, 0.1
 _CALL_TIMEOUT_S = 5.0
 _log = structlog.get_logger(__name__)
@@ -30,10 +30,10 @@ class CoordinatorClient:
 
     Args:
         address: host:port.
-        retry_for_s: how long a call is repeated while nobody answers, in seconds.
+        retry_for_s: seconds during which a call is repeated while the coordinator does not answer.
 
     Attributes:
-        retries: how often that was done; calls to servers on behalf of whoever has this client are counted there too.
+        retries: counts of repeated calls. The owner of this client also counts its calls to servers there.
     """
 
     def __init__(self, address: str, *, retry_for_s: float = 20.0) -> None:
@@ -54,18 +54,27 @@ class CoordinatorClient:
     ) -> T:
         """Makes one unary call, for example `call(client.jobs.Get, job_pb2.GetRequest(job="a"))`.
 
-        All the coordinator's calls may be repeated: each either names its effect or only reads.
+        All calls of the coordinator may be repeated: they are idempotent.
+
+        Args:
+            method: method of a stub.
+            request: the request message.
+            timeout_s: time limit of one attempt, in seconds.
+            retry_for_s: seconds during which the call is repeated. None means the client's default.
+
+        Returns:
+            The reply message.
 
         Raises:
             Unreachable: the coordinator did not answer for `retry_for_s` seconds.
-            ShoalError: what the coordinator answered.
+            ShoalError: the error that the coordinator answered.
         """
 
         def once() -> T:
             with channels.as_shoal_errors(self.address):
                 return method(request, timeout=timeout_s, metadata=_tracing.metadata())
 
-        with _tracing.calling(request):
+        with _tracing.client_span(request):
             return channels.retrying(
                 once,
                 what="the coordinator",
@@ -75,20 +84,22 @@ class CoordinatorClient:
             )
 
     def close(self) -> None:
-        """Closes the channel; calls in progress end with Cancelled."""
+        """Closes the channel. Calls in progress fail with Cancelled."""
         self._channel.close()
 
 
 class MembershipClient:
-    """Keeps a process a member of the cluster: registers, beats, and registers anew when it was declared dead.
+    """Membership of a process in the cluster: registration and heartbeats.
+
+    If the coordinator declares the process lost, it registers again as a new incarnation.
 
     Args:
-        client: the way to the coordinator; not closed here.
-        request: what to register as; `process` and `version` are filled in here.
-        on_reply: called with each heartbeat's answer, on the heartbeat's thread.
+        client: client of the coordinator, which stays open.
+        request: the registration. `process` and `version` are filled in here.
+        on_reply: called with the reply to each heartbeat, on the heartbeat thread.
         on_incarnation: called with each new incarnation, the first included, before the next heartbeat.
-        on_end: called when a life is over, by the cluster's word or by `renew`, before the next one begins.
-        load: of a server, called for each heartbeat: shards and bytes that it holds, and what it does.
+        on_end: called when an incarnation ends, by fencing or by `renew`, before the next one starts.
+        load: called for each heartbeat of a server. It returns the number of shards, their bytes, and the load.
     """
 
     def __init__(
@@ -103,17 +114,17 @@ class MembershipClient:
     ) -> None:
         self._client = client
         self._request = request
-        # Tells this life from every other of the same id; drawn once a life, so that registering may be repeated.
+        # Identifies this incarnation. It is drawn once for each, so that registering may be repeated.
         self._request.process = secrets.token_hex(8)
         self._request.version = version("shoal")
         self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
         self._stopped = threading.Event()
-        self._beat_now = threading.Event()
-        # A new life is wanted; the heartbeat's thread begins it, so that no beat is under way meanwhile.
+        self._wake = threading.Event()
+        # Requests a new incarnation. The heartbeat thread starts it, so that no heartbeat is in progress then.
         self._renewal = threading.Event()
         self._thread: threading.Thread | None = None
-        self.incarnation = 0  # 0: between two lives; changed by the heartbeat's thread once that runs
-        self._heartbeat_s = 1.0
+        self.incarnation = 0  # 0 between two incarnations; only the heartbeat thread changes it once it runs
+        self._heartbeat_interval_s = 1.0
 
     @property
     def member(self) -> str:
@@ -121,15 +132,15 @@ class MembershipClient:
         return self._request.member
 
     def start(self, *, retry_for_s: float | None = None) -> None:
-        """Registers and begins to beat.
+        """Registers and starts the heartbeat thread.
 
-        A process that was killed and started again finds its earlier life's lease still running, and waits for its
-        end.
+        After a crash and restart of the process, this waits until the heartbeat timeout of the earlier incarnation
+        expires.
 
         Raises:
-            Unreachable: no coordinator answered for `retry_for_s` seconds.
+            Unreachable: the coordinator did not answer for `retry_for_s` seconds.
             DuplicateMember: a live process has this id.
-            WrongVersion: the coordinator is of another version.
+            WrongVersion: the coordinator has another version.
         """
         deadline: float | None = None
         while True:
@@ -141,35 +152,37 @@ class MembershipClient:
                 deadline = deadline or time.monotonic() + left_s + _EXPIRY_SLACK_S
                 if time.monotonic() >= deadline:
                     raise
-                _log.info("waiting for the lease of an earlier life", member=self.member, seconds=left_s)
+                _log.info(
+                    "waiting for the heartbeat timeout of an earlier incarnation", member=self.member, seconds=left_s
+                )
                 self._stopped.wait(min(left_s, max(0.0, deadline - time.monotonic())) + _EXPIRY_POLL_S)
         self.heartbeat_now()  # there may be work already
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def renew(self) -> None:
-        """Becomes a new incarnation, soon: the old one, and all that was assigned to it, is given up."""
+        """Requests a new incarnation. The old one leaves the cluster and loses its assignments."""
         self._renewal.set()
         self.heartbeat_now()
 
     def heartbeat_now(self) -> None:
-        """Sends the next heartbeat at once."""
-        self._beat_now.set()
+        """Sends the next heartbeat immediately."""
+        self._wake.set()
 
     def stop(self, cursor: Cursor | None = None) -> None:
-        """Leaves the cluster and stops beating.
+        """Stops the heartbeats and leaves the cluster.
 
         Args:
-            cursor: how far a worker is in the data that it holds. It is worth some tries to say so.
+            cursor: a worker's position in its leased range. With a cursor, the call is repeated if necessary.
         """
         self._stopped.set()
-        self._beat_now.set()
+        self._wake.set()
         if self._thread:
             self._thread.join()
         try:
             self._leave(1.0, cursor, retry_for_s=_CALL_TIMEOUT_S if cursor else 0.0)
-        except errors.ShoalError as error:  # its lease will run out instead
-            _log.debug("could not say goodbye", reason=error.message)
+        except errors.ShoalError as error:  # its heartbeat timeout will expire instead
+            _log.debug("could not leave the cluster", reason=error.message)
 
     def __enter__(self) -> "MembershipClient":
         return self
@@ -181,7 +194,7 @@ class MembershipClient:
 
     def _register(self, retry_for_s: float | None) -> None:
         reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
-        self.incarnation, self._heartbeat_s = reply.incarnation, reply.heartbeat_interval_s
+        self.incarnation, self._heartbeat_interval_s = reply.incarnation, reply.heartbeat_interval_s
         self._on_incarnation(reply.incarnation)
 
     def _leave(self, timeout_s: float, cursor: Cursor | None = None, retry_for_s: float = 0.0) -> None:
@@ -190,42 +203,42 @@ class MembershipClient:
         )
         self._client.call(self._client.members.Leave, request, timeout_s=timeout_s, retry_for_s=retry_for_s)
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         while not self._stopped.is_set():
-            self._beat_now.wait(self._heartbeat_s)
-            self._beat_now.clear()
+            self._wake.wait(self._heartbeat_interval_s)
+            self._wake.clear()
             if self._stopped.is_set():
                 return
             try:
-                self._take_turn()
+                self._run_once()
             except errors.Fenced as error:
-                _log.warning("declared dead, registering anew", reason=error.message)
-                self._end_life()
+                _log.warning("declared lost, registering again", reason=error.message)
+                self._end_incarnation()
             except errors.ShoalError as error:  # the next turn tries again
-                _log.warning("no heartbeat", coordinator=self._client.address, reason=error.message)
+                _log.warning("heartbeat failed", coordinator=self._client.address, reason=error.message)
 
-    def _take_turn(self) -> None:
-        """Does what is next: ends this life if that is wanted, begins another if there is none, beats otherwise."""
+    def _run_once(self) -> None:
+        """Ends the incarnation if a new one is requested, registers if there is none, or else sends a heartbeat."""
         if self._renewal.is_set() and self.incarnation:
             self._leave(_CALL_TIMEOUT_S)
-            self._end_life()
+            self._end_incarnation()
         elif self.incarnation:
-            self._beat_once()
+            self._send_heartbeat()
         else:
             self._register(0)
 
-    def _end_life(self) -> None:
+    def _end_incarnation(self) -> None:
         self.incarnation = 0
         self._renewal.clear()
         self._request.process = secrets.token_hex(8)
         self._on_end()
         self.heartbeat_now()
 
-    def _beat_once(self) -> None:
+    def _send_heartbeat(self) -> None:
         request = coordinator_pb2.HeartbeatRequest(member=self.member, incarnation=self.incarnation)
         if self._load:
             request.shards, request.bytes, load = self._load()
             request.load.CopyFrom(load.to_proto())
-        timeout_s = max(1.0, 2 * self._heartbeat_s)
+        timeout_s = max(1.0, 2 * self._heartbeat_interval_s)
         reply = self._client.call(self._client.members.Heartbeat, request, timeout_s=timeout_s, retry_for_s=0)
         self._on_reply(reply)

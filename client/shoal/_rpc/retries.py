@@ -1,4 +1,4 @@
-"""How often calls were repeated because nobody answered: counted where they are made, told in the worker's metrics."""
+"""Counts of repeated calls, for the metrics of workers."""
 
 import threading
 from collections import Counter
@@ -9,19 +9,19 @@ RETRY_TARGETS: tuple[RetryTarget, ...] = ("coordinator", "server")
 
 
 class Retries:
-    """A count by what was called. Any thread may use it."""
+    """Counts of repeated calls by target. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _counts
         self._counts: Counter[RetryTarget] = Counter()
 
-    def count(self, called: RetryTarget) -> None:
-        """A call is repeated."""
+    def count(self, target: RetryTarget) -> None:
+        """Counts one repeated call."""
         with self._lock:
-            self._counts[called] += 1
+            self._counts[target] += 1
 
     def take(self) -> dict[RetryTarget, int]:
-        """The counts since the last time."""
+        """Returns the counts since the last call of `take`."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
         return dict(counts)

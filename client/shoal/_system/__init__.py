@@ -1,6 +1,6 @@
-"""What Shoal needs of its surroundings: optional packages, plugins, atomic files, volumes, host identity, its build.
+"""Access to the host and the installation: optional packages, plugins, files, volumes, host identity and build.
 
-`volumes` and `build` are imported as modules. Knows nothing of Shoal but its errors; every package may import it.
+`volumes` and `build` are imported as modules. Of Shoal, it knows only the errors. Every package may import it.
 """
 
 from shoal._system.atomic_file import atomic_write

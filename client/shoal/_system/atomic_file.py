@@ -1,4 +1,4 @@
-"""Files of users that are written whole or not at all."""
+"""Atomic writes of users' files."""
 
 import os
 import secrets
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(file: Path) -> Iterator[Path]:
-    """Where to write what is to be in a file: beside it, and put in its place if `with` ends well; else it is gone."""
+    """Yields a temporary path beside the file, which replaces the file if the block succeeds, else is removed."""
     unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         yield unfinished

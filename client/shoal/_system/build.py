@@ -1,4 +1,4 @@
-"""The build that runs: Shoal's version and commit, Python, and the libraries that matter in a bug report."""
+"""The running build: the version and commit of Shoal, Python, and the main libraries."""
 
 import json
 import platform
@@ -8,7 +8,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# What a report of a defect asks for first; those that are not installed are left out.
+# Libraries that bug reports name. Those that are not installed are left out.
 _LIBRARIES = ("cupy-cuda12x", "cupy-cuda13x", "grpcio", "numba", "numpy", "protobuf")
 _COMMIT_FILE = "commit.txt"  # tools/release/commit_hook.py writes it into wheels and sdists
 _GIT_S = 10.0
@@ -16,14 +16,14 @@ _GIT_S = 10.0
 
 @dataclass(frozen=True)
 class Build:
-    """What runs.
+    """The running build.
 
     Attributes:
-        version: of Shoal.
-        commit: that it was built from, abbreviated, with "-dirty" if files differed from it; None: not known.
-        python: the version of Python, with the implementation's name.
-        platform: the system and the processor, such as "Linux-x86_64".
-        libraries: the versions of those that are installed, by the name of the package.
+        version: version of Shoal.
+        commit: abbreviated commit that Shoal was built from, with "-dirty" if files differed from it. None if unknown.
+        python: implementation and version of Python.
+        platform: system and architecture, such as "Linux-x86_64".
+        libraries: versions of the installed libraries by package name.
     """
 
     version: str
@@ -39,7 +39,7 @@ class Build:
 
 
 def current() -> Build:
-    """Returns what runs in this process."""
+    """Returns the build that runs in this process."""
     return Build(
         version=version("shoal"),
         commit=_commit(),

@@ -1,7 +1,7 @@
-"""Deprecation of public names: a decorator and a warning, with one wording (docs/explanation/stability.md).
+"""Deprecation of public names: a decorator and a warning with the same wording (docs/explanation/stability.md).
 
-`warnings.deprecated` (PEP 702) exists from Python 3.13 on; typing_extensions, which has a copy, would be one more
-dependency. Both take free text. Here the versions and the replacement are arguments, so that none is forgotten.
+`warnings.deprecated` (PEP 702) exists from Python 3.13; typing_extensions, which has a copy, would be a new dependency.
+Both take free text. Here the versions and the replacement are arguments, so that none is forgotten.
 """
 
 import functools
@@ -14,18 +14,21 @@ _Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
 def deprecated(*, since: str, removed_in: str, instead: str) -> Callable[[_Target], _Target]:
-    """Marks a public function, method or class as deprecated: a call warns, and works as before.
+    """Marks a public function, method or class as deprecated. A call warns and works as before.
 
-    The object gets the message in `__deprecated__`, as PEP 702 has it, for tools that generate documentation. A class
-    warns when it is instantiated, its subclasses included.
+    The object gets the message in `__deprecated__` (PEP 702), for tools that generate documentation. A class and its
+    subclasses warn when they are instantiated.
 
         @deprecated(since="0.4", removed_in="0.6", instead="Session.push")
         def send(gradients): ...
 
     Args:
         since: the first version that warns.
-        removed_in: the first version without it.
-        instead: what to use, as users write it.
+        removed_in: the first version without the object.
+        instead: the replacement, as users write it.
+
+    Returns:
+        The decorator.
     """
 
     def decorate(target: _Target) -> _Target:
@@ -49,14 +52,14 @@ def deprecated(*, since: str, removed_in: str, instead: str) -> Callable[[_Targe
 
 
 def warn_deprecated(what: str, *, since: str, removed_in: str, instead: str, stacklevel: int = 2) -> None:
-    """Warns of what is no function or class: an argument, a value of one, an attribute of a module.
+    """Warns about a deprecated argument, value or module attribute, for which `deprecated` cannot be used.
 
     Args:
         what: the deprecated thing, as users write it: "Job(goal=...)".
         since: the first version that warns.
         removed_in: the first version without it.
-        instead: what to use, as users write it.
-        stacklevel: of `warnings.warn`, seen from the caller; 2 is the line that called the caller.
+        instead: the replacement, as users write it.
+        stacklevel: as in `warnings.warn`, seen from the caller. 2 means the line that called the caller.
     """
     warnings.warn(_message(what, since, removed_in, instead), DeprecationWarning, stacklevel=stacklevel + 1)
 

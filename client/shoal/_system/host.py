@@ -1,10 +1,10 @@
-"""Which machine this is."""
+"""Identity of this machine."""
 
 from pathlib import Path
 
 
 def host_id() -> str:
-    """Names this machine until it boots again, in all its containers; empty if the system does not say."""
+    """Returns an id of this machine, the same in all its containers until it reboots, or an empty string if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

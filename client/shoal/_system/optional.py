@@ -1,21 +1,29 @@
-"""Packages that only some of Shoal needs, imported when that is used."""
+"""Imports of optional packages."""
 
 import importlib
 from typing import Any
 
 
-def load(module: str, who: str, *, extra: str = "data") -> Any:
-    """Imports a module of an extra; its types are not known here.
+def load(module: str, what: str, *, extra: str = "data") -> Any:
+    """Imports a module of an optional package.
+
+    Args:
+        module: full name of the module.
+        what: the feature that needs it, for the message.
+        extra: the extra of Shoal that installs the package.
+
+    Returns:
+        The module. Its types are not known here.
 
     Raises:
-        ImportError: it is not installed; the message says what to install, and for whom.
+        ImportError: the package is not installed. The message has the command that installs it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         raise ImportError(
-            f"{who} needs {package}, which does not import here ({error}); install it: pip install 'shoal[{extra}]'"
+            f"{what} needs {package}, which cannot be imported ({error}); install it: pip install 'shoal[{extra}]'"
         ) from None
 
 

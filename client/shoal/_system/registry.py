@@ -1,6 +1,6 @@
-"""Registries of named factories, to which installed packages and running programs add.
+"""Registries of named factories that installed packages and running programs can extend.
 
-A package declares what it adds as an entry point in its pyproject.toml, so that every process finds it without an
+A package declares its factories as entry points in its pyproject.toml, so that every process finds them without an
 import. See "Entry points" in the packaging specifications of PyPA.
 """
 
@@ -12,11 +12,11 @@ from shoal import errors
 
 
 class Named(Protocol):
-    """What a registry holds."""
+    """An item of a registry."""
 
     @property
     def name(self) -> str:
-        """Unique in its registry."""
+        """The name, unique in its registry."""
         ...
 
 
@@ -24,13 +24,13 @@ T = TypeVar("T", bound=Named)
 
 
 class Registry(Generic[T]):
-    """Factories of one kind, by name. Safe for use by several threads.
+    """Factories of one kind by name. Any thread may use it.
 
-    Entry points are read when the registry is first asked, not when it is made: the modules that they name import the
+    Entry points are loaded at the first use of the registry, not at its construction, because their modules import the
     package of the registry.
 
     Args:
-        group: of the entry points; each names a class whose constructor takes no arguments.
+        group: group of the entry points. Each names a class whose constructor takes no arguments.
     """
 
     def __init__(self, group: str) -> None:
@@ -40,17 +40,17 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, item: T) -> None:
-        """Adds a factory; one of the same name is replaced.
+        """Adds a factory, or replaces the one of the same name.
 
         Args:
-            item: in use from the next `items` on.
+            item: the factory. The next call of `items` returns it.
         """
         with self._lock:
             self._load()
             self._items[item.name] = item
 
     def unregister(self, name: str) -> None:
-        """Removes the factory of this name, if there is one."""
+        """Removes the factory of this name if there is one."""
         with self._lock:
             self._load()
             self._items.pop(name, None)
@@ -69,11 +69,11 @@ class Registry(Generic[T]):
         if self._loaded:
             return
         for entry in entry_points(group=self._group):
-            item = self._made(entry)
+            item = self._create(entry)
             self._items[item.name] = item
         self._loaded = True
 
-    def _made(self, entry: EntryPoint) -> T:
+    def _create(self, entry: EntryPoint) -> T:
         try:
             made: T = entry.load()()
         except Exception as error:

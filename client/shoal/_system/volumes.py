@@ -1,16 +1,16 @@
-"""What to do about a folder that this process cannot use; of the coordinator's store and of checkpoints."""
+"""Advice for error messages about folders that this process cannot use."""
 
 import errno
 import os
 
 
 def advice(error: OSError) -> str:
-    """What to do about an error of a folder's; empty where it says nothing about the folder itself."""
+    """Returns the advice for an OSError about a folder, or an empty string if the folder is not the cause."""
     match error.errno:
         case errno.ENOENT:
-            return "there is no such folder: make it, or mount the volume that belongs there"
+            return "there is no such folder: create it, or mount its volume"
         case errno.ENOTDIR | errno.EEXIST:
-            return "it is no folder, or something on the way there is none: name another"
+            return "it, or a part of its path, is not a folder: choose another folder"
         case errno.EACCES | errno.EPERM:
             return (
                 f"Shoal runs as user id {os.geteuid()}, group id {os.getegid()}: let that user write there (chown; in "

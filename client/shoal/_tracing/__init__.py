@@ -1,24 +1,24 @@
-"""Traces by OpenTelemetry, for every role and for clients: one a step, one a checkpoint. Off unless it is asked for.
+"""OpenTelemetry traces of roles and clients: one for each step and each checkpoint. Off by default.
 
-The one package that imports OpenTelemetry, once it is asked for. What is traced says so in a line, with a span that is
-`NOTHING` where nothing is traced. The context travels as W3C's traceparent (https://www.w3.org/TR/trace-context), in
-the stamps of the data plane and in gRPC's metadata; one that cannot be read is ignored. Who begins a trace decides
-whether it is sampled; others are not exported. Which spans there are is in docs/how-to/tracing.md.
+It is the only package that imports OpenTelemetry, and only if tracing is on. Traced code opens a span, which is
+`NOTHING` if tracing is off. The context travels as a W3C traceparent (https://www.w3.org/TR/trace-context) in the
+stamps of the data plane and in gRPC metadata. An invalid context is ignored. The process that starts a trace decides
+whether to sample it. docs/how-to/tracing.md lists the spans.
 """
 
-from shoal._tracing.environment import asked_by
+from shoal._tracing.environment import enabling_variable
 from shoal._tracing.process import start, stop
 from shoal._tracing.spans import (
     NOTHING,
     Span,
     Traces,
-    bound,
-    calling,
     carrier,
+    client_span,
+    in_current_context,
     metadata,
     root,
-    served,
-    served_call,
+    server_rpc_span,
+    server_span,
     span,
     use,
 )
@@ -27,14 +27,14 @@ __all__ = [
     "NOTHING",
     "Span",
     "Traces",
-    "asked_by",
-    "bound",
-    "calling",
     "carrier",
+    "client_span",
+    "enabling_variable",
+    "in_current_context",
     "metadata",
     "root",
-    "served",
-    "served_call",
+    "server_rpc_span",
+    "server_span",
     "span",
     "start",
     "stop",

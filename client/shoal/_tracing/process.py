@@ -1,4 +1,4 @@
-"""The beginning and the end of tracing in a process: where its spans go, by OpenTelemetry's SDK and OTLP."""
+"""Start and stop of tracing in a process, with the exporter of OpenTelemetry's SDK."""
 
 import atexit
 import os
@@ -12,77 +12,78 @@ import structlog
 
 from shoal import errors
 from shoal._tracing import spans
-from shoal._tracing.environment import WISH, asked_by, may_be_wanted, suspects
+from shoal._tracing.environment import SWITCH, enabling_variable, may_be_wanted, suspects
 
 _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
-# What is not exported by then is lost: no role's end waits longer for a collector that is away.
+# Seconds for the last export. A role's end does not wait longer for a collector; spans are lost then.
 _FLUSH_S = 2.0
 
 _log = structlog.get_logger(__name__)
 
-_processor: Any = None  # ours, to be flushed at the end; None: spans go to the program's provider, or nowhere
-_lock = threading.RLock()  # held by those who begin and end
+_processor: Any = None  # flushed by `stop`; None if spans go to the program's provider or nowhere
+_lock = threading.RLock()  # held by `start` and `stop`
 
 
 def start(role: str, member: str = "") -> None:
-    """Begins to trace if the environment asks for it; once a process.
+    """Starts tracing if the environment enables it. Further calls have no effect.
 
-    In a process of a user's that has set up OpenTelemetry by itself, spans go there, unless SHOAL_TRACING is off. There
-    the standard variables may be meant for others: what Shoal cannot do is a warning, unless SHOAL_TRACING is on.
+    If a user's process has set up OpenTelemetry, a client's spans go to its provider, unless SHOAL_TRACING is off. In
+    such a process, the standard variables may be meant for other libraries: unsupported values are only logged as a
+    warning, unless SHOAL_TRACING is on.
 
     Args:
         role: coordinator, server, worker or client.
-        member: its name in the cluster.
+        member: the member's name in the cluster.
 
     Raises:
-        BadRequest: it is asked for, and OpenTelemetry is not installed, or cannot do what is asked for; the message
-            names the variables.
+        BadRequest: tracing is enabled, but OpenTelemetry is not installed or rejects its settings. The message names
+            the variables.
     """
     try:
         _begin(role, member)
     except errors.BadRequest as error:
-        if role != "client" or os.environ.get(WISH) == "on":
+        if role != "client" or os.environ.get(SWITCH) == "on":
             raise
-        _log.warning("nothing is traced", reason=error.message)
+        _log.warning("tracing is off", reason=error.message)
 
 
 def _begin(role: str, member: str) -> None:
     global _processor
     with _lock:
-        if spans.used() or not may_be_wanted(os.environ):
+        if spans.enabled() or not may_be_wanted(os.environ):
             return
         theirs = _provider_of_the_program() if role == "client" else None
         if theirs is not None:
             spans.use(theirs)
             return
-        asking = asked_by(os.environ)
+        asking = enabling_variable(os.environ)
         if not asking:
             return
         if not all(map(_installed, _PACKAGES)):
             raise errors.BadRequest(
-                f"{asking} asks for traces, and OpenTelemetry is not installed: pip install 'shoal[otel]', "
-                f"or set {WISH}=off"
+                f"{asking} enables tracing, but OpenTelemetry is not installed; run pip install 'shoal[otel]', "
+                f"or set {SWITCH}=off"
             )
         try:
             provider, _processor = _provider(role, member)
-        except Exception as error:  # whatever the SDK raises: each variable has errors of its own
+        except Exception as error:  # the SDK has no common class for errors in variables
             named = ", ".join(suspects(os.environ, error))
             raise errors.BadRequest(
-                f"{asking} asks for traces, and OpenTelemetry refuses what is set ({type(error).__name__}: {error}); "
-                f"look at {named or asking}, or set {WISH}=off"
+                f"{asking} enables tracing, but OpenTelemetry rejects its settings ({type(error).__name__}: {error}); "
+                f"correct {named or asking}, or set {SWITCH}=off"
             ) from error
         spans.use(provider)
     atexit.register(stop)
 
 
 def stop(within_s: float = _FLUSH_S) -> None:
-    """Ends tracing. What was recorded goes out if that is possible within so many seconds."""
+    """Stops tracing and exports the recorded spans, for at most `within_s` seconds."""
     global _processor
     with _lock:
         spans.use(None)
         processor, _processor = _processor, None
     if processor:
-        # In a thread that nobody has to wait for: OpenTelemetry's own limit is half a minute.
+        # In a daemon thread, because OpenTelemetry's own limit is 30 s.
         flush = threading.Thread(target=processor.shutdown, name="traces end", daemon=True)
         flush.start()
         flush.join(within_s)
@@ -91,19 +92,19 @@ def stop(within_s: float = _FLUSH_S) -> None:
 def _installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # of a package above it
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
 def _provider_of_the_program() -> Any:
-    """What the program has set up for all its libraries; None: nothing."""
+    """Returns the provider that the program has set up for all its libraries, or None."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     provider = trace.get_tracer_provider() if trace else None
     return None if provider is None or isinstance(provider, trace.ProxyTracerProvider) else provider
 
 
 def _provider(role: str, member: str) -> tuple[Any, Any]:
-    """What the environment describes, and the processor that has a bounded queue and exports behind our back."""
+    """Returns the provider that the environment configures, and its processor, which exports in the background."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
@@ -112,11 +113,11 @@ def _provider(role: str, member: str) -> tuple[Any, Any]:
     resource = Resource.create({"service.instance.id": member} if member else {})
     if "OTEL_SERVICE_NAME" not in os.environ and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         resource = resource.merge(Resource({"service.name": f"shoal-{role}"}))
-    # Its own end at exit would wait for half a minute; `stop` is ours.
+    # The provider's own shutdown at exit may take 30 s; `stop` replaces it.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     with ExitStack() as made:
         exporter = OTLPSpanExporter()
-        made.callback(exporter.shutdown)  # its channel, where the processor cannot be made
+        made.callback(exporter.shutdown)  # closes its channel if the processor cannot be created
         processor = BatchSpanProcessor(exporter)
         made.pop_all()
     provider.add_span_processor(processor)

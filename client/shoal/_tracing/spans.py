@@ -1,6 +1,6 @@
-"""Spans, in the trace of a thread, of a caller or of a step; `NOTHING` where nothing is traced.
+"""Spans in the trace of a thread, of a caller or of a step, or `NOTHING` if tracing is off.
 
-What is used of OpenTelemetry's API is here; where spans go to is not.
+This module uses OpenTelemetry's API. `shoal._tracing.process` configures the export.
 """
 
 import re
@@ -13,28 +13,28 @@ from shoal import errors
 
 R = TypeVar("R")
 
-# Steps of one worker that may be open: a push on its way, the one in hand, and values fetched ahead.
+# Steps of one worker that may be open at a time: a push in flight, the current step, and prefetched values.
 _OPEN_STEPS = 3
-# Of an error's text in a span.
+# Limit of an error's text in a span.
 _MAX_ERROR_CHARACTERS = 500
-# Version, trace, span, flags; the flag that matters says that it is sampled.
+# Version, trace, span, flags. Flag 1 means sampled.
 _TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})", re.ASCII)
 
 
 class Span:
-    """A stretch of time in a trace. This one is none: `with`, and all that is said of it, does nothing."""
+    """A span of a trace. This base class records nothing."""
 
     __slots__ = ()
 
     def child(self, _name: str, /, **_attributes: object) -> "Span":
-        """A span within this one, of this name."""
+        """Starts a span below this one."""
         return self
 
-    def note(self, **_attributes: object) -> None:
-        """Says more of it."""
+    def set_attributes(self, **_attributes: object) -> None:
+        """Sets attributes."""
 
     def end(self, _error: BaseException | None = None, /) -> None:
-        """Ends one that no `with` ends; harmless if it has ended."""
+        """Ends the span, without effect if it has ended. `with` does it too."""
 
     def __enter__(self) -> "Span":
         return self
@@ -49,7 +49,7 @@ NOTHING = Span()
 
 
 class _Recorded(Span):
-    """A span that is recorded; within `with`, this thread's."""
+    """A recorded span. Within `with`, it is the current span of the thread."""
 
     __slots__ = ("_otel", "_span", "_token")
 
@@ -59,13 +59,13 @@ class _Recorded(Span):
 
     @property
     def trace(self) -> int:
-        """Its trace's number."""
+        """The trace id."""
         return int(self._span.get_span_context().trace_id)
 
     def child(self, name: str, /, **attributes: object) -> Span:
         return self._otel.begin(name, attributes, self._otel.within(self._span))
 
-    def note(self, **attributes: object) -> None:
+    def set_attributes(self, **attributes: object) -> None:
         if self._span.is_recording():
             self._span.set_attributes(_named(attributes))
 
@@ -90,10 +90,10 @@ class _Recorded(Span):
 
 
 class _Otel:
-    """What is used of OpenTelemetry's API, imported when this is made."""
+    """The parts of OpenTelemetry's API that Shoal uses. The constructor imports them."""
 
     def __init__(self, provider: Any) -> None:
-        from opentelemetry import context, trace  # noqa: PLC0415 - not before it is asked for
+        from opentelemetry import context, trace  # noqa: PLC0415 - only if tracing is on
 
         self._trace = trace
         self._start = provider.get_tracer("shoal").start_span
@@ -102,7 +102,7 @@ class _Otel:
         self.within, self.nowhere = trace.set_span_in_context, context.Context()
 
     def begin(self, name: str, attributes: Mapping[str, object], context: Any = None, kind: Any = None) -> Span:
-        """A span in this context, or in the one that this thread is in; `NOTHING` where it is not sampled."""
+        """Starts a span in `context`, else in the thread's. Returns `NOTHING` if it is not sampled."""
         begun = self._start(name, context, kind or self._trace.SpanKind.INTERNAL, _named(attributes))
         return _Recorded(self, begun) if begun.is_recording() else NOTHING
 
@@ -110,12 +110,12 @@ class _Otel:
         return self._trace.Status(self._trace.StatusCode.ERROR, why)
 
     def current(self) -> Any:
-        """The span's context that this thread is in, if that is sampled; else None."""
+        """Returns the context of the thread's current span, or None if there is none or it is not sampled."""
         context = self._trace.get_current_span().get_span_context()
         return context if context.is_valid and context.trace_flags.sampled else None
 
     def caller(self, parent: bytes) -> Any:
-        """The context of a caller; None where there is none, it is not sampled, or it makes no sense."""
+        """Parses the context of a caller. Returns None if it is missing, invalid or not sampled."""
         found = _TRACEPARENT.fullmatch(parent)
         if found is None or not int(found[3], 16) & 1:
             return None
@@ -123,55 +123,55 @@ class _Otel:
         return self.within(self._trace.NonRecordingSpan(remote), self.nowhere) if remote.is_valid else None
 
 
-# Of this process. None: nothing is traced. Read once in each function, for it may end at any time.
+# None if tracing is off. Functions read it once, because another thread may stop tracing at any time.
 _otel: _Otel | None = None
 
 
 def use(provider: Any) -> None:
-    """Traces with this provider of OpenTelemetry's from now on; None: nothing is traced."""
+    """Sets the OpenTelemetry provider for all further spans. None switches tracing off."""
     global _otel  # noqa: PLW0603 - a process has one
     _otel = None if provider is None else _Otel(provider)
 
 
-def used() -> bool:
-    """Whether anything is traced."""
+def enabled() -> bool:
+    """Returns whether tracing is on."""
     return _otel is not None
 
 
 def span(name: str, **attributes: object) -> Span:
-    """A span of the trace that this thread is in; nothing where it is in none."""
+    """Starts a span in the thread's trace, or returns `NOTHING` if it has none."""
     otel = _otel
     return NOTHING if otel is None or otel.current() is None else otel.begin(name, attributes)
 
 
 def root(name: str, **attributes: object) -> Span:
-    """A span that begins a trace, or goes on with the one that this thread is in."""
+    """Starts a span in the thread's trace, or in a new trace if it has none."""
     otel = _otel
     return NOTHING if otel is None else otel.begin(name, attributes)
 
 
-def calling(request: object) -> Span:
-    """A call of the trace that this thread is in, named after its request: LeaseRequest, Lease."""
+def client_span(request: object) -> Span:
+    """Starts the client span of a call in the thread's trace. Its name is that of the request without "Request"."""
     otel = _otel
     if otel is None or otel.current() is None:
         return NOTHING
     return otel.begin(type(request).__name__.removesuffix("Request"), {}, kind=otel.CLIENT)
 
 
-def served(name: str, stamp: Any) -> Span:
-    """What is done here for a caller whose message has this stamp; nothing if it sent no context."""
+def server_span(name: str, stamp: Any) -> Span:
+    """Starts the server span of a message with a stamp, or returns `NOTHING` if the stamp has no context."""
     otel = _otel
     if otel is None or (parent := otel.caller(stamp.trace)) is None:
         return NOTHING
     return otel.begin(name, {"job": stamp.job, "worker": stamp.worker, "step": stamp.step}, parent, otel.SERVER)
 
 
-def served_call(name: str, context: Any) -> Span:
-    """What is done here for a caller by gRPC, whose metadata may have a context.
+def server_rpc_span(name: str, context: Any) -> Span:
+    """Starts the server span of a gRPC call, or returns `NOTHING` if its metadata has no context.
 
     Args:
-        name: of the call.
-        context: grpc's, of the call.
+        name: name of the RPC.
+        context: gRPC context of the call.
     """
     otel = _otel
     if otel is None:
@@ -182,20 +182,20 @@ def served_call(name: str, context: Any) -> Span:
 
 
 def carrier() -> bytes:
-    """The traceparent of the trace that this thread is in; empty where it is in none."""
+    """Returns the traceparent of the thread's trace, or an empty string if it has none."""
     otel = _otel
     context = None if otel is None else otel.current()
     return b"" if context is None else b"00-%032x-%016x-01" % (context.trace_id, context.span_id)
 
 
 def metadata() -> tuple[tuple[str, str], ...] | None:
-    """`carrier` for a call by gRPC."""
+    """Returns the traceparent as gRPC metadata, or None if the thread has no trace."""
     parent = carrier()
     return (("traceparent", parent.decode()),) if parent else None
 
 
-def bound(call: Callable[..., R]) -> Callable[..., R]:
-    """The same call, but in the trace that this thread is in, whichever thread makes it."""
+def in_current_context(call: Callable[..., R]) -> Callable[..., R]:
+    """Returns a function that makes the call in this thread's trace, on any thread."""
     otel = _otel
     if otel is None or otel.current() is None:
         return call
@@ -212,24 +212,30 @@ def bound(call: Callable[..., R]) -> Callable[..., R]:
 
 
 class Traces:
-    """Traces of one kind, each with a span that is open for as long as it takes: the steps of a worker.
+    """Traces of one kind, such as the steps of a worker, each with a root span that stays open until `end`.
 
-    Spans of one may begin on any thread, while others are open. Each begins with its first span. What never ends is
-    ended when too many are open.
+    Any thread may start spans of any open trace. A trace starts with its first span. If too many traces are open, the
+    oldest is ended.
 
     Args:
-        name: of their first spans, and of the attribute that tells them apart.
-        most: open at once.
-        attributes: of their first spans.
+        name: name of the root spans, and of the attribute that identifies the trace.
+        most: the most traces that are open at a time.
+        attributes: attributes of the root spans.
     """
 
     def __init__(self, name: str, most: int = _OPEN_STEPS, **attributes: object) -> None:
         self._name, self._most, self._attributes = name, most, attributes
-        self._lock = threading.Lock()  # guards _open; nothing else is taken under it but by OpenTelemetry
-        self._open: dict[Hashable, Span] = {}  # in order of their beginnings; NOTHING: not sampled
+        self._lock = threading.Lock()  # guards _open; only OpenTelemetry takes other locks under it
+        self._open: dict[Hashable, Span] = {}  # in order of start; NOTHING if not sampled
 
     def span(self, which: Hashable, name: str, **attributes: object) -> Span:
-        """A span of this one: within the span that this thread is in, where that is of the same trace."""
+        """Starts a span of a trace, below the thread's current span if that is of the same trace.
+
+        Args:
+            which: identifies the trace.
+            name: name of the span.
+            attributes: attributes of the span.
+        """
         otel = _otel
         if otel is None:
             return NOTHING
@@ -240,15 +246,15 @@ class Traces:
         return first.child(name, **attributes)
 
     def end(self, which: Hashable, **attributes: object) -> None:
-        """This one is over; harmless if it never began."""
+        """Ends a trace, without effect if it is not open."""
         if self._open:
             with self._lock:
                 first = self._open.pop(which, NOTHING)
-            first.note(**attributes)
+            first.set_attributes(**attributes)
             first.end()
 
     def close(self) -> None:
-        """Ends what is open."""
+        """Ends all open traces."""
         for which in list(self._open):
             self.end(which, outcome="left")
 
@@ -256,8 +262,8 @@ class Traces:
         with self._lock:
             first = self._open.get(which)
             if first is None:
-                told = {**self._attributes, self._name: which}
-                self._open[which] = first = otel.begin(self._name, told, otel.nowhere)
+                attributes = {**self._attributes, self._name: which}
+                self._open[which] = first = otel.begin(self._name, attributes, otel.nowhere)
             over = [self._open.pop(next(iter(self._open))) for _ in range(len(self._open) - self._most)]
         for each in over:
             each.end()
@@ -276,14 +282,14 @@ __all__ = [
     "NOTHING",
     "Span",
     "Traces",
-    "bound",
-    "calling",
     "carrier",
+    "client_span",
+    "enabled",
+    "in_current_context",
     "metadata",
     "root",
-    "served",
-    "served_call",
+    "server_rpc_span",
+    "server_span",
     "span",
     "use",
-    "used",
 ]

@@ -1,6 +1,6 @@
-"""A participant of a job: what a pull and a push mean over all servers, what overlaps with computing, what it reports.
+"""A participant's side of a job: pulls and pushes over all servers, their overlap with computing, and reports.
 
-Sessions and workers import it. How bytes reach a server is in `shoal._transport`.
+Sessions and workers use this package. `shoal._transport` sends the bytes to servers.
 """
 
 from shoal._training.outbox import Outbox

@@ -1,4 +1,4 @@
-"""Arrays that a program computes its gradients into, so that a push has nothing to copy."""
+"""Gradient buffers: arrays for a program's gradients, which a push sends without a copy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,36 +12,36 @@ from shoal._wire import Packer, PushPayload
 
 
 class GradientBuffers(dict[str, np.ndarray]):
-    """Arrays to compute a step's gradients into, for one push: most lie where the push is sent from.
+    """Arrays for the gradients of one step and one push. Most of them lie in the memory that the push is sent from.
 
     Args:
-        packer: of the placement.
-        loads: by connection, with memory for every trainable variable.
+        packer: packer of the placement.
+        payloads: payloads by connection, with memory for every trainable variable.
     """
 
-    def __init__(self, packer: Packer, loads: Mapping[ServerConnection, PushPayload]) -> None:
+    def __init__(self, packer: Packer, payloads: Mapping[ServerConnection, PushPayload]) -> None:
         super().__init__()
-        self._loads = loads
-        for load in loads.values():
-            for views in packer.lend(load.layouts, _memory(load)):
+        self._payloads = payloads
+        for payload in payloads.values():
+            for views in packer.lend(payload.layouts, _memory(payload)):
                 self.update(views)
-        self._lent = dict(self)  # those that lie there: the first, in the same order
+        self._lent = dict(self)  # arrays in the payloads' memory: the first ones, in the same order
         for name in packer.unlendable:
             variable = packer.variables[name]
             self[name] = np.empty(variable.shape, variable.dtype)
 
     @property
     def pushed(self) -> bool:
-        """Whether they have been pushed, so that their memory is in use."""
-        return not self._loads
+        """Whether the arrays have been pushed, so that their memory is in use."""
+        return not self._payloads
 
     @property
     def unchanged(self) -> bool:
-        """Whether there are just those that lie there: then nothing needs to be looked at one by one."""
+        """Whether all arrays are still the lent ones, so that none needs a check of its own."""
         return len(self) == len(self._lent) and all(map(is_, self.values(), self._lent.values()))
 
     def convert(self) -> None:
-        """Makes NumPy arrays of what the program has put in the place of some."""
+        """Converts the values that the program has put in place of arrays to NumPy arrays."""
         others = {name: np.asarray(array) for name, array in self.items() if type(array) is not np.ndarray}
         self.update(others)
 
@@ -53,38 +53,38 @@ class GradientBuffers(dict[str, np.ndarray]):
         *,
         unchanged: bool,
     ) -> Mapping[ServerConnection, PushPayload] | None:
-        """Takes the memory, with everything in it, for a push by these connections.
+        """Takes the memory, with all arrays in it, for a push over these connections.
 
         Args:
-            connections: of the push.
-            updates: go with the gradients.
-            aggregations: of the arenas that are brought.
-            unchanged: as above: with many arrays it takes a while to say.
+            connections: connections of the push.
+            updates: arrays of non-trainable variables that the push also carries.
+            aggregations: aggregations of the arenas that the push carries.
+            unchanged: value of the property `unchanged`, which is slow to compute for many arrays.
 
         Returns:
-            Loads by connection; None: the memory is not theirs, or was pushed before.
+            Payloads by connection. None if the memory belongs to other connections, or was pushed before.
         """
-        loads, self._loads = self._loads, {}
-        if [*loads] != [*connections]:
+        payloads, self._payloads = self._payloads, {}
+        if [*payloads] != [*connections]:
             return None
         copied = dict(updates)
         if not unchanged:
             copied |= {name: array for name, array in self.items() if self._lent.get(name) is not array}
-        # An array in the place of another may itself lie where something is about to be written.
-        copied = {name: self._apart(array, loads) for name, array in copied.items()}
-        for load in loads.values() if copied else ():
-            load.packer.write_some(load.layouts, copied, _memory(load))
-        return {connection: replace(load, aggregations=aggregations) for connection, load in loads.items()}
+        # A replacement may share memory with a target of the writes below.
+        copied = {name: self._apart(array, payloads) for name, array in copied.items()}
+        for payload in payloads.values() if copied else ():
+            payload.packer.write_some(payload.layouts, copied, _memory(payload))
+        return {connection: replace(payload, aggregations=aggregations) for connection, payload in payloads.items()}
 
     @staticmethod
-    def _apart(array: np.ndarray, loads: Mapping[ServerConnection, PushPayload]) -> np.ndarray:
-        shared = any(np.may_share_memory(array, _memory(load)) for load in loads.values())
+    def _apart(array: np.ndarray, payloads: Mapping[ServerConnection, PushPayload]) -> np.ndarray:
+        shared = any(np.may_share_memory(array, _memory(payload)) for payload in payloads.values())
         return array.copy() if shared else array
 
 
-def _memory(load: PushPayload) -> np.ndarray:
-    assert load.copy is not None
-    return load.copy
+def _memory(payload: PushPayload) -> np.ndarray:
+    assert payload.copy is not None
+    return payload.copy
 
 
 __all__ = ["GradientBuffers"]

@@ -1,4 +1,4 @@
-"""What a worker did and wrote, on its way to the coordinator: kept while that is away, and cut to fit its reports."""
+"""Outbox of a worker: metrics and output lines on their way to the coordinator, kept while it is unreachable."""
 
 import threading
 from collections import deque
@@ -8,56 +8,59 @@ from dataclasses import replace
 from shoal._training.participant import Report
 from shoal._wire.limits import LOG_BYTES, LOG_LINE_BYTES, LOG_LINES
 
-# Lines kept while they cannot be sent; then the oldest go.
+# Lines kept while they cannot be sent; beyond that, the oldest are dropped.
 _KEPT_LINES = 10_000
 
 
 class Outbox:
-    """Collects on any thread; emptied by one, whose reports are then ones that the coordinator takes.
+    """Collects metrics and lines on any thread. One thread takes reports from it, all within the coordinator's limits.
 
     Args:
-        kept_lines: how many lines wait at most.
+        kept_lines: the most lines that wait.
+
+    Attributes:
+        lines_lost: lines dropped since the start.
     """
 
     def __init__(self, kept_lines: int = _KEPT_LINES) -> None:
         self._lock = threading.Lock()  # guards all below
         self._kept_lines = kept_lines
-        self._figures: Report | None = None  # without lines
+        self._metrics: Report | None = None  # without lines
         self._lines: deque[str] = deque()  # at most _kept_lines, each of at most LOG_LINE_BYTES
-        self._lost = 0  # lines dropped since the last that was taken
-        self.lines_lost = 0  # in all
+        self._lost = 0  # lines dropped since the last `take`
+        self.lines_lost = 0
 
     @property
     def lines_waiting(self) -> int:
-        """Lines that are not taken yet."""
+        """The number of waiting lines."""
         with self._lock:
             return len(self._lines)
 
     def add_line(self, line: str) -> None:
-        """Adds a line; one that is longer than a report's may be goes as several."""
+        """Adds a line. A line that is longer than the limit is split."""
         with self._lock:
             for piece in _pieces(line):
                 self._lines.append(piece)
                 self._trim()
 
     def add_metrics(self, report: Report) -> None:
-        """Adds a report's figures."""
+        """Adds a report's metrics."""
         with self._lock:
-            self._figures = self._figures.then(report) if self._figures else report
+            self._metrics = self._metrics.merged_with(report) if self._metrics else report
 
     def take(self) -> Report | None:
-        """The figures, and as many lines as one report may carry; None if there is nothing."""
+        """Returns the metrics, and as many lines as one report may carry; None if there are neither."""
         with self._lock:
-            if self._figures is None and not self._lines:
+            if self._metrics is None and not self._lines:
                 return None
-            figures, self._figures = self._figures or Report(), None
-            return replace(figures, log=self._take_lines())
+            metrics, self._metrics = self._metrics or Report(), None
+            return replace(metrics, log=self._take_lines())
 
     def put_back(self, report: Report) -> None:
-        """Returns what was taken and could not be sent."""
+        """Puts back a report that could not be sent."""
         with self._lock:
-            figures = replace(report, log=())
-            self._figures = figures.then(self._figures) if self._figures else figures
+            metrics = replace(report, log=())
+            self._metrics = metrics.merged_with(self._metrics) if self._metrics else metrics
             self._lines.extendleft(reversed(report.log))
             self._trim()
 
@@ -83,7 +86,7 @@ class Outbox:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """The line, cut between characters wherever it would get too long; halves of characters become "?"."""
+    """Splits a line between characters into pieces within the limit. Lone surrogates become "?"."""
     raw = line.encode(errors="replace")
     start = 0
     while len(raw) - start > LOG_LINE_BYTES:

@@ -1,16 +1,16 @@
-"""Pulls and pushes that run while a worker computes: a thread fetches the next values and sends the last gradients.
+"""Pipeline of pulls and pushes that run while a worker computes.
 
-That thread takes one thing after the other, in this order:
+One thread fetches the next values and sends the last gradients, in this order:
 
     the loop      | compute step 0 |       compute step 1        |       compute step 2
     the thread    | pull for 1     | push of 0, then pull for 2  | push of 1, then pull for 3
 
-So a step's values have all pushes of this worker but its last one. The shard lets such a pull through when the step
-that it is for may begin, whatever the mode; where a mode needs the last push first (synchronous, or a bound of 0) there
-is nothing to gain, and the loop pulls and pushes in turn.
+So the values of a step include all pushes of this worker except its last one. The shard answers such a pull when the
+step that it is for may begin, in any mode. If a mode needs the last push first (synchronous, or a bound of 0), overlap
+gains nothing, and the loop pulls and pushes in turn.
 
-In any mode the gradients of one step may be given one by one: then another thread sends the first while the last are
-computed, and the pull for the step after next waits for that thread.
+In any mode, the gradients of a step may be given one by one. Another thread then sends the first ones while the loop
+computes the others, and the pull for the step after the next waits for that thread.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,27 +24,26 @@ import numpy as np
 from shoal import _tracing, errors
 from shoal._memory.buffers import BufferPool
 from shoal._training.gradient_buffers import GradientBuffers
-from shoal._training.parameters import ParameterClient, Pulled, Push, PushResult
+from shoal._training.parameters import ParameterClient, PullResult, Push, PushResult
 from shoal._wire import Cursor
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 
-# Of memory that held gradients on their way: the most that is kept, and for how long.
+# Limits of the buffer pool for gradients: bytes retained, and seconds before they are released.
 _SPARE_BYTES, _SPARE_S = 1 << 30, 30.0
 
 
 class Pipeline:
-    """A loop's pulls and pushes, overlapping with its computation if it wants that.
+    """Pulls and pushes of a training loop, which can overlap with its computation.
 
-    Not for several threads at once.
+    Not thread-safe.
 
     Args:
-        parameters: used by nobody else while this is.
-        overlap: False: everything is done when its call returns.
-        bring: is given each pull's values as soon as they are there, on the thread that fetched them; `pull` returns
-            what it returns. A worker has them brought to its device so.
-        traces: of the worker's steps: a pull is part of the step that it is for, also if that has not begun, and a push
-            of its own, also if the next one has.
+        parameters: client of the parameters; the pipeline is its only user.
+        overlap: whether calls overlap with computation. If False, each call completes before it returns.
+        upload: receives each pull's values on the thread that fetched them; `pull` returns its result. A worker uses it
+            to copy values to its device.
+        traces: traces of the worker's steps. A pull belongs to the step that it is for, and a push to its own step.
     """
 
     def __init__(
@@ -52,40 +51,40 @@ class Pipeline:
         parameters: ParameterClient,
         *,
         overlap: bool,
-        bring: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
+        upload: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
         traces: _tracing.Traces | None = None,
     ) -> None:
         self._parameters = parameters
-        self._bring = bring
+        self._upload = upload
         self.traces = traces or _tracing.Traces("step")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pipeline") if overlap else None
-        self._sender: ThreadPoolExecutor | None = None  # of gradients that come one by one
-        self._feeding: Push | None = None  # the push whose gradients are still to come
+        self._sender: ThreadPoolExecutor | None = None  # sends gradients that are given one by one
+        self._feeding: Push | None = None  # the push that still accepts gradients
         self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
-        self._fetched: Future[Pulled] | None = None  # the next step's values
+        self._fetched: Future[PullResult] | None = None  # the next step's values
         self._sent: Future[PushResult] | None = None  # the last step's push
 
     @property
     def step(self) -> int:
-        """The step to take next."""
+        """The next step."""
         return self._parameters.step
 
     def pull(self) -> dict[str, np.ndarray]:
-        """As `ParameterClient.pull`; a push that failed meanwhile is for `settle` to tell."""
+        """Pulls as `ParameterClient.pull`. If the last push failed, `settle` raises its error."""
         self._check_not_feeding()
         if self._thread is None:
             with self.traces.span(self.step, "pull"):
-                return self._bring(self._parameters.pull())
+                return self._upload(self._parameters.pull())
         with self.traces.span(self.step, "wait"):
             pulled = self._drain()
-        if pulled is None or pulled.step != self.step:  # pulled again, or not at all, since the last push
+        if pulled is None or pulled.step != self.step:  # pulled again, or not pulled, since the last push
             pulled = self._run(self.step)
         values = self._parameters.take(pulled)
         self._fetched = self._thread.submit(self._fetch_behind, self._sent, self.step)
         return values
 
     def buffers(self) -> GradientBuffers:
-        """Arrays to compute this step's gradients into; see `Session.buffers`."""
+        """Returns arrays for this step's gradients; see `Session.buffers`."""
         self._check_not_feeding()
         self._memory.trim()
         return self._parameters.buffers(self._memory.take)
@@ -98,18 +97,21 @@ class Pipeline:
         weight: float = 1.0,
         cursor: Cursor | None = None,
     ) -> PushResult:
-        """As `ParameterClient.push`. Arrays of a mapping, but for `buffers`, may be changed as soon as this returns.
+        """Pushes as `ParameterClient.push`. Arrays of a mapping, except for `buffers`, may change when this returns.
 
         Args:
-            gradients: by variable; or pairs of name and array one after the other, as they become ready: then each goes
-                out while the next is computed. Arrays that come so must not change before the push is settled.
-            updates, weight, cursor: as there.
-
-        Raises:
-            BadRequest: `buffers` that were pushed before, where that push may have been on its way as they were filled.
+            gradients: arrays by variable; or pairs of name and array, as they become available. Each pair is sent while
+                the next one is computed, and its array must not change before the push is settled.
+            updates, weight, cursor: as for `ParameterClient.push`.
 
         Returns:
-            What became of it; "sent" where it overlaps: then `settle` says what became of it, before the next push.
+            The result of the push. With overlap, the outcome is "sent", and `settle` returns the result before the next
+            push.
+
+        Raises:
+            BadRequest: the last push is not settled, or these `buffers` were pushed before, so their memory may have
+                been in use while they were filled.
+            InvalidGradient, NonFiniteGradient, Fenced, UnknownJob, Unreachable: as for `ParameterClient.push`.
         """
         self._check_not_feeding()
         if self._sent is not None:
@@ -121,7 +123,7 @@ class Pipeline:
             return self._traced(self.step, push_all)
         if isinstance(gradients, GradientBuffers) and gradients.pushed:
             raise errors.BadRequest(
-                "these gradient buffers were pushed before: their memory may have been on its way while it was filled "
+                "these gradient buffers were pushed before: their memory may have been in use while it was filled "
                 "again; ask for new ones each step, or push dict(buffers) once the last push is settled"
             )
         self._memory.trim()
@@ -144,7 +146,7 @@ class Pipeline:
             try:
                 self._parameters.feed(push, gradients)
             except BaseException:
-                wait([sent])  # which gives up: nothing of this step is on its way any more
+                wait([sent])  # the push fails, and nothing of this step is being sent afterwards
                 raise
         finally:
             push.give_up()
@@ -159,10 +161,10 @@ class Pipeline:
         return PushResult("sent", 0, self.step)
 
     def settle(self) -> PushResult | None:
-        """Waits for the push that is on its way: what became of it; None: there is none.
+        """Waits for the last push, and returns its result; None if there is none.
 
         Raises:
-            NonFiniteGradient: it held NaN or Inf. Nothing changed; with the next pull its step is passed by.
+            NonFiniteGradient: the gradients held NaN or Inf. Nothing changed, and the next pull skips the step.
             Fenced, UnknownJob, Unreachable: as for `ParameterClient.push`.
         """
         if self._sent is None:
@@ -175,16 +177,16 @@ class Pipeline:
         try:
             return sent.result() if sent else None
         finally:
-            del sent  # or a failure, by its traceback, would keep itself, and the memory that it is about
+            del sent  # otherwise a failure's traceback would keep the failure and its memory alive
 
     def skip(self) -> PushResult:
-        """As `ParameterClient.skip`; after `settle`."""
+        """Skips the step as `ParameterClient.skip`. Call it after `settle`."""
         self._check_not_feeding()
         self._drain()
         return self._traced(self.step, self._parameters.skip, "skip")
 
     def barrier(self) -> None:
-        """As `ParameterClient.barrier`; after `settle`."""
+        """Waits as `ParameterClient.barrier`. Call it after `settle`."""
         self._check_not_feeding()
         with self.traces.span(self.step, "barrier"):
             self._drain()
@@ -197,7 +199,7 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
-        """Ends the threads, and what they do, by closing the client."""
+        """Closes the client, which ends the threads and their calls."""
         if feeding := self._feeding:
             feeding.give_up()
         self._parameters.close()
@@ -207,37 +209,37 @@ class Pipeline:
         self.traces.close()
 
     def _check_not_feeding(self) -> None:
-        """A generator of gradients must not use what is waiting for it."""
+        """Raises BadRequest if a generator of gradients calls the pipeline that waits for it."""
         if self._feeding:
-            raise errors.BadRequest("called while a push still takes gradients one by one: let it end first")
+            raise errors.BadRequest("called while a push still accepts gradients one by one: let it end first")
 
-    def _fetch_behind(self, sent: "Future[PushResult] | None", step: int) -> Pulled:
-        """The values for the step after this one, with all pushes that were begun before."""
+    def _fetch_behind(self, sent: "Future[PushResult] | None", step: int) -> PullResult:
+        """Returns the values for the step after this one, which include all pushes that began before."""
         if sent:
             wait([sent])
         return self._fetch(step, ahead=1)
 
-    def _run(self, step: int) -> Pulled:
+    def _run(self, step: int) -> PullResult:
         assert self._thread
         return self._thread.submit(self._fetch, step, ahead=0).result()
 
-    def _fetch(self, step: int, *, ahead: int) -> Pulled:
+    def _fetch(self, step: int, *, ahead: int) -> PullResult:
         with self.traces.span(step + ahead, "pull", ahead=ahead):
             pulled = self._parameters.fetch(step, ahead=ahead)
-            return replace(pulled, values=self._bring(pulled.values))
+            return replace(pulled, values=self._upload(pulled.values))
 
     def _send(self, push: Push) -> PushResult:
         return self._traced(push.step, partial(self._parameters.send, push))
 
     def _traced(self, step: int, call: Callable[[], PushResult], name: str = "push") -> PushResult:
-        """Makes the call that a step ends with."""
+        """Makes the call that ends a step, in a span."""
         with self.traces.span(step, name):
             result = call()
         self.traces.end(step, outcome=result.outcome, staleness=result.staleness)
         return result
 
-    def _drain(self) -> Pulled | None:
-        """Waits for the values that are fetched ahead, if there are any, and lets go of them."""
+    def _drain(self) -> PullResult | None:
+        """Waits for the prefetched values, if there are any, and releases them."""
         fetched, self._fetched = self._fetched, None
         try:
             return fetched.result() if fetched else None

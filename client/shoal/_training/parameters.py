@@ -1,8 +1,7 @@
-"""Pull and push: one participant's way to all shards of a job, wherever they are.
+"""Client of a job's parameters: pulls and pushes of one participant, over all servers.
 
-A pull and a push are one call a server, in parallel over the servers: `shoal._training.puller`, `pushing`, and
-`placed_servers` for where they go. How a call gets to a server is in `shoal._transport`; how calls overlap with
-computing, in `shoal._training.overlap`.
+Each pull or push makes one call to each server, in parallel: see `puller`, `pusher` and `placed_servers`.
+`shoal._transport` carries the calls, and `overlap` lets them overlap with computing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +10,7 @@ import numpy as np
 
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
-from shoal._training.puller import Pulled, Puller
+from shoal._training.puller import Puller, PullResult
 from shoal._training.pusher import Push, Pusher, PushResult
 from shoal._transport import chosen_setting
 from shoal._wire import Cursor, Memory, Placement
@@ -20,20 +19,20 @@ from shoal._wire import Cursor, Memory, Placement
 class ParameterClient:
     """Pulls and pushes one job's variables.
 
-    Not for several threads at once: a participant takes one step after the other.
+    Not thread-safe: a participant takes one step after the other.
 
     Args:
-        placement: where the shards are.
+        placement: placement of the job.
         worker: member id, or "" for a reader, which may pull at any time and never push.
-        incarnation: which life of the worker this is.
-        step: the first step to take.
-        refresh: fetches the placement again when servers say that this one is old.
-        retry_for_s: how long a server that does not answer is tried.
-        transport: the best way to servers to take; None: what SHOAL_TRANSPORT says.
-        on_retry: told, on any thread, of each call that is repeated.
+        incarnation: incarnation of the worker.
+        step: the first step.
+        refresh: returns the placement again when servers report that this one is old.
+        retry_for_s: seconds for which calls to a server that does not answer are repeated.
+        transport: selects transports; None means the value of SHOAL_TRANSPORT.
+        on_retry: called on any thread for each repeated call.
 
     Attributes:
-        step: the step to take next.
+        step: the next step.
     """
 
     def __init__(
@@ -59,24 +58,24 @@ class ParameterClient:
         )
         self._puller, self._pusher = Puller(self._servers), Pusher(self._servers)
         self.step = step
-        self._versions: dict[int, int] = {}  # by shard: of the values last pulled
+        self._versions: dict[int, int] = {}  # versions of the last pulled values, by shard
 
     def pull(self) -> dict[str, np.ndarray]:
-        """All variables, as soon as the consistency mode lets this worker have them.
+        """Returns all variables, as soon as the consistency mode allows it.
 
         Returns:
-            Arrays by name, in the variables' shapes and dtypes. They stay as they are for as long as they are used, and
-            may be changed.
+            Arrays by name, in the variables' shapes and dtypes. They stay valid while they are used, and may be
+            changed.
 
         Raises:
             Fenced: this worker was declared dead or replaced.
-            UnknownJob: the job is gone.
+            UnknownJob: the job does not exist any more.
             Unreachable: a server did not answer for `retry_for_s` seconds.
         """
         return self.take(self.fetch(self.step))
 
     def barrier(self) -> None:
-        """Waits until `pull` would answer, without moving the values."""
+        """Waits until `pull` would answer, without values."""
         self.take(self.fetch(self.step, moves_values=False))
 
     def push(
@@ -87,37 +86,41 @@ class ParameterClient:
         weight: float = 1.0,
         cursor: Cursor | None = None,
     ) -> PushResult:
-        """Sends this step's gradients, which count whole or not at all, once however often they are sent.
+        """Sends this step's gradients. They are applied completely or not at all, and only once even if repeated.
 
         Args:
-            gradients: of every trainable variable, in its shape and dtype.
-            updates: values, or increments where they are summed. Of the non-trainable variables of an aggregation
-                either every one or none.
-            weight: in a synchronous step's mean, > 0: the number of samples.
-            cursor: how far this worker's data has come with it; kept by checkpoints.
+            gradients: arrays by variable, for every trainable variable, in its shape and dtype.
+            updates: values of non-trainable variables, or increments if they are summed: for each aggregation, all of
+                its variables or none.
+            weight: weight in a synchronous step's mean, > 0: the number of samples.
+            cursor: the worker's position in its data after this push; checkpoints keep it.
+
+        Returns:
+            The result of the push.
 
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit; nothing was sent.
-            NonFiniteGradient: NaN or Inf; nothing changed. `skip()` the step, or push it again with other values.
+            NonFiniteGradient: a gradient has NaN or Inf, and nothing changed. Skip the step, or push it again with
+                other values.
             Fenced, UnknownJob, Unreachable: as for `pull`.
         """
         return self.send(self.prepare(gradients, updates, weight, cursor))
 
     def skip(self) -> PushResult:
-        """Passes this step by, so that nobody waits for this worker's gradient."""
+        """Skips this step, so that no worker waits for this worker's gradient."""
         return self.send(self._pusher.nothing(self.step, self._versions))
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Overwrites some variables' initial values, before training begins; the others keep theirs.
+        """Overwrites the initial values of some variables before training begins; the others keep theirs.
 
         Raises:
             InvalidGradient: names, shapes or dtypes do not fit.
             BadRequest: training has begun.
         """
-        self._pusher.assign({**self.pull(), **values}, self.step)  # shards are overwritten whole
+        self._pusher.assign({**self.pull(), **values}, self.step)  # a shard is overwritten completely
 
     def close(self) -> None:
-        """Closes all connections; calls in progress end with Cancelled."""
+        """Closes all connections. Calls in progress end with Cancelled."""
         self._servers.close()
 
     def __enter__(self) -> "ParameterClient":
@@ -126,21 +129,27 @@ class ParameterClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The halves of pull and push. Of what other methods use at the same time, `fetch` and `send` change only `step` and
-    # a connection's transports, which guards them, so each may run in another thread.
+    # The halves of pull and push. `fetch` and `send` may each run in another thread: of the shared state they change
+    # only `step`, and a connection's transports, which the connection guards.
 
-    def fetch(self, step: int, *, ahead: int = 0, moves_values: bool = True) -> Pulled:
+    def fetch(self, step: int, *, ahead: int = 0, moves_values: bool = True) -> PullResult:
         """Pulls from all servers, until all shards are at one step.
 
         Args:
-            step: how many this worker has finished.
-            ahead: 1 for the values of the step after that.
-            moves_values: False only waits.
+            step: steps that this worker has finished.
+            ahead: 1 for the values of the step after that, otherwise 0.
+            moves_values: whether to fetch values; False only waits.
+
+        Returns:
+            The result, for `take`.
+
+        Raises:
+            Fenced, UnknownJob, Unreachable: as for `pull`.
         """
         return self._puller.fetch(step, ahead=ahead, moves_values=moves_values)
 
-    def take(self, pulled: Pulled) -> dict[str, np.ndarray]:
-        """Goes on from what was fetched."""
+    def take(self, pulled: PullResult) -> dict[str, np.ndarray]:
+        """Continues from the result of a fetch, and returns its values."""
         self.go_on(pulled.step)
         self._versions = pulled.versions
         return pulled.values
@@ -154,47 +163,64 @@ class ParameterClient:
         *,
         memory: Memory | None = None,
     ) -> Push:
-        """Checks this step's push and makes it ready.
+        """Checks this step's push, and makes it ready to send.
 
         Args:
             gradients, updates, weight, cursor: as for `push`.
-            memory: for copies, so that the arrays may change before it is sent; None: they will not.
+            memory: allocates memory for copies, so that the arrays may change before the push is sent. None means that
+                they will not change.
+
+        Returns:
+            The push, for `send`.
+
+        Raises:
+            InvalidGradient: as for `push`.
         """
         return self._pusher.prepare(self.step, self._versions, gradients, updates, weight, cursor, memory=memory)
 
     def buffers(self, memory: Memory) -> GradientBuffers:
-        """Arrays to compute this step's gradients into.
+        """Returns arrays for this step's gradients.
 
         Args:
-            memory: where none is shared.
+            memory: allocates memory if the transport has none.
         """
         return self._pusher.buffers(memory)
 
     def begin(self, updates: Mapping[str, np.ndarray] | None, weight: float, cursor: Cursor | None = None) -> Push:
-        """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it.
+        """Begins a push whose gradients `feed` adds. Another thread may `send` it meanwhile.
 
         Args:
             updates, weight, cursor: as for `push`; updates are copied.
+
+        Returns:
+            The push.
+
+        Raises:
+            InvalidGradient: as for `push`.
         """
         return self._pusher.begin(self.step, self._versions, updates, weight, cursor)
 
     def feed(self, push: Push, gradients: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Has the gradients go out as they come; they must not change before the push is answered.
+        """Adds gradients to a push as they become available. They must not change before the push is answered.
+
+        Args:
+            push: a push from `begin`.
+            gradients: pairs of name and array.
 
         Raises:
-            InvalidGradient: as for `push`; the push is given up, and does not count. So it is if `gradients` raises.
+            InvalidGradient: as for `push`; the push is abandoned and has no effect, as it is if `gradients` raises.
         """
         self._pusher.feed(push, gradients)
 
     def go_on(self, step: int) -> None:
-        """Takes this step next, or a later one if that was to be next already."""
+        """Makes this step the next one, unless the next one is later."""
         self.step = max(self.step, step)
 
     def send(self, push: Push) -> PushResult:
-        """Pushes to all servers, and goes on to the next step."""
+        """Pushes to all servers, and continues with the next step."""
         result = self._pusher.send(push)
         self.go_on(result.step)
         return result
 
 
-__all__ = ["ParameterClient", "Pulled", "Push", "PushResult"]
+__all__ = ["ParameterClient", "PullResult", "Push", "PushResult"]

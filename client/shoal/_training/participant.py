@@ -1,6 +1,6 @@
-"""One worker's part in a job, told to the coordinator: what it trains, its data, its progress, its end.
+"""Participant: a worker's part in a job, by calls to the coordinator about variables, data, progress and its end.
 
-The worker daemon and its trainer use it, and so do sessions of users. Values travel through `ParameterClient`.
+The worker daemon, its trainer and users' sessions use it. Values go through `ParameterClient`.
 """
 
 import time
@@ -21,11 +21,11 @@ from shoal.status import Evaluation
 from shoal.v1 import job_pb2
 from shoal.variables import Variable, variable_from_array
 
-# Waits between two calls of Join: short at first, since a small job is placed within milliseconds.
+# Seconds between two Join calls: short at first, because a small job is placed within milliseconds.
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
-# How long a report or a goodbye may take. They are worth no waiting: the next report carries what this one could not.
+# Deadline of a report. A longer wait is not useful, because the next report carries the same data.
 _REPORT_TIMEOUT_S = 2.0
-# Of an error's text, whose end says the most.
+# Limit of an error's text; its end is kept, which says the most.
 _MAX_ERROR_CHARACTERS = 32_768
 
 _OVER = {job_pb2.SUCCEEDED, job_pb2.FAILED, job_pb2.CANCELLED}
@@ -35,12 +35,15 @@ class Participant:
     """A worker in a job.
 
     Args:
-        coordinator: the way to the coordinator; not closed here.
-        job: the job's name.
-        worker: the member id.
-        incarnation: which life of the member this is; one part in a job ends with it.
-        assignment: what the heartbeat's answer called this part; 0 for a session.
-        sleep: waits so many seconds.
+        coordinator: client of the coordinator; not closed here.
+        job: name of the job.
+        worker: member id.
+        incarnation: incarnation of the member. A participant's part ends with it.
+        assignment: number of the assignment, from the heartbeat's reply; 0 for a session.
+        sleep: waits for a number of seconds.
+
+    Attributes:
+        rank: rank of the worker in the job; known after `enter`.
     """
 
     def __init__(
@@ -54,24 +57,24 @@ class Participant:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.job, self.worker, self.incarnation = job, worker, incarnation
-        # Of every request.
+        # Fields of every request.
         self._identity: dict[str, Any] = {
             "job": job,
             "worker": worker,
             "incarnation": incarnation,
             "assignment": assignment,
         }
-        self._told = Report()  # what the coordinator has heard, in sum
-        self.rank = 0  # place among the job's workers; known after `enter`
+        self._reported = Report()  # sum of all reports that the coordinator has received
+        self.rank = 0
         self._coordinator = coordinator
         self._jobs = coordinator.jobs
         self._sleep = sleep
-        self._given: dict[str, np.ndarray] = {}  # initial values that this worker may have to send
+        self._given: dict[str, np.ndarray] = {}  # given values, for the case that this worker is the value sender
         self._spec: Job | None = None
 
     @property
     def spec(self) -> Job:
-        """What the job's user asked for; fetched once.
+        """The specification of the job, fetched once.
 
         Raises:
             UnknownJob: there is no such job.
@@ -81,12 +84,12 @@ class Participant:
         return self._spec
 
     def describe(self, variables: Mapping[str, Variable | np.ndarray], samples: int) -> None:
-        """Says what the program trains: its variables and the number of its samples (0: no data set).
+        """Sends the program's variables and the number of its samples (0 without a data set).
 
-        An array stands for a variable that begins with the array's values, as `variable_from_array` says.
+        An array stands for a variable with the array's values as initial values; see `variable_from_array`.
 
         Raises:
-            InvalidVariable: an array has a dtype that no server keeps, or a variable contradicts itself.
+            InvalidVariable: an array has an unsupported dtype, or a variable is inconsistent.
             InvalidJob: another worker has described the job differently.
         """
         given = {name: variable for name, variable in variables.items() if isinstance(variable, np.ndarray)}
@@ -101,19 +104,22 @@ class Participant:
     def enter(
         self,
         stop: Callable[[], bool] = lambda: False,
-        bring: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
+        upload: Callable[[dict[str, np.ndarray]], dict[str, Any]] = lambda values: values,
     ) -> Pipeline:
         """Waits until the variables are placed and this worker is admitted.
 
-        Sends the initial values on the way where that is this worker's part.
+        Sends the initial values meanwhile if this worker is the value sender.
 
         Args:
-            stop: asked between two calls; True gives up.
-            bring: as for `Pipeline`.
+            stop: called between two requests; True ends the wait.
+            upload: as for `Pipeline`.
+
+        Returns:
+            The pipeline for the job's steps.
 
         Raises:
             JobFailed: the job failed meanwhile; the message says why.
-            Cancelled: `stop` said so, or the job ended in another way.
+            Cancelled: `stop` returned True, or the job ended in another way.
         """
         assigned, delay = False, _FIRST_POLL_S
         while True:
@@ -126,7 +132,7 @@ class Participant:
             elif reply.ready:
                 break
             elif stop():
-                raise errors.Cancelled(f"{self.worker} gave up waiting to enter job {self.job}", job=self.job)
+                raise errors.Cancelled(f"{self.worker} stopped waiting to enter job {self.job}", job=self.job)
             else:
                 self._sleep(delay)
                 delay = min(2 * delay, _LONGEST_POLL_S)
@@ -134,13 +140,16 @@ class Participant:
         parameters = self._parameters(Placement.from_proto(reply.placement), reply.step)
         overlap = self._spec.overlap and self._spec.consistency.overlaps
         traces = _tracing.Traces("step", job=self.job, worker=self.worker, rank=self.rank)
-        return Pipeline(parameters, overlap=overlap, bring=bring, traces=traces)
+        return Pipeline(parameters, overlap=overlap, upload=upload, traces=traces)
 
     def lease(self, done: int = 0) -> Lease | NoRange:
-        """Takes the next range of samples.
+        """Leases the next range of samples.
 
         Args:
-            done: the lease of a range that is trained on; 0: none.
+            done: number of the lease whose range is done; 0 means none.
+
+        Returns:
+            The lease, or the reason why there is none.
         """
         request = job_pb2.LeaseRequest(**self._identity, done=done)
         reply = self._coordinator.call(self._jobs.Lease, request)
@@ -153,30 +162,33 @@ class Participant:
                 return NoRange.WAIT
 
     def claim_evaluation(self, step: int, *, through: bool = False) -> EvaluationClaim:
-        """Asks whether an evaluation is due.
+        """Asks whether this worker should make an evaluation.
 
         Args:
-            step: the worker's own, now.
-            through: it is through, but for the evaluation at the end.
+            step: the worker's current step.
+            through: the worker has finished, except for the evaluation at the end.
+
+        Returns:
+            The number of the evaluation, and whether to stop.
         """
         request = job_pb2.ClaimEvaluationRequest(**self._identity, step=step, through=through)
         reply = self._coordinator.call(self._jobs.ClaimEvaluation, request)
         return EvaluationClaim(reply.number, reply.stop)
 
     def report_evaluation(self, result: Evaluation) -> EvaluationAck:
-        """Says what an evaluation has found. To be said again, where the worker is to wait."""
+        """Sends the result of an evaluation. Must be repeated while the answer is to wait."""
         request = job_pb2.ReportEvaluationRequest(**self._identity, result=result.to_proto())
         reply = self._coordinator.call(self._jobs.ReportEvaluation, request)
         return EvaluationAck(reply.wait, reply.stop)
 
     def report(self, report: Report) -> ReportAck:
-        """Sends progress, once.
+        """Sends a report, without retries.
 
         Raises:
-            Unreachable, DeadlineExceeded: the coordinator does not answer; report the same with the next one
-                (`Report.then`).
+            Unreachable, DeadlineExceeded: the coordinator does not answer; merge this report with the next one
+                (`Report.merged_with`).
         """
-        totals = self._told.then(replace(report, values={}, log=(), timings=()))
+        totals = self._reported.merged_with(replace(report, values={}, log=(), timings=()))
         request = job_pb2.ReportRequest(
             **self._identity,
             step=totals.step,
@@ -191,27 +203,31 @@ class Participant:
         )
         with _tracing.root("report", job=self.job, worker=self.worker):
             reply = self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0)
-        self._told = totals
+        self._reported = totals
         if reply.stop:
             return ReportAck.DONE
-        return ReportAck.ENOUGH if reply.enough else ReportAck.CONTINUE
+        return ReportAck.STOP_AFTER_BATCH if reply.enough else ReportAck.CONTINUE
 
     def finish(self, error: str = "", *, lost: bool = False, retry_for_s: float | None = None) -> None:
-        """Says that this worker is through with the job.
+        """Reports that this worker has finished its part in the job.
 
         Args:
-            error: what the job fails with; empty: done.
-            lost: the error is that the job's shards are not on their servers.
-            retry_for_s: how long to try while nobody answers; None: as long as with other calls.
+            error: the error that the job fails with; empty means success.
+            lost: the error is that servers have lost the job's shards.
+            retry_for_s: seconds of retries while the coordinator does not answer; None means the default of other
+                calls.
+
+        Raises:
+            Unreachable: the coordinator did not answer.
         """
         if len(error) > _MAX_ERROR_CHARACTERS:
             error = f"[...]{error[-_MAX_ERROR_CHARACTERS:]}"
-        error = error.encode(errors="replace").decode()  # a program may raise with halves of characters
+        error = error.encode(errors="replace").decode()  # a program's error may contain lone surrogates
         request = job_pb2.FinishRequest(**self._identity, error=error, lost=lost)
         self._coordinator.call(self._jobs.Finish, request, retry_for_s=retry_for_s)
 
     def failure(self) -> errors.JobFailed | None:
-        """Why the job has failed; None: it has not, or the coordinator does not say."""
+        """Returns why the job has failed; None if it has not, or the coordinator does not answer."""
         try:
             status = self._status(retry_for_s=0)
         except errors.ShoalError:
@@ -236,7 +252,7 @@ class Participant:
         if state == job_pb2.FAILED:
             return self._failed(self._status().reason)
         name = job_pb2.JobState.Name(state)
-        return errors.Cancelled(f"job {self.job} is over ({name.lower()}); there is nothing to enter", job=self.job)
+        return errors.Cancelled(f"job {self.job} is over ({name.lower()}); it cannot be entered", job=self.job)
 
     def _assign(self, placement: Placement, restored: Collection[str]) -> None:
         values = {name: value for name, value in self._given.items() if name not in restored}

@@ -1,4 +1,4 @@
-"""The servers of one placement: a connection to each, calls to all, and the next placement when this one is old."""
+"""Servers of one placement: a connection to each, calls to all of them, and the change to a newer placement."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,26 +11,26 @@ from shoal.v1 import header_pb2
 
 T = TypeVar("T")
 
-_PLACEMENTS = 3  # that a call tries before it gives up
+_PLACEMENTS = 3  # placements that a call tries before it fails
 _THREADS = 16
 
 
 class PlacedServers:
-    """The servers of a job's shards, as one participant calls them.
+    """The servers of a job's shards, for one participant.
 
     Args:
-        placement: where the shards are.
-        refresh: fetches the placement again when servers say that this one is old.
+        placement: placement of the job.
+        refresh: returns the placement again when servers report that this one is old.
         worker: member id, or "" for a reader.
-        incarnation: which life of the worker this is.
-        retry_for_s: how long a server that does not answer is tried.
-        setting: allows some transports, as SHOAL_TRANSPORT does.
-        on_retry: told, on any thread, of each call that is repeated.
+        incarnation: incarnation of the worker.
+        retry_for_s: seconds for which calls to a server that does not answer are repeated.
+        setting: selects transports, as SHOAL_TRANSPORT does.
+        on_retry: called on any thread for each repeated call.
 
     Attributes:
-        placement: the one in use.
-        packer: of the placement.
-        connections: one for each server, in the placement's order. They change only within `each`.
+        placement: the placement in use.
+        packer: packer of the placement.
+        connections: one connection for each server, in the placement's order. They change only within `each`.
     """
 
     def __init__(
@@ -52,32 +52,35 @@ class PlacedServers:
         self._use(placement)
 
     def each(self, call: Callable[[ServerConnection], T]) -> list[T]:
-        """Calls every server at once; on an old placement, fetches the new one and calls them all again."""
-        call = _tracing.bound(call)
+        """Calls every server in parallel. If the placement is old, fetches the new one and repeats all calls."""
+        call = _tracing.in_current_context(call)
         for _ in range(_PLACEMENTS):
             try:
                 if self._pool is None:
                     return [call(connection) for connection in self.connections]
                 try:
                     futures = [self._pool.submit(call, connection) for connection in self.connections]
-                except RuntimeError:  # it is shut down
+                except RuntimeError:  # the pool is shut down
                     raise errors.Cancelled(f"the client of {self.placement.job} was closed") from None
-                # All, before one raises: no call of this step may still run when the next one starts.
+                # Wait for all before one raises: no call of this step may still run when the next step starts.
                 wait(futures)
-                # Taken out, for a failure's traceback leads here. If it led on to the failure itself, what that was
-                # about, such as shared memory, would be kept until the garbage collector finds both.
+                # The list is emptied, because a failure's traceback refers to this frame: a cycle with the failure
+                # would keep its memory, such as shared memory, until the next garbage collection.
                 return [futures.pop(0).result() for _ in range(len(futures))]
             except errors.StaleGeneration:
                 self._use(self._refresh())
         raise errors.StaleGeneration(f"the placement of {self.placement.job} keeps changing; try again later")
 
     def retrying(self, connection: ServerConnection, call: Callable[[], T], *, waits: bool = False) -> T:
-        """Makes a call again for as long as its server does not answer.
+        """Repeats a call while its server does not answer.
 
         Args:
-            connection: to the server.
-            call: may be made any number of times.
-            waits: it waits for others, so it has no deadline of its own.
+            connection: connection to the server.
+            call: the call, which must be safe to repeat.
+            waits: the call waits for other workers, so it is repeated after its deadline.
+
+        Returns:
+            The result of the call.
 
         Raises:
             Unreachable: the server did not answer for `retry_for_s` seconds.
@@ -88,7 +91,7 @@ class PlacedServers:
                 try:
                     return call()
                 except errors.DeadlineExceeded:
-                    if not waits:  # a pull that ran into its deadline was waiting for others: ask again
+                    if not waits:  # a pull at its deadline waits for other workers: repeat it
                         raise
 
         return _rpc.retrying(
@@ -100,7 +103,7 @@ class PlacedServers:
         )
 
     def stamp(self, step: int) -> header_pb2.Stamp:
-        """Returns the stamp of this participant's calls of a step, under the placement in use."""
+        """Returns the stamp of this participant's calls of a step, with the current placement's generation."""
         return header_pb2.Stamp(
             job=self.placement.job,
             worker=self._worker,
@@ -110,21 +113,27 @@ class PlacedServers:
             trace=_tracing.carrier(),
         )
 
-    def load(
+    def payload(
         self, connection: ServerConnection, arrays: ArraySource | None, aggregations: Sequence[Aggregation]
     ) -> PushPayload:
-        """Returns what these arrays bring to one server; None: nothing yet."""
+        """Returns the payload of these arrays for one server.
+
+        Args:
+            connection: connection to the server.
+            arrays: the arrays, by variable; None means that there are none yet.
+            aggregations: aggregations of the arenas that the payload carries.
+        """
         return PushPayload(self.packer, connection.layouts, aggregations, arrays)
 
     def close(self) -> None:
-        """Closes all connections; calls in progress end with Cancelled."""
+        """Closes all connections. Calls in progress end with Cancelled."""
         for connection in self.connections:
             connection.close()
         if self._pool:
             self._pool.shutdown(wait=True)
 
     def _use(self, placement: Placement) -> None:
-        """Goes by this placement from now on, over fresh connections: their shards may be others."""
+        """Changes to this placement, with new connections, because each server's shards may differ."""
         for connection in self.connections:
             connection.close()
         self.placement = placement

@@ -1,4 +1,4 @@
-"""Pulls: one participant's values from all servers, all at one step."""
+"""Puller: fetches one participant's values from all servers, all at one step."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,17 @@ from shoal._wire import PullDecoder
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
-# Of memory that was used for values and is free: the most that is kept, and for how long.
+# Limits of the buffer pool for values: bytes retained, and seconds before they are released.
 _SPARE_BYTES, _SPARE_S = 1 << 30, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
-    """What a pull brought.
+class PullResult:
+    """Result of a pull.
 
     Attributes:
-        values: by variable; empty if only the barrier was asked for.
-        versions: of each shard, by its number.
+        values: arrays by variable; empty for a barrier.
+        versions: version of each shard, by its number.
         step: the step that the values are for.
     """
 
@@ -31,47 +31,54 @@ class Pulled:
 
 
 class Puller:
-    """Pulls a job's variables. One thread uses it at a time.
+    """Pulls a job's variables. Only one thread may use it at a time.
 
     Args:
-        servers: of the job.
+        servers: servers of the job.
     """
 
     def __init__(self, servers: PlacedServers) -> None:
         self._servers = servers
         self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
 
-    def fetch(self, step: int, *, ahead: int, moves_values: bool) -> Pulled:
+    def fetch(self, step: int, *, ahead: int, moves_values: bool) -> PullResult:
         """Pulls from all servers, until all shards are at one step.
 
-        Backup workers may overtake this one, on some shards before others. There is no use in working on a step that
-        is closed, and a shard that is behind must hear that this worker passes its step by.
+        With backup workers, shards may close a step without this worker, some before others. Then it repeats the pull
+        for the newest step, so that it does not work on a closed step, and so that shards that are behind learn that it
+        skips theirs.
 
         Args:
-            step: how many this worker has finished.
-            ahead: 1 for the values of the step after that.
-            moves_values: False only waits.
+            step: steps that this worker has finished.
+            ahead: 1 for the values of the step after that, otherwise 0.
+            moves_values: whether to fetch values; False only waits.
+
+        Returns:
+            The values, and the step that they are for.
+
+        Raises:
+            Fenced, UnknownJob, Unreachable: as for `ParameterClient.pull`.
         """
         self._memory.trim()
         while True:
-            arrival = PullDecoder(self._servers.packer, self._memory.take) if moves_values else None
-            headers = self._pull_all(step, ahead, arrival)
+            pull_decoder = PullDecoder(self._servers.packer, self._memory.take) if moves_values else None
+            headers = self._pull_all(step, ahead, pull_decoder)
             newest = max(step + ahead, *(header.step for header in headers))
             if all(header.step == newest for header in headers):
                 versions = {header.shard: header.version for header in headers}
-                return Pulled(arrival.values() if arrival else {}, versions, newest)
+                return PullResult(pull_decoder.values() if pull_decoder else {}, versions, newest)
             step = newest - ahead
 
-    def _pull_all(self, step: int, ahead: int, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+    def _pull_all(self, step: int, ahead: int, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         servers = self._servers
 
         def pull(connection: ServerConnection) -> list[header_pb2.ShardHeader]:
             request = pb.PullRequest(
-                stamp=servers.stamp(step), shards=connection.indices, headers_only=arrival is None, ahead=ahead
+                stamp=servers.stamp(step), shards=connection.indices, headers_only=pull_decoder is None, ahead=ahead
             )
-            return servers.retrying(connection, lambda: connection.pull(request, arrival), waits=True)
+            return servers.retrying(connection, lambda: connection.pull(request, pull_decoder), waits=True)
 
         return [header for headers in servers.each(pull) for header in headers]
 
 
-__all__ = ["Pulled", "Puller"]
+__all__ = ["PullResult", "Puller"]

@@ -1,6 +1,6 @@
-"""Pushes: one participant's gradients to all servers, on all of them or on none.
+"""Pusher: sends one participant's gradients to all servers, which apply them on all of them or on none.
 
-A push to several servers has two phases: every server stages its part, then every server commits it. With one server
+A push to several servers has two phases: every server stages its part, then every server commits it. With one server,
 both happen in one call.
 """
 
@@ -27,13 +27,13 @@ _NON_TRAINABLE = (Aggregation.MEAN, Aggregation.SUM, Aggregation.LAST)
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """What became of a push.
+    """Result of a push.
 
     Attributes:
-        outcome: accepted; dropped_late (synchronous with backup workers: the step had closed); skipped; or sent: it is
-            on its way while the next step is computed.
-        staleness: versions applied between the gradient's pull and its push, the most of any shard.
-        step: the step to take next.
+        outcome: accepted; dropped_late (synchronous with backup workers: the step had closed); skipped; or sent (the
+            push continues while the next step is computed).
+        staleness: versions applied between the gradient's pull and its push, the largest of all shards.
+        step: the next step.
     """
 
     outcome: Literal["accepted", "dropped_late", "skipped", "sent"]
@@ -46,41 +46,41 @@ class Push:
     """One step's push, ready to be sent.
 
     Attributes:
-        step: its number.
-        weight: in a synchronous step's mean; 0: nothing is brought.
-        versions: by shard, of the values that it was computed from.
-        load: makes the part for a server.
-        aggregations: of the arenas that are brought.
-        outgoing: where arrays are still to come; None: they are all there.
-        cursor: how far the worker's data has come with it; None: it has none.
+        step: number of the step.
+        weight: weight in a synchronous step's mean; 0 means that the push skips the step.
+        versions: by shard, the version that the gradients were computed from.
+        payload_for: returns the payload for a server.
+        aggregations: aggregations of the arenas that the push carries.
+        push_stream: the arrays, if they are given one by one; None means that all are available.
+        cursor: the worker's position in its data after this push; None means that it has no data.
     """
 
     step: int
     weight: float
     versions: Mapping[int, int]
-    load: Callable[[ServerConnection], PushPayload]
+    payload_for: Callable[[ServerConnection], PushPayload]
     aggregations: Sequence[Aggregation]
-    outgoing: PushStream | None = None
+    push_stream: PushStream | None = None
     cursor: Cursor | None = None
 
     def give_up(self) -> None:
-        """What is still to come will never come; harmless if nothing is."""
-        if self.outgoing:
-            self.outgoing.fail()
+        """Abandons the push if arrays are missing; otherwise does nothing."""
+        if self.push_stream:
+            self.push_stream.fail()
 
 
 class Pusher:
-    """Makes pushes of a job's variables ready, and sends them.
+    """Prepares and sends pushes of a job's variables.
 
-    One thread sends at a time; another may make the next push ready meanwhile.
+    One thread sends at a time. Another thread may prepare the next push meanwhile.
 
     Args:
-        servers: of the job.
+        servers: servers of the job.
     """
 
     def __init__(self, servers: PlacedServers) -> None:
         self._servers = servers
-        self._staged_step = -1  # the last step of which servers may hold a gradient
+        self._staged_step = -1  # the last step with gradients that servers may have staged
 
     def prepare(
         self,
@@ -93,12 +93,19 @@ class Pusher:
         *,
         memory: Memory | None = None,
     ) -> Push:
-        """Checks a step's push and makes it ready.
+        """Checks a step's push, and makes it ready to send.
 
         Args:
             step, versions: as for `Push`.
             gradients, updates, weight, cursor: as for `ParameterClient.push`.
-            memory: for copies, so that the arrays may change before it is sent; None: they will not.
+            memory: allocates memory for copies, so that the arrays may change before the push is sent. None means that
+                they will not change.
+
+        Returns:
+            The push.
+
+        Raises:
+            InvalidGradient: as for `ParameterClient.push`.
         """
         servers = self._servers
         aggregations = self._brought(weight, updates or {})
@@ -110,30 +117,32 @@ class Pusher:
         if updates or not unchanged:
             servers.packer.check(arrays, aggregations)
 
-        def load(connection: ServerConnection) -> PushPayload:
-            return connection.prepare(servers.load(connection, CompleteArrays(arrays), aggregations), memory)
+        def payload(connection: ServerConnection) -> PushPayload:
+            return connection.prepare(servers.payload(connection, CompleteArrays(arrays), aggregations), memory)
 
         lent: Mapping[ServerConnection, PushPayload] | None = None
         if buffers is not None:
             lent = buffers.take(servers.connections, updates or {}, aggregations, unchanged=unchanged)
-        part: Callable[[ServerConnection], PushPayload] = load
+        part: Callable[[ServerConnection], PushPayload] = payload
         if lent:
-            part = partial(_lent, lent, load)
+            part = partial(_lent, lent, payload)
         elif memory:
-            part = partial(_ready, {each: servers.retrying(each, partial(load, each)) for each in servers.connections})
+            part = partial(
+                _ready, {each: servers.retrying(each, partial(payload, each)) for each in servers.connections}
+            )
         return Push(step, weight, versions, part, aggregations, cursor=cursor)
 
     def buffers(self, memory: Memory) -> GradientBuffers:
-        """Returns arrays to compute a step's gradients into.
+        """Returns arrays for a step's gradients.
 
         Args:
-            memory: where no transport lends any.
+            memory: allocates memory if the transport has none.
         """
-        loads = {}
+        payloads = {}
         for connection in self._servers.connections:
-            empty = self._servers.load(connection, None, [Aggregation.TRAINABLE])
-            loads[connection] = self._servers.retrying(connection, partial(connection.lend, empty, memory))
-        return GradientBuffers(self._servers.packer, loads)
+            empty = self._servers.payload(connection, None, [Aggregation.TRAINABLE])
+            payloads[connection] = self._servers.retrying(connection, partial(connection.lend, empty, memory))
+        return GradientBuffers(self._servers.packer, payloads)
 
     def begin(
         self,
@@ -143,36 +152,47 @@ class Pusher:
         weight: float,
         cursor: Cursor | None = None,
     ) -> Push:
-        """Makes a push ready whose gradients are still to come, by `feed`. Meanwhile another thread may `send` it."""
+        """Begins a push whose gradients `feed` adds. Another thread may `send` it meanwhile.
+
+        Args:
+            step, versions: as for `Push`.
+            updates, weight, cursor: as for `ParameterClient.push`; updates are copied.
+
+        Returns:
+            The push.
+
+        Raises:
+            InvalidGradient: as for `ParameterClient.push`.
+        """
         aggregations = self._brought(weight, updates or {})
-        outgoing = PushStream()
+        push_stream = PushStream()
 
-        def load(connection: ServerConnection) -> PushPayload:
-            return connection.prepare(self._servers.load(connection, outgoing, aggregations), None)
+        def payload(connection: ServerConnection) -> PushPayload:
+            return connection.prepare(self._servers.payload(connection, push_stream, aggregations), None)
 
-        push = Push(step, weight, versions, load, aggregations, outgoing, cursor)
-        self._add(push, outgoing, [(name, np.array(array)) for name, array in (updates or {}).items()])
+        push = Push(step, weight, versions, payload, aggregations, push_stream, cursor)
+        self._add(push, push_stream, [(name, np.array(array)) for name, array in (updates or {}).items()])
         return push
 
     def feed(self, push: Push, gradients: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Sends the gradients of a push that was begun, as they come; see `ParameterClient.feed`."""
-        assert push.outgoing is not None
+        """Adds gradients to a push that was begun, as they become available; see `ParameterClient.feed`."""
+        assert push.push_stream is not None
         try:
-            self._add(push, push.outgoing, gradients)
-            self._servers.packer.check(push.outgoing.arrays, push.aggregations)
-            push.outgoing.end()
+            self._add(push, push.push_stream, gradients)
+            self._servers.packer.check(push.push_stream.arrays, push.aggregations)
+            push.push_stream.end()
         finally:
             push.give_up()
 
     def send(self, push: Push) -> PushResult:
-        """Pushes to all servers."""
+        """Sends a push to all servers, and returns its result."""
         servers = self._servers
-        # A push that brings nothing needs no second phase, unless one that did was begun: should this worker die in
-        # between, a server that was not told must not take that one for this.
+        # A push without gradients needs no second phase, unless a push with gradients of this step was staged. In that
+        # case, if this worker dies between two calls, a server must not mistake the staged push for this one.
         brings_nothing = push.weight == 0 and self._staged_step != push.step
 
         def at_once() -> bool:
-            return len(servers.connections) == 1 or brings_nothing  # which may be others, with another placement
+            return len(servers.connections) == 1 or brings_nothing  # may change with the placement
 
         def stage(connection: ServerConnection) -> pb.PushReply:
             if not at_once():
@@ -189,24 +209,30 @@ class Pusher:
         return _result(push.step, [shard for reply in replies for shard in reply.shards])
 
     def assign(self, values: Mapping[str, np.ndarray], step: int) -> None:
-        """Overwrites all variables with these."""
+        """Overwrites all variables with these values."""
         servers, everything = self._servers, list(Aggregation)
         servers.packer.check(values, everything)
         arrays = CompleteArrays(values)
-        push = Push(step, 1.0, {}, lambda it: servers.load(it, arrays, everything), everything)
+        push = Push(step, 1.0, {}, lambda it: servers.payload(it, arrays, everything), everything)
 
         def send(connection: ServerConnection) -> None:
             header = partial(self.header, connection, push, commit=False)
-            servers.retrying(connection, lambda: connection.assign(header(), push.load(connection)))
+            servers.retrying(connection, lambda: connection.assign(header(), push.payload_for(connection)))
 
         servers.each(send)
 
     def nothing(self, step: int, versions: Mapping[int, int]) -> Push:
-        """Returns a push that passes a step by."""
-        return Push(step, 0.0, versions, lambda connection: self._servers.load(connection, None, []), [])
+        """Returns a push that skips a step."""
+        return Push(step, 0.0, versions, lambda connection: self._servers.payload(connection, None, []), [])
 
     def header(self, connection: ServerConnection, push: Push, *, commit: bool) -> pb.PushHeader:
-        """Returns the header of a push to one server."""
+        """Returns the header of a push to one server.
+
+        Args:
+            connection: connection to the server.
+            push: the push.
+            commit: whether the server commits the push in the same call.
+        """
         return pb.PushHeader(
             stamp=self._servers.stamp(push.step),
             shards=connection.indices,
@@ -218,38 +244,38 @@ class Pusher:
         )
 
     def _stage(self, connection: ServerConnection, push: Push, at_once: Callable[[], bool]) -> pb.PushReply:
-        """The call to one server that brings it its part."""
-        loads: list[PushPayload] = []
+        """Sends one server its part of a push."""
+        payloads: list[PushPayload] = []
 
         def call() -> pb.PushReply:
-            if not loads:
-                loads.append(push.load(connection))
-            return connection.push(self.header(connection, push, commit=at_once()), loads[0])
+            if not payloads:
+                payloads.append(push.payload_for(connection))
+            return connection.push(self.header(connection, push, commit=at_once()), payloads[0])
 
-        if push.outgoing:
+        if push.push_stream:
             try:
                 return call()
             except (errors.Unreachable, errors.DeadlineExceeded) as error:
-                # A server waits for the next gradient only so long, and to compute it may take longer.
-                _log.info("a push broke off and is sent again when all is computed", why=error.message)
+                # Computing a gradient can take longer than a server waits for it.
+                _log.info("a push was interrupted; it is repeated when all gradients are computed", why=error.message)
                 self._servers.on_retry()
-            push.outgoing.wait()
+            push.push_stream.wait()
         return self._servers.retrying(connection, call)
 
     def _brought(self, weight: float, updates: Iterable[str]) -> list[Aggregation]:
-        """The aggregations of the arenas that a push brings: those that no update is of do not travel."""
+        """Returns the aggregations of the arenas that a push carries: trainable, and those with updates."""
         if not 0 < weight < math.inf:
-            raise errors.InvalidGradient(f"a push weighs {weight}; it must weigh more than 0 (skip() passes a step by)")
+            raise errors.InvalidGradient(f"a push has weight {weight}; it must be larger than 0 (skip() skips a step)")
         known = self._servers.packer.variables
         updated = {known[name].aggregation for name in updates if name in known}
         return [Aggregation.TRAINABLE, *(each for each in _NON_TRAINABLE if each in updated)]
 
-    def _add(self, push: Push, outgoing: PushStream, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    def _add(self, push: Push, push_stream: PushStream, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         for name, array in arrays:
             self._servers.packer.check_one(name, array, push.aggregations)
-            if name in outgoing.arrays:
-                raise errors.InvalidGradient(f"the gradients bring {name!r} twice")
-            outgoing.add(name, array)
+            if name in push_stream.arrays:
+                raise errors.InvalidGradient(f"the gradients include {name!r} twice")
+            push_stream.add(name, array)
 
 
 def _result(step: int, shards: Sequence[pb.ShardPush]) -> PushResult:
@@ -262,23 +288,23 @@ def _result(step: int, shards: Sequence[pb.ShardPush]) -> PushResult:
 
 
 def _lent(
-    loads: Mapping[ServerConnection, PushPayload],
-    load: Callable[[ServerConnection], PushPayload],
+    payloads: Mapping[ServerConnection, PushPayload],
+    payload: Callable[[ServerConnection], PushPayload],
     connection: ServerConnection,
 ) -> PushPayload:
-    """One of the loads that were lent; where the placement changed meanwhile, another with the same arrays."""
-    return loads[connection] if connection in loads else load(connection)
+    """Returns the lent payload, or another one with the same arrays if the placement has changed."""
+    return payloads[connection] if connection in payloads else payload(connection)
 
 
-def _ready(loads: Mapping[ServerConnection, PushPayload], connection: ServerConnection) -> PushPayload:
-    """One of the copies.
+def _ready(payloads: Mapping[ServerConnection, PushPayload], connection: ServerConnection) -> PushPayload:
+    """Returns the copied payload of a connection.
 
     Raises:
-        StaleGeneration: there is none for this connection: they were made by an earlier placement.
+        StaleGeneration: there is none, because the copies were made for an earlier placement.
     """
-    if connection not in loads:
+    if connection not in payloads:
         raise errors.StaleGeneration("the placement changed while gradients were being sent; push them again")
-    return loads[connection]
+    return payloads[connection]
 
 
 __all__ = ["Push", "PushResult", "Pusher"]

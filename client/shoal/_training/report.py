@@ -1,4 +1,4 @@
-"""Reports of a worker to the coordinator: figures that add up, cut to what a report may carry."""
+"""Reports of a worker to the coordinator: counts and metrics, within the limits of one report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,28 +6,28 @@ from dataclasses import dataclass, field
 from shoal._wire.limits import METRIC_NAME_BYTES, METRICS, STALENESS_BUCKETS, TIMINGS
 from shoal.status import StepTiming
 
-# The wire's width of counts.
+# The largest count of a message.
 _UINT64 = 2**64 - 1
-# The metric that is kept where there are too many.
+# The metric that is kept if there are too many.
 _LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker did since its last report. The figures add up; `values` are means.
+    """A worker's activity since its last report. Counts add up; `values` are means.
 
-    Made of anything, its figures are such that the coordinator takes them; its lines are the `Outbox`'s to bound.
+    The constructor brings all numbers within the coordinator's limits. `Outbox` limits the lines.
 
     Attributes:
-        step: the worker's own, now.
-        accepted: pushes that servers took.
+        step: the worker's current step.
+        accepted: pushes that servers accepted.
         rejected: pushes refused for NaN or Inf.
-        dropped: pushes that came after their step had closed.
+        dropped: pushes that arrived after their step had closed.
         samples: samples in the accepted pushes.
-        values: means over the accepted pushes: "loss" and more, METRICS at most; the first ones are kept, and "loss".
+        values: means of metrics over the accepted pushes, at most METRICS: "loss" and the first other ones.
         staleness: accepted pushes by their staleness, in STALENESS_BUCKETS.
         log: lines of the program's output.
-        timings: of the latest steps, TIMINGS at most, in order; of a step that is there twice the later one.
+        timings: timings of the latest steps, at most TIMINGS, in order; if a step occurs twice, the later one counts.
     """
 
     step: int = 0
@@ -47,8 +47,8 @@ class Report:
         object.__setattr__(self, "staleness", _bounded_staleness(self.staleness))
         object.__setattr__(self, "timings", _bounded_timings(self.timings))
 
-    def then(self, later: "Report") -> "Report":
-        """This report and a later one as one, for when this one could not be sent."""
+    def merged_with(self, later: "Report") -> "Report":
+        """Returns the sum of this report and a later one, for a report that could not be sent."""
         return Report(
             step=later.step or self.step,
             accepted=self.accepted + later.accepted,

@@ -1,4 +1,4 @@
-"""What a user's loop gives a session, as arrays, numbers and reports."""
+"""Conversion of a user's input to a session into arrays, numbers and reports."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -14,25 +14,37 @@ from shoal.variables import Variable
 
 
 def plain(value: Variable | ArrayLike) -> Variable | np.ndarray:
+    """Returns a variable as it is, and any other value as an array."""
     return value if isinstance(value, Variable) else np.asarray(value)
 
 
 def as_pair(pair: tuple[str, ArrayLike]) -> tuple[str, np.ndarray]:
+    """Returns a pair of name and array.
+
+    Raises:
+        InvalidGradient: the value is not a pair.
+    """
     match pair:
         case (name, value):
             return name, np.asarray(value)
     raise errors.InvalidGradient(
-        f"gradients come by name, or as pairs of a name and an array; there came a {type(pair).__name__}"
+        f"gradients must be a mapping by name, or pairs of name and array, not a {type(pair).__name__}"
     )
 
 
 def as_arrays(values: Mapping[str, ArrayLike]) -> Mapping[str, np.ndarray]:
+    """Returns the values as arrays, by name. Gradient buffers and arrays are not copied."""
     if isinstance(values, GradientBuffers) or set(map(type, values.values())) <= {np.ndarray}:
         return cast(Mapping[str, np.ndarray], values)
     return {name: np.asarray(value) for name, value in values.items()}
 
 
 def number(name: str, value: float) -> float:
+    """Returns a metric as a float.
+
+    Raises:
+        BadRequest: the value is not a number.
+    """
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -40,6 +52,13 @@ def number(name: str, value: float) -> float:
 
 
 def report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -> Report:
+    """Returns the report of one push.
+
+    Args:
+        result: result of the push.
+        weight: number of samples in the push.
+        metrics: metrics of the step, by name.
+    """
     if result.outcome != "accepted":
         return Report(step=result.step, dropped=1)
     return Report(

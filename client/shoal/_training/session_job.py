@@ -1,4 +1,4 @@
-"""The job that a session is of: started by the first session, found by the others."""
+"""Job of a session: the first session starts it, and the others join it."""
 
 import secrets
 from collections.abc import Mapping
@@ -23,14 +23,23 @@ def start_or_find(
     variables: Mapping[str, Variable | ArrayLike] | None,
     options: Mapping[str, Any],
 ) -> bool:
-    """Starts a job for sessions, or checks that the live one is the one meant; True if it was started.
+    """Starts a job for sessions, or checks that the running one has the same options.
+
+    Args:
+        coordinator: client of the coordinator.
+        name: name of the job.
+        variables: variables of a new job; None means to join a running one.
+        options: options of `Job`.
+
+    Returns:
+        Whether the job was started.
 
     Raises:
-        UnknownJob: there are no variables to start it with, and none is live.
-        InvalidJob: the live one runs with other options, or they contradict themselves.
+        UnknownJob: no job of this name is running, and there are no variables to start one.
+        InvalidJob: the running job has other options, or the options are inconsistent.
     """
     if variables is not None:
-        # A loop that was not written for it would miss its own last push in what it pulls.
+        # Overlap is off by default: with it, pulled values lack the loop's own last push.
         job = Job(name=name, **{"overlap": False, **options})
         try:
             request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
@@ -42,7 +51,7 @@ def start_or_find(
     status = JobStatus.from_proto(coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=name)).status)
     if status.state.finished:
         raise errors.UnknownJob(
-            f"job {name} is {status.state.value}: there is nothing to join; give variables to start it anew", job=name
+            f"job {name} is {status.state.value}: it cannot be joined; pass variables to start it again", job=name
         )
     for option, wanted in options.items():
         running = getattr(status.job, option)
@@ -58,7 +67,7 @@ def start_or_find(
 
 
 def cancel(coordinator: CoordinatorClient, job: str) -> None:
-    """Gives up a job that this session started and could not enter."""
+    """Cancels a job that this session started but could not enter."""
     try:
         coordinator.call(coordinator.jobs.Cancel, job_pb2.CancelRequest(job=job), retry_for_s=0)
     except errors.ShoalError as error:

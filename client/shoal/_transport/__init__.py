@@ -1,20 +1,21 @@
-"""How bytes travel to a server: connections that carry frames, and the transports above them.
+"""Transports to a server, and the connections that they use.
 
-`Connection`, `Listener` and `Security` carry frames between any two processes and know no shards. `Transport` and
-`TransportFactory` are a client's half of a transport; `register` adds one, and `ServerConnection` makes calls over the
-best that works. Shoal's own are shared memory, lanes and gRPC. What calls mean, and which servers they go to, is in
-`shoal._training`; a server's half of each transport is in `shoal_server.serving`. These two packages, and whoever
-writes a transport, may import from here.
+`Connection`, `Listener` and `Security` carry frames between any two processes, without knowledge of shards. `Transport`
+and `TransportFactory` are the client's half of a transport. `register` adds a transport, and `ServerConnection` makes
+calls over the best one that works. Shoal's own transports are shared memory, lanes and gRPC.
+
+`shoal._training` defines what calls mean and which servers they go to. `shoal_server.serving` has the server's half of
+each transport. These two packages, and packages that add a transport, may import from here.
 """
 
-from shoal._transport.chunk_reader import take_frame, take_message
+from shoal._transport.chunk_reader import read_frame, read_message
 from shoal._transport.connection import ByteStream, Connection, Frames
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.handshake import (
     Security,
     TokenSecurity,
-    admit,
+    accept_handshake,
     decoded,
     open_handshake,
     received_error,
@@ -24,7 +25,7 @@ from shoal._transport.lane import STALL_S, Lane
 from shoal._transport.lane_transport import LaneFactory, LaneTransport
 from shoal._transport.listener import ConnectionHandler, Listener
 from shoal._transport.registry import chosen_setting, register, registered, unregister
-from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable, sweep
+from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable, remove_stale
 from shoal._transport.selector import Selector
 from shoal._transport.server_connection import ServerConnection
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
@@ -54,16 +55,16 @@ __all__ = [
     "Transport",
     "TransportFactory",
     "TransportUnavailable",
-    "admit",
+    "accept_handshake",
     "chosen_setting",
     "decoded",
     "open_handshake",
+    "read_frame",
+    "read_message",
     "received_error",
     "register",
     "registered",
+    "remove_stale",
     "send_error",
-    "sweep",
-    "take_frame",
-    "take_message",
     "unregister",
 ]

@@ -1,22 +1,28 @@
-"""Messages with chunks on their way in: from a lane, or whole, to the memory that an assembler has for them."""
+"""Chunk reader: receives messages with chunks, from a lane or as bytes, into the memory of an assembler."""
 
 from shoal._transport.connection import Connection
 from shoal._wire import Assembler, Buffer, Carrier, decode, read_start
 
-# Of a message's beginning: enough for one chunk's numbers, and for the headers of hundreds of shards.
+# Bytes to peek at: enough for the numbers of one chunk, and for the headers of hundreds of shards.
 _START_BYTES = 4096
-# From so many bytes on the kernel puts them where they belong; for fewer, the extra calls cost more than the copy.
+# Minimum size of a frame that is received straight into its destination. For smaller ones, the extra system calls
+# cost more than the copy.
 _PLACED_BYTES = 64 << 10
 
 
-def take_message(kind: type[Carrier], message: Buffer, assembler: Assembler) -> tuple[Carrier, int]:
-    """Takes the chunks of a message.
+def read_message(kind: type[Carrier], message: Buffer, assembler: Assembler) -> tuple[Carrier, int]:
+    """Adds the chunks of a message to an assembler.
+
+    Args:
+        kind: the generated class of the message.
+        message: the whole message.
+        assembler: receives the chunks.
 
     Returns:
-        The message without them, and their bytes.
+        The message without its chunks, and the bytes of their data.
 
     Raises:
-        BadChunk: it is no such message, or a chunk does not fit.
+        BadChunk: the bytes are not such a message, or a chunk does not fit.
     """
     carrier, chunks = decode(kind, message)
     for chunk in chunks:
@@ -24,12 +30,20 @@ def take_message(kind: type[Carrier], message: Buffer, assembler: Assembler) -> 
     return carrier, sum(len(chunk.data) for chunk in chunks)
 
 
-def take_frame(kind: type[Carrier], lane: Connection, assembler: Assembler) -> tuple[Carrier, int]:
-    """As `take_message`, for one in a frame that has begun. A large chunk is not copied on its way.
+def read_frame(kind: type[Carrier], lane: Connection, assembler: Assembler) -> tuple[Carrier, int]:
+    """Adds the chunks of the message in the current frame to an assembler. A large chunk is not copied.
+
+    Args:
+        kind: the generated class of the message.
+        lane: a connection on which a frame has begun.
+        assembler: receives the chunks.
+
+    Returns:
+        The message without its chunks, and the bytes of their data.
 
     Raises:
-        BadChunk: as above; the frame is taken.
-        Unreachable, DeadlineExceeded: as `Connection.receive`.
+        BadChunk: as for `read_message`; the frame has then been read.
+        Unreachable, DeadlineExceeded: as for `Connection.receive`.
     """
     size = lane.left
     found = read_start(kind, lane.peek(_START_BYTES), size) if size >= _PLACED_BYTES else None
@@ -40,7 +54,7 @@ def take_frame(kind: type[Carrier], lane: Connection, assembler: Assembler) -> t
             lane.fill(data, targets)
             assembler.filled(chunk, size - data)
             return carrier, size - data
-    return take_message(kind, lane.payload(), assembler)
+    return read_message(kind, lane.payload(), assembler)
 
 
-__all__ = ["take_frame", "take_message"]
+__all__ = ["read_frame", "read_message"]

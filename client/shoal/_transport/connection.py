@@ -1,7 +1,7 @@
-"""Connections: the interface of what carries frames between two processes, and the kinds of frame on a port.
+"""Connections: the interface of a stream of frames between two processes, and the kinds of frame on a port.
 
-Nothing here knows what the frames mean. `shoal._transport.lane` implements the interface on a stream socket,
-`shoal._transport.handshake` opens a connection, `shoal._transport.listener` accepts connections.
+This module does not know what frames mean. `shoal._transport.lane` implements the interface on a stream socket,
+`shoal._transport.handshake` opens a connection, and `shoal._transport.listener` accepts connections.
 """
 
 import enum
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from shoal._wire import Buffer
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
-# Every port uses these numbers for these four; the others are its own.
+# Numbers of the four kinds that every port has. Each port chooses its other numbers.
 _HELLO, _WELCOME, _ERROR, _END = 1, 2, 8, 9
 
 
@@ -20,11 +20,11 @@ class Frames:
     """The kinds of frame on one port.
 
     Args:
-        kinds: every kind; with 1, 2, 8 and 9 for hello, welcome, error and end.
-        streamed: kinds after which more of the same call follows.
+        kinds: all kinds; 1, 2, 8 and 9 must be hello, welcome, error and end.
+        streamed: kinds that are followed by more frames of the same call.
 
     Attributes:
-        by_number: every kind, by its number on the wire.
+        by_number: each kind, by its number on the wire.
         hello, welcome, error, end: the kinds that every port has.
     """
 
@@ -36,7 +36,7 @@ class Frames:
 
 
 class ByteStream(Protocol):
-    """The part of a socket that a connection uses; what encrypts a connection implements it as well."""
+    """The socket methods that a connection uses. An encrypted stream implements them as well."""
 
     def sendmsg(self, buffers: Iterable[Buffer], /) -> int: ...
 
@@ -56,15 +56,15 @@ class ByteStream(Protocol):
 
 
 class Connection(Protocol):
-    """One end of a connection that carries frames. One thread uses it at a time, except for `close`.
+    """One end of a connection that carries frames. Only one thread may use it at a time, except for `close`.
 
-    A connection that fails is closed: nobody knows how much of a frame has arrived.
+    A connection that fails is closed, because the position within a frame is then unknown.
 
     Attributes:
-        peer: the other end, host:port if the socket is TCP; for messages.
+        peer: the other end for messages, host:port if the socket is TCP.
         frames: the kinds of frame on this port.
-        identity: the name that the other end proved in the hello; empty: it has none.
-        left: bytes of the begun frame's payload that have not been taken.
+        identity: the name that the other end proved in its hello; empty if it has none.
+        left: unread bytes of the current frame's payload.
     """
 
     peer: str
@@ -74,7 +74,7 @@ class Connection(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether this end has given the connection up."""
+        """Whether this end has closed the connection."""
         ...
 
     def fileno(self) -> int:
@@ -82,20 +82,24 @@ class Connection(Protocol):
         ...
 
     def secure(self, protect: Callable[[ByteStream], ByteStream]) -> None:
-        """Exchanges the byte stream for a protected one. To be called before the first frame."""
+        """Replaces the byte stream by a protected one. Must be called before the first frame.
+
+        Args:
+            protect: returns the protected stream.
+        """
         ...
 
     def send(self, kind: enum.IntEnum, pieces: Sequence[Buffer] = (), *, end: bool = False) -> None:
         """Sends one frame.
 
         Args:
-            kind: of the frame.
+            kind: kind of the frame.
             pieces: the payload, in order.
-            end: an END frame goes with it, in the same packet if there is room.
+            end: also sends an END frame, in the same packet if there is room.
 
         Raises:
             Unreachable: the connection broke.
-            DeadlineExceeded: the other end does not take the frame.
+            DeadlineExceeded: the other end does not read the frame.
         """
         ...
 
@@ -111,11 +115,11 @@ class Connection(Protocol):
         """Sends frames of one kind, several at a time.
 
         Args:
-            kind: of all of them.
-            payloads: of each, in pieces. They must stay as they are until this returns.
-            end: an END frame follows.
-            at_once: each frame goes by itself, because the next one may take a while.
-            within_s: for all of them; a reader that is too slow is given up.
+            kind: kind of the frames.
+            payloads: payload of each frame, in pieces. They must not change before this method returns.
+            end: also sends an END frame.
+            at_once: sends each frame immediately, because the next one may take a while.
+            within_s: seconds for all frames; a slower reader causes DeadlineExceeded.
 
         Raises:
             Unreachable, DeadlineExceeded: as for `send`.
@@ -125,42 +129,56 @@ class Connection(Protocol):
     def receive(
         self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES
     ) -> tuple[enum.IntEnum, memoryview]:
-        """Waits for the next frame: its kind and its payload, which is valid until the next call.
+        """Waits for the next frame.
 
         Args:
-            within_s: for the frame's beginning; None: no limit.
-            most: bytes that the payload may have.
+            within_s: seconds until the frame begins; None means no limit.
+            most: the largest payload that is accepted, in bytes.
+
+        Returns:
+            The kind and the payload, which is valid until the next call.
 
         Raises:
             Unreachable: the connection broke, or the other end closed it.
-            DeadlineExceeded: nothing came within `within_s`, or a frame that has begun does not go on.
-            BadFrame: what came is no frame, or too large.
+            DeadlineExceeded: nothing arrived within `within_s`, or a frame stalled after its beginning.
+            BadFrame: the bytes are not a frame, or the frame is too large.
         """
         ...
 
     def begin(self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES) -> enum.IntEnum:
-        """Waits for the next frame, of which `payload` or `fill` then takes the payload; else as `receive`."""
+        """Waits for the next frame, whose payload `payload` or `fill` then reads.
+
+        Args:
+            within_s: as for `receive`.
+            most: as for `receive`.
+
+        Returns:
+            The kind of the frame.
+
+        Raises:
+            Unreachable, DeadlineExceeded, BadFrame: as for `receive`.
+        """
         ...
 
     def peek(self, size: int) -> memoryview:
-        """Returns this many bytes of the payload's beginning, or all of a shorter one. Valid until the next call."""
+        """Returns the first `size` bytes of the payload, or all of a shorter one. Valid until the next call."""
         ...
 
     def payload(self) -> memoryview:
-        """Takes all of the payload. Valid until the next call."""
+        """Reads the whole payload. Valid until the next call."""
         ...
 
     def fill(self, skip: int, targets: Sequence[memoryview]) -> None:
-        """Takes the payload straight to where it belongs.
+        """Receives the payload straight into its destination.
 
         Args:
-            skip: bytes at its beginning, which `peek` has shown.
-            targets: memory for the rest, exactly.
+            skip: bytes at its beginning to drop, which `peek` has returned.
+            targets: memory for the rest, of exactly its size.
         """
         ...
 
     def close(self) -> None:
-        """Ends the connection at once; a call that is blocked in it, in another thread, ends with Unreachable."""
+        """Closes the connection at once. A call that another thread is blocked in ends with Unreachable."""
         ...
 
 

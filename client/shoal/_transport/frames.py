@@ -1,4 +1,4 @@
-"""The kinds of frame between a parameter server and its clients; `parameter_server.proto` has the contract."""
+"""Kinds of frame between a parameter server and its clients. `parameter_server.proto` has the contract."""
 
 import enum
 
@@ -6,7 +6,7 @@ from shoal._transport.connection import Frames
 
 
 class Frame(enum.IntEnum):
-    """What a frame is; the table in `parameter_server.proto` says what each means."""
+    """Kind of a frame; see the table in `parameter_server.proto`."""
 
     HELLO = 1
     WELCOME = 2

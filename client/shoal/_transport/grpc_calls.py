@@ -1,4 +1,4 @@
-"""The parameter server's data calls by gRPC, with chunk messages encoded and decoded by hand."""
+"""Data calls to a parameter server by gRPC, with an own encoding of the messages that carry chunks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,48 +14,48 @@ _COMMIT_TIMEOUT_S = 10.0
 
 
 class GrpcCalls:
-    """Calls to one server. Their errors are Shoal's.
+    """Calls to one server by gRPC. They raise Shoal's errors.
 
     Args:
-        address: of the server.
+        address: address of the server.
     """
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._channel = _rpc.channel(address)
         self._stub = ParameterServerStub(self._channel)
-        # As the stub's, but chunk messages are bytes here: nothing is copied into protobuf's objects and out again.
+        # As the stub's methods, but messages with chunks are bytes, which avoids copies into protobuf objects.
         self._pull: Any = self._channel.unary_stream(f"{_SERVICE}Pull", pb.PullRequest.SerializeToString)
         self._push: Any = self._channel.stream_unary(f"{_SERVICE}Push", None, pb.PushReply.FromString)
         self._assign: Any = self._channel.stream_unary(f"{_SERVICE}Assign", None, pb.PushReply.FromString)
 
     def attach(self) -> pb.AttachReply:
-        """How to reach the server's lanes."""
+        """Returns how to reach the server by its other transports."""
         with _rpc.as_shoal_errors(self._address):
             return self._stub.Attach(pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S)
 
     def pull(self, request: pb.PullRequest, nbytes: int) -> Iterator[bytes]:
-        """The encoded replies to a pull of so many bytes."""
+        """Yields the encoded replies to a pull of `nbytes` bytes."""
         with _rpc.as_shoal_errors(self._address):
             yield from self._pull(request, timeout=transfer_s(nbytes))
 
     def push(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
-        """Pushes encoded messages of so many bytes."""
+        """Pushes encoded messages of `nbytes` bytes."""
         with _rpc.as_shoal_errors(self._address):
             reply: pb.PushReply = self._push(map(b"".join, requests), timeout=transfer_s(nbytes))
             return reply
 
     def assign(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
-        """As `push`: overwrites values."""
+        """Overwrites values; the arguments are as for `push`."""
         with _rpc.as_shoal_errors(self._address):
             reply: pb.PushReply = self._assign(map(b"".join, requests), timeout=transfer_s(nbytes))
             return reply
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
-        """The second phase of a push."""
+        """Commits a staged push."""
         with _rpc.as_shoal_errors(self._address):
             return self._stub.Commit(request, timeout=_COMMIT_TIMEOUT_S)
 
     def close(self) -> None:
-        """Closes the channel; calls in progress end with Cancelled."""
+        """Closes the channel. Calls in progress end with Cancelled."""
         self._channel.close()

@@ -1,6 +1,6 @@
-"""The transport by gRPC: every server has it, so it comes last."""
+"""Transport by gRPC. Every server has it, so it is the last choice."""
 
-from shoal._transport.chunk_reader import take_message
+from shoal._transport.chunk_reader import read_message
 from shoal._transport.transport import Target, Transport, TransportFactory
 from shoal._wire import PullAssembly, PullDecoder, PushPayload
 from shoal.v1 import header_pb2
@@ -8,7 +8,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 
 class GrpcTransport(Transport):
-    """Calls by gRPC, on the channel that all of a client's calls to a server share.
+    """Transport by gRPC, on the channel that all calls of a client to a server share.
 
     Args:
         target: the server.
@@ -18,24 +18,24 @@ class GrpcTransport(Transport):
         self._rpc, self._layouts = target.rpc, target.layouts
         self._nbytes = sum(layout.nbytes for layout in target.layouts)
 
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        delivery = PullAssembly(self._layouts, arrival)
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        assembly = PullAssembly(self._layouts, pull_decoder)
         for message in self._rpc.pull(request, self._nbytes):
-            delivery.add(take_message(pb.PullReply, message, delivery.assembler)[0])
-        return delivery.finish()
+            assembly.add(read_message(pb.PullReply, message, assembly.assembler)[0])
+        return assembly.finish()
 
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
-        load.wait()  # for a call has a deadline
-        return self._rpc.push(load.requests(header), self._nbytes)
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
+        payload.wait()  # before the call, which has a deadline
+        return self._rpc.push(payload.requests(header), self._nbytes)
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         return self._rpc.commit(request)
 
-    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
-        self._rpc.assign(load.requests(header), self._nbytes)
+    def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
+        self._rpc.assign(payload.requests(header), self._nbytes)
 
     def close(self) -> None:
-        """Leaves the channel alone: whoever made it closes it."""
+        """Does nothing: the owner of the channel closes it."""
 
 
 class GrpcFactory(TransportFactory):
@@ -48,7 +48,7 @@ class GrpcFactory(TransportFactory):
     rank = 30
     attaches = False
 
-    def open(self, target: Target, loads: int) -> GrpcTransport:  # noqa: ARG002 - it lends no memory
+    def open(self, target: Target, payloads: int) -> GrpcTransport:  # noqa: ARG002 - has no memory to lend
         return GrpcTransport(target)
 
 

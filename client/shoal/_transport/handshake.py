@@ -1,7 +1,7 @@
-"""The hello of a connection: who opens it, and what protects its bytes.
+"""Handshake of a connection: the hello that opens it, its answer, and the protection of its bytes.
 
-`Security` is the hook: an object of this type at each end decides how the bytes are protected and what proves an
-identity. `TokenSecurity` protects nothing and asks for a token, which the server gives to its clients by gRPC.
+`Security` is the extension point: an object of this type at each end protects the bytes and proves an identity.
+`TokenSecurity` does not protect bytes, and requires a token that the server gives to its clients by gRPC.
 """
 
 import hmac
@@ -19,34 +19,44 @@ from shoal.v1 import parameter_server_pb2 as pb
 M = TypeVar("M", bound=Message)
 
 _HELLO_TIMEOUT_S = 5.0
-_MAX_HELLO_BYTES = 4096  # whoever sends it has not proved anything yet: little memory is taken for it
+_MAX_HELLO_BYTES = 4096  # the sender is not authenticated yet, so it gets little memory
 
 
 class Security(Protocol):
-    """How one end of a connection is protected, and how the end that opens it proves who it is.
+    """Protection of one end of a connection, and proof of its identity.
 
-    Both ends have one. Everything here runs on the connection's own thread, before the first call.
+    Each end has its own. All methods run on the connection's own thread, before the first call.
     """
 
     def protect(self, stream: ByteStream, peer: str, *, accepted: bool) -> ByteStream:
-        """Returns the stream that carries the frames: this one, or one that encrypts.
+        """Returns the stream that carries the frames: the same one, or one that encrypts.
 
         Args:
-            stream: connected; nothing has been sent on it.
+            stream: connected, before the first byte.
             peer: the other end, for messages.
-            accepted: whether this end accepted the connection; otherwise it opened it.
+            accepted: whether this end accepted the connection rather than opened it.
+
+        Returns:
+            The stream to use.
 
         Raises:
-            Unauthenticated: the other end is not one that is talked to.
+            Unauthenticated: the other end is not acceptable.
         """
         ...
 
     def credential(self) -> bytes:
-        """Returns what this end puts into its hello."""
+        """Returns the credential that this end sends in its hello."""
         ...
 
     def identify(self, credential: bytes, peer: str) -> str:
-        """Checks the credential of a hello; returns the identity of the end that sent it.
+        """Checks the credential of a hello.
+
+        Args:
+            credential: the received credential.
+            peer: the other end, for messages.
+
+        Returns:
+            The identity of the other end; empty if it has none.
 
         Raises:
             Unauthenticated: the credential is not accepted.
@@ -55,16 +65,16 @@ class Security(Protocol):
 
 
 class TokenSecurity:
-    """Plain bytes; whoever knows the token may come in, without an identity.
+    """Security without encryption: every client with the token is accepted, without an identity.
 
     Args:
-        token: of the server.
+        token: token of the server.
     """
 
     def __init__(self, token: bytes) -> None:
         self._token = token
 
-    def protect(self, stream: ByteStream, peer: str, *, accepted: bool) -> ByteStream:  # noqa: ARG002 - nothing to do
+    def protect(self, stream: ByteStream, peer: str, *, accepted: bool) -> ByteStream:  # noqa: ARG002 - does not encrypt
         return stream
 
     def credential(self) -> bytes:
@@ -72,23 +82,27 @@ class TokenSecurity:
 
     def identify(self, credential: bytes, peer: str) -> str:
         if not hmac.compare_digest(credential, self._token):
-            raise errors.Unauthenticated(f"{peer} opens a lane with a token that is not this server's")
+            raise errors.Unauthenticated(f"{peer} opened a lane with a token that is not this server's")
         return ""
 
 
 def open_handshake(
     connection: Connection, security: Security, hello: pb.LaneHello, *, within_s: float
 ) -> pb.LaneWelcome:
-    """Opens a connection that this end has made.
+    """Sends the hello of a connection that this end has opened, and waits for the answer.
 
     Args:
-        connection: nothing has been sent on it.
-        security: of this end.
-        hello: what else is said; its token is set here.
-        within_s: for the other end's answer.
+        connection: the connection, before the first frame.
+        security: security of this end.
+        hello: the hello; this function sets its token.
+        within_s: seconds until the answer.
+
+    Returns:
+        The answer.
 
     Raises:
-        ShoalError: the other end does not take the connection, or makes no sense.
+        BadFrame: the answer is not valid.
+        ShoalError: the other end refuses the connection, or does not answer.
     """
     connection.secure(partial(security.protect, peer=connection.peer, accepted=False))
     hello.token = security.credential()
@@ -98,21 +112,24 @@ def open_handshake(
     if kind is frames.error:
         raise received_error(connection)
     if kind is not frames.welcome:
-        raise errors.BadFrame(f"{connection.peer} answered with {kind.name} where {frames.welcome.name} belongs")
+        raise errors.BadFrame(f"{connection.peer} answered with {kind.name} instead of {frames.welcome.name}")
     return decoded(pb.LaneWelcome, connection)
 
 
-def admit(connection: Connection, security: Security, welcome: Callable[[pb.LaneHello], pb.LaneWelcome]) -> None:
-    """Lets in whoever opened a connection to this end.
+def accept_handshake(
+    connection: Connection, security: Security, welcome: Callable[[pb.LaneHello], pb.LaneWelcome]
+) -> None:
+    """Receives and answers the hello of a connection that this end has accepted.
 
     Args:
-        connection: accepted; its `identity` is set.
-        security: of this end.
-        welcome: makes the answer to an accepted hello.
+        connection: the connection; its `identity` is set.
+        security: security of this end.
+        welcome: returns the answer to an accepted hello.
 
     Raises:
-        Unauthenticated: the credential is not accepted; the other end was told.
-        ShoalError: what was sent is no hello.
+        Unauthenticated: the credential is not accepted; the other end has received the error.
+        BadFrame, BadRequest: the first frame is not a hello.
+        Unreachable, DeadlineExceeded: as for `Connection.receive`.
     """
     connection.secure(partial(security.protect, peer=connection.peer, accepted=True))
     frames = connection.frames
@@ -132,20 +149,20 @@ def admit(connection: Connection, security: Security, welcome: Callable[[pb.Lane
 
 
 def send_error(connection: Connection, error: errors.ShoalError) -> None:
-    """Tells the other end why something is refused."""
+    """Sends an error to the other end."""
     connection.send(connection.frames.error, [_rpc.detail_of(error).SerializeToString()])
 
 
 def received_error(connection: Connection) -> errors.ShoalError:
-    """Takes an error frame's payload: the error that the other end sent."""
+    """Reads an error frame's payload, and returns the error."""
     return _rpc.error_of(decoded(header_pb2.ErrorDetail, connection))
 
 
 def decoded(kind: type[M], connection: Connection) -> M:
-    """Takes a frame's payload: the message in it.
+    """Reads a frame's payload, and returns its message.
 
     Raises:
-        BadFrame: it is no such message.
+        BadFrame: the payload is not such a message.
     """
     try:
         return kind.FromString(bytes(connection.payload()))
@@ -153,4 +170,4 @@ def decoded(kind: type[M], connection: Connection) -> M:
         raise errors.BadFrame(f"{connection.peer} sent a {kind.__name__} that cannot be read: {error}") from None
 
 
-__all__ = ["Security", "TokenSecurity", "admit", "decoded", "open_handshake", "received_error", "send_error"]
+__all__ = ["Security", "TokenSecurity", "accept_handshake", "decoded", "open_handshake", "received_error", "send_error"]

@@ -1,7 +1,7 @@
-"""Lanes: connections on stream sockets, which carry frames with a fraction of a gRPC call's work.
+"""Lanes: connections on stream sockets, which carry frames at a fraction of the cost of a gRPC call.
 
-The bytes of a frame, and how both ends wait, give up and close. `shoal._transport.frames` has the kinds of frame that a
-parameter server knows.
+This module defines the bytes of a frame, and how both ends wait, time out and close. `shoal._transport.frames` has the
+kinds of frame of a parameter server.
 """
 
 import enum
@@ -22,20 +22,20 @@ from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 _HEADER = struct.Struct("<B3sI")
 _RESERVED = bytes(3)
-# A transfer that does not move for so long is given up, and with it the lane. A call that waits may wait on.
+# Seconds after which a transfer without progress fails, which closes the lane. A call may wait for its answer longer.
 STALL_S = 30.0
-# A host that vanished is found out within about 30 seconds, by whoever waits for it.
+# A reader detects within about 30 seconds that the other host has vanished.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-_FIRST_BUFFER = 1 << 16  # bytes; grows with the messages that come
-# To sleep and be woken takes longer than a small call. Where the other end spoke this soon the last time, it is watched
-# for as long before sleeping; and between two looks whoever wants the core may have it. So steps of a millisecond take
-# half the time, and those of many milliseconds cost nothing.
+_FIRST_BUFFER = 1 << 16  # bytes; grows with the received messages
+# Sleeping and waking takes longer than a small call. If the other end answered within this time before, a reader polls
+# for as long before it sleeps, and yields the core between two polls. This halves the time of steps of a millisecond,
+# and costs nothing for longer ones.
 _BRIEF_S = 0.002
-# While more is to come, a reader is woken for so much at a time, not for each packet: it is the sender's time that
-# waking takes.
+# Within a large payload, a reader is woken once for this many bytes, not for each packet, because waking it costs the
+# sender's time.
 _WAKE_BYTES = 128 << 10
-_MAX_PIECES = 512  # of one system call; the kernel takes 1,024
-# Of one system call: with fewer and larger ones both ends sleep and wake less often.
+_MAX_PIECES = 512  # buffers of one system call; the kernel accepts 1,024
+# Bytes of one system call: with fewer and larger ones, both ends sleep and wake less often.
 _BATCH_BYTES = 4 << 20
 
 
@@ -43,10 +43,10 @@ class Lane(Connection):
     """One end of a lane.
 
     Args:
-        connection: connected; owned from now on.
-        peer: the other end, host:port if the socket is TCP; for messages.
+        connection: a connected socket; the lane owns it.
+        peer: the other end for messages, host:port if the socket is TCP.
         frames: the kinds of frame on this port.
-        stall_s: seconds without any progress after which a transfer is given up.
+        stall_s: seconds without progress after which a transfer fails.
     """
 
     def __init__(self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S) -> None:
@@ -56,19 +56,19 @@ class Lane(Connection):
         self._socket: ByteStream = connection
         self._stall_s = stall_s
         self._closed = False
-        # What has arrived and was not yet given out: bytes [_begin, _end) of the buffer.
+        # Received bytes that were not read yet: bytes [_begin, _end) of the buffer.
         self._buffer = memoryview(bytearray(_FIRST_BUFFER))
         self._begin = self._end = 0
         self.left = 0
-        self._last: enum.IntEnum | None = None  # that began
-        self._brief: set[enum.IntEnum | None] = set()  # after these the other end spoke soon, the last time
+        self._last: enum.IntEnum | None = None  # kind of the last frame that began
+        self._brief: set[enum.IntEnum | None] = set()  # kinds after which the other end's next frame came soon
         connection.setblocking(True)
-        # The kernel keeps the time: one blocking call moves a whole chunk; Python's timeout would poll for each part.
+        # The kernel applies the timeout, so that one blocking call moves a whole chunk. Python's timeout would poll.
         timeout = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         if connection.family == socket.AF_UNIX:
-            return  # the other end is on this host: the kernel knows when it is gone
+            return  # the kernel reports the end of a process on this host
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
@@ -78,8 +78,17 @@ class Lane(Connection):
     def connect(cls, host: str, port: int, frames: Frames, *, timeout_s: float) -> "Lane":
         """Opens a lane.
 
+        Args:
+            host: name or address of the host.
+            port: its port.
+            frames: the kinds of frame on this port.
+            timeout_s: seconds until the connection is accepted.
+
+        Returns:
+            The lane.
+
         Raises:
-            Unreachable: nobody answered in time.
+            Unreachable: the connection was not accepted in time.
         """
         peer = f"{host}:{port}"
         try:
@@ -130,11 +139,11 @@ class Lane(Connection):
         while waiting:
             if time.monotonic() > give_up:
                 self.close()
-                raise errors.DeadlineExceeded(f"{self.peer} takes {kind.name} frames too slowly", address=self.peer)
+                raise errors.DeadlineExceeded(f"{self.peer} reads {kind.name} frames too slowly", address=self.peer)
             try:
                 sent = self._socket.sendmsg(waiting[:_MAX_PIECES])
             except BlockingIOError:
-                raise self._stalled(f"has taken nothing of a {kind.name} frame for") from None
+                raise self._stalled(f"has read nothing of a {kind.name} frame for") from None
             except OSError as error:
                 raise self._broken(error) from None
             waiting = _rest(waiting, sent)
@@ -145,7 +154,7 @@ class Lane(Connection):
         return self.begin(within_s=within_s, most=most), self.payload()
 
     def begin(self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES) -> enum.IntEnum:
-        assert not self.left, "the last frame's payload was not taken"
+        assert not self.left, "the last frame's payload was not read"
         if self._begin == self._end:
             self._begin = self._end = 0
             self._read_some(within_s)
@@ -154,9 +163,9 @@ class Lane(Connection):
         number, reserved, size = _HEADER.unpack(header)
         kind = self._kinds.get(number)
         if kind is None or reserved != _RESERVED:
-            raise self._bad(f"sent no frame: it begins with {bytes(header)!r}")
+            raise self._bad(f"sent bytes that are not a frame: {bytes(header)!r}")
         if size > most:
-            raise self._bad(f"sent a frame of {size} bytes; {most} are the most")
+            raise self._bad(f"sent a frame of {size} bytes; the limit is {most}")
         self._begin += _HEADER.size
         self.left = size
         self._last = kind
@@ -174,7 +183,7 @@ class Lane(Connection):
         return payload
 
     def fill(self, skip: int, targets: Sequence[memoryview]) -> None:
-        # The kernel writes the payload to where it belongs, but for what has arrived already.
+        # The kernel writes the payload to its destination, except for the part that is already in the buffer.
         self._begin += skip
         missing = self.left - skip
         ready = self._buffer[self._begin : min(self._end, self._begin + missing)]
@@ -188,7 +197,7 @@ class Lane(Connection):
             missing -= count
         assert missing == sum(map(len, waiting)), "the targets are not of the payload's size"
         if missing > 2 * _WAKE_BYTES:
-            # But for the end, behind which nothing might come that makes the number full.
+            # Not for the end: fewer bytes than the wake-up size might follow it.
             most = missing - _WAKE_BYTES
             self._wake_for(_WAKE_BYTES)
             self._read_all(_first(waiting, most))
@@ -199,12 +208,12 @@ class Lane(Connection):
 
     def close(self) -> None:
         self._closed = True
-        with suppress(OSError):  # the other end was first
+        with suppress(OSError):  # the other end closed it first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _read_some(self, within_s: float | None) -> None:
-        """Waits for the first bytes of a frame, and takes whatever else is there: small frames come several at once."""
+        """Waits for the first bytes of a frame, and reads all available ones: small frames arrive several at once."""
         begun = time.monotonic()
         if self._last in self._brief and self._watch(begun + _BRIEF_S):
             return
@@ -215,7 +224,7 @@ class Lane(Connection):
                 count = self._socket.recv_into(self._buffer, _FIRST_BUFFER)
             except BlockingIOError:
                 if within_s is None or time.monotonic() - begun < within_s:
-                    continue  # it may wait
+                    continue  # no deadline yet
                 raise self._stalled("has sent nothing for", within_s) from None
             except OSError as error:
                 raise self._broken(error) from None
@@ -226,7 +235,7 @@ class Lane(Connection):
             self._brief.discard(self._last)
 
     def _watch(self, until: float) -> bool:
-        """Looks again and again whether anything has come; whether it has."""
+        """Polls the socket until data arrive or the time is over. Returns whether data arrived."""
         while time.monotonic() < until:
             try:
                 count = self._socket.recv_into(self._buffer, _FIRST_BUFFER, socket.MSG_DONTWAIT)
@@ -240,7 +249,7 @@ class Lane(Connection):
         return False
 
     def _speaks(self, within_s: float) -> bool:
-        """Whether anything comes so soon, which is sooner than the kernel would give up."""
+        """Returns whether data arrive within `within_s`, which is shorter than the kernel's timeout."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)
@@ -249,7 +258,7 @@ class Lane(Connection):
             raise self._broken(error) from None
 
     def _have(self, size: int) -> None:
-        """Waits until so many bytes of the frame at `_begin` are in the buffer, in one piece."""
+        """Waits until the buffer holds this many bytes of the frame at `_begin`, contiguously."""
         missing = size - (self._end - self._begin)
         if missing <= 0:
             return
@@ -261,7 +270,7 @@ class Lane(Connection):
             missing -= count
 
     def _move(self, size: int) -> None:
-        """Makes room for so many bytes behind `_begin`, which becomes 0."""
+        """Makes room for this many bytes from `_begin`, which becomes 0."""
         begun = bytes(self._buffer[self._begin : self._end])
         if size > len(self._buffer):
             self._buffer = memoryview(bytearray(size + _FIRST_BUFFER))
@@ -269,7 +278,7 @@ class Lane(Connection):
         self._begin, self._end = 0, len(begun)
 
     def _wake_for(self, nbytes: int) -> None:
-        """Has a reader that sleeps be woken only when so many bytes have come, or no more will."""
+        """Sets how many bytes must arrive before the kernel wakes a reader."""
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
         except OSError as error:  # closed meanwhile
@@ -280,7 +289,7 @@ class Lane(Connection):
             targets = _rest(targets, self._read(targets))
 
     def _read(self, targets: list[memoryview]) -> int:
-        """Waits for what fills these, in one call, so that Python looks at it once: how many bytes it brought."""
+        """Waits until these buffers are full, in one system call. Returns the bytes that were read."""
         try:
             return self._some(self._socket.recvmsg_into(targets[:_MAX_PIECES], 0, socket.MSG_WAITALL)[0])
         except BlockingIOError:
@@ -293,7 +302,7 @@ class Lane(Connection):
             raise self._broken("closed by the other end")
         return count
 
-    # A lane that failed carries nothing more: it is closed, for nobody knows what of a frame has arrived.
+    # A lane that failed is closed, because the position within a frame is unknown.
 
     def _stalled(self, what: str, for_s: float | None = None) -> errors.DeadlineExceeded:
         self.close()
@@ -313,7 +322,7 @@ def _frame(kind: enum.IntEnum, pieces: Sequence[Buffer]) -> list[Buffer]:
 
 
 def _first(pieces: list[memoryview], size: int) -> list[memoryview]:
-    """So many bytes of some buffers."""
+    """Returns the first `size` bytes of some buffers."""
     found = []
     for piece in pieces:
         found.append(piece[:size])
@@ -324,7 +333,7 @@ def _first(pieces: list[memoryview], size: int) -> list[memoryview]:
 
 
 def _rest(pieces: list[Any], moved: int) -> list[Any]:
-    """What is left of some buffers after so many bytes of them."""
+    """Returns some buffers without their first `moved` bytes."""
     for index, piece in enumerate(pieces):
         if moved < len(piece):
             return [memoryview(piece)[moved:], *pieces[index + 1 :]]

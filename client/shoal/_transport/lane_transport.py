@@ -1,4 +1,4 @@
-"""The transport over a lane: a server's data calls as frames on a socket."""
+"""Transport over a lane: a server's data calls as frames on a socket."""
 
 import enum
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from shoal import _rpc, errors
-from shoal._transport.chunk_reader import take_frame
+from shoal._transport.chunk_reader import read_frame
 from shoal._transport.connection import Connection
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.handshake import Security, TokenSecurity, decoded, open_handshake, received_error
@@ -23,15 +23,15 @@ M = TypeVar("M", bound=Message)
 
 _CONNECT_TIMEOUT_S = 5.0
 _WELCOME_TIMEOUT_S = 5.0
-# An update of the largest shards is done by then.
+# Enough for an update of the largest shards.
 _ANSWER_TIMEOUT_S = 120.0
 
 
 class LaneTransport(Transport):
-    """Calls on one lane.
+    """Transport over one lane.
 
     Args:
-        lane: open; owned from now on.
+        lane: an open lane; the transport owns it.
         target: the server.
     """
 
@@ -43,20 +43,20 @@ class LaneTransport(Transport):
     def broken(self) -> bool:
         return self._lane.closed
 
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         request.slot = 0
 
         def call() -> list[header_pb2.ShardHeader]:
             self._ask(request)
-            return self._receive_values(arrival)
+            return self._receive_values(pull_decoder)
 
         return self._whole(call)
 
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
         header.slot = 0
 
         def call() -> pb.PushReply:
-            self._lane.stream(Frame.PUSH, load.requests(header), at_once=not load.complete)
+            self._lane.stream(Frame.PUSH, payload.requests(header), at_once=not payload.complete)
             return self._pushed()
 
         return self._whole(call)
@@ -68,19 +68,19 @@ class LaneTransport(Transport):
 
         return self._whole(call)
 
-    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
-        """Goes by gRPC: a lane has no frame for what is called once a job."""
-        self._rpc.assign(load.requests(header), sum(layout.nbytes for layout in self._layouts))
+    def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
+        """Sends values by gRPC: a lane has no frame for a call that is made once for each job."""
+        self._rpc.assign(payload.requests(header), sum(layout.nbytes for layout in self._layouts))
 
     def close(self) -> None:
         self._lane.close()
 
     def _whole(self, call: Callable[[], T]) -> T:
-        """Makes one call. If it does not come to its end, nobody knows what is on its way: the lane is given up."""
+        """Makes one call. If it does not complete, the lane is closed, because its state is unknown."""
         try:
             return call()
         except BaseException as error:
-            # Not kept any longer: by its traceback it keeps what the call was about, and memory with it.
+            # The error is dropped: its traceback would keep the arguments of the call, and their memory, alive.
             refused, self._refusal = error is self._refusal, None
             if not refused:
                 self._lane.close()
@@ -89,13 +89,13 @@ class LaneTransport(Transport):
     def _ask(self, request: pb.PullRequest) -> None:
         self._lane.send(Frame.PULL, [request.SerializeToString()])
 
-    def _receive_values(self, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        delivery = PullAssembly(self._layouts, arrival)
+    def _receive_values(self, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        assembly = PullAssembly(self._layouts, pull_decoder)
         while (kind := self._begin(None)) is not Frame.END:
             self._check(Frame.VALUES, kind)
-            delivery.add(take_frame(pb.PullReply, self._lane, delivery.assembler)[0])
+            assembly.add(read_frame(pb.PullReply, self._lane, assembly.assembler)[0])
         self._lane.payload()
-        return delivery.finish()
+        return assembly.finish()
 
     def _pushed(self) -> pb.PushReply:
         self._check(Frame.PUSHED, self._begin(_ANSWER_TIMEOUT_S))
@@ -110,14 +110,14 @@ class LaneTransport(Transport):
 
     def _check(self, wanted: Frame, kind: enum.IntEnum) -> None:
         if kind is not wanted:
-            raise errors.BadFrame(f"{self._lane.peer} answered with {kind.name} where {wanted.name} belongs")
+            raise errors.BadFrame(f"{self._lane.peer} answered with {kind.name} instead of {wanted.name}")
 
 
 class LaneFactory(TransportFactory):
-    """Opens lanes, at the address and with the token of the server's offer.
+    """Opens lanes, with the address and the token of the server's offer.
 
     Args:
-        security: of a lane, by the token.
+        security: returns the security of a lane for a token.
     """
 
     name = "lane"
@@ -129,13 +129,24 @@ class LaneFactory(TransportFactory):
     def __init__(self, security: Callable[[bytes], Security] = TokenSecurity) -> None:
         self._security = security
 
-    def open(self, target: Target, loads: int) -> LaneTransport:  # noqa: ARG002 - it lends no memory
+    def open(self, target: Target, payloads: int) -> LaneTransport:  # noqa: ARG002 - has no memory to lend
         if not target.offer.address:
             raise TransportUnavailable("the server has no lanes", for_good=True)
         return LaneTransport(self.connect(target, pb.LaneHello())[0], target)
 
     def connect(self, target: Target, hello: pb.LaneHello) -> tuple[Lane, pb.LaneWelcome]:
-        """Opens a lane, and says this on it first."""
+        """Opens a lane and sends a hello on it.
+
+        Args:
+            target: the server.
+            hello: the hello.
+
+        Returns:
+            The lane and the server's answer.
+
+        Raises:
+            ShoalError: the connection fails, or the server refuses it.
+        """
         with ExitStack() as undo:
             lane, token = self.dial(target)
             undo.callback(lane.close)
@@ -144,10 +155,16 @@ class LaneFactory(TransportFactory):
         return lane, welcome
 
     def dial(self, target: Target) -> tuple[Lane, bytes]:
-        """Connects a socket; returns it as a lane, with the token of the hello. A lane on another socket overrides it.
+        """Connects a socket. A factory of lanes on other sockets overrides this method.
+
+        Args:
+            target: the server.
+
+        Returns:
+            The lane and the token for its hello.
 
         Raises:
-            Unreachable, DeadlineExceeded: nobody accepts the connection.
+            Unreachable, DeadlineExceeded: the connection was not accepted.
         """
         where = _rpc.parse_address(target.offer.address)
         return Lane.connect(*where, PARAMETER_SERVER, timeout_s=_CONNECT_TIMEOUT_S), target.offer.token

@@ -1,4 +1,4 @@
-"""The accepting end of connections: a listening socket, a limit, and one thread for each connection."""
+"""Listener: the accepting end of connections, with a limit, and one thread for each connection."""
 
 import socket
 import threading
@@ -10,7 +10,7 @@ import structlog
 
 from shoal import errors
 from shoal._transport.connection import Connection, Frames
-from shoal._transport.handshake import Security, admit, send_error
+from shoal._transport.handshake import Security, accept_handshake, send_error
 from shoal._transport.lane import Lane
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -20,53 +20,53 @@ _ACCEPT_PAUSE_S = 0.1
 
 
 class ConnectionHandler(Protocol):
-    """What a port does on one connection. It is closed in any case."""
+    """Handler of one connection. The listener always closes it."""
 
     def welcome(self, hello: pb.LaneHello) -> pb.LaneWelcome:
-        """Answers an accepted hello."""
+        """Returns the answer to an accepted hello."""
         ...
 
     def serve(self) -> None:
-        """Answers calls until the other end leaves.
+        """Answers calls until the other end closes the connection.
 
         Raises:
-            Unreachable: it left.
-            ShoalError: what it sent makes no sense, or it stalls.
+            Unreachable: the other end closed the connection.
+            ShoalError: the other end sent a frame that is not valid, or stalls.
         """
         ...
 
     def close(self) -> None:
-        """Frees what the session holds, except for the connection."""
+        """Frees the handler's resources, except for the connection."""
         ...
 
 
 class Listener:
-    """Accepts connections and gives each a thread and a session.
+    """Accepts connections, and gives each one a thread and a handler.
 
-    A thread belongs to its connection: a peer that stalls, or waits, holds up nobody else.
+    A peer that stalls or waits blocks only its own thread.
 
     Args:
-        listening: a stream socket that is bound and listens; owned from now on.
+        listening: a stream socket that is bound and listens; the listener owns it.
         frames: the kinds of frame on this port.
-        session: makes the session of a connection.
-        security: checks who comes in.
-        limit: connections at a time; more are refused.
-        name: of a connection in messages and of its thread; the accepting thread's is this and an s.
-        advice: what a refused client does instead, for its error message.
+        handler: creates the handler of a connection.
+        security: checks the hello of each connection.
+        limit: the most connections at a time; further ones are refused.
+        name: name of a connection in messages, and of its thread. The accepting thread has the same name with an s.
+        advice: what a refused client should do, for its error message.
     """
 
     def __init__(
         self,
         listening: socket.socket,
         frames: Frames,
-        session: Callable[[Connection], ConnectionHandler],
+        handler: Callable[[Connection], ConnectionHandler],
         *,
         security: Security,
         limit: int,
         name: str,
         advice: str,
     ) -> None:
-        self._frames, self._session, self._security = frames, session, security
+        self._frames, self._handler, self._security = frames, handler, security
         self._limit, self._name, self._advice = limit, name, advice
         self._lock = threading.Lock()  # guards _served and _stopping
         self._served: dict[threading.Thread, Lane] = {}
@@ -77,17 +77,17 @@ class Listener:
 
     @property
     def address(self) -> Any:
-        """The address that is bound, as the socket has it: of TCP, host and port."""
+        """The bound address, as the socket reports it: host and port for TCP."""
         return self._socket.getsockname()
 
     def start(self) -> None:
-        """Begins to accept."""
+        """Starts to accept connections."""
         self._acceptor = threading.Thread(target=self._accept, name=f"{self._name}s", daemon=True)
         self._acceptor.start()
 
     @property
     def count(self) -> int:
-        """Connections that are open."""
+        """The number of open connections."""
         with self._lock:
             return len(self._served)
 
@@ -114,8 +114,8 @@ class Listener:
             except OSError as error:
                 if self._stopping:
                     return
-                _log.warning(f"a {self._name} could not be accepted", error=str(error))
-                self._pause.wait(_ACCEPT_PAUSE_S)  # such as: too many open files; that may pass
+                _log.warning(f"could not accept a {self._name}", error=str(error))
+                self._pause.wait(_ACCEPT_PAUSE_S)  # the cause may pass, such as too many open files
                 continue
             self._begin(lane)
 
@@ -129,16 +129,16 @@ class Listener:
             self._refuse(lane)
 
     def _refuse(self, lane: Lane) -> None:
-        error = errors.Overloaded(f"this server takes no more {self._name}s, {self._limit} at most; {self._advice}")
+        error = errors.Overloaded(f"this server has its limit of {self._limit} {self._name}s; {self._advice}")
         with suppress(errors.ShoalError):
             send_error(lane, error)
         lane.close()
 
     def _serve(self, lane: Lane) -> None:
         try:
-            with closing(self._session(lane)) as session:
-                admit(lane, self._security, session.welcome)
-                session.serve()
+            with closing(self._handler(lane)) as handler:
+                accept_handshake(lane, self._security, handler.welcome)
+                handler.serve()
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             _log.debug(f"a {self._name} ended", reason=error.message)
         except errors.ShoalError as error:
@@ -157,7 +157,7 @@ def _peer(address: Any) -> str:
 
 
 def _started(thread: threading.Thread) -> bool:
-    """Starts a thread; False: the system gives this process no more of them."""
+    """Starts a thread. Returns False if the system does not allow this process another one."""
     try:
         thread.start()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The registry of transports, and the values of SHOAL_TRANSPORT that they answer to."""
+"""Registry of transports, selected by the values of SHOAL_TRANSPORT."""
 
 import os
 
@@ -12,12 +12,12 @@ _registry: Registry[TransportFactory] = Registry("shoal.transports")
 
 
 def register(factory: TransportFactory) -> None:
-    """Adds a transport to this process; one of the same name is replaced.
+    """Adds a transport to this process, or replaces the one of the same name.
 
-    An installed package adds a transport to every process by an entry point in the group `shoal.transports`.
+    To add a transport to every process, an installed package declares an entry point in the group `shoal.transports`.
 
     Args:
-        factory: opens it; used by connections that are made from now on.
+        factory: opens the transport, on connections that are made from now on.
     """
     _registry.register(factory)
 
@@ -31,7 +31,7 @@ def registered(setting: str) -> list[TransportFactory]:
     """Returns the transports that a setting allows, in order of rank.
 
     Raises:
-        BadRequest: it allows none.
+        BadRequest: the setting allows none.
         StartFailed: a transport of an installed package cannot be loaded.
     """
     factories = _registry.items()
@@ -43,13 +43,13 @@ def registered(setting: str) -> list[TransportFactory]:
 
 
 def chosen_setting() -> str:
-    """Returns what SHOAL_TRANSPORT in the environment allows: auto, tcp (no shared memory), grpc (no lanes either).
+    """Returns the value of SHOAL_TRANSPORT: auto, tcp (no shared memory) or grpc (no lanes either).
 
-    Registered transports may add settings of their own.
+    Registered transports may add values.
 
     Raises:
-        BadRequest: it is something else.
-        StartFailed: as `registered`.
+        BadRequest: the value is unknown.
+        StartFailed: as for `registered`.
     """
     setting = os.environ.get("SHOAL_TRANSPORT") or "auto"
     if setting in _SETTINGS:

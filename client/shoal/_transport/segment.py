@@ -1,7 +1,7 @@
-"""Segments: memory that two processes of one host share, named in /dev/shm or where SHOAL_SHARED_MEMORY says.
+"""Segments: memory that two processes of one host share, named in /dev/shm or the folder of SHOAL_SHARED_MEMORY.
 
-One process creates a segment and owns it, another opens it; either may cut it into slots. What they say to each other
-about its bytes is not here.
+One process creates and owns a segment, and another one opens it. Either may divide it into regions. The processes agree
+on its content elsewhere.
 """
 
 import errno
@@ -24,10 +24,10 @@ import numpy as np
 
 from shoal._memory.borrowed_arrays import lend
 
-# Names the folder of segments, a tmpfs, where that is not Linux's usual one.
+# Environment variable for the folder of segments, a tmpfs.
 FOLDER_VARIABLE = "SHOAL_SHARED_MEMORY"
 SHM = Path(os.environ.get(FOLDER_VARIABLE) or "/dev/shm")  # noqa: S108 - shared memory, not temporary files
-# The header has a page of its own, so that the data begin at a page as well.
+# The header has a memory page of its own, so that the data begin at a page boundary.
 HEADER_BYTES = 4096
 NONCE_BYTES = 16
 
@@ -35,9 +35,9 @@ _MAGIC = b"SHOALSEG"
 _VERSION = 1
 _HEADER = struct.Struct(f"<8sI{NONCE_BYTES}sQ")  # magic, version, nonce, nbytes
 _NAME = re.compile(r"shoal-[0-9a-f]{32}")
-# What others put under such a name is not followed, and not waited for, as a pipe or a leased file would be.
+# Links under such a name are not followed, and pipes or leased files do not block the process.
 _EXISTING = os.O_NOFOLLOW | os.O_NONBLOCK
-_MOST_OF_FREE = 0.9  # a segment takes at most so much of what is free: others need shared memory too
+_MOST_OF_FREE = 0.9  # largest share of the free space for one segment: others need shared memory too
 _MOST_OF_MEMORY = 0.5
 _MORE_SPACE = (
     f"give the machine or container a larger /dev/shm (docker: --shm-size), or set {FOLDER_VARIABLE} to another tmpfs"
@@ -45,48 +45,56 @@ _MORE_SPACE = (
 _ADVICE = {
     errno.ENOENT: "mount a tmpfs there, the same one for both processes",
     errno.ENOSPC: _MORE_SPACE,
-    errno.ENOMEM: "leave it more memory, or address space (ulimit -v)",
-    errno.EOPNOTSUPP: "it has to be a tmpfs",
+    errno.ENOMEM: "give the process more memory, or address space (ulimit -v)",
+    errno.EOPNOTSUPP: "use a tmpfs",
     errno.EACCES: "run both processes as the same user",
 }
 
 
 class SegmentUnavailable(Exception):
-    """There is no shared memory to be had, or not the one that was named; the message says why and what to do."""
+    """Shared memory, or the named segment, is not available. The message says why, and what to do."""
 
 
 class SegmentLost(SegmentUnavailable):
-    """A segment's file was cut short. Touching what is gone would kill the process, so nobody may go on using it."""
+    """A segment's file was truncated. An access to the lost part would kill the process, so it must not be used."""
 
 
 class Segment:
     """A file in shared memory that two processes map; a context manager that closes it.
 
-    The owner holds a lock on the file for as long as it has it mapped; by that `sweep` knows that it lives. A process
-    forked from the owner, without a program of its own, shares the lock. The other end holds none: it does not keep
-    what a dead owner left.
+    The owner holds a lock on the file while it has it mapped. `remove_stale` uses the lock to see that the owner is
+    alive. A process that is forked from the owner without exec shares the lock. The other end holds no lock, so it does
+    not keep the file of a dead owner.
 
-    Made by `create` and `open`. Any thread may use it, and close it while others do.
+    `create` and `open` make segments. Any thread may use a segment, or close it while others use it.
 
     Attributes:
-        name: of the file; what the owner tells the other end.
+        name: name of the file, which the owner sends to the other end.
         nbytes: usable bytes.
-        nonce: random, in the file's header; told to the other end as well, it proves that both see the same memory.
+        nonce: random bytes in the file's header, which the owner also sends. They prove that both ends see the same
+            memory.
     """
 
     def __init__(self, memory: mmap.mmap, directory: Path, name: str, nonce: bytes, *, owner: bool) -> None:
         self.name, self.nonce = name, nonce
         self.nbytes = len(memory) - HEADER_BYTES
         self._path, self._owner = directory / name, owner
-        # Never closed, only let go of: with its last view it unmaps itself, and closes its descriptor, the only one.
+        # Never closed explicitly: with its last view, the mapping unmaps itself and closes its only descriptor.
         self._memory: mmap.mmap | None = memory
 
     @classmethod
     def create(cls, nbytes: int, *, directory: Path = SHM) -> Self:
-        """Makes a segment of so many usable bytes, at least one; all zero, and all there.
+        """Creates a segment, filled with zeros and fully allocated.
+
+        Args:
+            nbytes: usable bytes, at least 1.
+            directory: folder of the segment, a tmpfs.
+
+        Returns:
+            The segment.
 
         Raises:
-            SegmentUnavailable: there is no tmpfs, or too little space; nothing was left behind.
+            SegmentUnavailable: there is no tmpfs, or too little space; no file remains.
         """
         if nbytes < 1:
             raise ValueError(f"a segment has at least one byte, not {nbytes}")
@@ -95,15 +103,15 @@ class Segment:
         try:
             with _opened(directory, os.O_RDONLY | os.O_DIRECTORY) as folder:
                 _check_space(folder, size, directory)
-                # Until it is locked and whole the file has no name: no sweep meets it, and a death here leaves nothing.
+                # The file gets its name when it is locked and complete. A death before that leaves nothing behind.
                 with _opened(".", os.O_TMPFILE | os.O_RDWR, folder) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.fchmod(file, 0o600)  # whatever the umask took away
-                    # Writing to memory that cannot be had would be SIGBUS. Here it is an error.
+                    os.fchmod(file, 0o600)  # regardless of the umask
+                    # Writing to unallocated memory could cause SIGBUS. Here, the lack of memory is an error.
                     os.posix_fallocate(file, 0, size)
                     os.pwrite(file, _HEADER.pack(_MAGIC, _VERSION, nonce, nbytes), 0)
-                    memory = mmap.mmap(file, size)  # has a duplicate of the descriptor, and so the lock
-                    # Only linkat follows the link in /proc to the file, and Python calls it only with a dst_dir_fd.
+                    memory = mmap.mmap(file, size)  # duplicates the descriptor, and so keeps the lock
+                    # Only linkat follows the link in /proc to the file, and Python calls it only with dst_dir_fd.
                     os.link(f"/proc/self/fd/{file}", name, dst_dir_fd=folder, follow_symlinks=True)
         except OSError as error:
             raise _unavailable(f"no segment of {nbytes:,} bytes in {directory}", error) from error
@@ -114,14 +122,17 @@ class Segment:
         """Maps a segment that another process has created.
 
         Args:
-            name, nbytes, nonce: what that process says they are; believed only as far as the file bears them out.
-            directory: where it lies.
+            name, nbytes, nonce: values that the other process sent; they are checked against the file.
+            directory: folder of the segment.
+
+        Returns:
+            The segment.
 
         Raises:
-            SegmentUnavailable: it is not here, not ours, or not what it is said to be.
+            SegmentUnavailable: the file is missing, belongs to another user, or does not match these values.
         """
         if not _NAME.fullmatch(name):
-            raise SegmentUnavailable(f"{name[:50]!r} is no name of a segment")
+            raise SegmentUnavailable(f"{name[:50]!r} is not a segment's name")
         path = directory / name
         try:
             with _opened(path, os.O_RDWR | _EXISTING) as file:
@@ -131,8 +142,8 @@ class Segment:
                 memory = mmap.mmap(file, HEADER_BYTES + nbytes)
         except OSError as error:
             raise _unavailable(f"no segment {path}", error) from error
-        except ValueError as error:  # mmap's, if the file has shrunk this moment
-            raise SegmentLost(f"{path} was cut short: {error}") from error
+        except ValueError as error:  # from mmap, if the file has just been truncated
+            raise SegmentLost(f"{path} was truncated: {error}") from error
         return cls(memory, directory, name, nonce, owner=False)
 
     def __enter__(self) -> Self:
@@ -144,15 +155,18 @@ class Segment:
         self.close()
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """A part of the segment, writable, as unsigned bytes; it outlives `close`.
+        """Returns a part of the segment as writable unsigned bytes. The view stays valid after `close`.
 
         Args:
-            offset: bytes from the beginning of the usable ones.
-            nbytes: how many.
+            offset: start of the part, in usable bytes.
+            nbytes: size of the part.
+
+        Returns:
+            The part.
 
         Raises:
-            ValueError: there is no such part.
-            SegmentLost: the file was cut short.
+            ValueError: the part exceeds the segment.
+            SegmentLost: the file was truncated.
             SegmentUnavailable: the segment is closed.
         """
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
@@ -161,21 +175,21 @@ class Segment:
         return memoryview(self._mapped())[start : start + nbytes]
 
     def check(self) -> None:
-        """Looks whether all of the segment is still there; to be called before bytes are touched again.
+        """Checks that the file still has its full size. Call it before each access.
 
         Raises:
-            SegmentLost: the file was cut short.
+            SegmentLost: the file was truncated.
             SegmentUnavailable: the segment is closed.
         """
         self._mapped()
 
     def unlink(self) -> None:
-        """Removes the name, if it is still there; the memory stays until both ends have let go of it."""
+        """Removes the name, if it still exists. The memory stays until both ends have released it."""
         with suppress(FileNotFoundError):
             self._path.unlink()
 
     def close(self) -> None:
-        """Lets go of the memory, which is unmapped with its last view; the owner's end removes the name too."""
+        """Releases the memory, which is unmapped with its last view. The owner also removes the name."""
         if self._memory is None:
             return
         if self._owner:
@@ -186,37 +200,37 @@ class Segment:
         memory = self._memory
         if memory is None:
             raise SegmentUnavailable(f"segment {self.name} is closed")
-        size = memory.size()  # of the file, by its descriptor
+        size = memory.size()  # of the file
         if size < len(memory):
-            raise SegmentLost(f"{self._path} was cut to {size:,} of {len(memory):,} bytes; something else writes there")
+            raise SegmentLost(f"{self._path} was truncated to {size:,} of {len(memory):,} bytes by another program")
         return memory
 
 
 class Regions:
-    """A fixed number of equal regions, each lent to one user at a time. Any thread may take.
+    """Equal regions of a segment, each lent to one user at a time. Any thread may use it.
 
     Args:
-        buffers: the regions, contiguous, of one size that is not 0. Their memory stays as long as the slots do, or
-            an array.
+        buffers: the regions, contiguous, all of one size > 0. Their memory must stay valid while this object or a lent
+            array exists.
 
     Raises:
-        ValueError: the regions are not of one size, or there is none.
+        ValueError: there are no regions, or their sizes differ.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         sizes = {buffer.nbytes for buffer in buffers}
         if len(sizes) != 1 or 0 in sizes:
-            raise ValueError(f"slots are of one size, not of {sorted(sizes)} bytes")
+            raise ValueError(f"regions must have one size, not {sorted(sizes)} bytes")
         self._buffers = tuple(buffers)
-        # The slots that nothing looks into. Given back without a lock: an append is one step of the interpreter's.
+        # The free regions. They are returned without a lock: an append is atomic in the interpreter.
         self._free = deque(reversed(range(len(buffers))))
 
     def take(self) -> tuple[int, np.ndarray] | None:
-        """Lends a slot, of the free ones the last that came back: its memory is the likeliest to be in a cache.
+        """Lends the free region that was returned last, because its memory is most likely in a cache.
 
         Returns:
-            The slot's index, and its memory as a flat array of unsigned bytes; the slot is free again once that array
-            and all its views have been collected. None if no slot is free.
+            The region's index, and its memory as a flat array of unsigned bytes. The region is free again once that
+            array and all its views have been collected. None if no region is free.
         """
         try:
             index = self._free.pop()
@@ -225,14 +239,14 @@ class Regions:
         return index, lend(self._buffers[index], self._free.append, index)
 
 
-def sweep(directory: Path = SHM) -> list[str]:
-    """Removes the segments whose owners died without doing so. Any number of processes may sweep at once.
+def remove_stale(directory: Path = SHM) -> list[str]:
+    """Removes the segments whose owners died. Any number of processes may do this at once.
 
     Args:
-        directory: where they lie; without it there is nothing to do.
+        directory: folder of the segments; it may be missing.
 
     Returns:
-        Their names.
+        Names of the removed segments.
     """
     try:
         names = sorted(os.listdir(directory))
@@ -248,18 +262,18 @@ def _swept(path: Path) -> bool:
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 return False
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Nobody else removes it while we hold the lock, but before that somebody may have.
+            # Another process may have removed it before this one had the lock.
             if not os.path.samestat(status, path.lstat()):
                 return False
             path.unlink()
-    except OSError:  # its owner lives, or it is gone, or not for us
+    except OSError:  # the owner is alive, or the file is gone or not accessible
         return False
     return True
 
 
 @contextmanager
 def _opened(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
-    """A descriptor, which no program that this one starts inherits."""
+    """Opens a descriptor that child processes do not inherit, for the length of a `with` block."""
     file = os.open(path, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         yield file
@@ -270,55 +284,55 @@ def _opened(path: str | Path, flags: int, folder: int | None = None) -> Iterator
 def _check_space(folder: int, size: int, directory: Path) -> None:
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
-    # A tmpfs without a limit says that it has no blocks at all.
+    # A tmpfs without a limit reports 0 blocks.
     if status.f_blocks and size > free * _MOST_OF_FREE:
         raise SegmentUnavailable(
-            f"too little space in {directory}: a segment needs {size:,} bytes, and {free:,} are free, of which it may "
-            f"take {_MOST_OF_FREE:.0%}; {_MORE_SPACE}"
+            f"too little space in {directory}: a segment needs {size:,} bytes, but may take "
+            f"at most {_MOST_OF_FREE:.0%} of the {free:,} that are free; {_MORE_SPACE}"
         )
-    # What lies in a tmpfs is memory like any other, whatever size the tmpfs says it has.
+    # A tmpfs uses ordinary memory, whatever its own limit.
     free = min(_free_memory(), default=size)
     if size > free * _MOST_OF_MEMORY:
         raise SegmentUnavailable(
-            f"too little memory: a segment in {directory} needs {size:,} bytes, and {free:,} are free, of which it may "
-            f"take {_MOST_OF_MEMORY:.0%}; give the machine or container more"
+            f"too little memory: a segment in {directory} needs {size:,} bytes, but may take "
+            f"at most {_MOST_OF_MEMORY:.0%} of the {free:,} that are free; give the machine or container more"
         )
 
 
 def _free_memory() -> Iterator[int]:
-    """Bytes that the machine has, and that this process's container may still take; nothing where nobody says so."""
+    """Yields the free bytes of the machine and of this process's container, as far as they are known."""
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         yield from (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    with suppress(OSError, ValueError):  # version 2 of cgroups; "max" is no limit
+    with suppress(OSError, ValueError):  # cgroups version 2; "max" means no limit
         group = Path("/sys/fs/cgroup")
         yield int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
 
 
 def _complaint(file: int, nbytes: int, nonce: bytes) -> str:
-    """Why an open file is not the segment that it is said to be; empty if it is."""
+    """Returns why an open file is not the expected segment; empty if it is."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
-        return "is no regular file"
+        return "is not a regular file"
     if status.st_uid != os.geteuid():
         return f"belongs to user {status.st_uid}, and this is user {os.geteuid()}: run both processes as the same user"
     if status.st_mode & 0o077:
-        return f"is open to other users (mode {stat.S_IMODE(status.st_mode):04o}), as no segment is"
+        return f"is accessible to other users (mode {stat.S_IMODE(status.st_mode):04o})"
     if nbytes < 1 or status.st_size != HEADER_BYTES + nbytes:
-        return f"has {status.st_size} bytes, not a header of {HEADER_BYTES} and {nbytes}"
-    # Its owner reserved every byte. To write into a hole would be SIGBUS where there is no memory left.
+        return f"has {status.st_size} bytes instead of a header of {HEADER_BYTES} and {nbytes}"
+    # The owner allocated every byte. Writing into a hole could cause SIGBUS.
     if status.st_blocks * 512 < status.st_size:
-        return "has holes, as no segment has"
-    # Read, not mapped, and filled up: if the file shrinks this moment, its header is wrong.
+        return "has holes: its memory is not allocated"
+    # Read rather than mapped, and padded: if the file is truncated now, the header does not match.
     header = os.pread(file, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
     magic, version, own_nonce, own_nbytes = _HEADER.unpack(header)
     if magic != _MAGIC:
-        return "is no segment: it begins with something else"
+        return "is not a segment: its first bytes differ"
     if version != _VERSION:
         return f"has version {version}, and this is version {_VERSION}: run the same Shoal in both processes"
     if not hmac.compare_digest(own_nonce, nonce):
-        return "has another nonce: it is not the memory that was meant"
-    return "" if own_nbytes == nbytes else f"says that it has {own_nbytes} bytes, not {nbytes}"
+        return "has another nonce: it is not the expected memory"
+    return "" if own_nbytes == nbytes else f"has a header for {own_nbytes} bytes instead of {nbytes}"
 
 
 def _unavailable(what: str, error: OSError) -> SegmentUnavailable:
@@ -335,5 +349,5 @@ __all__ = [
     "Segment",
     "SegmentLost",
     "SegmentUnavailable",
-    "sweep",
+    "remove_stale",
 ]

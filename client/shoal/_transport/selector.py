@@ -1,4 +1,4 @@
-"""The choice of a transport to one server: the best that works, and when a better one is tried again."""
+"""Selection of the best transport to one server that works, and of the time to try a better one again."""
 
 from dataclasses import replace
 
@@ -13,14 +13,14 @@ _log = structlog.get_logger(__name__)
 
 
 class Selector:
-    """Opens transports to one server. One thread uses it at a time.
+    """Opens transports to one server. Only one thread may use it at a time.
 
-    When a transport breaks, the selector opens another one, the best first. It does not try a carrier again that the
-    server refused or does not offer: the server answers by gRPC, so a firewall or its limit of lanes is in the way, and
-    that will stay so. If no transport is left, the next `open` tries all of them.
+    When a transport breaks, the selector opens another one, the best first. It does not retry a carrier that the server
+    refused or does not offer. The server answers by gRPC, so the cause is a firewall or its limit of lanes, which will
+    not change. If no transport is left, the next `open` tries all of them.
 
     Args:
-        setting: allows some transports, as SHOAL_TRANSPORT does.
+        setting: selects transports, as SHOAL_TRANSPORT does.
     """
 
     def __init__(self, setting: str) -> None:
@@ -28,19 +28,22 @@ class Selector:
         self._refused: set[str] = set()
 
     def due(self, current: Transport | None) -> bool:
-        """Whether a transport is to be opened in place of this one."""
+        """Returns whether a new transport must replace this one."""
         return current is None or current.broken
 
-    def open(self, target: Target, loads: int) -> Transport:
+    def open(self, target: Target, payloads: int) -> Transport:
         """Opens the best transport that the server has for this client.
 
         Args:
             target: the server.
-            loads: as for `TransportFactory.open`.
+            payloads: as for `TransportFactory.open`.
+
+        Returns:
+            The transport.
 
         Raises:
-            Unreachable: the server does not say what it offers, or none of its transports works.
-            ShoalError: as the last transport says.
+            Unreachable: the server does not send its offer, or none of its transports works.
+            ShoalError: error of the last transport.
         """
         offer: pb.AttachReply | None = None
         refused = why = ""
@@ -56,7 +59,7 @@ class Selector:
                 _log.warning(text, server=target.address, why=why)
                 refused = ""
             try:
-                return factory.open(target, loads)
+                return factory.open(target, payloads)
             except TransportUnavailable as unavailable:
                 missing.append(f"{factory.title}: {unavailable}")
                 if unavailable.for_good:
@@ -64,9 +67,9 @@ class Selector:
             except errors.ShoalError as error:
                 self._refused.add(factory.carrier)
                 if self._refused.issuperset(other.carrier for other in self._factories):
-                    self._refused.clear()  # nothing is left: the caller tries again, and all of them
+                    self._refused.clear()  # none is left: the caller's next attempt tries all of them
                     raise
-                # Not the error: by its traceback it would keep this call, and memory with it.
+                # Not the error itself: its traceback would keep this call's memory alive.
                 refused, why = factory.carrier, error.message
         self._refused.clear()
         why = f" ({'; '.join(missing)})" if missing else ""

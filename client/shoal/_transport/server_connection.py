@@ -1,7 +1,7 @@
-"""A client's connection to one server's shards of a job, over whatever transports the selector opens.
+"""Connection of a client to one server's shards of a job, over the transports that the selector opens.
 
-What is said is the same on each: the messages of `parameter_server.proto`. What a call means, how often it is repeated
-and which servers it goes to is in `shoal._training.parameters`.
+All transports carry the messages of `parameter_server.proto`. `shoal._training.parameters` defines what a call means,
+how often it is repeated and which servers it goes to.
 """
 
 import threading
@@ -19,22 +19,22 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 T = TypeVar("T")
 
-# One that the program computes with, one that is being filled, and one that it still holds from the step before.
-_VALUE_LOADS = 3
-# One that is on its way, and one that is being written.
-_GRADIENT_LOADS = 2
+# One that the program computes with, one that is being filled, and one that it still holds from the previous step.
+_VALUE_REGIONS = 3
+# One that is being sent, and one that is being written.
+_GRADIENT_REGIONS = 2
 
 
 class ServerConnection:
-    """The way to one server's shards of a job.
+    """Connection to one server's shards of a job.
 
-    One thread at a time pulls, and one pushes, both at once if they like, so each has a transport of its own; a third
-    may ask for memory meanwhile.
+    One thread at a time may pull and one may push, both at once, so each direction has a transport of its own. A third
+    thread may ask for memory meanwhile.
 
     Args:
-        address: of the server.
-        layouts: of the job's shards there.
-        setting: allows some transports, as SHOAL_TRANSPORT does.
+        address: address of the server.
+        layouts: layouts of the job's shards on that server.
+        setting: selects transports, as SHOAL_TRANSPORT does.
     """
 
     def __init__(self, address: str, layouts: Sequence[ShardLayout], setting: str) -> None:
@@ -48,60 +48,70 @@ class ServerConnection:
         self._pushes: Transport | None = None
         self._closed = False
 
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        """Pulls all shards of this server, when the consistency mode lets it.
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        """Pulls all shards of this server. The reply waits until the consistency mode allows it.
 
         Args:
             request: names the shards of this server, in order.
-            arrival: takes the values; None: only waits.
+            pull_decoder: receives the values; None means to wait without them.
+
+        Returns:
+            The headers of the shards.
         """
         transport = self._for_pulls()
-        return self._unless_closed(lambda: transport.pull(request, arrival))
+        return self._unless_closed(lambda: transport.pull(request, pull_decoder))
 
-    def prepare(self, load: PushPayload, memory: Memory | None) -> PushPayload:
-        """Makes a load ready for `push`: in the transport's memory if it has any. It waits for what is still to come.
+    def prepare(self, payload: PushPayload, memory: Memory | None) -> PushPayload:
+        """Makes a payload ready for `push`, in the transport's memory if it has any. Waits for arrays still to come.
 
         Args:
-            load: for the shards of this server.
-            memory: for a copy where there is none, so that the arrays may change at once; None: they will not.
+            payload: payload for the shards of this server.
+            memory: allocates memory for a copy if the transport has none, so that the arrays may change at once. None
+                means that the arrays will not change.
+
+        Returns:
+            The payload to push.
         """
-        if load.arrays is not None:
+        if payload.arrays is not None:
             transport = self._for_pushes()
             if taken := transport.memory():
-                return load.copied(taken[1], slot=taken[0], owner=transport, arrays_stay=memory is None)
+                return payload.copied(taken[1], region=taken[0], owner=transport, arrays_stay=memory is None)
             if memory:
-                return load.copied_to(memory)
-        return load
+                return payload.copied_to(memory)
+        return payload
 
-    def lend(self, load: PushPayload, memory: Memory) -> PushPayload:
-        """Memory for a load that is still to be written: the transport's, if it has any.
+    def lend(self, payload: PushPayload, memory: Memory) -> PushPayload:
+        """Adds memory to a payload without arrays: the transport's, if there is any.
 
         Args:
-            load: for the shards of this server, with nothing in it.
-            memory: where the transport has none.
+            payload: payload for the shards of this server.
+            memory: allocates memory if the transport has none.
+
+        Returns:
+            The payload with its memory.
         """
         transport = self._for_pushes()
         if taken := transport.memory():
-            return replace(load, copy=taken[1], slot=taken[0], owner=transport)
-        return replace(load, copy=memory(region_offsets(load.layouts)[1]))
+            return replace(payload, copy=taken[1], region=taken[0], owner=transport)
+        return replace(payload, copy=memory(region_offsets(payload.layouts)[1]))
 
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
         """Pushes to all shards of this server."""
         transport = self._for_pushes()
-        return self._unless_closed(lambda: transport.push(header, load))
+        return self._unless_closed(lambda: transport.push(header, payload))
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
-        """The second phase of a push."""
+        """Commits a staged push."""
         transport = self._for_pushes()
         return self._unless_closed(lambda: transport.commit(request))
 
-    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
+    def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
         """Overwrites values."""
-        transport = self._for_pulls()  # which is there: who assigns has pulled before
-        self._unless_closed(lambda: transport.assign(header, load))
+        transport = self._for_pulls()  # already open, because a pull precedes an assign
+        self._unless_closed(lambda: transport.assign(header, payload))
 
     def close(self) -> None:
-        """Ends all; calls in progress end with Cancelled."""
+        """Closes all transports. Calls in progress end with Cancelled."""
         self._closed = True
         for transport in (self._pulls, self._pushes):
             if transport:
@@ -110,30 +120,30 @@ class ServerConnection:
 
     def _for_pulls(self) -> Transport:
         with self._opening:
-            self._pulls = self._usable(self._pulls, _VALUE_LOADS)
+            self._pulls = self._usable(self._pulls, _VALUE_REGIONS)
             return self._pulls
 
     def _for_pushes(self) -> Transport:
         with self._opening:
-            self._pushes = self._usable(self._pushes, _GRADIENT_LOADS)
+            self._pushes = self._usable(self._pushes, _GRADIENT_REGIONS)
             return self._pushes
 
-    def _usable(self, transport: Transport | None, loads: int) -> Transport:
-        """Returns this transport, or a new one where it is broken or was not opened yet."""
+    def _usable(self, transport: Transport | None, payloads: int) -> Transport:
+        """Returns this transport, or a new one if it is broken or was not opened yet."""
         if self._closed:
             raise self._cancelled()
         if transport is not None:
             if not self._selector.due(transport):
                 return transport
             transport.close()
-        opened = self._selector.open(self._target, loads)
-        if self._closed:  # meanwhile: `close` has not seen this one
+        opened = self._selector.open(self._target, payloads)
+        if self._closed:  # meanwhile: `close` did not see this transport
             opened.close()
             raise self._cancelled()
         return opened
 
     def _unless_closed(self, call: Callable[[], T]) -> T:
-        if self._closed:  # while a transport was being opened, which `close` then has not seen
+        if self._closed:  # while a transport was being opened, which `close` did not see
             self.close()
             raise self._cancelled()
         try:
@@ -144,7 +154,7 @@ class ServerConnection:
             raise
 
     def _cancelled(self) -> errors.Cancelled:
-        return errors.Cancelled(f"the connection to {self.address} was closed on this side", address=self.address)
+        return errors.Cancelled(f"the connection to {self.address} was closed by this client", address=self.address)
 
 
 __all__ = ["ServerConnection"]

@@ -1,4 +1,4 @@
-"""The transport through shared memory: a lane's calls, whose bytes lie in a segment that both ends have mapped."""
+"""Transport through shared memory: a lane's calls, with their arrays in a segment that both ends have mapped."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,80 +21,81 @@ from shoal.v1 import parameter_server_pb2 as pb
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
-# Below this, shared memory saves less than its bookkeeping costs.
+# Minimum size of a call; for smaller ones, shared memory costs more than it saves.
 _SHARED_FROM_BYTES = 1 << 18
 _PAGE = 4096
 
 
 class SharedMemoryTransport(LaneTransport):
-    """Calls on one lane with a segment. Where no slot is free, or the segment is lost, bytes go over the lane.
+    """Transport over one lane and a segment. If no region is free, or the segment is lost, it sends bytes on the lane.
 
     Args:
-        lane: open; owned from now on.
+        lane: an open lane; the transport owns it.
         target: the server.
-        segment: shared with it; owned from now on.
-        slots: of the segment, each large enough for all the target's shards.
+        segment: segment that the server has mapped; the transport owns it.
+        regions: regions of the segment, each large enough for all the target's shards.
     """
 
-    def __init__(self, lane: Connection, target: Target, segment: Segment, slots: Regions) -> None:
+    def __init__(self, lane: Connection, target: Target, segment: Segment, regions: Regions) -> None:
         super().__init__(lane, target)
         self._segment = segment
-        self._slots: Regions | None = slots
+        self._regions: Regions | None = regions
         self._address = target.offer.address
 
     def memory(self) -> tuple[int, np.ndarray] | None:
-        slots = self._slots
-        if slots and self._look():
+        regions = self._regions
+        if regions and self._look():
             _not_shared(self._address, self.lost)
-            self._slots = slots = None
-        taken = slots.take() if slots else None
+            self._regions = regions = None
+        taken = regions.take() if regions else None
         return (taken[0] + 1, taken[1]) if taken else None
 
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        taken = self.memory() if arrival else None
-        if taken is None or arrival is None:
-            return super().pull(request, arrival)
-        request.slot, slot = taken
-        return self._with_slot(lambda: self._pull_into(request, arrival, slot))
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        taken = self.memory() if pull_decoder else None
+        if taken is None or pull_decoder is None:
+            return super().pull(request, pull_decoder)
+        request.slot, region = taken
+        return self._with_region(lambda: self._pull_into(request, pull_decoder, region))
 
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
-        if not load.slot or load.owner is not self:
-            return super().push(header, load)
-        header.slot = load.slot
-        return self._with_slot(lambda: self._push_from_slot(header))
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
+        if not payload.region or payload.owner is not self:
+            return super().push(header, payload)
+        header.slot = payload.region
+        return self._with_region(lambda: self._push_from_region(header))
 
     def close(self) -> None:
-        """Ends the lane. Shared memory stays until nobody looks at it."""
+        """Closes the lane. Shared memory stays until no array uses it."""
         super().close()
-        self._slots = None
+        self._regions = None
         self._segment.close()
 
     def _pull_into(
-        self, request: pb.PullRequest, arrival: PullDecoder, slot: np.ndarray
+        self, request: pb.PullRequest, pull_decoder: PullDecoder, region: np.ndarray
     ) -> list[header_pb2.ShardHeader]:
         self._ask(request)
-        arenas = region_arrays(slot, self._layouts)
+        arenas = region_arrays(region, self._layouts)
         try:
             for key, elements in arenas.items():
-                arrival.expect(key, elements)  # while the server writes them
+                pull_decoder.expect(key, elements)  # while the server writes them
             headers = self._receive_values(None)
-            self._check_slots()
+            self._check_regions()
         except BaseException:
-            arrival.forget()
+            pull_decoder.forget()
             raise
         for key, elements in arenas.items():
-            arrival.adopt(key, elements)
+            pull_decoder.adopt(key, elements)
         return headers
 
-    def _push_from_slot(self, header: pb.PushHeader) -> pb.PushReply:
-        self._check_slots()
+    def _push_from_region(self, header: pb.PushHeader) -> pb.PushReply:
+        self._check_regions()
         self._lane.send(Frame.PUSH, encode_push(header, []), end=True)
         return self._pushed()
 
-    def _with_slot(self, call: Callable[[], T]) -> T:
-        """Makes a call that uses a slot.
+    def _with_region(self, call: Callable[[], T]) -> T:
+        """Makes a call that uses a region.
 
-        If the call was refused because the slot is lost, the lane is given up: the call may be made again on another.
+        If the segment is lost, closes the lane and raises Unreachable, so that the call can be repeated on another
+        lane.
         """
         try:
             return self._whole(call)
@@ -105,17 +106,17 @@ class SharedMemoryTransport(LaneTransport):
             raise
 
     def _look(self) -> str:
-        """Why the shared memory is lost; empty if it is not. It is looked at before it is touched."""
+        """Returns why the shared memory is lost; empty if it is not. Called before each access."""
         try:
             if not self.lost:
                 self._segment.check()
         except SegmentLost as error:
             self.lost = str(error)
         except SegmentUnavailable:
-            pass  # closed: what is in use is still there
+            pass  # closed: memory in use stays valid
         return self.lost
 
-    def _check_slots(self) -> None:
+    def _check_regions(self) -> None:
         """Raises Unreachable if the shared memory is lost."""
         if self._look():
             raise self._loss()
@@ -132,22 +133,22 @@ class SharedMemoryFactory(LaneFactory):
     settings = frozenset({"auto"})
     rank = 10
 
-    def open(self, target: Target, loads: int) -> LaneTransport:
+    def open(self, target: Target, payloads: int) -> LaneTransport:
         if not target.offer.address or not target.offer.host or target.offer.host != host_id():
             raise TransportUnavailable("the server is not on this host")
         _, nbytes = region_offsets(target.layouts)
         if nbytes < _SHARED_FROM_BYTES:
             raise TransportUnavailable(f"{nbytes} bytes are too few")
         size = -(-nbytes // _PAGE) * _PAGE
-        # Before the lane: a server waits only so long for what is said first on it, and much memory takes a while.
+        # Before the lane, because allocation can take longer than a server waits for the hello.
         try:
-            segment = Segment.create(loads * size)
+            segment = Segment.create(payloads * size)
         except SegmentUnavailable as error:
             _not_shared(target.offer.address, str(error))
             raise TransportUnavailable(str(error)) from None
         hello = pb.LaneHello()
         hello.segment.name, hello.segment.nonce = segment.name, segment.nonce
-        hello.segment.slots, hello.segment.region_bytes = loads, size
+        hello.segment.slots, hello.segment.region_bytes = payloads, size
         with ExitStack() as undo:
             undo.callback(segment.close)
             lane, welcome = self.connect(target, hello)
@@ -155,14 +156,14 @@ class SharedMemoryFactory(LaneFactory):
                 _not_shared(target.offer.address, welcome.reason)
                 return LaneTransport(lane, target)
             undo.callback(lane.close)
-            segment.unlink()  # both have it open: it is gone with the last of the two, however they end
-            slots = Regions([segment.view(slot * size, size) for slot in range(loads)])
+            segment.unlink()  # both have mapped it: it disappears with the last of the two, even after a crash
+            regions = Regions([segment.view(region * size, size) for region in range(payloads)])
             undo.pop_all()
-        return SharedMemoryTransport(lane, target, segment, slots)
+        return SharedMemoryTransport(lane, target, segment, regions)
 
 
 def _not_shared(address: str, reason: str) -> None:
-    _log.warning("a server of this host shares no memory; its bytes go over TCP", lane=address, why=reason)
+    _log.warning("no shared memory with a server on this host; its bytes go over TCP", lane=address, why=reason)
 
 
 __all__ = ["SharedMemoryFactory", "SharedMemoryTransport"]

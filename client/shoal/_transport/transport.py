@@ -1,7 +1,7 @@
-"""Transports: the interface of a client's calls to one server, and of what opens them.
+"""Transport interfaces: a client's calls to one server, and the factories that open transports.
 
-What the messages mean is in `shoal._training.parameters`; which transport is taken, in `shoal._transport.selector`. A
-server's half of each transport is in `shoal_server.serving`.
+`shoal._training.parameters` defines what the messages mean. `shoal._transport.selector` selects a transport.
+`shoal_server.serving` has the server's half of each transport.
 """
 
 from abc import ABC, abstractmethod
@@ -18,66 +18,74 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 
 class Transport(ABC):
-    """A client's half: calls to one server's shards of a job, one at a time, except for `close`.
+    """A client's half of a transport: calls to one server's shards of a job, one at a time, except for `close`.
 
     Attributes:
-        lost: why the memory that was lent is not there any more; empty: it is.
+        lost: why the lent memory is lost; empty if it is not.
     """
 
     lost = ""
 
     @property
     def broken(self) -> bool:
-        """Whether no more calls can be made, so that another transport has to be opened."""
+        """Whether no more calls can be made, so that another transport must be opened."""
         return False
 
     def memory(self) -> tuple[int, np.ndarray] | None:
-        """Returns memory for a load to this server that no call has to copy: its number, from 1, and its bytes.
+        """Returns memory for a payload to this server, so that calls do not copy it.
 
-        It is free again when nobody looks at the array any more. None: there is none, or none is free.
+        Returns:
+            The number of the region, from 1, and its bytes. It is free again when no array refers to it. None if there
+            is none, or none is free.
         """
         return None
 
     @abstractmethod
-    def pull(self, request: pb.PullRequest, arrival: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        """Pulls all shards, when the consistency mode lets it.
+    def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
+        """Pulls all shards. The reply waits until the consistency mode allows it.
 
         Args:
-            request: names the shards, in order; its slot is set here.
-            arrival: takes the values; None: only waits.
+            request: names the shards, in order; this method sets its slot.
+            pull_decoder: receives the values; None means to wait without them.
+
+        Returns:
+            The headers of the shards.
         """
 
     @abstractmethod
-    def push(self, header: pb.PushHeader, load: PushPayload) -> pb.PushReply:
+    def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
         """Pushes to all shards.
 
         Args:
-            header: names the shards, in order; its slot is set here.
-            load: what is brought, perhaps in `memory` of this transport.
+            header: names the shards, in order; this method sets its slot.
+            payload: the arrays, which may lie in `memory` of this transport.
+
+        Returns:
+            The server's reply.
         """
 
     @abstractmethod
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
-        """Makes the second phase of a push."""
+        """Commits a staged push."""
 
     @abstractmethod
-    def assign(self, header: pb.PushHeader, load: PushPayload) -> None:
+    def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
         """Overwrites values."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the call in progress with Unreachable or Cancelled. What was lent or pulled stays valid."""
+        """Ends the call in progress with Unreachable or Cancelled. Lent memory and pulled values stay valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server that a transport is opened to.
+    """The server to which a transport is opened.
 
     Attributes:
-        address: of the server.
-        layouts: of the job's shards there.
+        address: address of the server.
+        layouts: layouts of the job's shards on that server.
         rpc: calls by gRPC, which every server answers.
-        offer: what the server said of its transports; empty unless the factory `attaches`.
+        offer: the server's offer of transports; empty unless the factory `attaches`.
     """
 
     address: str
@@ -87,11 +95,11 @@ class Target:
 
 
 class TransportUnavailable(Exception):
-    """A server does not offer a transport to this client. This is not an error: the next transport is tried.
+    """A server does not offer a transport to this client. This is not an error: the selector tries the next transport.
 
     Args:
-        reason: for the error that is raised if no other transport works either.
-        for_good: whether the transport need not be tried again as long as the connection lasts.
+        reason: text for the error that is raised if no other transport works either.
+        for_good: the transport need not be tried again while the connection lasts.
     """
 
     def __init__(self, reason: str, *, for_good: bool = False) -> None:
@@ -104,12 +112,12 @@ class TransportFactory(ABC):
 
     Attributes:
         name: unique among transports.
-        title: what messages call it.
+        title: name in messages.
         carrier: name of the transport that makes the connection. Shared memory has `lane` here; a transport that
             connects by itself has its own name. If a server refuses a carrier, it refuses every transport on it.
-        settings: values of SHOAL_TRANSPORT under which it may be used.
-        rank: of the transports that a setting allows, the one with the lowest rank is tried first. Shared memory has
-            10, lanes have 20, gRPC has 30.
+        settings: values of SHOAL_TRANSPORT that select this transport.
+        rank: order of the transports that a setting selects: the lowest rank is tried first. Shared memory has 10,
+            lanes have 20, gRPC has 30.
         attaches: whether `open` needs the server's offer.
     """
 
@@ -121,16 +129,20 @@ class TransportFactory(ABC):
     attaches: ClassVar[bool] = True
 
     @abstractmethod
-    def open(self, target: Target, loads: int) -> Transport:
+    def open(self, target: Target, payloads: int) -> Transport:
         """Opens a transport to a server.
 
         Args:
             target: the server.
-            loads: pushes, or pulls, whose memory is in use at the same time; `Transport.memory` may lend that many.
+            payloads: the most payloads or pulled values in use at the same time; `Transport.memory` may lend this many
+                regions.
+
+        Returns:
+            The transport.
 
         Raises:
-            Unavailable: the server does not offer this transport to this client.
-            ShoalError: the server offers it, and does not answer or refuses.
+            TransportUnavailable: the server does not offer this transport to this client.
+            ShoalError: the server offers it, but does not answer or refuses.
         """
 
 

@@ -1,10 +1,13 @@
-"""What travels between processes: layouts, chunks and the messages around them, and the words of workers' data.
+"""Data formats that both ends of a connection share: layouts, chunks, messages, and values about workers' data.
 
-Here is what both ends have to agree on: where a variable's elements lie in arenas (`layout`), how arenas are cut and
-put together again (`framing`, `packing`, `arrival`, `outgoing`), the bytes of messages (`chunks`), and limits
-(`limits`). Also the values that workers and the coordinator exchange: which data a worker has (`leases`, `cursor`), and
-what the coordinator answers to reports and evaluations (`answers`). Nothing here opens a socket, calls a server or
-imports gRPC. Every package may import from here.
+- `layout`: the place of a variable's elements in arenas.
+- `framing`, `packing`, `pull_decoder`, `push_stream`: arenas as chunks, and back.
+- `chunks`: the bytes of messages.
+- `limits`: the largest sizes and counts of a message or a report.
+- `leases`, `cursor`: the data that a worker has.
+- `acknowledgements`: the coordinator's answers to reports and evaluations.
+
+Nothing here opens a socket, calls a server or imports gRPC. Every package may import from here.
 """
 
 from shoal._wire.acknowledgements import EvaluationAck, EvaluationClaim, ReportAck

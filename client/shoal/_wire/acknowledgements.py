@@ -1,4 +1,4 @@
-"""What the coordinator answers to a worker that asks about an evaluation, has made one, or reports its progress."""
+"""The coordinator's answers to a worker that asks about an evaluation, has made one, or reports its progress."""
 
 import enum
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvaluationClaim:
-    """Whether an evaluation is the caller's to make.
+    """Answer to a worker that asks whether it should make an evaluation.
 
     Attributes:
-        number: of that evaluation; 0: none is.
-        stop: the job ends early; this worker is through.
+        number: number of the evaluation to make; 0 means none.
+        stop: the job ends early, and this worker has nothing more to do.
     """
 
     number: int = 0
@@ -19,11 +19,11 @@ class EvaluationClaim:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAck:
-    """What follows from an evaluation.
+    """Answer to the result of an evaluation.
 
     Attributes:
-        wait: a checkpoint of it is on its way: hold still, and say it again soon.
-        stop: the job ends early; this worker is through.
+        wait: a checkpoint of the evaluated values is in progress: do not go on, and report the result again soon.
+        stop: the job ends early, and this worker has nothing more to do.
     """
 
     wait: bool = False
@@ -31,10 +31,10 @@ class EvaluationAck:
 
 
 class ReportAck(enum.Enum):
-    """What the coordinator says to a report."""
+    """Answer to a worker's report."""
 
     CONTINUE = "there is more to do"
-    ENOUGH = "the job ends early: the worker is through once the batch in hand is trained on"
+    STOP_AFTER_BATCH = "the job ends early: the worker finishes its current batch and stops"
     DONE = "the job is over for this worker"
 
 

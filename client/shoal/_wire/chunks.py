@@ -1,11 +1,12 @@
-"""The bytes of the messages that carry chunks, `PushRequest` and `PullReply`, written and read around the bulk data.
+"""Encoding of the messages that carry chunks, `PushRequest` and `PullReply`, without copies of the bulk data.
 
-The generated classes are the contract: what is written here is what they write, what is read here is what they read.
-They would copy a chunk's data both ways, though; here, data leave as the views that were given and arrive as views into
-the message. Headers are left to the generated classes. What chunks mean is in `shoal._wire.framing`.
+The generated classes are the contract: this module writes the same bytes and reads the same messages. The generated
+classes would copy a chunk's data in both directions. Here data is sent as the views that the caller passes, and
+received as views into the message. The generated classes still handle the headers. `shoal._wire.framing` defines what
+chunks mean.
 
 The encoding is protobuf's (https://protobuf.dev/programming-guides/encoding). In both messages the headers are field 1
-and the chunks field 2: a message is what the generated class writes of its headers, followed by the chunks.
+and the chunks field 2. So a message is the generated class's encoding of the headers, followed by the chunks.
 """
 
 from collections.abc import Sequence
@@ -22,27 +23,27 @@ Buffer = bytes | bytearray | memoryview
 
 Carrier = TypeVar("Carrier", pb.PushRequest, pb.PullReply)
 
-# Tags: a field's number and its wire type. Of the messages:
+# Tags: a field's number and its wire type. Tags of the messages:
 _HEADER, _CHUNK = 0x0A, 0x12
-# Of a chunk:
+# Tags of a chunk:
 _SHARD, _ARENA, _OFFSET, _DATA = 0x08, 0x10, 0x18, 0x22
 
 _UINT32, _UINT64 = (1 << 32) - 1, (1 << 64) - 1
-_VARINT_BYTES = 10  # at most, for 64 bits
+_VARINT_BYTES = 10  # the most for 64 bits
 _ONE_BYTE = tuple(bytes([value]) for value in range(128))
 _NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of an arena on its way.
+    """A piece of an arena in a message.
 
     Attributes:
-        shard: its number.
-        arena: its index in the shard.
+        shard: number of the shard.
+        arena: index of the arena in the shard.
         offset: bytes from the arena's start.
-        data: unsigned bytes, flat and contiguous. They are never copied here, so whoever lends them must keep them as
-            they are until the message has gone, or until the chunk has been taken.
+        data: unsigned bytes, flat and contiguous. They are never copied here, so their owner must not change them until
+            the message has been sent, or until the receiver has processed the chunk.
     """
 
     shard: int
@@ -55,12 +56,12 @@ def encode_push(header: pb.PushHeader | None, chunks: Sequence[Chunk]) -> list[B
     """Encodes a `PushRequest`.
 
     Args:
-        header: None: the field is absent.
-        chunks: in order.
+        header: the header; None means that the field is absent.
+        chunks: the chunks, in order.
 
     Returns:
-        What to send, piece after piece: together the bytes that the generated class would write. None is empty, those
-        with data are the chunks' own views, and there is no piece at all where there is neither header nor chunk.
+        The message in pieces. Joined, they are the bytes that the generated class would write. No piece is empty, and
+        pieces with data are the chunks' own views. Without header and chunks, the list is empty.
 
     Raises:
         ValueError: a shard, arena or offset is out of its field's range.
@@ -69,33 +70,44 @@ def encode_push(header: pb.PushHeader | None, chunks: Sequence[Chunk]) -> list[B
 
 
 def encode_values(headers: Sequence[header_pb2.ShardHeader], chunks: Sequence[Chunk]) -> list[Buffer]:
-    """Encodes a `PullReply`; the rest is as for `encode_push`."""
+    """Encodes a `PullReply`. Arguments, result and errors are as for `encode_push`."""
     return _encode(pb.PullReply(headers=headers).SerializeToString(), chunks)
 
 
 def decode_push(message: Buffer) -> tuple[pb.PushHeader | None, list[Chunk]]:
-    """Decodes a `PushRequest`, reading whatever the generated class reads, in the same way.
+    """Decodes a `PushRequest`. Accepts every message that the generated class accepts, with the same result.
 
     Args:
-        message: all of it, contiguous.
+        message: the whole message, contiguous.
 
     Returns:
-        The header, None where it is absent, and the chunks. Their data are views into the message; into a copy, where
-        no official encoder wrote it.
+        The header, or None if it is absent, and the chunks. Their data are views into the message. If no official
+        encoder wrote the message, they are views into a copy.
 
     Raises:
-        BadChunk: this is no such message.
+        BadChunk: the bytes are not such a message.
     """
     carrier, chunks = decode(pb.PushRequest, message)
     return carrier.header if carrier.HasField("header") else None, chunks
 
 
 def decode(kind: type[Carrier], message: Buffer) -> tuple[Carrier, list[Chunk]]:
-    """Decodes a message of this kind: itself, perhaps without its chunks, and its chunks; else as `decode_push`."""
+    """Decodes a message of one kind.
+
+    Args:
+        kind: the generated class of the message.
+        message: the whole message, contiguous.
+
+    Returns:
+        The message, which may lack its chunks, and its chunks, as for `decode_push`.
+
+    Raises:
+        BadChunk: the bytes are not such a message.
+    """
     view = memoryview(message).cast("B")
     try:
         start = _end_of_headers(view)
-        # As part of the whole message, so that limits (of nesting) and merging are the whole message's.
+        # The generated class parses all headers at once: limits and merging are then as in the whole message.
         return kind.FromString(bytes(view[:start])), _read_chunks(view, start)
     except _Unusual as unusual:
         at, what = unusual.args
@@ -105,16 +117,16 @@ def decode(kind: type[Carrier], message: Buffer) -> tuple[Carrier, list[Chunk]]:
 
 
 def read_start(kind: type[Carrier], start: memoryview, size: int) -> tuple[Carrier, Chunk, int] | None:
-    """Reads how a message begins, so that its bulk can go where it belongs without being read.
+    """Reads the beginning of a message, so that its bulk can be received straight into its destination.
 
     Args:
-        kind: of the message.
-        start: its first bytes.
-        size: of the whole message, in bytes.
+        kind: the generated class of the message.
+        start: the first bytes of the message.
+        size: bytes of the whole message.
 
     Returns:
-        The message without its chunks; its only chunk, without its data; and the byte with which the data begin: they
-        are all the rest. None where the message is not of that form, or not as an official encoder writes it.
+        The message without its chunks; its only chunk, without data; and the position of the first data byte. The data
+        fill the rest of the message. None if the message does not have this form, or no official encoder wrote it.
     """
     try:
         at = _end_of_headers(start)
@@ -160,7 +172,7 @@ def _scalar(tag: int, value: int, most: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Encodes a number >= 0: 7 bits a byte, the lowest first; all bytes but the last have their highest bit set."""
+    """Encodes a number >= 0 with 7 bits a byte, lowest first. All bytes but the last have their highest bit set."""
     if value < 0x80:
         return _ONE_BYTE[value]
     encoded = bytearray()
@@ -172,17 +184,17 @@ def _varint(value: int) -> bytes:
 
 
 class _Unusual(Exception):
-    """The reader met what no official encoder writes: at byte `args[0]` of the message, as `args[1]` says."""
+    """The reader met bytes that no official encoder writes: at byte `args[0]`, for the reason `args[1]`."""
 
 
 def _decode_whole(kind: type[Carrier], view: memoryview, at: int, what: str) -> tuple[Carrier, list[Chunk]]:
-    """Has the generated class read a message of which the reader here made sense only up to byte `at`."""
+    """Decodes a message with the generated class, after the reader here failed at byte `at`."""
     try:
         carrier = kind.FromString(bytes(view))
     except DecodeError as error:
         raise errors.BadChunk(
-            f"a {kind.DESCRIPTOR.name} of {len(view)} bytes is malformed at byte {at} or after it: {what}; nothing was "
-            "kept, send it again, and if that does not help, look at the sender's version",
+            f"a {kind.DESCRIPTOR.name} of {len(view)} bytes is malformed at byte {at} or later: {what}; it was "
+            "discarded; send it again, and if the error persists, check the sender's version",
             at=at,
         ) from error
     return carrier, [Chunk(chunk.shard, chunk.arena, chunk.offset, memoryview(chunk.data)) for chunk in carrier.chunks]
@@ -220,7 +232,7 @@ def _read_chunk(view: memoryview, at: int, end: int) -> Chunk:
 
 
 def _read_fields(view: memoryview, at: int, end: int) -> tuple[Chunk, int]:
-    """Reads a chunk's numbers; also says where they end."""
+    """Reads a chunk's numeric fields. Returns the chunk without data, and the position after the fields."""
     shard = arena = offset = 0
     if at < end and view[at] == _SHARD:
         shard, at = _read_varint(view, at + 1, end, _UINT32)
@@ -232,15 +244,15 @@ def _read_fields(view: memoryview, at: int, end: int) -> tuple[Chunk, int]:
 
 
 def _read_length(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Reads the length of what lies before byte `end`: where that starts, and its bytes."""
+    """Reads the length of a field that ends before byte `end`. Returns its position and its size in bytes."""
     size, start = _read_varint(view, at, end, _UINT64)
     if size > end - start:
-        raise _Unusual(at, f"a length of {size}, where {end - start} bytes are left")
+        raise _Unusual(at, f"a length of {size}, but only {end - start} bytes are left")
     return start, size
 
 
 def _read_varint(view: memoryview, at: int, end: int, most: int) -> tuple[int, int]:
-    """Reads a number of at most `most` that ends before byte `end`: the number, and where the next field starts."""
+    """Reads a number of at most `most` that ends before byte `end`. Returns it, and the position after it."""
     if at < end and view[at] < 0x80:
         return view[at], at + 1
     value = shift = 0
@@ -249,7 +261,7 @@ def _read_varint(view: memoryview, at: int, end: int, most: int) -> tuple[int, i
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if value > most or (not byte and shift):
-                raise _Unusual(at, f"a varint over {most}, or in more bytes than it needs")
+                raise _Unusual(at, f"a varint is larger than {most}, or longer than necessary")
             return value, index + 1
         shift += 7
-    raise _Unusual(at, f"a varint with no end in the {min(end - at, _VARINT_BYTES)} bytes that it may have")
+    raise _Unusual(at, f"a varint does not end within {min(end - at, _VARINT_BYTES)} bytes")

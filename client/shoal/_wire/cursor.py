@@ -1,4 +1,4 @@
-"""Where a worker is in its data: workers say it with each push, shards keep it for checkpoints."""
+"""Cursor of a worker in its data. Workers send it with each push, and shards keep it for checkpoints."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,23 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A place in a range of data: so many samples of what was leased have been trained on."""
+    """A worker's position in its leased range.
+
+    Attributes:
+        lease: number of the lease.
+        consumed: samples of the range that the worker has trained on.
+    """
 
     lease: int
     consumed: int
 
     def to_proto(self) -> pb.DataCursor:
-        """The message that carries it."""
+        """Returns the message that carries this cursor."""
         return pb.DataCursor(lease=self.lease, consumed=self.consumed)
 
     @classmethod
     def from_proto(cls, message: pb.DataCursor) -> "Cursor":
-        """The one that a message carries."""
+        """Returns the cursor that a message carries."""
         return cls(message.lease, message.consumed)
 
 

@@ -1,7 +1,7 @@
-"""What travels of an arena and how it is put together again: chunks over a wire, slots in shared memory.
+"""Framing of arenas: as chunks in messages, or as regions of shared memory, and their assembly at the other end.
 
-Both ends use both directions: a server sends what a client pulls, a client sends what it pushes. The bytes of a message
-are written in `shoal._wire.chunks`.
+Both ends use both directions: a server sends values that a client pulls, and a client sends gradients that it pushes.
+`shoal._wire.chunks` encodes the messages.
 """
 
 from bisect import bisect_right
@@ -15,18 +15,18 @@ from shoal._wire.chunks import Chunk
 from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout
 from shoal._wire.limits import CHUNK_BYTES
 
-# An arena of a call: its shard's number, and its own within the shard.
+# An arena of a call: the number of its shard, and its index in the shard.
 ArenaKey = tuple[int, int]
 
-_SLOT_ALIGNMENT = 64  # bytes: a cache line
-_MAX_PIECES = 1 << 16  # of an arena that have come with gaps between them
-_MAX_TARGETS = 64  # of a chunk that the kernel puts where it belongs; more cost more than a copy
-_CHUNK_OVERHEAD = 64  # bytes, at most, of one chunk's framing
+_REGION_ALIGNMENT = 64  # bytes: a cache line
+_MAX_PIECES = 1 << 16  # separate pieces of an arena, with gaps between them
+_MAX_TARGETS = 64  # buffers into which the kernel receives one chunk; more would cost more than a copy
+_CHUNK_OVERHEAD = 64  # upper bound of one chunk's framing, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaRange:
-    """Elements [start, stop) of an arena, and the flat memory that takes them."""
+    """Elements [start, stop) of an arena, and the flat memory that receives them."""
 
     start: int
     stop: int
@@ -36,11 +36,11 @@ class ArenaRange:
 def arenas_of(
     layouts: Iterable[ShardLayout], aggregations: Collection[Aggregation] | None = None
 ) -> dict[ArenaKey, ArenaLayout]:
-    """The arenas of some shards, in the order in which they travel.
+    """Returns the arenas of some shards, in the order in which they are sent.
 
     Args:
-        layouts: of the shards.
-        aggregations: only arenas of these; None: all.
+        layouts: layouts of the shards.
+        aggregations: selects arenas by aggregation; None means all arenas.
     """
     return {
         (layout.shard, index): arena
@@ -51,38 +51,51 @@ def arenas_of(
 
 
 def region_offsets(layouts: Iterable[ShardLayout]) -> tuple[dict[ArenaKey, int], int]:
-    """Where the arenas of some shards lie in a slot of shared memory, in bytes, and the bytes that they take."""
+    """Computes where the arenas of some shards lie in a region of shared memory.
+
+    Args:
+        layouts: layouts of the shards.
+
+    Returns:
+        The offset of each arena in bytes, and the bytes that all of them occupy.
+    """
     offsets, end = {}, 0
     for key, arena in arenas_of(layouts).items():
         offsets[key] = end
-        end += -(-arena.nbytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+        end += -(-arena.nbytes // _REGION_ALIGNMENT) * _REGION_ALIGNMENT
     return offsets, end
 
 
 def region_arrays(
-    slot: np.ndarray, layouts: Sequence[ShardLayout], aggregations: Collection[Aggregation] | None = None
+    region: np.ndarray, layouts: Sequence[ShardLayout], aggregations: Collection[Aggregation] | None = None
 ) -> dict[ArenaKey, np.ndarray]:
-    """The arenas that lie in a slot, flat, in the dtype in which they travel.
+    """Returns the arenas in a region as flat arrays of their wire dtype.
 
     Args:
-        slot: unsigned bytes, as many as `region_offsets` says, or more.
-        layouts: of the shards, all those of the call.
-        aggregations: only arenas of these; None: all.
+        region: unsigned bytes, at least as many as `region_offsets` returns.
+        layouts: layouts of all shards of the call.
+        aggregations: selects arenas by aggregation; None means all arenas.
+
+    Returns:
+        The arrays by arena, as views of the region.
     """
     offsets, _ = region_offsets(layouts)
     return {
-        key: slot[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+        key: region[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
         for key, arena in arenas_of(layouts, aggregations).items()
     }
 
 
 def chunks_of(key: ArenaKey, elements: np.ndarray, offset: int = 0) -> Iterator[Chunk]:
-    """Elements of an arena as chunks, which are views of them.
+    """Splits elements of an arena into chunks, which are views of them.
 
     Args:
-        key: of the arena.
-        elements: flat and contiguous, of the wire's dtype.
-        offset: bytes from the arena's start.
+        key: the arena.
+        elements: flat and contiguous, of the wire dtype.
+        offset: position of the elements, in bytes from the arena's start.
+
+    Returns:
+        Chunks of at most `CHUNK_BYTES`, in order.
     """
     data = elements.view(np.uint8).data
     for start in range(0, len(data), CHUNK_BYTES):
@@ -90,7 +103,7 @@ def chunks_of(key: ArenaKey, elements: np.ndarray, offset: int = 0) -> Iterator[
 
 
 def messages(stream: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Groups chunks so that a message carries about `CHUNK_BYTES` at most."""
+    """Groups chunks so that a message carries at most about `CHUNK_BYTES`."""
     group: list[Chunk] = []
     size = 0
     for chunk in stream:
@@ -105,44 +118,47 @@ def messages(stream: Iterable[Chunk]) -> Iterator[list[Chunk]]:
 
 
 def copy_elements(target: np.ndarray, source: np.ndarray) -> bool:
-    """Copies elements of the wire to where they belong, widening halves; always True.
+    """Copies received elements to their destination, and converts half precision to float32.
 
     Args:
         target: flat.
-        source: flat, as many, at any address.
+        source: flat, of the same length, at any address.
+
+    Returns:
+        Always True: this function does not look for NaN or Inf.
     """
     if source.dtype == target.dtype:
-        np.copyto(target.view(np.uint8), source.view(np.uint8))  # bytes, which need no alignment
+        np.copyto(target.view(np.uint8), source.view(np.uint8))  # as bytes, which need no alignment
     else:
         np.copyto(target, source, casting="unsafe")
     return True
 
 
 class _Cover:
-    """Which bytes of an arena have come."""
+    """Record of the bytes of an arena that have arrived."""
 
     def __init__(self) -> None:
-        self.size = 0  # bytes that have come
-        # Where what has come begins and ends, in order: [begin, end, begin, end, ...].
+        self.size = 0  # bytes that have arrived
+        # Bounds of the pieces that have arrived, in order: [begin, end, begin, end, ...].
         self._edges: list[int] = []
 
     @property
     def missing(self) -> int:
-        """The first byte that has not come."""
+        """The first byte that has not arrived."""
         return self._edges[1] if self._edges and not self._edges[0] else 0
 
     def objection(self, start: int, size: int) -> str:
-        """Why a chunk cannot be taken; empty: it can."""
+        """Returns why a chunk must be refused; empty if it is acceptable."""
         at, stop = bisect_right(self._edges, start), start + size
         if at % 2 or (at < len(self._edges) and self._edges[at] < stop):
-            return f"a chunk of bytes {start} to {stop} overlaps what has come already"
+            return f"a chunk of bytes {start} to {stop} overlaps bytes that have already arrived"
         apart = self._edges[max(0, at - 1) : at] != [start] and self._edges[at : at + 1] != [stop]
         if apart and len(self._edges) >= 2 * _MAX_PIECES:
-            return f"chunks leave more than {_MAX_PIECES} gaps: send what lies together in order"
+            return f"chunks leave more than {_MAX_PIECES} gaps: send neighbouring chunks in order"
         return ""
 
     def add(self, start: int, size: int) -> None:
-        """A chunk has come."""
+        """Records that a chunk has arrived."""
         at, stop = bisect_right(self._edges, start), start + size
         first = at - 1 if at and self._edges[at - 1] == start else at
         last = at + 1 if at < len(self._edges) and self._edges[at] == stop else at
@@ -151,13 +167,16 @@ class _Cover:
 
 
 class Assembler:
-    """Puts the chunks of a call together. They may come in any order, but must cover each arena whole, and once.
+    """Assembles the chunks of a call. They may arrive in any order, and must cover each arena exactly once.
 
     Args:
-        arenas: that are to come.
-        runs: the memory for each, in order and without gaps, in whatever dtype `receive` fills.
-        receive: takes elements of the wire to their memory; False if they include NaN or Inf.
-        accept: the same for elements that are where they belong.
+        arenas: the expected arenas.
+        runs: the memory of each arena, in order and without gaps, in any dtype that `receive` can fill.
+        receive: writes received elements to their memory; returns False if they include NaN or Inf.
+        accept: checks elements that are already in their memory; returns False if they include NaN or Inf.
+
+    Attributes:
+        non_finite: for each arena with NaN or Inf, the first such element that was found.
     """
 
     def __init__(
@@ -169,16 +188,15 @@ class Assembler:
     ) -> None:
         self._arenas, self._runs, self._receive, self._accept = arenas, runs, receive, accept
         self._stops = {key: [run.stop for run in runs[key]] for key in arenas}
-        self._filled = {key: _Cover() for key in arenas}  # bytes of the wire
-        # The first element that was not finite, by arena.
+        self._filled = {key: _Cover() for key in arenas}  # in bytes on the wire
         self.non_finite: dict[ArenaKey, int] = {}
 
     def add(self, chunk: Chunk) -> None:
-        """Takes a chunk.
+        """Adds a chunk.
 
         Raises:
-            BadChunk: it names an arena that is not expected, overlaps what came before, overruns the arena, or splits
-                an element.
+            BadChunk: the chunk names an unexpected arena, overlaps an earlier chunk, exceeds its arena, or splits an
+                element.
         """
         key, size = (chunk.shard, chunk.arena), len(chunk.data)
         self._check(key, chunk.offset, size)
@@ -191,14 +209,15 @@ class Assembler:
         self._filled[key].add(chunk.offset, size)
 
     def memory(self, chunk: Chunk, size: int) -> list[memoryview] | None:
-        """Where the bytes of a chunk may be put as they are; `filled` then takes it.
+        """Returns memory into which the bytes of a chunk can be received directly; call `filled` afterwards.
 
         Args:
-            chunk: as it begins; it has no data yet.
-            size: bytes that it will have.
+            chunk: the chunk, without data.
+            size: bytes of its data.
 
         Returns:
-            Memory for all of it; None: only `add` can take it, or say what is wrong with it.
+            Memory for all of the data. None if the chunk must go through `add`, which also reports what is wrong with
+            it.
         """
         key = chunk.shard, chunk.arena
         try:
@@ -211,7 +230,7 @@ class Assembler:
         return [target.view(np.uint8).data for target in targets]
 
     def filled(self, chunk: Chunk, size: int) -> None:
-        """Takes the chunk whose bytes are in the `memory` for it."""
+        """Adds a chunk whose bytes are already in the buffers that `memory` returned."""
         key = chunk.shard, chunk.arena
         for target, first in self._targets(key, chunk.offset, size):
             if not self._accept(target):
@@ -219,10 +238,10 @@ class Assembler:
         self._filled[key].add(chunk.offset, size)
 
     def finish(self) -> None:
-        """Says that no more will come.
+        """Ends the call.
 
         Raises:
-            BadChunk: something is missing.
+            BadChunk: bytes are missing.
         """
         for key, arena in self._arenas.items():
             filled = self._filled[key]
@@ -235,18 +254,18 @@ class Assembler:
     def _check(self, key: ArenaKey, offset: int, size: int) -> None:
         arena = self._arenas.get(key)
         if arena is None:
-            raise _bad(key, f"is not one of those expected, {sorted(self._arenas)}")
+            raise _bad(key, f"not one of the expected arenas, {sorted(self._arenas)}")
         if offset + size > arena.nbytes:
             raise _bad(key, f"a chunk ends at byte {offset + size} of {arena.nbytes}")
         if not size or size % arena.wire.itemsize:
-            raise _bad(key, f"a chunk of {size} bytes is not a number of {arena.wire.itemsize}-byte elements")
+            raise _bad(key, f"a chunk of {size} bytes is not a whole number of {arena.wire.itemsize}-byte elements")
         if offset % arena.wire.itemsize:
             raise _bad(key, f"a chunk starts at byte {offset}, within an element of {arena.wire.itemsize} bytes")
         if complaint := self._filled[key].objection(offset, size):
             raise _bad(key, complaint)
 
     def _targets(self, key: ArenaKey, offset: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
-        """The memory of a chunk's elements, and the element of the arena with which each piece begins."""
+        """Yields the memory of a chunk's elements in pieces, each with the index of its first element in the arena."""
         itemsize = self._arenas[key].wire.itemsize
         start, stop = offset // itemsize, (offset + size) // itemsize
         runs = self._runs[key]
@@ -263,4 +282,4 @@ class Assembler:
 
 def _bad(key: ArenaKey, what: str) -> errors.BadChunk:
     shard, arena = key
-    return errors.BadChunk(f"shard {shard}, arena {arena}: {what}; nothing was kept, send it again", shard=shard)
+    return errors.BadChunk(f"shard {shard}, arena {arena}: {what}; the call was discarded; send it again", shard=shard)

@@ -1,7 +1,7 @@
-"""Where every element of a job's variables lies: slices in arenas, arenas in shards, shards on servers.
+"""Layout of a job's variables: slices in arenas, arenas in shards, shards on servers.
 
-Pure data, shared by the coordinator that plans it, the servers that allocate it and the clients that pack by it. What
-is decoded from a message is checked against the variables, so that nobody indexes by a layout that does not fit them.
+The coordinator plans it, servers allocate by it, and clients pack by it. A layout that is decoded from a message is
+checked against the variables, so it is safe to index by.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
 from shoal.variables import from_proto as variable_from_proto
 
-# Stands for an arena's own dtype where none is given for the wire.
+# Placeholder for the arena's own dtype, if no wire dtype is given.
 _AS_IS = np.dtype(np.void)
 
 
@@ -39,7 +39,7 @@ class Slice:
     offset: int
 
     def to_proto(self) -> tensor_pb2.Slice:
-        """The message that carries this slice."""
+        """Returns the message that carries this slice."""
         return tensor_pb2.Slice(
             variable=self.variable, row_start=self.row_start, row_stop=self.row_stop, offset=self.offset
         )
@@ -50,11 +50,11 @@ class ArenaLayout:
     """A flat run of elements of one dtype, changed by one rule; its slices lie in order and without gaps.
 
     Attributes:
-        dtype: of the variables.
-        aggregation: of the variables.
-        slices: what lies where.
-        elements: how many there are.
-        wire: element type in chunks, both ways: `dtype`, or a half where that is float32.
+        dtype: dtype of the variables.
+        aggregation: aggregation of the variables.
+        slices: the slices of the arena, in order.
+        elements: number of elements.
+        wire: wire dtype, in both directions: `dtype`, or a half-precision dtype if `dtype` is float32.
     """
 
     dtype: np.dtype
@@ -73,7 +73,7 @@ class ArenaLayout:
         return self.elements * self.wire.itemsize
 
     def to_proto(self) -> tensor_pb2.ArenaLayout:
-        """The message that carries this layout."""
+        """Returns the message that carries this layout."""
         return tensor_pb2.ArenaLayout(
             dtype=dtype_code(self.dtype),
             aggregation=self.aggregation.value,
@@ -83,16 +83,16 @@ class ArenaLayout:
 
     @classmethod
     def from_proto(cls, message: tensor_pb2.ArenaLayout, variables: Mapping[str, Variable]) -> "ArenaLayout":
-        """The layout that a message carries.
+        """Returns the layout that a message carries.
 
         Args:
             message: the message.
-            variables: the job's, by name.
+            variables: variables of the job, by name.
 
         Raises:
-            BadRequest: the arena is empty, its dtype on the wire is not for its kind, or a slice is not of one of the
-                variables, has rows that it has not or another dtype or aggregation than the arena, or does not start
-                where the last one ended.
+            BadRequest: the arena is empty, its wire dtype is not allowed, or a slice does not fit. A slice must be of a
+                known variable with the arena's dtype and aggregation, have rows of that variable, and start where the
+                last one ended.
         """
         try:
             dtype, aggregation = dtype_from_code(message.dtype), Aggregation(message.aggregation)
@@ -104,14 +104,14 @@ class ArenaLayout:
             if variable is None or (variable.dtype, variable.aggregation) != (dtype, aggregation):
                 raise errors.BadRequest(
                     f"variable {piece.variable!r} lies in an arena of {dtype} and {aggregation.name}, but the job has "
-                    "no such variable",
+                    "no such variable; send a layout of the job's variables",
                     variable=piece.variable,
                 )
             if not piece.row_start < piece.row_stop <= rows_of(variable.shape) or piece.offset != elements:
                 raise errors.BadRequest(
                     f"rows [{piece.row_start}, {piece.row_stop}) of variable {piece.variable!r} of shape "
                     f"{variable.shape} are placed at element {piece.offset} of their arena, after {elements} others; "
-                    "slices must be rows of their variable and lie in order, without gaps",
+                    "slices must be rows of their variable, in order and without gaps",
                     variable=piece.variable,
                 )
             slices.append(Slice(piece.variable, piece.row_start, piece.row_stop, piece.offset))
@@ -134,38 +134,38 @@ class ShardLayout:
         return sum(arena.nbytes for arena in self.arenas)
 
     def to_proto(self) -> tensor_pb2.ShardLayout:
-        """The message that carries this layout."""
+        """Returns the message that carries this layout."""
         return tensor_pb2.ShardLayout(shard=self.shard, arenas=[arena.to_proto() for arena in self.arenas])
 
     @classmethod
     def from_proto(cls, message: tensor_pb2.ShardLayout, variables: Mapping[str, Variable]) -> "ShardLayout":
-        """The layout that a message carries; raises BadRequest as `ArenaLayout.from_proto` does."""
+        """Returns the layout that a message carries; raises BadRequest as `ArenaLayout.from_proto` does."""
         return cls(message.shard, tuple(ArenaLayout.from_proto(arena, variables) for arena in message.arenas))
 
 
 @dataclass(frozen=True)
 class ShardPlacement:
-    """A shard and the server that is its primary."""
+    """A shard and the server that hosts it."""
 
     layout: ShardLayout
     server: str
     address: str
 
     def to_proto(self) -> tensor_pb2.ShardPlacement:
-        """The message that carries this placement."""
+        """Returns the message that carries this placement."""
         return tensor_pb2.ShardPlacement(layout=self.layout.to_proto(), server=self.server, address=self.address)
 
     @classmethod
     def from_proto(cls, message: tensor_pb2.ShardPlacement, variables: Mapping[str, Variable]) -> "ShardPlacement":
-        """The placement that a message carries; raises BadRequest as `ArenaLayout.from_proto` does."""
+        """Returns the placement that a message carries; raises BadRequest as `ArenaLayout.from_proto` does."""
         return cls(ShardLayout.from_proto(message.layout, variables), message.server, message.address)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a job's variables are. Requests made from it carry its generation.
+    """The server of each shard of a job. Requests that are based on it carry its generation.
 
-    Every row of every variable lies in exactly one slice of one shard; shards are numbered from 0 and in order.
+    Every row of every variable lies in exactly one slice of one shard. Shards are numbered from 0 and in order.
     """
 
     job: str
@@ -174,14 +174,14 @@ class Placement:
     shards: tuple[ShardPlacement, ...]
 
     def by_server(self) -> dict[str, list[ShardPlacement]]:
-        """The shards of each server by its address, in order of their numbers."""
+        """Returns the shards of each server by its address, in order of their numbers."""
         servers: dict[str, list[ShardPlacement]] = {}
         for shard in self.shards:
             servers.setdefault(shard.address, []).append(shard)
         return servers
 
     def to_proto(self) -> tensor_pb2.Placement:
-        """The message that carries this placement."""
+        """Returns the message that carries this placement."""
         return tensor_pb2.Placement(
             job=self.job,
             generation=self.generation,
@@ -191,10 +191,10 @@ class Placement:
 
     @classmethod
     def from_proto(cls, message: tensor_pb2.Placement) -> "Placement":
-        """The placement that a message carries.
+        """Returns the placement that a message carries.
 
         Raises:
-            InvalidVariable: a variable makes no sense.
+            InvalidVariable: a variable is not valid.
             BadRequest: a layout does not fit the variables, or a row lies nowhere or in two places.
         """
         variables = dict(variable_from_proto(variable) for variable in message.variables)
@@ -209,11 +209,11 @@ def _wire(message: tensor_pb2.ArenaLayout, dtype: np.dtype, aggregation: Aggrega
     try:
         wire = dtype_from_code(message.wire)
     except KeyError as error:
-        raise errors.BadRequest("an arena's dtype on the wire is unknown") from error
+        raise errors.BadRequest("an arena's wire dtype is unknown") from error
     if wire == dtype or wire_dtype(dtype, aggregation, wire) != wire:
         raise errors.BadRequest(
-            f"an arena of {dtype} and {aggregation.name} cannot travel as {wire}; float32 that is TRAINABLE may as "
-            "float16 or bfloat16, and all else goes as it is, without a dtype for the wire"
+            f"an arena of {dtype} and {aggregation.name} cannot have the wire dtype {wire}; only TRAINABLE float32 "
+            "arenas may have one, float16 or bfloat16; leave it out for all others"
         )
     return wire
 
@@ -221,7 +221,7 @@ def _wire(message: tensor_pb2.ArenaLayout, dtype: np.dtype, aggregation: Aggrega
 def _check_coverage(variables: Mapping[str, Variable], layouts: Sequence[ShardLayout]) -> None:
     numbers = [layout.shard for layout in layouts]
     if numbers != list(range(len(numbers))):
-        raise errors.BadRequest(f"the shards are numbered {numbers}; they must count from 0")
+        raise errors.BadRequest(f"the shards are numbered {numbers}; number them from 0, in order")
     ranges: dict[str, list[tuple[int, int]]] = {name: [] for name in variables}
     for layout in layouts:
         for arena in layout.arenas:
@@ -232,8 +232,8 @@ def _check_coverage(variables: Mapping[str, Variable], layouts: Sequence[ShardLa
         starts, stops = [start for start, _ in placed], [stop for _, stop in placed]
         if [*starts, rows_of(variable.shape)] != [0, *stops]:
             raise errors.BadRequest(
-                f"the rows of variable {name!r} of shape {variable.shape} are placed as {placed}; each must lie in one "
-                "place",
+                f"the rows of variable {name!r} of shape {variable.shape} are placed as {placed}; each row must lie "
+                "in exactly one place",
                 variable=name,
             )
 

@@ -1,4 +1,4 @@
-"""Ranges of a job's samples, and what a worker that asks the coordinator for one is answered."""
+"""Ranges of a job's samples, and the coordinator's answer to a worker that asks for one."""
 
 import enum
 from dataclasses import dataclass
@@ -16,44 +16,49 @@ class DataRange:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         return self.stop - self.start
 
     def after(self, consumed: int) -> "DataRange":
-        """What is left of it behind so many samples; they may be more than there are."""
+        """Returns the rest of the range after this many samples; `consumed` may exceed the range."""
         return DataRange(self.epoch, min(self.start + consumed, self.stop), self.stop)
 
     def to_proto(self, lease: int = 0) -> job_pb2.DataRange:
-        """The message that carries this range, leased under a number or not at all."""
+        """Returns the message that carries this range under the number of a lease; 0 means that it is not leased."""
         return job_pb2.DataRange(lease=lease, epoch=self.epoch, start=self.start, stop=self.stop)
 
     @classmethod
     def from_proto(cls, message: job_pb2.DataRange | state_pb2.RequeuedRange) -> "DataRange":
-        """The range that a message carries."""
+        """Returns the range that a message carries."""
         return cls(message.epoch, message.start, message.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A range in one worker's hands; the number is unique in the job and > 0."""
+    """The right of one worker to train on one range.
+
+    Attributes:
+        number: number of the lease, > 0, unique in the job.
+        range: the leased range.
+    """
 
     number: int
     range: DataRange
 
     def to_proto(self) -> job_pb2.DataRange:
-        """The message that carries this lease."""
+        """Returns the message that carries this lease."""
         return self.range.to_proto(self.number)
 
     @classmethod
     def from_proto(cls, message: job_pb2.DataRange) -> "Lease":
-        """The lease that a message carries."""
+        """Returns the lease that a message carries."""
         return cls(message.lease, DataRange.from_proto(message))
 
 
 class NoRange(enum.Enum):
-    """Why a worker gets no range."""
+    """Reason why a worker gets no range."""
 
-    WAIT = "others hold the rest, which may come back, or are about to ask for it"
+    WAIT = "other workers hold the remaining ranges, which may be requeued, or are about to lease them"
     FINISHED = "all data is done, or the job is over"
 
 

@@ -1,33 +1,33 @@
-"""The contract's limits: what one message or report may carry. Kept by who builds them, checked by who takes them."""
+"""Limits of the contract on one message or report. The sender keeps them, and the receiver checks them."""
 
 import os
 
-# One message carries a chunk of about 1 MiB and its framing; larger arrays travel as more chunks. The environment's is
-# for `make bench BENCH=chunks`, which shows why it is 1 MiB.
+# A message carries a chunk of about 1 MiB and its framing; larger arrays are sent as several chunks. The environment
+# variable is for `make bench BENCH=chunks`, which shows why the size is 1 MiB.
 CHUNK_BYTES = int(os.environ.get("SHOAL_CHUNK_BYTES") or 1 << 20)
 MAX_MESSAGE_BYTES = 8 << 20
 
-# Lines of a program's output.
+# Lines of a program's output in one report.
 LOG_LINES = 1_000
-# One line, in UTF-8.
+# Bytes of one line, in UTF-8.
 LOG_LINE_BYTES = 8 << 10
-# All lines together: a part of the largest message.
+# Bytes of all lines of a report together.
 LOG_BYTES = 1 << 20
-# Metrics of a step, by name.
+# Metrics of one step.
 METRICS = 256
-# A metric's name, in UTF-8.
+# Bytes of a metric's name, in UTF-8.
 METRIC_NAME_BYTES = 256
-# Accepted pushes are counted by staleness, from 0; the last bucket is of this number less 1, and of all above.
+# Buckets that count accepted pushes by staleness, from 0. The last one also counts all larger values.
 STALENESS_BUCKETS = 1_024
-# Steps whose timings one report carries, and of which the coordinator keeps them, of each worker.
+# Steps of a worker: those with timings in one report, and those with timings that the coordinator keeps.
 TIMINGS, KEPT_TIMINGS = 64, 256
 
-# Of a transfer: this long, and as long as its bytes take at a slow pace.
+# Deadline of a transfer: a fixed time, and the time that its bytes take at the slowest accepted rate.
 _TRANSFER_S, _SLOWEST_BYTES_A_S = 60.0, 8e6
 
 
 def transfer_s(nbytes: int) -> float:
-    """Seconds after which the transfer of so many bytes is given up, however steadily it creeps on."""
+    """Returns the deadline in seconds of a transfer of this many bytes, even if it still makes slow progress."""
     return _TRANSFER_S + nbytes / _SLOWEST_BYTES_A_S
 
 

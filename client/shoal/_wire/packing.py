@@ -1,6 +1,6 @@
-"""Arrays by name as arenas: what a client does with a placement. The way back is in `shoal._wire.pull_decoder`.
+"""Packing of arrays by name into arenas, by a client's placement. `shoal._wire.pull_decoder` has the way back.
 
-How arenas travel is in `shoal._wire.framing`.
+`shoal._wire.framing` sends arenas.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,35 +21,35 @@ from shoal._wire.plans import GATHERED_BYTES, ArenaPlan, SliceGroup, getter
 from shoal.variables import Variable
 
 _MAX_COMPLAINTS = 50
-# Flat uninitialised memory: so many bytes, as unsigned bytes.
+# Allocates this many bytes: flat, uninitialised, unsigned.
 Memory = Callable[[int], np.ndarray]
 
 
 class ArraySource(Protocol):
-    """Arrays by variable, perhaps not all of them yet."""
+    """Source of arrays by variable, some of which may not be available yet."""
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:
-        """Those that are there."""
+        """The arrays that are available, by variable."""
         ...
 
     @property
     def complete(self) -> bool:
-        """Whether that is all of them."""
+        """Whether all arrays are available."""
         ...
 
     def wait(self) -> None:
-        """Until all are there."""
+        """Waits until all arrays are available."""
         ...
 
     def ready(self, groups: Sequence[SliceGroup]) -> Iterator[SliceGroup]:
-        """These groups, each once all that it is made of is there."""
+        """Yields each of these groups once all its arrays are available."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteArrays:
-    """Arrays by variable, all there."""
+    """Arrays by variable, all available."""
 
     arrays: Mapping[str, np.ndarray]
 
@@ -58,19 +58,19 @@ class CompleteArrays:
         return True
 
     def wait(self) -> None:
-        """Nothing is to come."""
+        """Returns at once."""
 
     def ready(self, groups: Sequence[SliceGroup]) -> Iterator[SliceGroup]:
-        """All of them, in order."""
+        """Returns all groups, in order."""
         return iter(groups)
 
 
 class _Expected:
-    """What arrays must be, to be those of some variables; looked at all at once, by functions that loop in C.
+    """Expected names, shapes and dtypes of arrays. One check covers all arrays, in C loops.
 
     Args:
-        variables: by name.
-        wires: dtypes on the wire, of those that travel in another than their own: arrays may have these already.
+        variables: the variables, by name.
+        wires: wire dtypes of the variables for which it differs from their own; arrays may have these already.
     """
 
     def __init__(self, variables: Mapping[str, Variable], wires: Mapping[str, np.dtype]) -> None:
@@ -81,7 +81,7 @@ class _Expected:
         self._wires = [wires.get(name, variable.dtype) for name, variable in variables.items()]
 
     def fit(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Whether they are arrays of just these names, shapes and dtypes."""
+        """Returns whether the arrays have exactly these names, shapes and dtypes."""
         if len(arrays) != len(self.variables):
             return False
         try:
@@ -98,10 +98,16 @@ class _Expected:
 
 
 class Packer:
-    """Packs and unpacks by one placement. Any number of threads can use it at once.
+    """Packs and unpacks arrays by one placement. Any number of threads can use it at once.
 
     Args:
-        placement: where every slice lies.
+        placement: the placement.
+
+    Attributes:
+        variables: the variables, by name.
+        plans: the plan of each arena.
+        nothing: None for each variable, in the placement's order.
+        split: variables that do not lie in one arena with all their rows.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -110,8 +116,8 @@ class Packer:
             key: ArenaPlan(arena, self.variables)
             for key, arena in arenas_of(shard.layout for shard in placement.shards).items()
         }
-        self.nothing: dict[str, Any] = dict.fromkeys(self.variables)  # all names, in the placement's order
-        # Of the variables that travel in another dtype than their own.
+        self.nothing: dict[str, Any] = dict.fromkeys(self.variables)
+        # Wire dtypes that differ from the variable's own.
         self._wires = {
             part.variable: plan.arena.wire
             for plan in self.plans.values()
@@ -119,17 +125,20 @@ class Packer:
             for part in plan.parts
         }
         self._expected: dict[frozenset[Aggregation], _Expected] = {}
-        # Variables of which no arena has all rows.
         self.split = {part.variable for plan in self.plans.values() for part in plan.partial}
 
     def check(self, arrays: Mapping[str, np.ndarray], aggregations: Collection[Aggregation]) -> None:
-        """Checks that there is an array for every variable of some aggregations, and for no other.
+        """Checks that there is an array for each variable of some aggregations, and for no other variable.
 
-        An array has its variable's dtype, or that on the wire. A scalar variable takes a number of Python or NumPy as
-        well, if it is of the variable's kind.
+        An array has its variable's dtype, or the wire dtype. A scalar variable also accepts a Python or NumPy number of
+        the same kind.
+
+        Args:
+            arrays: the arrays, by variable.
+            aggregations: selects the variables.
 
         Raises:
-            InvalidGradient: names, shapes or dtypes do not fit; the message lists all that do not (the first 50).
+            InvalidGradient: names, shapes or dtypes do not fit; the message lists the first 50 problems.
         """
         key = frozenset(aggregations)
         expected = self._expected.get(key)
@@ -151,10 +160,15 @@ class Packer:
             raise errors.InvalidGradient(f"the arrays do not fit the job's variables: {listed}{more}")
 
     def check_one(self, name: str, array: np.ndarray, aggregations: Collection[Aggregation]) -> None:
-        """Checks an array that comes by itself.
+        """Checks one array of a push whose arrays come one by one.
+
+        Args:
+            name: name of the variable.
+            array: the array.
+            aggregations: aggregations that the push may carry.
 
         Raises:
-            InvalidGradient: there is no such variable in these aggregations, or it does not fit.
+            InvalidGradient: there is no such variable in these aggregations, or the array does not fit it.
         """
         complaints = list(self._unexpected([name], aggregations))
         if not complaints and (complaint := self._complaint(name, array)):
@@ -172,17 +186,21 @@ class Packer:
             if known is None:
                 yield f"{name!r} is not a variable"
             elif known.aggregation not in aggregations:
-                yield f"{name!r} is not to be sent here: it is {known.aggregation.name}"
+                yield f"{name!r} does not belong here: it is {known.aggregation.name}"
 
     def chunks(
         self, layouts: Iterable[ShardLayout], arrays: ArraySource, aggregations: Collection[Aggregation]
     ) -> Iterator[Chunk]:
-        """Some shards' arenas of some aggregations as chunks.
+        """Yields the arenas of some shards as chunks.
 
         Args:
-            layouts: of the shards.
-            arrays: by variable, as `check` wants them. Large ones are not copied: they must not change meanwhile.
-            aggregations: the arenas to send.
+            layouts: layouts of the shards.
+            arrays: the arrays, by variable, as accepted by `check`. Large ones are not copied, so they must not change
+                meanwhile.
+            aggregations: selects the arenas.
+
+        Yields:
+            The chunks, as their arrays become available.
         """
         keys = arenas_of(layouts, aggregations)
         plans = {group: (key, self.plans[key]) for key in keys for group in self.plans[key].groups}
@@ -198,42 +216,48 @@ class Packer:
         layouts: Sequence[ShardLayout],
         arrays: ArraySource,
         aggregations: Collection[Aggregation],
-        slot: np.ndarray,
+        region: np.ndarray,
     ) -> None:
-        """Puts the arenas of some shards into a slot, where `region_offsets` says.
+        """Writes the arenas of some shards into a region, at the offsets of `region_offsets`.
 
         Args:
-            layouts: of the shards, all those of the call.
-            arrays: by variable, as `check` wants them.
-            aggregations: the arenas to write.
-            slot: unsigned bytes, large enough.
+            layouts: layouts of all shards of the call.
+            arrays: the arrays, by variable, as accepted by `check`.
+            aggregations: selects the arenas.
+            region: unsigned bytes, large enough.
         """
         targets: dict[SliceGroup, np.ndarray] = {}
-        for key, flat in region_arrays(slot, layouts, aggregations).items():
+        for key, flat in region_arrays(region, layouts, aggregations).items():
             plan = self.plans[key]
             targets |= dict.fromkeys([plan.all] if arrays.complete else plan.groups, flat)
         for group in arrays.ready([*targets]):
             _join(group.slices(arrays.arrays), targets[group][group.elements])
 
-    def lend(self, layouts: Sequence[ShardLayout], slot: np.ndarray) -> Iterator[Iterable[tuple[str, np.ndarray]]]:
-        """By arena, the trainable variables that lie in a slot as they are, as views: what is written there is packed.
+    def lend(self, layouts: Sequence[ShardLayout], region: np.ndarray) -> Iterator[Iterable[tuple[str, np.ndarray]]]:
+        """Yields, for each arena, the trainable variables that lie in a region unchanged, as views of it.
 
-        Others are `unlendable`.
+        Values that are written to these views are packed. The other variables are `unlendable`.
         """
-        for key, flat in region_arrays(slot, layouts, [Aggregation.TRAINABLE]).items():
+        for key, flat in region_arrays(region, layouts, [Aggregation.TRAINABLE]).items():
             if self.plans[key].travels_as_it_is:
                 yield self.plans[key].whole(flat)
 
     @cached_property
     def unlendable(self) -> list[str]:
-        """The trainable variables that do not lie in a slot as they are: they are cut, or travel in another dtype."""
+        """The trainable variables that `lend` cannot yield: they are split, or have another wire dtype."""
         trainable = {key: plan for key, plan in self.plans.items() if plan.arena.aggregation is Aggregation.TRAINABLE}
         lent = {name for plan in trainable.values() if plan.travels_as_it_is for name in plan.names}
         return [part.variable for plan in trainable.values() for part in plan.parts if part.variable not in lent]
 
-    def write_some(self, layouts: Sequence[ShardLayout], arrays: Mapping[str, np.ndarray], slot: np.ndarray) -> None:
-        """Puts some variables into a slot."""
-        for key, flat in region_arrays(slot, layouts).items():
+    def write_some(self, layouts: Sequence[ShardLayout], arrays: Mapping[str, np.ndarray], region: np.ndarray) -> None:
+        """Writes some variables into a region.
+
+        Args:
+            layouts: layouts of all shards of the call.
+            arrays: the arrays, by variable.
+            region: unsigned bytes, large enough.
+        """
+        for key, flat in region_arrays(region, layouts).items():
             plan = self.plans[key]
             if all(map(arrays.__contains__, plan.all.names)):
                 _join(plan.all.slices(arrays), flat)
@@ -244,7 +268,7 @@ class Packer:
 
 
 def _pieces(group: SliceGroup, arrays: Mapping[str, np.ndarray], wire: np.dtype) -> Iterator[np.ndarray]:
-    """A group as flat arrays of the wire's dtype."""
+    """Yields a group as flat arrays of the wire dtype."""
     slices = group.slices(arrays)
     elements = group.elements.stop - group.elements.start
     if len(slices) == 1 and elements * wire.itemsize >= GATHERED_BYTES:
@@ -260,18 +284,18 @@ def _joined(pieces: list[np.ndarray], elements: int, wire: np.dtype) -> np.ndarr
 
 
 def _overflowing() -> np.errstate:
-    """What is too large for the wire becomes Inf in silence: the server will say so."""
+    """Suppresses overflow warnings. Values too large for the wire dtype become Inf, which the server reports."""
     return np.errstate(over="ignore")
 
 
 def _join(pieces: list[np.ndarray], flat: np.ndarray) -> None:
-    """Puts arrays one after the other: flattens as it copies, and casts to the wire's dtype."""
+    """Copies arrays into a flat one, one after the other, and casts them to the wire dtype."""
     with _overflowing():
         np.concatenate(pieces, axis=None, out=flat, casting="unsafe")
 
 
 def _cut(piece: np.ndarray, wire: np.dtype) -> Iterator[np.ndarray]:
-    """A large slice: itself, or, where the wire's dtype is another, cast chunk by chunk."""
+    """Yields a large slice as it is or, if the wire dtype differs, cast chunk by chunk."""
     flat = np.ascontiguousarray(piece).reshape(-1)
     if flat.dtype == wire:
         yield flat
@@ -284,7 +308,7 @@ def _cut(piece: np.ndarray, wire: np.dtype) -> Iterator[np.ndarray]:
 
 
 def _complaint(array: object, variable: Variable, wire: np.dtype) -> str:
-    """What is wrong with an array for a variable; empty if nothing is."""
+    """Returns what is wrong with an array for a variable; empty if it fits."""
     if array is None:
         return "is missing"
     if isinstance(array, np.ndarray):

@@ -1,4 +1,4 @@
-"""All that can be worked out of an arena before arrays are packed: its slices, and how they travel together."""
+"""Packing plans: all properties of an arena that can be computed before its arrays are packed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,60 +12,66 @@ from shoal._wire.layout import ArenaLayout, row_elements, rows_of
 from shoal._wire.limits import CHUNK_BYTES
 from shoal.variables import Variable
 
-# Parts of an arena from this size on travel as chunks of their own, straight from their array.
+# Minimum size of a slice that is sent as chunks of its own, without a copy of its array.
 GATHERED_BYTES = CHUNK_BYTES // 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlice:
-    """A slice, with all that packing needs of it worked out."""
+    """A slice with the properties that packing needs."""
 
     variable: str
-    rows: slice | None  # None: the whole variable
+    rows: slice | None  # None means the whole variable
     shape: tuple[int, ...]
     elements: slice  # of the arena
 
 
 class ArenaPlan:
-    """All that can be worked out beforehand of an arena.
+    """Packing plan of an arena.
 
     Args:
-        arena: the arena.
-        variables: the placement's.
+        arena: layout of the arena.
+        variables: variables of the placement, by name.
+
+    Attributes:
+        parts: the slices of the arena.
+        all: all slices as one group.
+        groups: the slices as they are sent: large ones alone, small ones gathered.
+        partial: the slices that are not whole variables.
+        names: the variables that lie in the arena with all their rows.
     """
 
     def __init__(self, arena: ArenaLayout, variables: Mapping[str, Variable]) -> None:
         self.arena = arena
         self.parts = _parts(arena, variables)
         self.all = SliceGroup(self.parts)
-        # How the arena travels: a large slice by itself, small ones gathered.
         self.groups = [SliceGroup(parts) for parts in _groups(self.parts, arena.wire.itemsize)]
         self.partial = [part for part in self.parts if part.rows is not None]
         whole = [part for part in self.parts if part.rows is None]
-        self.names = [part.variable for part in whole]  # of the variables of which the arena has all rows
+        self.names = [part.variable for part in whole]
         self._blocks = list(_blocks(whole))
 
     @property
     def travels_as_it_is(self) -> bool:
-        """Whether elements have the same dtype on the wire."""
+        """Whether the wire dtype is the arena's own dtype."""
         return self.arena.wire == self.arena.dtype
 
     def whole(self, flat: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """The variables of which the arena has all rows, as views of its elements."""
+        """Yields the variables that lie in the arena with all their rows, as views of its elements."""
         return zip(self.names, chain.from_iterable(block.views(flat) for block in self._blocks), strict=True)
 
 
 class SliceGroup:
-    """Slices that lie one after the other in an arena, and are packed together.
+    """Adjacent slices of an arena that are packed together.
 
-    Here, as in `_Block`, many thousand variables are taken all at once, by functions that loop in C.
+    This class and `_Block` process many thousand variables at once, in C loops.
 
     Args:
-        parts: at least one.
+        parts: at least one slice.
 
     Attributes:
-        names: of the variables; one may be there twice.
-        elements: of the arena.
+        names: name of each slice's variable; a name may occur twice.
+        elements: range of elements in the arena.
     """
 
     def __init__(self, parts: Sequence[PlannedSlice]) -> None:
@@ -75,7 +81,7 @@ class SliceGroup:
         self._partial = [(index, part.rows) for index, part in enumerate(parts) if part.rows is not None]
 
     def slices(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The slices, in order."""
+        """Returns the slices of these arrays, in order."""
         found = [*self._get(arrays)]
         for index, rows in self._partial:
             found[index] = found[index][rows]
@@ -84,14 +90,14 @@ class SliceGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Whole variables of one shape that lie one after the other, and can be made into views at once."""
+    """Adjacent whole variables of one shape, which become views in one operation."""
 
     elements: slice  # of the arena
     count: int
     shape: tuple[int, ...]  # of each
 
     def views(self, flat: np.ndarray) -> Iterable[np.ndarray]:
-        """The variables, as views of the arena's elements."""
+        """Returns the variables as views of the arena's elements."""
         if not self.shape:
             return [flat[self.elements].reshape(())]  # a row of a vector would be a number, not a view
         return flat[self.elements].reshape(self.count, *self.shape)
@@ -112,14 +118,14 @@ def _blocks(parts: Iterable[PlannedSlice]) -> Iterator[_Block]:
 
 
 def getter(names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]:
-    """Looks names up, all at once."""
+    """Returns a function that looks up these names in one call."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda arrays: [arrays[name] for name in names]
 
 
 def _groups(parts: Sequence[PlannedSlice], itemsize: int) -> Iterator[list[PlannedSlice]]:
-    """What travels together: a large slice by itself, small ones up to a chunk's size."""
+    """Yields slices that are sent together: a large slice alone, small ones up to a chunk's size."""
     gathered: list[PlannedSlice] = []
     size = 0
     for part in parts:
@@ -140,7 +146,7 @@ def _groups(parts: Sequence[PlannedSlice], itemsize: int) -> Iterator[list[Plann
 def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[PlannedSlice]:
     parts = []
     for piece in arena.slices:
-        name = intern(piece.variable)  # the same string everywhere: a look-up need not read its letters
+        name = intern(piece.variable)  # one string object per name, so that look-ups compare identity
         shape = variables[name].shape
         count = piece.row_stop - piece.row_start
         elements = slice(piece.offset, piece.offset + count * row_elements(shape))

@@ -1,4 +1,4 @@
-"""Arenas as arrays by name again: what a client does with the values that it pulls."""
+"""Decoding of pulled arenas into arrays by name."""
 
 import math
 
@@ -9,21 +9,21 @@ from shoal._wire.layout import ArenaLayout
 from shoal._wire.packing import Memory, Packer
 from shoal._wire.plans import PlannedSlice
 
-# From this size on, an arena with a part of a variable is received part by part: it is not to be in memory twice.
+# Minimum size of an arena with a partial variable that is received slice by slice, so that it is in memory only once.
 _SCATTERED_BYTES = 64 << 20
 
 
 class PullDecoder:
-    """The variables of one pull on their way in.
+    """Receives the variables of one pull.
 
-    An arena is received into flat memory, in which whole variables then lie as they are; slices of variables that lie
-    in several arenas are copied from there, or, in large arenas, received where they belong.
+    An arena is received into flat memory, and whole variables are views of it. Slices of split variables are copied
+    from there or, in large arenas, received directly into their variable.
 
-    Several threads may fill it at once, each the arenas of another server.
+    Several threads may use it at once, each for the arenas of another server.
 
     Args:
-        packer: of the placement.
-        memory: gives the memory of the values.
+        packer: packer of the placement.
+        memory: allocates the memory of the values.
     """
 
     def __init__(self, packer: Packer, memory: Memory) -> None:
@@ -31,10 +31,10 @@ class PullDecoder:
         self._values = packer.nothing.copy()
         self._values |= {name: self._array(name) for name in packer.split}
         self._flat: dict[ArenaKey, np.ndarray] = {}
-        self._expected: dict[ArenaKey, np.ndarray] = {}  # whose variables are among the values already
+        self._expected: dict[ArenaKey, np.ndarray] = {}  # arenas whose variables are already in _values
 
     def runs(self, key: ArenaKey, arena: ArenaLayout) -> list[ArenaRange]:
-        """Memory for an arena, to be filled before `values` is called."""
+        """Returns the memory of an arena, which must be filled before `values` is called."""
         plan = self._packer.plans[key]
         if arena.nbytes >= _SCATTERED_BYTES and plan.partial:
             return [ArenaRange(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
@@ -42,20 +42,20 @@ class PullDecoder:
         return [ArenaRange(0, arena.elements, flat)]
 
     def expect(self, key: ArenaKey, elements: np.ndarray) -> None:
-        """Prepares to adopt these elements, before they are there: with many variables that takes a while."""
+        """Prepares to adopt these elements before they arrive: with many variables that takes a while."""
         plan = self._packer.plans[key]
         if plan.travels_as_it_is:
             self._values.update(plan.whole(elements))
             self._expected[key] = elements
 
     def forget(self) -> None:
-        """What was expected will not come: the memory for it is let go."""
+        """Drops the memory that was passed to `expect`, because its values will not arrive."""
         for key in self._expected:
             self._values.update(dict.fromkeys(self._packer.plans[key].names))
         self._expected = {}
 
     def adopt(self, key: ArenaKey, elements: np.ndarray) -> None:
-        """Takes an arena that lies in memory, as it travelled; the values may be views of it from now on."""
+        """Takes an arena that lies in memory in its wire dtype. The values may then be views of it."""
         plan = self._packer.plans[key]
         if plan.travels_as_it_is:
             self._flat[key] = elements
@@ -64,7 +64,7 @@ class PullDecoder:
             copy_elements(run.target, elements[run.start : run.stop])
 
     def values(self) -> dict[str, np.ndarray]:
-        """The variables by name, in the placement's order, once all arenas are there."""
+        """Returns the variables by name, in the placement's order. Call it once all arenas have arrived."""
         values = self._values
         for key, elements in self._flat.items():
             plan = self._packer.plans[key]

@@ -1,4 +1,4 @@
-"""Arrays that are sent while others of the same push are still being computed."""
+"""Push streams: arrays that are sent while others of the same push are still being computed."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,61 +10,62 @@ from shoal._wire.plans import SliceGroup
 
 
 class PushStream:
-    """The arrays of one push, some of which are still to come, in any order.
+    """The arrays of one push, which become available one by one, in any order.
 
-    One thread adds them. Any number of others send them, each what goes to another server, as soon as it is there.
+    One thread adds arrays. Any number of other threads send them, each to another server, as soon as they are
+    available.
 
     Attributes:
-        arrays: those that are there, by variable; kept until the push is answered, for it may have to be sent again.
+        arrays: the available arrays, by variable. They are kept until the push is answered, because it may be repeated.
     """
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
-        self._changed = threading.Condition()  # guards what follows
-        self._names: list[str] = []  # in the order in which they came
+        self._changed = threading.Condition()  # guards the fields below
+        self._names: list[str] = []  # in order of arrival
         self._over = self._failed = False
 
     @property
     def complete(self) -> bool:
-        """Whether no more will come."""
+        """Whether all arrays are available."""
         with self._changed:
             return self._over and not self._failed
 
     def add(self, name: str, array: np.ndarray) -> None:
-        """One more is there."""
+        """Adds an array."""
         self.arrays[name] = array
         with self._changed:
             self._names.append(name)
             self._changed.notify_all()
 
     def end(self) -> None:
-        """No more will come."""
+        """Marks the stream as complete."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """The rest will never come: whoever sends gives up. Harmless after `end`."""
+        """Marks the stream as failed, so that senders stop waiting. Has no effect after `end`."""
         with self._changed:
             if not self._over:
                 self._failed = self._over = True
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until all are there.
+        """Waits until all arrays are available.
 
         Raises:
-            Cancelled: they never will be.
+            Cancelled: the stream failed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._over)
             self._check()
 
     def ready(self, groups: Sequence[SliceGroup]) -> Iterator[SliceGroup]:
-        """These groups, each once all that it is made of is there.
+        """Yields each of these groups once all its arrays are available.
 
         Raises:
-            Cancelled: the rest will never be.
+            Cancelled: the stream failed.
         """
         lacking = [len(group.names) for group in groups]
         users: dict[str, list[int]] = {}
@@ -88,7 +89,7 @@ class PushStream:
 
     def _check(self) -> None:
         if self._failed:
-            raise errors.Cancelled("a push was given up: some of its gradients never came")
+            raise errors.Cancelled("a push was abandoned: some of its gradients were never computed")
 
 
 __all__ = ["PushStream"]

@@ -1,4 +1,4 @@
-"""One call's load, whatever carries it: what a push brings, and what a pull's answers are put into."""
+"""Payload of one call on any transport: the arrays of a push, and the assembly of a pull's replies."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 
 class RegionOwner(Protocol):
-    """Who lends slots of shared memory."""
+    """Owner of regions of shared memory."""
 
     lost: str
-    """Why what lies in them is not there any more; empty: it is."""
+    """Why the content of the regions is lost; empty if it is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushPayload:
-    """What a push brings to one server: arrays as they are, or a copy of them that lies as in a slot.
+    """The arrays that one push carries to one server: as they are, or as a copy with the layout of a region.
 
     Attributes:
-        packer: of the placement.
-        layouts: of the call's shards.
-        aggregations: the arenas that are brought.
-        arrays: by variable; they must not change before the push is answered. None where nothing is brought, or only
-            the copy stays as it is.
-        copy: unsigned bytes, laid out by `region_offsets`.
-        slot: of shared memory, from 1, in which the copy is; 0: it is private.
-        owner: whose slot that is; None: the copy is private.
+        packer: packer of the placement.
+        layouts: layouts of the call's shards.
+        aggregations: aggregations of the arenas that the push carries.
+        arrays: the arrays, by variable; they must not change before the push is answered. None if the push carries
+            nothing, or only the copy stays unchanged.
+        copy: unsigned bytes, with the offsets of `region_offsets`.
+        region: number, from 1, of the region in shared memory that holds the copy; 0 means that the copy is private.
+        owner: owner of that region; None means that the copy is private.
     """
 
     packer: Packer
@@ -43,43 +43,48 @@ class PushPayload:
     aggregations: Collection[Aggregation]
     arrays: ArraySource | None = None
     copy: np.ndarray | None = None
-    slot: int = 0
+    region: int = 0
     owner: RegionOwner | None = None
 
     def copied(
-        self, copy: np.ndarray, slot: int = 0, owner: RegionOwner | None = None, *, arrays_stay: bool = False
+        self, copy: np.ndarray, region: int = 0, owner: RegionOwner | None = None, *, arrays_stay: bool = False
     ) -> "PushPayload":
-        """The same load, written into memory of its own: the arrays may change from now on.
+        """Writes the arrays into memory, so that the originals may change.
 
         Args:
-            copy, slot, owner: as above.
-            arrays_stay: they will not; so what is in the slot can be sent even if its lane is lost.
+            copy: memory for the copy, unsigned bytes.
+            region: number of the region that `copy` is, or 0.
+            owner: owner of that region.
+            arrays_stay: the originals will not change, so they can be sent if the region is lost.
+
+        Returns:
+            The same payload with the copy.
         """
         assert self.arrays is not None, "there is nothing to copy"
         self.packer.write(self.layouts, self.arrays, self.aggregations, copy)
         arrays = self.arrays if arrays_stay else None
-        return PushPayload(self.packer, self.layouts, self.aggregations, arrays, copy, slot, owner)
+        return PushPayload(self.packer, self.layouts, self.aggregations, arrays, copy, region, owner)
 
     def copied_to(self, memory: Memory) -> "PushPayload":
-        """The same load in private memory."""
+        """Returns the same payload with a copy in private memory."""
         return self.copied(memory(region_offsets(self.layouts)[1]))
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is there."""
+        """Whether all arrays are available."""
         return self.arrays is None or self.arrays.complete
 
     def wait(self) -> None:
-        """Until all of it is there."""
+        """Waits until all arrays are available."""
         if self.arrays is not None:
             self.arrays.wait()
 
     def chunks(self) -> Iterator[Chunk]:
-        """All of it, as it gets ready.
+        """Yields the payload as chunks, as its arrays become available.
 
         Raises:
             InternalError: the copy is lost, and there are no arrays.
-            Cancelled: some of it never gets ready.
+            Cancelled: some arrays never became available.
         """
         if self.arrays is not None:
             yield from self.packer.chunks(self.layouts, self.arrays, self.aggregations)
@@ -87,12 +92,12 @@ class PushPayload:
         if self.copy is None:
             return
         if self.owner and self.owner.lost:
-            raise errors.InternalError(f"a push is lost with the shared memory that it lay in: {self.owner.lost}")
+            raise errors.InternalError(f"a push was lost with its shared memory: {self.owner.lost}")
         for key, elements in region_arrays(self.copy, self.layouts, self.aggregations).items():
             yield from chunks_of(key, elements)
 
     def requests(self, header: pb.PushHeader) -> Iterator[list[Buffer]]:
-        """The messages of a push, each in pieces; the first has the header."""
+        """Yields the messages of a push, each in pieces; the first carries the header."""
         first: pb.PushHeader | None = header
         for group in messages(self.chunks()):
             yield encode_push(first, group)
@@ -102,35 +107,37 @@ class PushPayload:
 
 
 class PullAssembly:
-    """The replies to one pull, as they come.
+    """Assembles the replies to one pull.
 
     Args:
-        layouts: of the shards that were asked for.
-        arrival: takes the values; None: only headers were asked for.
+        layouts: layouts of the requested shards.
+        pull_decoder: receives the values; None means that only headers were requested.
 
     Attributes:
-        assembler: takes their chunks.
+        assembler: receives the chunks of the replies.
     """
 
-    def __init__(self, layouts: Sequence[ShardLayout], arrival: PullDecoder | None) -> None:
+    def __init__(self, layouts: Sequence[ShardLayout], pull_decoder: PullDecoder | None) -> None:
         self._layouts = layouts
         self._headers: list[header_pb2.ShardHeader] = []
-        arenas = arenas_of(layouts) if arrival else {}
-        runs = {key: arrival.runs(key, arena) for key, arena in arenas.items()} if arrival else {}
+        arenas = arenas_of(layouts) if pull_decoder else {}
+        runs = {key: pull_decoder.runs(key, arena) for key, arena in arenas.items()} if pull_decoder else {}
         self.assembler = Assembler(arenas, runs)
 
     def add(self, reply: pb.PullReply) -> None:
-        """Takes the headers of a reply whose chunks the assembler has."""
+        """Adds the headers of a reply whose chunks the assembler has."""
         self._headers += reply.headers
 
     def finish(self) -> list[header_pb2.ShardHeader]:
-        """The headers of all shards.
+        """Returns the headers of all shards.
 
         Raises:
-            BadChunk: something is missing, of the values or of the headers.
+            BadChunk: values or headers are missing.
         """
         self.assembler.finish()
         wanted = {layout.shard for layout in self._layouts}
         if {header.shard for header in self._headers} != wanted:
-            raise errors.BadChunk(f"a pull of shards {sorted(wanted)} was answered without all of them")
+            raise errors.BadChunk(
+                f"a pull of shards {sorted(wanted)} was answered without all their headers; repeat it"
+            )
         return self._headers

@@ -65,41 +65,44 @@ class CoordinatorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """Makes the caller a member, or a new incarnation of one. An id that is alive elsewhere: ALREADY_EXISTS,
-        DUPLICATE_MEMBER. Of another version of Shoal than the coordinator's: FAILED_PRECONDITION, WRONG_VERSION.
+        """Makes the caller a member, or a new incarnation of a member. Returns ALREADY_EXISTS, DUPLICATE_MEMBER if a live
+        process has the id, and FAILED_PRECONDITION, WRONG_VERSION if the caller runs another version of Shoal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Renews the member's lease and answers with what it should be doing. An expired or replaced incarnation:
-        ABORTED, FENCED; register again.
+        """Keeps the member alive, and returns the job that it should work on. Returns ABORTED, FENCED if the incarnation has
+        expired or was replaced: the member must register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Ends the membership now instead of at the lease's end, and the member's part in a job, which it is not through with:
-        another may take its place.
+        """Ends the membership now instead of after the heartbeat timeout. It also ends the member's unfinished part in a job:
+        another worker may take its place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """A server is told to go: no new shards come to it, and jobs with shards there are saved and taken off it. It serves on, asks
-        again and again (a repeat only reads), and leaves when none is named any more, or when it has waited long enough. Where
-        those jobs need as many servers as they had, they wait for it to come back under its name, for a while. An expired or
-        replaced incarnation: ABORTED, FENCED. No server: INVALID_ARGUMENT, BAD_REQUEST.
+        """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
+        moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call, which then only
+        reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as before
+        waits for a limited time until the server registers again under its id.
+        Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
+        member is no server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns all members and what they hold.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

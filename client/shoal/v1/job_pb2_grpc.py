@@ -126,124 +126,129 @@ class JobsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Submit(self, request, context):
-        """For users.
-        Bad specification: INVALID_ARGUMENT, INVALID_JOB. A name that is running: ALREADY_EXISTS, JOB_EXISTS.
-        No such checkpoint to begin with: NOT_FOUND, UNKNOWN_CHECKPOINT.
+        """Calls of users. A call that names an unknown job returns NOT_FOUND, UNKNOWN_JOB.
+
+        Submits a job. Returns INVALID_ARGUMENT, INVALID_JOB for a bad specification, and ALREADY_EXISTS, JOB_EXISTS if a
+        job of that name runs. Returns NOT_FOUND, UNKNOWN_CHECKPOINT if the checkpoint to begin with does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns all jobs.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Unknown: NOT_FOUND, UNKNOWN_JOB; so with every call that names a job.
+        """Returns one job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Cancels a job. A job that has ended stays as it is.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drop(self, request, context):
-        """Frees a finished job's variables and forgets it. Running: FAILED_PRECONDITION, JOB_RUNNING.
+        """Frees a finished job's variables and forgets the job. Returns FAILED_PRECONDITION, JOB_RUNNING if it still runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeCheckpoint(self, request, context):
-        """Begins a checkpoint; the event whose `attempt` is the reply's says what became of it. A cluster without a folder of
-        checkpoints: UNAVAILABLE, STORAGE_FAILED. A job whose variables are not on servers: FAILED_PRECONDITION, NOT_PLACED.
+        """Begins a checkpoint. The CheckpointEnd event with the reply's `attempt` gives the outcome. Returns UNAVAILABLE,
+        STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION, NOT_PLACED if the job's variables
+        are not on servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Streams a job's events from a sequence number on, and ends after the one that ends the job.
+        """Streams a job's events after a sequence number. The stream ends after the event that ends the job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPlacement(self, request, context):
-        """Where the variables are. Before they are placed: FAILED_PRECONDITION, NOT_PLACED.
+        """Returns the placement of the variables. Returns FAILED_PRECONDITION, NOT_PLACED before they are placed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetData(self, request, context):
-        """The account of the data: what is done, who holds what, what waits.
+        """Returns the account of the data: done, leased, requeued and unleased samples.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTimings(self, request, context):
-        """Where the time of the latest steps went, by worker, and how stale accepted pushes were.
+        """Returns the time of each phase of the latest steps by worker, and the staleness of accepted pushes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """For workers and sessions. All carry the member's incarnation; a fenced one: ABORTED, FENCED.
-        Says what the program trains; the first one counts, a different one later: INVALID_ARGUMENT, INVALID_JOB.
-        Describe and Join of a job that is over: CANCELLED or JOB_FAILED; of a session where all places are taken:
-        RESOURCE_EXHAUSTED, OVERLOADED.
+        """Calls of workers and sessions. Each carries the member's incarnation and returns ABORTED, FENCED if that is fenced.
+
+        Describes the variables and the data of the worker's program. The first description counts; a different one later
+        returns INVALID_ARGUMENT, INVALID_JOB. Describe and Join return CANCELLED or JOB_FAILED if the job has ended, and
+        RESOURCE_EXHAUSTED, OVERLOADED to a session if the worker group is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
-        """Enters a job. Answers `ready` false until the variables are placed and this worker is admitted.
+        """Enters a job. `ready` is false until the variables are placed and this worker is admitted; the worker repeats the
+        call until then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """Leases the next range of samples and marks an earlier one as done.
+        """Leases the next range of samples, and marks an earlier one as done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClaimEvaluation(self, request, context):
-        """Asks, at a step where an evaluation may be due, whether it is this worker's to do. Asked again by the worker that has
-        one, it answers the same.
+        """Claims an evaluation at a step where one may be due. A repeat by the worker that has claimed it returns the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportEvaluation(self, request, context):
-        """What an evaluation found. Asked again with the same number, it answers as it stands then.
+        """Reports the result of an evaluation. A repeat with the same number returns the current reply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Progress, metrics and log lines since the last report. Log lines may come alone, with step 0 and before Join.
+        """Reports progress, metrics and log lines. A report of log lines alone has step 0 and is allowed before Join.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Finish(self, request, context):
-        """This worker is through with the job: done, or failed with the reason.
+        """Ends this worker's part in the job: it is done, or failed with the given error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -115,116 +115,118 @@ class ParameterServerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Pull(self, request, context):
-        """Streams the values of some shards of one server, each when the job's consistency mode lets it. A pull that
-        must wait holds no server thread. A server answers each shard with a ShardHeader, then its chunks in order.
+        """Streams the values of some shards of one server, each when the job's consistency mode allows it. A waiting pull
+        holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Stages a gradient for some shards of one server: first a PushHeader, then chunks that fill each arena. Nothing of
-        it counts until it is committed; a stream that breaks leaves no trace.
+        """Stages a gradient for some shards of one server. The stream has a PushHeader, followed by chunks that fill each
+        arena. The gradient has no effect until it is committed. A stream that breaks has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Commits a push that is staged on this server. The second phase of a push whose shards lie on several.
+        """Commits a push that is staged on this server: the second phase of a push to shards of several servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Assign(self, request_iterator, context):
-        """Overwrites values (initial values that a program gives as arrays). Only before the job runs.
+        """Overwrites values with a program's given values. Only before the job runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Says how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than a gRPC call, and,
-        on one host, shared memory. Whoever cannot, or would not, use them calls Pull, Push and Commit as above.
+        """Returns how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than gRPC, and,
+        on one host, with shared memory. Clients without lanes call these RPCs directly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateShards(self, request, context):
-        """The rest is called by the coordinator alone.
-        Allocates and initialises shards. Repeating it at the same generation is harmless.
+        """Only the coordinator calls the RPCs from here on.
+
+        Allocates and initialises shards. A repetition at the same generation has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropShards(self, request, context):
-        """Frees a job's shards. Unknown job: OK, nothing to do.
+        """Frees a job's shards. An unknown job is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AdmitWorker(self, request, context):
-        """Lets a worker pull and push, and makes the others wait for it where the mode says so.
+        """Allows a worker to pull and push, and includes it in the job's barriers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FenceWorker(self, request, context):
-        """Refuses all further calls of a worker's incarnation and says how far it had committed, so that
-        ReleaseWorker can be told the same everywhere.
+        """Refuses all further calls of a worker's incarnation. Returns the steps that it has committed, so that ReleaseWorker
+        gets the same number on all servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWorker(self, request, context):
-        """Takes a worker out of the job's barriers. A staged push of its, at most one a shard, is committed if any
-        server has committed it (its step is committed_steps - 1), else discarded.
+        """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), it is
+        committed if any server has committed it (its step is committed_steps - 1), and otherwise discarded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HoldCommits(self, request, context):
-        """A checkpoint's cut takes two calls to each of a job's servers. The first: commits that have begun come to their end, and
-        others wait, for 2 seconds at most. RESOURCE_EXHAUSTED, OVERLOADED: those that had begun take too long.
+        """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
+        back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeCommits(self, request, context):
-        """Instead of the second, where the first failed on any server, or after one that holds on: commits go on at once. Of a cut
-        that holds none: nothing.
+        """Ends a cut without Save, because HoldCommits failed on a server, or ends the hold of SaveRequest.hold_s. Commits
+        continue at once. Has no effect if the cut does not hold commits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Save(self, request, context):
-        """The second: what is committed on any server is committed here, too; that is what is saved, in the background; commits
-        go on, unless it says that they are to wait. CANCELLED: it comes too late, and nothing is saved.
+        """Second call of a cut. Commits the pushes that any server has committed, and saves that state in the background.
+        Commits continue, except with hold_s. If it comes too late, nothing is saved: CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CollectFiles(self, request, context):
-        """The files that the job's latest Save began to write. A failure to write: UNAVAILABLE, STORAGE_FAILED. NOT_FOUND,
-        UNKNOWN_JOB: it has no shards here, and so no Save; UNKNOWN_CHECKPOINT: its latest Save was another.
+        """Returns the files of the job's latest Save. If writing failed: UNAVAILABLE, STORAGE_FAILED. If the job has no
+        shards here: NOT_FOUND, UNKNOWN_JOB. If its latest Save was for another checkpoint: NOT_FOUND, UNKNOWN_CHECKPOINT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request, context):
-        """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted.
-        FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT: of other variables. DATA_LOSS, CORRUPT_CHECKPOINT: damaged.
+        """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
+        checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
+        CORRUPT_CHECKPOINT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

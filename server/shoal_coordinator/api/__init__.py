@@ -1,7 +1,7 @@
-"""The coordinator's gRPC services: servicers that translate calls into events, and answers into messages.
+"""The coordinator's gRPC services: servicers that translate calls into events, and results into messages.
 
-The one package of the coordinator that imports grpc. It decides nothing. `process` alone imports it; it imports the
-shell and `messages`.
+This is the coordinator's only package that imports grpc, and it makes no decisions. Only `process` imports it; it
+imports the shell and `messages`.
 """
 
 from shoal_coordinator.api.servicers import CoordinatorService, JobsService

@@ -1,4 +1,4 @@
-"""The coordinator's answers as messages. What comes in is decoded by the types' own `from_proto`, or in a servicer."""
+"""Encoders of the coordinator's replies. The types' own `from_proto` and the servicers decode requests."""
 
 from shoal._wire import Lease, NoRange
 from shoal.status import (
@@ -17,12 +17,12 @@ _UINT64 = 2**64 - 1
 
 
 def role_code(role: Role) -> "coordinator_pb2.Role.ValueType":
-    """The wire's number of a role."""
+    """Returns the protocol's number of a role."""
     return coordinator_pb2.Role.Value(role.name)
 
 
 def job_message(status: JobStatus) -> job_pb2.JobStatus:
-    """A job, as its user sees it."""
+    """Encodes the status of a job."""
     return job_pb2.JobStatus(
         spec=status.job.to_proto(),
         state=state_code(status.state),
@@ -41,7 +41,7 @@ def job_message(status: JobStatus) -> job_pb2.JobStatus:
 
 
 def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
-    """Where the time of a job's latest steps went."""
+    """Encodes the timings of a job's latest steps."""
     workers = (
         job_pb2.WorkerTimings(
             worker=worker, steps=[step.to_proto() for step in steps], heard=timings.heard.get(worker, 0.0)
@@ -52,7 +52,7 @@ def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
 
 
 def join_message(joined: JoinResult) -> job_pb2.JoinReply:
-    """How far a worker's entry into a job is."""
+    """Encodes the state of a worker's entry into a job."""
     return job_pb2.JoinReply(
         ready=joined.ready,
         placement=joined.placement.to_proto() if joined.placement else None,
@@ -60,13 +60,13 @@ def join_message(joined: JoinResult) -> job_pb2.JoinReply:
         step=joined.step,
         spec=joined.spec.to_proto(),
         state=state_code(joined.state),
-        assigns=joined.assigns,
+        assigns=joined.assign_values,
         restored=sorted(joined.restored),
     )
 
 
 def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:
-    """A range of data, or why there is none."""
+    """Encodes a leased range of data, or the reason why there is none."""
     match answer:
         case Lease():
             return job_pb2.LeaseReply(range=answer.to_proto())
@@ -77,7 +77,7 @@ def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:
 
 
 def data_message(account: DataAccount) -> job_pb2.GetDataReply:
-    """What became of a job's data."""
+    """Encodes the account of a job's data."""
     return job_pb2.GetDataReply(
         samples=account.samples,
         epochs=account.epochs,
@@ -107,7 +107,7 @@ def _count_message(count: DataCount) -> job_pb2.DataCount:
 
 
 def cluster_message(status: ClusterStatus) -> coordinator_pb2.GetStatusReply:
-    """The members and what they hold."""
+    """Encodes the members of the cluster and what they hold."""
     members = [_member_message(member) for member in status.members]
     return coordinator_pb2.GetStatusReply(cluster=status.cluster, generation=status.generation, members=members)
 

@@ -1,4 +1,4 @@
-"""The coordinator's two services: decode, check, call, encode."""
+"""Servicers of the coordinator's two gRPC services. Each method decodes, checks, calls the coordinator and encodes."""
 
 import math
 import threading
@@ -25,27 +25,27 @@ from shoal_coordinator.messages import Registration, event_message, events
 
 _log = structlog.get_logger(__name__)
 
-# Steps of each worker in an answer, where it was not said how many.
+# The default number of steps of each worker in a reply.
 TIMINGS = 64
-# What one request may carry; a report's limits are in `shoal._wire.limits`.
+# Limits of a request. `shoal._wire.limits` has those of a report.
 MAX_ERROR_CHARACTERS = 64 << 10
 MAX_SAMPLES = 1 << 48
-# Threads beside those of the watchers, which tell further ones that there are too many.
+# Threads beside those of the watchers, to refuse more watchers.
 _SPARE_THREADS = 2
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
-    """Membership.
+    """The membership service.
 
     Args:
-        coordinator: the shell.
-        heartbeat_timeout_s: told to members.
-        heartbeat_interval_s: told to members.
+        coordinator: The shell.
+        heartbeat_timeout_s: Seconds, sent to members.
+        heartbeat_interval_s: Seconds, sent to members.
     """
 
     def __init__(self, coordinator: Coordinator, *, heartbeat_timeout_s: float, heartbeat_interval_s: float) -> None:
         self._coordinator = coordinator
-        self._lease_s, self._heartbeat_s = heartbeat_timeout_s, heartbeat_interval_s
+        self._timeout_s, self._interval_s = heartbeat_timeout_s, heartbeat_interval_s
 
     @_rpc.servicer
     def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
@@ -53,14 +53,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         member = self._coordinator.handle(events.RegistrationReceived(Registration.from_proto(request)))
         _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
         return members_pb.RegisterReply(
-            incarnation=member.incarnation, heartbeat_timeout_s=self._lease_s, heartbeat_interval_s=self._heartbeat_s
+            incarnation=member.incarnation, heartbeat_timeout_s=self._timeout_s, heartbeat_interval_s=self._interval_s
         )
 
     @_rpc.servicer
     def Heartbeat(self, request: members_pb.HeartbeatRequest, _: grpc.ServicerContext) -> members_pb.HeartbeatReply:
         load = ServerLoad.from_proto(request.load) if request.HasField("load") else None
-        beat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
-        assignment = self._coordinator.handle(beat)
+        heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
+        assignment = self._coordinator.handle(heartbeat)
         if assignment is None:
             return members_pb.HeartbeatReply()
         return members_pb.HeartbeatReply(job=assignment.job, assignment=assignment.number)
@@ -84,16 +84,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 def _check_version(request: members_pb.RegisterRequest) -> None:
-    """Keeps out who may mean something else by the same message; before 1.0 any two versions may.
+    """Checks that a member runs the coordinator's version: before 1.0, messages of other versions may differ.
 
     Raises:
-        WrongVersion: it is of another version than this process.
+        WrongVersion: The member runs another version.
     """
     ours = version("shoal")
     if request.version and request.version != ours:
         raise errors.WrongVersion(
-            f"{request.member:.63} is of Shoal {request.version:.63}, this coordinator of {ours}: a cluster has one "
-            "version; install the same everywhere (docs/how-to/upgrades.md)",
+            f"{request.member:.63} runs Shoal {request.version:.63}, but this coordinator runs {ours}: install the "
+            "same version on all members of a cluster (docs/how-to/upgrades.md)",
             member=request.member[:63],
             version=request.version[:63],
             coordinator=ours,
@@ -101,29 +101,29 @@ def _check_version(request: members_pb.RegisterRequest) -> None:
 
 
 class JobsService(job_pb2_grpc.JobsServicer):
-    """Jobs, for users and for workers.
+    """The service of jobs, for users and for workers.
 
     Args:
-        coordinator: the shell.
-        folder: of checkpoints; None: the cluster has none.
-        max_watchers: calls of Watch at the same time; each holds a thread, of a pool of their own, so that they never
-            keep a heartbeat waiting.
+        coordinator: The shell.
+        storage: The checkpoint storage. None means that the cluster has none.
+        max_watchers: Concurrent calls of Watch. Each holds a thread of a separate pool, so that watchers never delay a
+            heartbeat.
     """
 
     def __init__(
-        self, coordinator: Coordinator, folder: CheckpointStorage | None = None, *, max_watchers: int = 64
+        self, coordinator: Coordinator, storage: CheckpointStorage | None = None, *, max_watchers: int = 64
     ) -> None:
         self._coordinator = coordinator
-        self._catalogue = Catalogue(folder) if folder else None
+        self._catalogue = Catalogue(storage) if storage else None
         self._watching = _Watch(coordinator, max_watchers)
 
     def close(self) -> None:
-        """Waits for the watchers' threads; to be called after the coordinator and the server have stopped."""
+        """Waits for the watchers' threads. Call it after the coordinator and the server have stopped."""
         self._watching.experimental_thread_pool.shutdown(wait=True)
 
     @property
     def watchers(self) -> int:
-        """Calls of Watch that are open."""
+        """The number of open calls of Watch."""
         return self._watching.open
 
     @property
@@ -186,8 +186,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
         if request.samples > MAX_SAMPLES:
-            raise errors.InvalidJob(f"a pass of {request.samples} samples; at most {MAX_SAMPLES} are counted")
-        described = self._coordinator.handle(
+            raise errors.InvalidJob(f"an epoch has {request.samples} samples; at most {MAX_SAMPLES} are allowed")
+        result = self._coordinator.handle(
             events.JobDescribed(
                 request.job,
                 request.worker,
@@ -197,8 +197,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.assignment,
             )
         )
-        if described.conflict:
-            raise errors.InvalidJob(f"job {request.job} failed: {described.conflict}", job=request.job)
+        if result.conflict:
+            raise errors.InvalidJob(f"job {request.job} failed: {result.conflict}", job=request.job)
         return pb.DescribeReply()
 
     @_rpc.servicer
@@ -217,7 +217,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     def ClaimEvaluation(self, request: pb.ClaimEvaluationRequest, _: grpc.ServicerContext) -> pb.ClaimEvaluationReply:
-        asked = self._coordinator.handle(
+        claim = self._coordinator.handle(
             events.EvaluationClaimed(
                 request.job,
                 request.worker,
@@ -227,7 +227,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.assignment,
             )
         )
-        return pb.ClaimEvaluationReply(number=asked.number, stop=asked.stop)
+        return pb.ClaimEvaluationReply(number=claim.number, stop=claim.stop)
 
     @_rpc.servicer
     def ReportEvaluation(
@@ -235,15 +235,15 @@ class JobsService(job_pb2_grpc.JobsServicer):
     ) -> pb.ReportEvaluationReply:
         _check_evaluation(request)
         result = Evaluation.from_proto(request.result)
-        verdict = self._coordinator.handle(
+        ack = self._coordinator.handle(
             events.EvaluationReported(request.job, request.worker, request.incarnation, result, request.assignment)
         )
-        return pb.ReportEvaluationReply(wait=verdict.wait, stop=verdict.stop)
+        return pb.ReportEvaluationReply(wait=ack.wait, stop=ack.stop)
 
     @_rpc.servicer
     def Report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportReply:
         _check_report(request)
-        heard = self._coordinator.handle(
+        ack = self._coordinator.handle(
             events.WorkerReported(
                 job=request.job,
                 worker=request.worker,
@@ -260,11 +260,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
             )
         )
-        return pb.ReportReply(stop=heard is ReportAck.DONE, enough=heard is ReportAck.ENOUGH)
+        return pb.ReportReply(stop=ack is ReportAck.DONE, enough=ack is ReportAck.STOP_AFTER_BATCH)
 
     @_rpc.servicer
     def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:
-        # A traceback's end says the most.
+        # The end of a traceback is its most useful part.
         error = request.error[-MAX_ERROR_CHARACTERS:]
         self._coordinator.handle(
             events.WorkerFinished(
@@ -274,13 +274,14 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return pb.FinishReply()
 
     def _check_source(self, spec: Job) -> None:
-        """Looks whether there is the checkpoint that a job is to begin with; that it is whole, the restore finds out.
+        """Checks that the checkpoint exists with which a job is to begin. The restore checks that it is readable.
 
-        A live job of that name comes first: a repeat of its submission, or who joins it, needs no checkpoint any more.
-        A storage that is away is no answer: it may be back when there are workers, and a restore tries for minutes.
+        If a live job has the name, this call repeats its submission or joins it, and needs no checkpoint. If the
+        storage does not answer, the check passes: the storage may be back when there are workers, and a restore retries
+        for minutes.
 
         Raises:
-            UnknownCheckpoint: there is none.
+            UnknownCheckpoint: The checkpoint does not exist.
         """
         source = spec.source
         if source is None or self._catalogue is None:
@@ -289,7 +290,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
             if any(job.name == spec.name and not job.state.finished for job in cluster.jobs(now)):
                 return
         try:
-            numbers = self._catalogue.numbers(source.job)  # without the lock: it may take a while
+            numbers = self._catalogue.numbers(source.job)  # without the lock, because it may take a while
             there = source.number in numbers if source.number else bool(numbers)
             if source.best:
                 there = any(True for _ in self._catalogue.best(source.job))
@@ -301,12 +302,12 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
 
 class _Watch:
-    """The handler of Watch, whose calls run in a pool of their own."""
+    """The handler of Watch, whose calls run in a separate pool."""
 
     def __init__(self, coordinator: Coordinator, max_watchers: int) -> None:
         self._coordinator = coordinator
         self._max_watchers = max_watchers
-        # grpcio runs a handler that has this attribute in that pool instead of the server's.
+        # grpcio runs a handler that has this attribute in that pool instead of the server's pool.
         self.experimental_thread_pool = ThreadPoolExecutor(max_watchers + _SPARE_THREADS, thread_name_prefix="watch")
         self._lock = threading.Lock()  # guards open
         self.open = 0
@@ -334,7 +335,7 @@ class _Watch:
         with self._lock:
             if self.open >= self._max_watchers:
                 raise errors.Overloaded(
-                    f"{self._max_watchers} calls watch jobs already, the most at a time; try again later",
+                    f"{self._max_watchers} calls already watch jobs, which is the limit; try again later",
                     watchers=self._max_watchers,
                 )
             self.open += 1
@@ -345,7 +346,7 @@ def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
     for message in messages:
         name, variable = variables.from_proto(message)
         if name in decoded:
-            raise errors.InvalidVariable(f"variable {name!r} is there twice", variable=name)
+            raise errors.InvalidVariable(f"variable {name!r} is described twice", variable=name)
         decoded[name] = variable
     return decoded
 
@@ -373,10 +374,10 @@ def _check_report(request: pb.ReportRequest) -> None:
             max(request.staleness, default=0) >= limits.STALENESS_BUCKETS
         ),
         f"{len(request.timings)} timings; at most {limits.TIMINGS}": len(request.timings) > limits.TIMINGS,
-        "timings that are not in order, each of a step of its own": (
+        "timings that are not in ascending order of steps": (
             any(one.step >= following.step for one, following in pairwise(request.timings))
         ),
-        "a timing that is not of finite seconds, 0 or more": not all(map(_is_timing, request.timings)),
+        "a timing that is not finite or is below 0": not all(map(_is_timing, request.timings)),
     }
     for problem, there in problems.items():
         if there:
@@ -385,4 +386,4 @@ def _check_report(request: pb.ReportRequest) -> None:
 
 def _is_timing(timing: pb.StepTiming) -> bool:
     waited = (timing.began, timing.pull, timing.read, timing.compute, timing.push, timing.wait, timing.evaluate)
-    return min(waited) >= 0 and math.isfinite(sum(waited))  # a sum with NaN or Inf is one of them
+    return min(waited) >= 0 and math.isfinite(sum(waited))  # a sum with NaN or Inf is NaN or Inf

@@ -1,8 +1,8 @@
-"""The cluster machine: members, the table of jobs, scheduling, placement, departures, and effects that are outstanding.
+"""The cluster machine: members, jobs, scheduling, placement, draining and pending effects. Pure: no clock, no I/O.
 
-`Cluster.handle(event, now)` is the one door for change. Pure: no clock, no I/O, no thread. What happens within one
-job is in `job`; effects are performed in `effects`. The shell, `persistence` and what is above them may import it; of
-the coordinator it imports `job` and `messages` alone.
+`Cluster.handle(event, now)` is the only way to change its state. `job` holds the state machine of one job, and
+`effects` carries out the effects. The shell, `persistence` and the packages above them may import this package. Of the
+coordinator it imports only `job` and `messages`.
 """
 
 from shoal_coordinator.cluster.machine import Cluster

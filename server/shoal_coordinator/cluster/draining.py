@@ -1,9 +1,9 @@
-"""Servers that are told to go: their jobs are saved, then go back to that, on servers that stay or come back. Pure.
+"""Draining of servers: their jobs are saved and restart on other servers, or on the same ones after they return. Pure.
 
-A job with shards on such a server takes a last checkpoint of them, after which nothing more is committed, and goes back
-to it once it is whole. One that fails is tried again, and the job trains on meanwhile, as long as the server waits: it
-leaves when no job has to be waited for, or when its grace is over, which is a loss like any other. How long it is
-expected back, `membership` knows.
+A job with shards on a draining server takes a last checkpoint, after which servers commit no pushes. It restarts from
+that checkpoint when the checkpoint is complete. If an attempt fails, the job trains on and tries again while the server
+waits. The server leaves when no job depends on it, or when its grace period ends; the latter is an ordinary loss of
+shards. `membership` knows how long the server is expected back.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,12 +15,12 @@ from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect
 
-# From the failure of an attempt to the next: a server waits a minute or so for all of them.
-_AGAIN_S = 5.0
+# Seconds from a failed attempt to the next. A server waits about a minute for all attempts together.
+_RETRY_S = 5.0
 
 
 class LoseShards(Protocol):
-    """Has a job give up its shards, at a time and for a reason, and go back or fail; see `OutcomeHandler.lose_shards`."""
+    """Makes a job give up its shards, and restart or fail; see `OutcomeHandler.lose_shards`."""
 
     def __call__(
         self, job: JobMachine, reason: str, now: float, *, announced: bool, saved: SavedCheckpoint | None
@@ -28,50 +28,56 @@ class LoseShards(Protocol):
 
 
 class DrainCoordinator:
-    """What jobs do about servers that are going. It keeps nothing: who is going is known of each member.
+    """Decides what jobs do about draining servers. It has no state: each member knows whether it is draining.
 
     Args:
         members: of the cluster.
-        outstanding: effects.
-        emit: told what is now to be done.
-        lose_shards: what becomes of a job that has to give up its shards.
+        pending_effects: of the cluster.
+        emit: receives the effects that are decided.
+        lose_shards: makes a job give up its shards.
     """
 
     def __init__(
         self,
         members: Membership,
-        outstanding: PendingEffects,
+        pending_effects: PendingEffects,
         emit: Callable[[Iterable[Effect]], None],
         lose_shards: LoseShards,
     ) -> None:
-        self._members, self._outstanding = members, outstanding
+        self._members, self._pending_effects = members, pending_effects
         self._emit, self._lose_shards = emit, lose_shards
 
     def of(self, job: JobMachine) -> list[str]:
-        """The servers with shards of a job that are going; those that cannot be saved are not waited for."""
+        """Returns the draining servers that hold shards of a job; none if the job cannot be saved."""
         if job.ended or not job.can_checkpoint:
             return []
         return [server.member for server in job.servers if self._members.is_draining(server.member)]
 
     def begin(self, job: JobMachine, now: float) -> None:
-        """One more server is going: its jobs are saved."""
+        """Starts saving a job, after one more server began to drain."""
         if not self.of(job):
             return
-        if job.spec.is_session and not job.created:  # it cannot go back, and has nothing to go back for
-            self._place_anew(job, now)
-        elif job.state is not JobState.RUNNING:  # nothing was trained since what its shards are made of
-            self._go_back(job, now)
-        elif not job.checkpointing and not job.closing:
+        if job.spec.is_session and not job.created:  # it has no values yet, so it can be placed again
+            self._place_again(job, now)
+        elif job.state is not JobState.RUNNING:  # it has not trained since its shards were created
+            self._restart(job, now)
+        elif not job.checkpoint_in_progress and not job.closing:
             self._save(job, now, now)
 
     def checkpoint_ended(self, job: JobMachine, now: float, *, last: bool) -> None:
-        """An attempt at a checkpoint is over; `last`: it is whole, and nothing was committed after it."""
+        """Restarts a job from a checkpoint, or tries to save it again.
+
+        Args:
+            job: the job whose checkpoint attempt has ended.
+            now: seconds of Unix time.
+            last: whether the checkpoint is complete and no push was committed after it.
+        """
         if not self.of(job) or job.closing:
             return
         if last:
-            self._go_back(job, now, job.newest_checkpoint)
-        elif not job.checkpointing:  # it failed, or was under way before the server said anything
-            self._save(job, now + _AGAIN_S if job.checkpoint_failure else now, now)
+            self._restart(job, now, job.newest_checkpoint)
+        elif not job.checkpoint_in_progress:  # it failed, or began before the server was asked to drain
+            self._save(job, now + _RETRY_S if job.checkpoint_failure else now, now)
 
     def validate(self, jobs: Iterable[JobMachine]) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -81,19 +87,19 @@ class DrainCoordinator:
     def _save(self, job: JobMachine, at: float, now: float) -> None:
         self._emit(job.request_checkpoint_from(at, now))
 
-    def _go_back(self, job: JobMachine, now: float, saved: SavedCheckpoint | None = None) -> None:
+    def _restart(self, job: JobMachine, now: float, saved: SavedCheckpoint | None = None) -> None:
         self._lose_shards(job, f"{self._why(job)}{job.advice}", now, announced=True, saved=saved)
 
-    def _place_anew(self, job: JobMachine, now: float) -> None:
-        """Its shards were still being created: those who are in it wait on, and others host it."""
-        job.wait_for(f"{self._why(job)}, so its variables get another place", now)
-        self._outstanding.abandon(job.ref)
+    def _place_again(self, job: JobMachine, now: float) -> None:
+        """Places the shards of a job on other servers while they are still being created; its sessions wait."""
+        job.wait_for(f"{self._why(job)}, so its variables are placed again", now)
+        self._pending_effects.abandon(job.ref)
         self._emit(job.drop())
 
     def _why(self, job: JobMachine) -> str:
-        going = self.of(job)
-        who = f"server {going[0]} is" if len(going) == 1 else f"servers {', '.join(going)} are"
-        return f"{who} about to leave"
+        draining = self.of(job)
+        servers = f"server {draining[0]} is" if len(draining) == 1 else f"servers {', '.join(draining)} are"
+        return f"{servers} about to leave"
 
 
 __all__ = ["DrainCoordinator"]

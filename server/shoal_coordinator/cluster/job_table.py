@@ -1,4 +1,4 @@
-"""The jobs of a cluster, and how one is found: by name, by submission, by who works on it. Pure."""
+"""The jobs of a cluster, found by name, submission or worker (no I/O)."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,7 @@ from shoal_coordinator.messages import JobRef
 
 
 class JobTable(Mapping[str, JobMachine]):
-    """Jobs by name, in the order in which they were submitted."""
+    """Jobs by name, in the order of their submissions."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobMachine] = {}
@@ -23,33 +23,33 @@ class JobTable(Mapping[str, JobMachine]):
         return len(self._jobs)
 
     def named(self, name: str) -> JobMachine:
-        """A job by name.
+        """Returns a job by name.
 
         Raises:
-            UnknownJob: there is none, or none any more.
+            UnknownJob: no job has this name.
         """
         if name not in self._jobs:
-            raise errors.UnknownJob(f"there is no job {name!r}; `shoal jobs` lists those there are", job=name)
+            raise errors.UnknownJob(f"there is no job {name!r}; `shoal jobs` lists all jobs", job=name)
         return self._jobs[name]
 
     def add(self, job: JobMachine) -> None:
-        """A job is submitted, whose name no other has (any more)."""
+        """Adds a submitted job. No other job in the table has its name."""
         self._jobs[job.ref.name] = job
 
     def remove(self, job: JobMachine) -> None:
-        """A job is forgotten."""
+        """Removes a job."""
         del self._jobs[job.ref.name]
 
     @property
     def live(self) -> list[JobMachine]:
-        """Those that have not ended."""
+        """The jobs that have not ended."""
         return [job for job in self._jobs.values() if not job.ended]
 
     def find_live(self, ref: JobRef) -> JobMachine | None:
-        """A submission that has not ended; None: it has, whatever goes by its name now."""
+        """Returns the job of a submission; None if it has ended or its name was reused."""
         job = self._jobs.get(ref.name)
         return job if job and job.ref == ref and not job.ended else None
 
     def find_of(self, worker: str) -> JobMachine | None:
-        """The one that a worker has a part in."""
+        """Returns the job in which a worker has an assignment."""
         return next((job for job in self._jobs.values() if job.employs(worker)), None)

@@ -1,8 +1,8 @@
-"""The whole cluster as one state machine: members, jobs, and which worker does what. Pure: no clock, no I/O.
+"""The state machine of the whole cluster: members, jobs and assignments of workers (no clock, no I/O).
 
-`Cluster.handle(event, now)` is the one door for change. What members and users say is answered here, and what workers
-say of their jobs in `work`; `outcomes` takes in what became of effects. Whenever members or jobs have changed,
-`scheduler` sends workers to jobs.
+`Cluster.handle(event, now)` is the only way to change its state. This module handles events from members and users,
+`worker_requests` those from workers about their jobs, and `outcome_handler` the outcomes of effects. `scheduler`
+assigns workers to jobs whenever members or jobs have changed.
 """
 
 from collections import Counter
@@ -44,60 +44,60 @@ MAX_LIVE_JOBS = 1_000
 
 
 class Cluster:
-    """The state machine.
+    """The state machine of one cluster.
 
     Args:
-        cluster: drawn once in a cluster's life.
-        policy: what the operator decides.
-        now: seconds of Unix time that never jump, as in every method.
+        cluster: id of the cluster, generated once and kept.
+        policy: settings of the operator.
+        now: seconds of Unix time that never go back, as in every method.
 
     Attributes:
-        tallies: what has happened to jobs since this object was made.
+        counters: counts of job events since this object was created.
     """
 
     def __init__(self, cluster: str, policy: ClusterPolicy, now: float) -> None:
         self._id = cluster
         self._policy = policy
-        self._touched = DirtyRecords()
-        self._members = Membership(policy.heartbeat_timeout_s, self._touched.member, return_s=policy.server_return_s)
+        self._dirty = DirtyRecords()
+        self._members = Membership(policy.heartbeat_timeout_s, self._dirty.member, return_s=policy.server_return_s)
         self._jobs = JobTable()
-        self.tallies = JobCounters()
-        self._submissions = 0  # counts for ever: a number is never given out twice
-        self._looked_at = now  # when the leases were last looked through
-        self._dead: dict[str, Role] = {}  # declared so since it was last told
-        self._outstanding = PendingEffects(self._touched.effect)
-        self._effects: list[Effect] = []  # decided by the event in hand
-        self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._touched.counts, policy.placement)
+        self.counters = JobCounters()
+        self._submissions = 0  # never decreases: each number is used once
+        self._expired_at = now  # when heartbeat timeouts were last checked
+        self._dead: dict[str, Role] = {}  # members declared dead since the last `TimePassed`
+        self._pending_effects = PendingEffects(self._dirty.effect)
+        self._effects: list[Effect] = []  # decided by the current event
+        self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._dirty.counts, policy.placement)
         patience_s = 2 * max(policy.heartbeat_timeout_s, RETURN_S)
         self._outcomes = OutcomeHandler(
-            self._jobs, self._members, self._outstanding, self._emit, self._schedule, patience_s
+            self._jobs, self._members, self._pending_effects, self._emit, self._schedule, patience_s
         )
-        self._work = WorkerRequests(
+        self._worker_requests = WorkerRequests(
             self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule
         )
-        self._handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
+        self._handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.TimePassed: self._time_passed,
             events.RegistrationReceived: self._registration_received,
             events.HeartbeatReceived: self._heartbeat_received,
             events.MemberLeft: self._member_left,
-            events.DrainRequested: self._server_drained,
+            events.DrainRequested: self._drain_requested,
             events.JobSubmitted: self._job_submitted,
             events.JobCancelled: self._job_cancelled,
             events.JobDropped: self._job_dropped,
             events.CheckpointRequested: self._checkpoint_requested,
-            **self._work.handlers,
+            **self._worker_requests.handlers,
             **self._outcomes.handlers,
         }
 
-    def handle(self, event: events.Event[events.R], now: float) -> tuple[events.R, list[Effect]]:
-        """Takes in what happened.
+    def handle(self, event: events.ClusterEvent[events.R], now: float) -> tuple[events.R, list[Effect]]:
+        """Handles an event that happened at `now`.
 
         Returns:
-            The event's answer, and what is now to be done, in order.
+            The event's reply, and the effects that were decided, in order.
 
         Raises:
-            ShoalError: the event is refused. What came to light on the way (a lease that ran out) stands, and its
-                effects come with the next event.
+            ShoalError: the event is refused. Changes made before, such as an expired heartbeat timeout, stay; the next
+                event returns their effects.
         """
         answer: events.R = self._handlers[type(event)](event, now)
         effects, self._effects = self._effects, []
@@ -105,15 +105,18 @@ class Cluster:
 
     @classmethod
     def restored(cls, snapshot: ClusterSnapshot, policy: ClusterPolicy, now: float) -> "Cluster":
-        """Returns a cluster as an earlier coordinator knew it; all leases begin now.
+        """Returns a cluster as an earlier coordinator stored it. All heartbeat timeouts start now.
 
         Args:
-            snapshot: what is kept of it.
-            policy: what the operator decides; it may be another one than before.
-            now: as ever.
+            snapshot: the stored records.
+            policy: settings of the operator; they may have changed.
+            now: seconds of Unix time.
+
+        Returns:
+            The restored cluster.
 
         Raises:
-            ShoalError, AssertionError, KeyError, ValueError: the snapshot contradicts itself.
+            ShoalError, AssertionError, KeyError, ValueError: the snapshot is inconsistent.
         """
         counts = snapshot.counts
         cluster = cls(counts.cluster, policy, now)
@@ -121,103 +124,103 @@ class Cluster:
         cluster._scheduler.restore(counts.generation, counts.assignments)
         cluster._members.restore(snapshot.members, counts.incarnation, now)
         for submission, job in snapshot.jobs.items():
-            changed = partial(cluster._touched.job, submission)
+            changed = partial(cluster._dirty.job, submission)
             life = JobMachine.restored(
-                submission, job, now, changed, checkpoints=policy.checkpoints, tallies=cluster.tallies
+                submission, job, now, changed, checkpoints=policy.checkpoints, counters=cluster.counters
             )
             cluster._jobs.add(life)
-        cluster._outstanding.restore(snapshot.effects, counts.effects)
-        cluster._go_on(now)
+        cluster._pending_effects.restore(snapshot.effects, counts.effects)
+        cluster._resume(now)
         return cluster
 
-    def _go_on(self, now: float) -> None:
-        """Does what follows from a restore by itself."""
+    def _resume(self, now: float) -> None:
+        """Makes the decisions that follow from a restore alone."""
         for job in self._jobs.values():
-            job.validate()  # before anything is made of it
-        # By this coordinator's policy, which may be another one: without a folder, no last checkpoint is waited for.
+            job.validate()  # before any decision depends on it
+        # The policy may have changed: without checkpoint storage, no job waits for its last checkpoint.
         for job in self._jobs.live:
             self._emit(job.end_when_saved(now))
         self._schedule(now)
-        self._effects.clear()  # they are outstanding, as all others are
+        self._effects.clear()  # they are pending, like all others
 
-    # What is kept of it.
+    # Stored state.
 
     @property
     def changed(self) -> bool:
-        """Whether `take_changed` has anything."""
-        return bool(self._touched)
+        """Whether `take_dirty` would return any keys."""
+        return bool(self._dirty)
 
-    def take_changed(self) -> list[str]:
-        """Returns the keys of the records (`record_keys`) that have changed since the last call, in order."""
-        return self._touched.take()
+    def take_dirty(self) -> list[str]:
+        """Returns the keys (`record_keys`) of the records that have changed since the last call, in order."""
+        return self._dirty.take()
 
     @property
     def counts(self) -> ClusterCounters:
-        """The cluster's id, and the last number given out of each kind."""
+        """The cluster's id, and the last number of each kind."""
         return ClusterCounters(
             cluster=self._id,
             generation=self._scheduler.generation,
             submissions=self._submissions,
             assignments=self._scheduler.assignments,
-            effects=self._outstanding.last,
+            effects=self._pending_effects.last,
             incarnation=self._members.incarnation,
         )
 
     @property
     def members(self) -> Iterable[Member]:
-        """All members that are remembered, in order of id."""
+        """All remembered members, in order of id."""
         return self._members
 
     def find_member(self, member: str) -> Member | None:
-        """A member that is remembered, dead or alive."""
+        """Returns a remembered member, dead or alive."""
         return self._members.find(member)
 
     @property
     def submitted(self) -> Mapping[int, JobMachine]:
-        """All jobs that are remembered, by submission."""
+        """All remembered jobs, by submission."""
         return {job.ref.submission: job for job in self._jobs.values()}
 
     @property
-    def outstanding(self) -> list[Effect]:
-        """What was decided and is not known to be done, in order; all of it may be done again."""
-        return list(self._outstanding)
+    def pending_effects(self) -> list[Effect]:
+        """The effects that are not known to be done, in order; any of them may be repeated."""
+        return list(self._pending_effects)
 
     def find_effect(self, number: int) -> Effect | None:
-        """An effect that is outstanding."""
-        return self._outstanding.find(number)
+        """Returns a pending effect."""
+        return self._pending_effects.find(number)
 
-    # What it is like now.
+    # Current state.
 
     @property
     def generation(self) -> int:
-        """The newest placement's number."""
+        """The generation of the newest placement."""
         return self._scheduler.generation
 
     @property
     def wanted_workers(self) -> int:
-        """Workers that live jobs could use now, those that they have among them."""
+        """The number of workers that live jobs could use now, including those that they have."""
         return sum(job.wanted_workers for job in self._jobs.live)
 
     def wants(self, effect: int, server: ServerRef) -> bool:
-        """Whether an effect is still to be performed, and a server of it lives."""
+        """Returns whether an effect is still pending and one of its servers is alive."""
         member = self._members.find(server.member)
-        there = member is not None and member.alive and member.registration.address == server.address
-        return there and self._outstanding.find(effect) is not None
+        reachable = member is not None and member.alive and member.registration.address == server.address
+        return reachable and self._pending_effects.find(effect) is not None
 
     def job(self, name: str) -> JobMachine:
-        """A job by name, to be read.
+        """Returns a job by name, for reading.
 
         Raises:
-            UnknownJob: there is none, or none any more.
+            UnknownJob: no job has this name.
         """
         return self._jobs.named(name)
 
     def jobs(self, now: float) -> list[JobStatus]:
-        """All jobs, newest first."""
+        """Returns the status of all jobs, newest first."""
         return [job.status(now) for job in reversed(list(self._jobs.values()))]
 
     def status(self, now: float) -> ClusterStatus:
-        """The members, the dead of the last minutes among them."""
+        """Returns the status of the members, including those that died in the last minutes."""
         members = []
         for member in self._members:
             job = self._jobs.find_of(member.id) if member.alive else None
@@ -238,18 +241,18 @@ class Cluster:
             for worker, incarnation in job.workers.items():
                 self._members.check(worker, incarnation)
             lost = [server.member for server in job.servers if not self._members.is_alive(server.member)]
-            assert job.ended or not lost, "a job goes on without its shards"
+            assert job.ended or not lost, "a job continues without its shards"
         assert sum(job.ended for job in self._jobs.values()) <= self._policy.keep_finished
         submissions = [job.ref.submission for job in self._jobs.values()]
         assert submissions == sorted(submissions)
         assert max(submissions, default=0) <= self._submissions
-        self._outstanding.validate()
-        self._outcomes.departures.validate(self._jobs.live)
-        # So what became of an effect is what became of the attempt that its job knows of, and of no other.
+        self._pending_effects.validate()
+        self._outcomes.draining.validate(self._jobs.live)
+        # Each attempt has exactly one effect, so the outcome of the effect is the outcome of the attempt.
         attempts = ScanCheckpoints | TakeCut | CommitCheckpoint
-        saving = Counter(effect.job for effect in self._outstanding if isinstance(effect, attempts))
+        saving = Counter(effect.job for effect in self._pending_effects if isinstance(effect, attempts))
         for job in self._jobs.live:
-            assert saving[job.ref] == job.checkpointing, "an attempt at a checkpoint without its effect, or two"
+            assert saving[job.ref] == job.checkpoint_in_progress, "a checkpoint attempt without its effect, or with two"
 
     # Members.
 
@@ -258,7 +261,7 @@ class Cluster:
         live = self._jobs.live
         for job in live:
             self._emit(job.checkpoint_when_due(now))
-        if any(job.unplaced is not None for job in live):  # they may wait for time to pass
+        if any(job.unplaced is not None for job in live):  # unplaced jobs may wait for a time
             self._schedule(now)
         dead, self._dead = self._dead, {}
         return dead
@@ -270,7 +273,7 @@ class Cluster:
         return RegisterResult(member.incarnation)
 
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
-        self._members.beat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
+        self._members.heartbeat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
         job = self._jobs.find_of(event.member)
         return Assignment(job.ref.name, job.assignment_of(event.member)) if job else None
 
@@ -279,22 +282,22 @@ class Cluster:
             self._lose(member, now, event.cursor)
             self._schedule(now)
 
-    def _server_drained(self, event: events.DrainRequested, now: float) -> tuple[str, ...]:
-        member, departures = self._members.check(event.member, event.incarnation), self._outcomes.departures
+    def _drain_requested(self, event: events.DrainRequested, now: float) -> tuple[str, ...]:
+        member, draining = self._members.check(event.member, event.incarnation), self._outcomes.draining
         if member.role is not Role.SERVER:
-            raise errors.BadRequest(f"{member.id} is a {member.role.value}; servers alone are drained")
-        if not member.leaving:
+            raise errors.BadRequest(f"{member.id} is a {member.role.value}; only servers can be drained")
+        if not member.draining:
             self._members.start_draining(member)
             for job in self._jobs.live:
-                departures.begin(job, now)
+                draining.begin(job, now)
             self._schedule(now)
-        return tuple(job.ref.name for job in self._jobs.live if member.id in departures.of(job))
+        return tuple(job.ref.name for job in self._jobs.live if member.id in draining.of(job))
 
     def _expire(self, now: float) -> None:
-        away_s, self._looked_at = now - self._looked_at, now
-        if away_s > self._policy.heartbeat_timeout_s / 2:
-            # This process was stopped or starved: that nobody was heard meanwhile says nothing about them.
-            self._members.extend_timeouts(away_s)
+        paused_s, self._expired_at = now - self._expired_at, now
+        if paused_s > self._policy.heartbeat_timeout_s / 2:
+            # This process was stopped or starved, so the missing heartbeats do not mean that members died.
+            self._members.extend_timeouts(paused_s)
         dead = self._members.expire(now)
         for member in dead:
             self._dead[member.id] = member.role
@@ -309,7 +312,7 @@ class Cluster:
             for job in self._jobs.live:
                 if job.placement and any(server.member == member.id for server in job.servers):
                     lost = f"{_lost_shards(member.id, job.placement)}{job.advice}"
-                    self._outcomes.lose_shards(job, lost, now, announced=member.leaving)
+                    self._outcomes.lose_shards(job, lost, now, announced=member.draining)
 
     # Jobs, as users see them.
 
@@ -322,13 +325,13 @@ class Cluster:
             raise errors.JobExists(
                 f"job {name} is {earlier.state.value}: choose another name, or cancel it first", job=name
             )
-        self._check_folder(event.spec)
+        self._check_storage(event.spec)
         if len(self._jobs.live) >= MAX_LIVE_JOBS:
-            raise errors.Overloaded(f"the cluster has {MAX_LIVE_JOBS} jobs that have not ended, the most it takes")
+            raise errors.Overloaded(f"the cluster has {MAX_LIVE_JOBS} jobs that have not ended, the maximum")
         if earlier:
             self._forget(earlier)
         self._submissions += 1
-        self._touched.counts()
+        self._dirty.counts()
         job = self._new_job(Submission(JobRef(name, self._submissions), event.spec, event.token), now)
         self._schedule(now)
         return job.status(now)
@@ -350,16 +353,16 @@ class Cluster:
         self._emit(effects)
         return attempt
 
-    def _check_folder(self, spec: Job) -> None:
-        asked = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
-        asked = asked or (spec.evaluation is not None and spec.evaluation.checkpoint_best)
-        if asked and not self._policy.checkpoints:
-            raise errors.InvalidJob(f"job {spec.name} asks for checkpoints, and {NO_STORAGE}", job=spec.name)
+    def _check_storage(self, spec: Job) -> None:
+        requested = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
+        requested = requested or (spec.evaluation is not None and spec.evaluation.checkpoint_best)
+        if requested and not self._policy.checkpoints:
+            raise errors.InvalidJob(f"job {spec.name} needs checkpoints, but {NO_STORAGE}", job=spec.name)
 
-    # Small things.
+    # Helpers.
 
     def _schedule(self, now: float) -> None:
-        """Brings what is nearer to what is wanted, and forgets the oldest that ended. Repeating it changes nothing."""
+        """Runs the scheduler, and forgets the oldest ended jobs. Repeating it changes nothing."""
         self._scheduler.schedule(now)
         ended = sorted(
             (job for job in self._jobs.values() if job.ended), key=lambda job: (-job.finished_at, -job.ref.submission)
@@ -368,27 +371,27 @@ class Cluster:
             self._forget(job)
 
     def _new_job(self, submission: Submission, now: float) -> JobMachine:
-        changed, saves = partial(self._touched.job, submission.ref.submission), self._policy.checkpoints
-        job = JobMachine.begun(submission, now, changed, checkpoints=saves, tallies=self.tallies)
+        changed, storage = partial(self._dirty.job, submission.ref.submission), self._policy.checkpoints
+        job = JobMachine.begun(submission, now, changed, checkpoints=storage, counters=self.counters)
         self._jobs.add(job)
         return job
 
     def _forget(self, job: JobMachine) -> None:
         self._emit(job.drop())
         for part in job.parts:
-            self._touched.job(job.ref.submission, part)
+            self._dirty.job(job.ref.submission, part)
         self._jobs.remove(job)
 
     def _emit(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, RemoveWorker | DropShards):
-                # The dead ones have forgotten it anyway, and waiting for them would hold up what comes after.
+                # Dead servers have lost their state, and waiting for them would delay the effects that follow.
                 alive = {server.registration.address for server in self._members.alive(Role.SERVER)}
                 servers = tuple(server for server in effect.servers if server.address in alive)
                 if servers:
-                    self._effects.append(self._outstanding.add(replace(effect, servers=servers)))
+                    self._effects.append(self._pending_effects.add(replace(effect, servers=servers)))
             else:
-                self._effects.append(self._outstanding.add(effect))
+                self._effects.append(self._pending_effects.add(effect))
 
 
 def _lost_shards(server: str, placement: Placement) -> str:

@@ -1,8 +1,9 @@
-"""Who is in the cluster and alive, by leases. Pure: no clock, no I/O.
+"""The members of a cluster, and which of them are alive. Pure: no clock, no I/O.
 
-A member that does not beat for a lease's length is dead, and so is that incarnation for ever; what comes back is a new
-one. A process that was killed and started again at once under its old id is refused until the old lease has run out,
-because a live process with the same id looks just like that from here: it tries again, for at most one lease.
+A member that sends no heartbeat for the heartbeat timeout is dead, and its incarnation never returns; a process that
+comes back gets a new incarnation. If a process is killed and restarted at once under its old id, registration is
+refused until the old heartbeat timeout has expired, because the old process may still be alive. The process retries,
+for at most one timeout.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,24 +15,36 @@ from shoal.v1 import state_pb2
 from shoal_coordinator.messages import Registration
 
 MAX_MEMBERS = 100_000
-# The dead are kept for status: so many of them, for so many seconds.
+# Dead members are kept for the status: their number, and for how many seconds.
 MAX_DEAD = 256
 DEAD_KEPT_S = 600.0
-# How long members may take to find a coordinator that was away, however short their leases: a channel tries again every
-# 2 s at least, and a heartbeat is due within moments then.
+# Seconds that members may take to find a restarted coordinator, however short the heartbeat timeout: a channel retries
+# at least every 2 s, and a heartbeat follows soon after.
 RETURN_S = 5.0
 
 
 @dataclass(slots=True)
 class Member:
-    """One incarnation of a member."""
+    """One incarnation of a member.
+
+    Attributes:
+        registration: what the process stated about itself.
+        incarnation: number of the incarnation, unique in the cluster.
+        last_seen: time of the last heartbeat, in seconds of Unix time.
+        alive: never returns to True.
+        enrolled: for sessions: whether it has had its assignment; an incarnation gets one.
+        draining: it has announced that it will leave; servers announce it before. Never returns to False.
+        shards: number of shards that a server holds.
+        bytes: bytes that a server holds.
+        load: load of a server.
+    """
 
     registration: Registration
     incarnation: int
     last_seen: float
-    alive: bool = True  # once False, it stays so
-    enrolled: bool = False  # sessions: it has had its part in a job; an incarnation gets one
-    leaving: bool = False  # it said that it was going: servers before they do; once True, it stays so
+    alive: bool = True
+    enrolled: bool = False
+    draining: bool = False
     shards: int = 0
     bytes: int = 0
     load: ServerLoad = field(default_factory=ServerLoad)
@@ -43,11 +56,11 @@ class Member:
 
     @property
     def role(self) -> Role:
-        """What it is."""
+        """The member's role."""
         return self.registration.role
 
     def status(self, now: float, job: str) -> MemberStatus:
-        """This member as users see it; `job` is what it works on, or empty."""
+        """Returns the member's status; `job` is the name of the job that it works on, or empty."""
         return MemberStatus(
             member=self.id,
             role=self.role,
@@ -61,97 +74,100 @@ class Member:
             bytes=self.bytes,
             job=job,
             load=self.load,
-            leaving=self.leaving,
+            leaving=self.draining,
         )
 
     def to_proto(self) -> state_pb2.MemberRecord:
-        """The record of this member."""
+        """Returns the record of this member."""
         return state_pb2.MemberRecord(
             registration=self.registration.to_proto(),
             incarnation=self.incarnation,
             enrolled=self.enrolled,
             dead=not self.alive,
             last_seen=0.0 if self.alive else self.last_seen,
-            leaving=self.leaving,
+            leaving=self.draining,
         )
 
     @classmethod
     def from_proto(cls, record: state_pb2.MemberRecord) -> "Member":
-        """The member that a record is of; when a living one was last seen is the caller's to say."""
+        """Returns the member of a record. The caller sets `last_seen` of a live member."""
         return cls(
             Registration.from_proto(record.registration),
             record.incarnation,
             record.last_seen,
             alive=not record.dead,
             enrolled=record.enrolled,
-            leaving=record.leaving,
+            draining=record.leaving,
         )
 
 
 class Membership:
-    """All members, at most one incarnation of each id.
+    """All members, with at most one incarnation of each id.
 
     Args:
-        heartbeat_timeout_s: seconds of silence after which a member is dead.
-        return_s: how long a server that said it was going, and went, is expected back.
-        changed: told the id of a member whose record is another one now, or gone.
+        heartbeat_timeout_s: seconds without a heartbeat after which a member is dead.
+        changed: called with the id of a member whose record was changed or removed.
+        return_s: seconds for which a drained server is expected to return.
+
+    Attributes:
+        incarnation: the last incarnation that was used, for any member. A forgotten id never gets an old number again.
     """
 
     def __init__(
         self, heartbeat_timeout_s: float, changed: Callable[[str], None] = lambda _: None, *, return_s: float = 60.0
     ) -> None:
-        self._lease_s, self._return_s = heartbeat_timeout_s, return_s
+        self._heartbeat_timeout_s, self._return_s = heartbeat_timeout_s, return_s
         self._changed = changed
         self._members: dict[str, Member] = {}
-        # The last incarnation given out, to whomever: an id forgotten long ago never gets a number again.
+
         self.incarnation = 0
 
     def restore(self, members: Iterable[Member], incarnation: int, now: float) -> None:
-        """Takes up what an earlier coordinator knew. It may have been away for long: all leases begin now.
+        """Restores the members that an earlier coordinator knew. All heartbeat timeouts start now.
 
         Args:
-            members: all that are remembered.
-            incarnation: the last one that was given out.
-            now: when this coordinator began.
+            members: all remembered members.
+            incarnation: the last one that was used.
+            now: when this coordinator started, in seconds of Unix time.
         """
         self.incarnation = incarnation
         for member in members:
             if member.alive:
-                member.last_seen = now + max(0.0, RETURN_S - self._lease_s)
+                member.last_seen = now + max(0.0, RETURN_S - self._heartbeat_timeout_s)
             self._members[member.id] = member
 
     def __iter__(self) -> Iterator[Member]:
-        """All members that are remembered, in order of id, the dead among them."""
+        """Iterates over all remembered members, dead or alive, in order of id."""
         return iter(sorted(self._members.values(), key=lambda member: member.id))
 
     def alive(self, role: Role) -> list[Member]:
-        """The live members of one role, in order of id."""
+        """Returns the live members of one role, in order of id."""
         return [member for member in self if member.alive and member.role is role]
 
     @property
-    def staying(self) -> list[Member]:
-        """The live servers that are not about to go, in order of id: where shards may be placed."""
-        return [member for member in self.alive(Role.SERVER) if not member.leaving]
+    def not_draining(self) -> list[Member]:
+        """The live servers that are not draining, in order of id: shards may be placed on them."""
+        return [member for member in self.alive(Role.SERVER) if not member.draining]
 
     def expected(self, now: float) -> dict[str, float]:
-        """The servers that are about to go, or have gone a while ago, and may be back under their names.
+        """Returns the servers that are draining, or have left recently and may return under their ids.
 
         Returns:
-            By id, until when each is expected; 0: it has not gone yet.
+            By id, the time until which each is expected; 0 if it has not left yet.
         """
-        leaving = [member for member in self if member.leaving and member.role is Role.SERVER]
-        until = {member.id: 0.0 if member.alive else member.last_seen + self._return_s for member in leaving}
+        draining = [member for member in self if member.draining and member.role is Role.SERVER]
+        until = {member.id: 0.0 if member.alive else member.last_seen + self._return_s for member in draining}
         return {member: end for member, end in until.items() if not end or now < end}
 
     def is_alive(self, member: str) -> bool:
-        """Whether the id belongs to a live member."""
+        """Returns whether the id belongs to a live member."""
         return member in self._members and self._members[member].alive
 
     def register(self, registration: Registration, now: float) -> Member:
-        """Makes a process a member; to be called after `expire`, so that nobody dead is taken for alive.
+        """Makes a process a member. Call `expire` first, so that no dead member counts as alive.
 
         Raises:
-            DuplicateMember: another process has the id.
+            DuplicateMember: another live process has the id.
             Overloaded: there are too many members.
         """
         known = self._members.get(registration.member)
@@ -162,7 +178,7 @@ class Membership:
             known.registration, known.last_seen = registration, now
             return known
         if known is None and len(self._members) >= MAX_MEMBERS:
-            raise errors.Overloaded(f"the cluster has {MAX_MEMBERS} members, the most it takes", members=MAX_MEMBERS)
+            raise errors.Overloaded(f"the cluster has {MAX_MEMBERS} members, the maximum", members=MAX_MEMBERS)
         self.incarnation += 1
         member = Member(registration, self.incarnation, now)
         self._members[member.id] = member
@@ -170,28 +186,28 @@ class Membership:
         return member
 
     def find(self, member: str) -> Member | None:
-        """A member that is remembered, dead or alive."""
+        """Returns a remembered member, dead or alive."""
         return self._members.get(member)
 
-    def take_part(self, member: Member) -> None:
-        """Notes that a session has had its part in a job."""
+    def mark_enrolled(self, member: Member) -> None:
+        """Records that a session has had its assignment."""
         member.enrolled = True
         self._changed(member.id)
 
     def is_draining(self, member: str) -> bool:
-        """Whether the id belongs to a live server that is about to go."""
-        return self.is_alive(member) and self._members[member].leaving
+        """Returns whether the id belongs to a live server that is draining."""
+        return self.is_alive(member) and self._members[member].draining
 
     def start_draining(self, member: Member) -> None:
-        """Notes that a server is going; it is alive until it has gone."""
-        member.leaving = True
+        """Records that a server is draining; it stays alive until it leaves."""
+        member.draining = True
         self._changed(member.id)
 
     def check(self, member: str, incarnation: int) -> Member:
-        """The live member that a caller claims to be.
+        """Returns the live member with this incarnation.
 
         Raises:
-            Fenced: that incarnation is over, or never was.
+            Fenced: that incarnation has ended or never existed.
         """
         known = self._members.get(member)
         if known is None or not known.alive or known.incarnation != incarnation:
@@ -202,7 +218,7 @@ class Membership:
             )
         return known
 
-    def beat(
+    def heartbeat(
         self,
         member: str,
         incarnation: int,
@@ -211,34 +227,54 @@ class Membership:
         now: float,
         load: ServerLoad | None = None,
     ) -> Member:
-        """Renews a lease; servers say what they hold and do.
+        """Records a heartbeat.
+
+        Args:
+            member: id of the member.
+            incarnation: its incarnation.
+            shards: number of shards that a server holds.
+            held_bytes: bytes that a server holds.
+            now: seconds of Unix time.
+            load: load of a server, or None.
+
+        Returns:
+            The member.
 
         Raises:
-            Fenced: that incarnation is over.
+            Fenced: that incarnation has ended.
         """
         known = self.check(member, incarnation)
         known.last_seen, known.shards, known.bytes, known.load = now, shards, held_bytes, load or known.load
         return known
 
     def leave(self, member: str, incarnation: int, now: float) -> Member | None:
-        """Ends a membership; None if it had ended before."""
+        """Ends a membership.
+
+        Args:
+            member: id of the member.
+            incarnation: its incarnation.
+            now: seconds of Unix time.
+
+        Returns:
+            The member; None if this incarnation had ended before.
+        """
         known = self._members.get(member)
         if known is None or not known.alive or known.incarnation != incarnation:
             return None
         known.last_seen = now
-        if known.role is not Role.SERVER:  # which is expected back only if it has announced that it would go
-            known.leaving = True
-        self._bury([known], now)
+        if known.role is not Role.SERVER:  # a server is expected back only if it was draining
+            known.draining = True
+        self._mark_dead([known], now)
         return known
 
     def expire(self, now: float) -> list[Member]:
-        """Declares dead who has been silent for longer than the lease, and forgets those who died long ago."""
-        silent = [member for member in self if member.alive and now - member.last_seen > self._lease_s]
-        self._bury(silent, now)
+        """Marks members as dead when the heartbeat timeout expires, and returns them; forgets those dead for long."""
+        silent = [member for member in self if member.alive and now - member.last_seen > self._heartbeat_timeout_s]
+        self._mark_dead(silent, now)
         return silent
 
     def extend_timeouts(self, seconds: float) -> None:
-        """Lets every lease run longer, for a time in which the coordinator itself was away and heard nobody."""
+        """Extends all heartbeat timeouts by a time in which the coordinator itself was paused and received nothing."""
         for member in self._members.values():
             if member.alive:
                 member.last_seen += seconds
@@ -247,24 +283,24 @@ class Membership:
         """Raises AssertionError if an invariant is broken."""
         incarnations = [member.incarnation for member in self._members.values()]
         assert len(set(incarnations)) == len(incarnations), "two members share an incarnation"
-        assert max(incarnations, default=0) <= self.incarnation, "an incarnation from the future"
+        assert max(incarnations, default=0) <= self.incarnation, "an incarnation that was not given out"
         assert all(key == member.id for key, member in self._members.items())
         assert sum(not member.alive for member in self._members.values()) <= MAX_DEAD
 
     def _check_same_process(self, known: Member, registration: Registration, now: float) -> None:
         if known.registration.process == registration.process and known.role is registration.role:
             return
-        left_s = max(0.0, known.last_seen + self._lease_s - now)
+        left_s = max(0.0, known.last_seen + self._heartbeat_timeout_s - now)
         where = f" at {known.registration.address}" if known.registration.address else ""
         raise errors.DuplicateMember(
-            f"a live process{where} has the member id {known.id}: give each process its own, or stop that one; if it "
-            f"was this one's earlier life and has died, try again in {left_s:.1f} s, when its lease has run out",
+            f"a live process{where} has the member id {known.id}: give each process its own id, or stop that one; "
+            f"if that process is dead, try again in {left_s:.1f} s, when its heartbeat timeout expires",
             member=known.id,
             address=known.registration.address,
             retry_in_s=f"{left_s:.3f}",
         )
 
-    def _bury(self, members: Iterable[Member], now: float) -> None:
+    def _mark_dead(self, members: Iterable[Member], now: float) -> None:
         for member in members:
             member.alive = False
             self._changed(member.id)

@@ -1,4 +1,4 @@
-"""What became of effects, and what follows for their jobs; also from a loss of shards, however it was noticed. Pure."""
+"""Handling of effect outcomes: what each one means for its job. Also handles every loss of shards (no I/O)."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect, HoldResult, events
 
-# Outcomes that say of which job they are.
+# The outcomes that name their job.
 AnyOutcome = (
     events.ShardsCreated
     | events.WorkerAdmitted
@@ -26,44 +26,45 @@ AnyOutcome = (
 
 
 class OutcomeHandler:
-    """Takes in what was done, of what is outstanding.
+    """Applies the outcomes of pending effects to jobs.
 
     Args:
         jobs: of the cluster.
         members: of the cluster.
-        outstanding: effects; what becomes of one that was given up is of no interest.
-        emit: told what is now to be done.
-        schedule: called with the time when something has changed by which others may get on.
-        patience_s: how long a job that lost its shards waits for as many servers as it had.
+        pending_effects: of the cluster; the outcome of an effect that is no longer pending is ignored.
+        emit: receives the effects that are decided.
+        schedule: runs the scheduler at a time, after a change that other jobs may wait for.
+        patience_s: seconds that a job waits, after it lost its shards, for as many servers as it had.
 
     Attributes:
-        departures: what jobs do about servers that are going.
+        draining: decides what jobs do about draining servers.
+        handlers: the handler of each type of event.
     """
 
     def __init__(
         self,
         jobs: JobTable,
         members: Membership,
-        outstanding: PendingEffects,
+        pending_effects: PendingEffects,
         emit: Callable[[Iterable[Effect]], None],
         schedule: Callable[[float], None],
         patience_s: float,
     ) -> None:
-        self._jobs, self._outstanding = jobs, outstanding
+        self._jobs, self._pending_effects = jobs, pending_effects
         self._emit, self._schedule = emit, schedule
         self._patience_s = patience_s
-        self.departures = DrainCoordinator(members, outstanding, emit, self.lose_shards)
-        self.handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
+        self.draining = DrainCoordinator(members, pending_effects, emit, self.lose_shards)
+        self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.ShardsCreated: self._shards_created,
-            events.RestoreDeferred: self._restore_put_off,
+            events.RestoreDeferred: self._restore_deferred,
             events.WorkerAdmitted: self._worker_admitted,
             events.WorkerFenced: self._worker_fenced,
             events.EffectDone: self._effect_done,
             events.EffectFailed: self._effect_failed,
-            events.CheckpointsScanned: self._checkpoints_counted,
+            events.CheckpointsScanned: self._checkpoints_scanned,
             events.CutHeld: self._cut_held,
-            events.CutTaken: self._cut_made,
-            events.CheckpointCommitted: self._checkpoint_written,
+            events.CutTaken: self._cut_taken,
+            events.CheckpointCommitted: self._checkpoint_committed,
             events.CheckpointFailed: self._checkpoint_failed,
         }
 
@@ -76,18 +77,18 @@ class OutcomeHandler:
         announced: bool = False,
         saved: SavedCheckpoint | None = None,
     ) -> None:
-        """Has a job go back, or fail; what was still to be done for it is given up if it goes on.
+        """Makes a job restart or fail after it lost its shards. If it restarts, its pending effects are abandoned.
 
         Args:
-            job: whose.
-            reason: why.
-            now: the time.
-            announced: a server has said before that it was going.
-            saved: has all that is lost, if anything does.
+            job: the job.
+            reason: why the shards are lost.
+            now: seconds of Unix time.
+            announced: whether the server was draining.
+            saved: a checkpoint that contains everything that is lost, or None.
         """
         effects = job.lose_shards(reason, self._patience_s, now, announced=announced, saved=saved)
         if not job.ended:
-            self._outstanding.abandon(job.ref)
+            self._pending_effects.abandon(job.ref)
         self._emit(effects)
 
     # Shards and workers.
@@ -97,21 +98,21 @@ class OutcomeHandler:
             self._emit(job.shards_created(now, event.restored))
             self._schedule(now)
 
-    def _restore_put_off(self, event: events.RestoreDeferred, now: float) -> None:
+    def _restore_deferred(self, event: events.RestoreDeferred, now: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.put_off(event.reason, now))
+            self._emit(job.defer_restore(event.reason, now))
             self._schedule(now)
 
     def _worker_admitted(self, event: events.WorkerAdmitted, now: float) -> None:
         if job := self._job_of_outcome(event):
             job.admitted(event.assignment, event.step, now)
-            self._schedule(now)  # if it runs now, extra workers may join
+            self._schedule(now)  # if the job runs now, extra workers may join
 
     def _worker_fenced(self, event: events.WorkerFenced, _: float) -> None:
-        self._outstanding.fenced(event.effect, event.committed_steps)
+        self._pending_effects.fenced(event.effect, event.committed_steps)
 
     def _effect_done(self, event: events.EffectDone, _: float) -> None:
-        self._outstanding.end(event.effect)
+        self._pending_effects.end(event.effect)
 
     def _effect_failed(self, event: events.EffectFailed, now: float) -> None:
         if job := self._job_of_outcome(event):
@@ -123,35 +124,35 @@ class OutcomeHandler:
 
     # Checkpoints.
 
-    def _checkpoints_counted(self, event: events.CheckpointsScanned, _: float) -> None:
+    def _checkpoints_scanned(self, event: events.CheckpointsScanned, _: float) -> None:
         if job := self._job_of_outcome(event):
-            self._emit(job.checkpoints_scanned(event.largest, last=bool(self.departures.of(job))))
+            self._emit(job.checkpoints_scanned(event.largest, last=bool(self.draining.of(job))))
 
     def _cut_held(self, event: events.CutHeld, _: float) -> HoldResult:
         job = self._jobs.find_live(event.job)
         if job is None:
-            raise errors.Cancelled(f"job {event.job.name} is over")
+            raise errors.Cancelled(f"job {event.job.name} has ended")
         return job.held()
 
-    def _cut_made(self, event: events.CutTaken, _: float) -> None:
+    def _cut_taken(self, event: events.CutTaken, _: float) -> None:
         if job := self._job_of_outcome(event):
             self._emit(job.cut_taken(event))
 
-    def _checkpoint_written(self, event: events.CheckpointCommitted, now: float) -> None:
+    def _checkpoint_committed(self, event: events.CheckpointCommitted, now: float) -> None:
         if job := self._job_of_outcome(event):
             self._emit(job.checkpoint_committed(event, now))
-            self.departures.checkpoint_ended(job, now, last=event.last)
+            self.draining.checkpoint_ended(job, now, last=event.last)
             self._schedule(now)
 
     def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
         if job := self._job_of_outcome(event):
-            if event.lost and job.goes_back:
+            if event.lost and job.can_restart:
                 self.lose_shards(job, event.reason, now)
             else:
                 self._emit(job.checkpoint_failed(event.reason, now))
-                self.departures.checkpoint_ended(job, now, last=False)
+                self.draining.checkpoint_ended(job, now, last=False)
             self._schedule(now)
 
     def _job_of_outcome(self, event: AnyOutcome) -> JobMachine | None:
-        """The live job that an effect was for; None: there is none any more, or the effect was given up."""
-        return self._jobs.find_live(event.job) if self._outstanding.end(event.effect) else None
+        """Ends the effect, and returns its live job; None if the job has ended or the effect was abandoned."""
+        return self._jobs.find_live(event.job) if self._pending_effects.end(event.effect) else None

@@ -1,8 +1,9 @@
-"""Which slice of which variable goes to which shard, and which shard to which server.
+"""Placement: which slices form each shard, and which server holds each shard.
 
-Pure functions: the same variables and servers always give the same plan. Both decisions are made by the longest-
+The functions are pure: the same variables and servers always give the same plan. Both decisions use the longest-
 processing-time rule (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969): the largest
-first, each to where the fewest bytes are. The fullest then has at most 4/3 of what the best plan would give it.
+item first, each to the place with the fewest bytes. The fullest place then has at most 4/3 of the bytes that it has in
+the best plan.
 """
 
 import heapq
@@ -19,15 +20,15 @@ from shoal import errors
 from shoal._wire import Aggregation, ArenaLayout, ShardLayout, ShardPlacement, Slice, row_elements, wire_dtype
 from shoal.variables import Variable
 
-# So that shards can move when servers come and go.
-_SHARDS_A_SERVER = 4
-# A smaller shard is not worth moving, and each costs every step its bookkeeping.
+# Several shards for each server, so that shards can move when servers join or leave.
+_SHARDS_PER_SERVER = 4
+# Each shard costs bookkeeping in every step, and a smaller one is not worth moving.
 _SMALLEST_SHARD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A live server, and the bytes on the wire of the shards of other jobs that are placed on it."""
+    """A live server, and the wire bytes of other jobs' shards on it."""
 
     server: str
     address: str
@@ -35,40 +36,50 @@ class Candidate:
 
 
 class PlacementPolicy(ABC):
-    """Which server holds which shard. Pure: the same arguments always give the same placement."""
+    """The rule that assigns shards to servers. Pure: the same arguments always give the same placement."""
 
     @abstractmethod
     def assign(
         self, layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str] = ()
     ) -> tuple[ShardPlacement, ...]:
-        """Gives each shard a server.
+        """Assigns each shard to a server.
 
         Args:
             layouts: the shards.
-            servers: all that are live.
-            home: by shard, the server that had it before; empty: none had.
+            servers: all live servers that may take shards.
+            home: by shard, the server that held it before; empty if none did.
 
         Returns:
-            A placement a shard, in the order of `layouts`.
+            The placement of each shard, in the order of `layouts`.
 
         Raises:
-            NotPlaced: there are no servers, or none that may take a shard.
+            NotPlaced: no server can take a shard.
         """
 
 
 @dataclass(frozen=True)
 class EvenPlacement(PlacementPolicy):
-    """Every job over all servers, evenly by its bytes on the wire: see `assign_shards`."""
+    """Spreads each job over all servers, evenly by wire bytes: see `assign_shards`."""
 
     def assign(
         self, layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str] = ()
     ) -> tuple[ShardPlacement, ...]:
+        """Assigns each shard to a server; see `assign_shards`.
+
+        Args:
+            layouts: the shards.
+            servers: all live servers that may take shards.
+            home: by shard, the server that held it before; empty if none did.
+
+        Returns:
+            The placement of each shard, in the order of `layouts`.
+        """
         return assign_shards(layouts, servers, home)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows [row_start, row_stop) of a variable, before they have a place."""
+    """Rows [row_start, row_stop) of a variable, before placement."""
 
     name: str
     variable: Variable
@@ -86,30 +97,30 @@ class _Piece:
 
 
 def default_shards(servers: int, variables: Iterable[Variable]) -> int:
-    """How many shards a job has that does not say: four a server, or one where they would be small."""
+    """Returns the default number of shards: four for each server, or one if they would be small."""
     nbytes = sum(math.prod(variable.shape) * variable.dtype.itemsize for variable in variables)
-    return servers * min(_SHARDS_A_SERVER, max(1, nbytes // (servers * _SMALLEST_SHARD_BYTES)))
+    return servers * min(_SHARDS_PER_SERVER, max(1, nbytes // (servers * _SMALLEST_SHARD_BYTES)))
 
 
 def plan_shards(
     variables: Mapping[str, Variable], shards: int, wire: np.dtype | None = None
 ) -> tuple[ShardLayout, ...]:
-    """Cuts variables by their partitioners and shares the slices out evenly by bytes on the wire.
+    """Cuts variables by their partitioners, and distributes the slices evenly by wire bytes.
 
     Args:
-        variables: the job's, by name.
-        shards: how many to make, > 0. Fewer are made where there are not slices enough.
-        wire: float32, or the half that trainable float32 travels as; None: float32.
+        variables: the job's variables, by name.
+        shards: number of shards, > 0. If there are fewer slices, fewer shards are made.
+        wire: the wire dtype of trainable float32 variables; None means float32.
 
     Returns:
-        The shards, numbered from 0, none empty. A shard has an arena a dtype and aggregation, and there its slices lie
+        The shards, numbered from 0, none empty. A shard has one arena for each dtype and aggregation, with its slices
         in the order of the variables, then of the rows.
 
     Raises:
         InvalidJob: shards is not above 0.
     """
     if shards <= 0:
-        raise errors.InvalidJob(f"shards is {shards}; a job has 1 or more", shards=shards)
+        raise errors.InvalidJob(f"shards is {shards}; use 1 or more", shards=shards)
     wanted = np.dtype(np.float32) if wire is None else wire
     pieces = [
         _Piece(name, variable, start, stop, wire_dtype(variable.dtype, variable.aggregation, wanted))
@@ -128,20 +139,20 @@ def plan_shards(
 def assign_shards(
     layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str] = ()
 ) -> tuple[ShardPlacement, ...]:
-    """Shares shards out over servers, evenly by bytes on the wire.
+    """Assigns shards to servers, evenly by wire bytes.
 
-    The job is balanced within itself, whatever else the servers hold: its steps are as fast as the server that moves
-    the most of its bytes.
+    Each job is balanced by itself, whatever else the servers hold, because the server that moves the most bytes of a
+    job determines the time of its steps.
 
     Args:
         layouts: the shards.
-        servers: all that are live. Of those with the same bytes of this job the one with fewer of its shards is taken,
-            then the one that holds less of other jobs, then the one whose name comes first.
-        home: by shard, the server that had it before. If all of those are live, and no other way is more even, each
-            shard goes back to its own.
+        servers: all live servers. Ties in the job's bytes go to the server with fewer of its shards, then to the one
+            with fewer bytes of other jobs, then to the first by name.
+        home: by shard, the server that held it before. If all of them are live, and no other placement is more even,
+            each shard returns to its own.
 
     Returns:
-        A placement a shard, in the order of `layouts`.
+        The placement of each shard, in the order of `layouts`.
 
     Raises:
         NotPlaced: there are no servers.
@@ -165,7 +176,7 @@ def assign_shards(
 def _at_home(
     layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str], *, fullest: int
 ) -> dict[int, Candidate] | None:
-    """Each shard where it was; None: that cannot be, or gives a server more bytes than the fullest need have."""
+    """Returns the placement on the previous servers; None if one is gone, or if that placement is less even."""
     live = {server.server: server for server in servers}
     if len(home) != len(layouts) or not all(name in live for name in home):
         return None
@@ -178,7 +189,7 @@ def _at_home(
 
 
 def _lay_out(shard: int, pieces: Sequence[_Piece]) -> ShardLayout:
-    """Puts pieces, in order, one behind the other in the arenas of their kinds."""
+    """Puts pieces one after the other, in order, into the arenas of their kinds."""
     kinds: dict[tuple[np.dtype, Aggregation], list[_Piece]] = {}
     for piece in pieces:
         kinds.setdefault((piece.variable.dtype, piece.variable.aggregation), []).append(piece)

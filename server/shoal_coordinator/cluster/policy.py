@@ -1,4 +1,4 @@
-"""What the operator of a cluster decides."""
+"""Settings of a cluster, decided by its operator."""
 
 from dataclasses import dataclass, field
 
@@ -7,14 +7,14 @@ from shoal_coordinator.cluster.placement import EvenPlacement, PlacementPolicy
 
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:
-    """What an operator decides.
+    """Settings of a cluster.
 
     Attributes:
-        heartbeat_timeout_s: seconds of silence after which a member is dead.
-        keep_finished: ended jobs whose variables stay readable; older ones are forgotten.
-        checkpoints: whether there is a folder of them.
-        server_return_s: how long jobs wait for a server that said that it was going, and went.
-        placement: which server holds which shard.
+        heartbeat_timeout_s: seconds without a heartbeat after which a member is dead.
+        keep_finished: number of ended jobs whose variables stay readable; older ones are forgotten.
+        checkpoints: whether the cluster has checkpoint storage.
+        server_return_s: seconds that jobs wait for a drained server to return.
+        placement: the policy that assigns shards to servers.
     """
 
     heartbeat_timeout_s: float = 5.0

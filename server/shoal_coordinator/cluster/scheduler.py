@@ -1,7 +1,7 @@
-"""Who works on what, and where the variables are: by reconciliation of what jobs want with who is there. Pure.
+"""The scheduler: assigns workers to jobs, and plans where variables are placed (no clock, no I/O).
 
-Jobs are served in the order in which they came; one that waits for its workers holds up those behind it, unless it asks
-for more than the cluster has. Extra workers of running jobs come last, and stay: nobody is taken away from a job.
+Jobs are served in the order of their submission. A job that waits for its workers blocks those behind it, unless it
+needs more workers than the cluster has. Extra workers of running jobs come last. No worker is taken away from a job.
 """
 
 import time
@@ -21,14 +21,18 @@ from shoal_coordinator.messages import Effect
 
 
 class Scheduler:
-    """Sends workers to jobs, and gives their variables a place.
+    """Assigns workers to jobs, and places the variables of jobs.
 
     Args:
         members: of the cluster.
         jobs: of the cluster.
-        emit: told what is now to be done.
-        counted: told that the generation or the number of assignments is another one.
-        placement: which server holds which shard.
+        emit: receives the effects that are decided.
+        counted: called when the generation or the number of assignments has changed.
+        placement: the policy that assigns shards to servers.
+
+    Attributes:
+        generation: last number of a placement. It never decreases.
+        assignments: last number of an assignment. It never decreases.
     """
 
     def __init__(
@@ -42,50 +46,56 @@ class Scheduler:
         self._members, self._jobs = members, jobs
         self._emit, self._counted = emit, counted
         self._placement = placement
-        # The latest numbers of a placement and of a part in a job. They count for ever: none is given out twice.
+
         self.generation = self.assignments = 0
 
     def restore(self, generation: int, assignments: int) -> None:
-        """Takes up the latest numbers that an earlier coordinator has given out."""
+        """Restores the last numbers that an earlier coordinator used."""
         self.generation, self.assignments = generation, assignments
 
     def schedule(self, now: float) -> None:
-        """Brings what is nearer to what is wanted. Repeating it changes nothing."""
+        """Assigns idle workers and places variables, where jobs need them. Repeating it changes nothing."""
         workers = self._members.alive(Role.WORKER)
         idle = [worker for worker in workers if self._jobs.find_of(worker.id) is None]
         for job in self._jobs.live:
             self._staff(job, idle, len(workers), now)
-        for job in self._jobs.live:  # those that are left over after all jobs have their own
+        for job in self._jobs.live:  # extra workers, after all jobs have those that they need
             while job.openings and self._send(idle, job, now):
                 pass
         idling = sum(self._jobs.find_of(worker.id) is None for worker in workers)
         for job in self._jobs.live:
-            lacks = [_lack(job, idling), job.storage_lack]
+            missing = [_missing_workers(job, idling), job.storage_waited_for]
             if job.unplaced is not None:
-                lacks.append(self._place(job, now))
+                missing.append(self._place(job, now))
             if not job.ended:
-                job.wait_for("; ".join(filter(None, lacks)), now)
+                job.wait_for("; ".join(filter(None, missing)), now)
 
     def enrol(self, member: Member, job: JobMachine, now: float) -> None:
-        """Gives a worker a part in a job that has room for it."""
+        """Gives a worker an assignment in a job that has room for it.
+
+        Args:
+            member: the worker or session.
+            job: the job.
+            now: seconds of Unix time.
+        """
         self.assignments += 1
         self._counted()
         job.enrol(member.id, member.incarnation, self.assignments, now)
 
     def _staff(self, job: JobMachine, idle: list[Member], workers: int, now: float) -> None:
-        """Sends idle workers to a job, or keeps them for it."""
+        """Assigns idle workers to a job, or reserves them for it."""
         needed = job.spec.fewest_workers
         if job.spec.is_session:
             return
         if job.state is JobState.PENDING and len(idle) < needed:
             if needed <= workers:
-                idle.clear()  # it is this job's turn; the busy ones will join them
+                idle.clear()  # reserve them for this job until enough of the busy ones are idle
             return
         while job.vacancies and self._send(idle, job, now):
             pass
 
     def _send(self, idle: list[Member], job: JobMachine, now: float) -> bool:
-        """Sends an idle worker to a job, if there is one that is not through with it."""
+        """Assigns an idle worker that has not finished the job yet; returns False if there is none."""
         member = next((member for member in idle if not job.is_finished(member.id)), None)
         if member is None:
             return False
@@ -94,14 +104,14 @@ class Scheduler:
         return True
 
     def _place(self, job: JobMachine, now: float) -> str:
-        """Plans where a job's variables go; says what is lacking for it."""
-        servers, expected = self._members.staying, self._members.expected(now)
+        """Plans the placement of a job's variables; returns what it waits for, or an empty string."""
+        servers, expected = self._members.not_draining, self._members.expected(now)
         if job.waits_for_servers(len(servers), now, expected=bool(expected)):
             return _restarting(expected) or "waiting for servers"
         if not servers:
             return _restarting(expected) or "waiting for a server"
         if job.waits_for_storage(now):
-            return ""  # it says so itself, while it tries too
+            return ""  # `storage_waited_for` says so
         variables = dict(job.unplaced or {})
         held = self._placed_bytes()
         candidates = [Candidate(server.id, server.registration.address, held[server.id]) for server in servers]
@@ -118,7 +128,7 @@ class Scheduler:
         return ""
 
     def _placed_bytes(self) -> Counter[str]:
-        """Bytes of values that are placed on each server; heartbeats would tell it later."""
+        """Returns the bytes of values placed on each server; heartbeats would report them later."""
         held: Counter[str] = Counter()
         for job in self._jobs.values():
             for shard in job.placement.shards if job.placement else ():
@@ -127,25 +137,25 @@ class Scheduler:
 
 
 def _restarting(expected: Mapping[str, float]) -> str:
-    """Which servers a job waits for, and until when if they have gone; empty: for none that said so."""
+    """Returns which draining servers a job waits for, and until when; an empty string if there are none."""
     if not expected:
         return ""
-    who = (
+    servers = (
         f"server {next(iter(expected))}, which restarts"
         if len(expected) == 1
         else f"servers {', '.join(expected)}, which restart"
     )
     until = max(expected.values())
     at_most = f" (until {time.strftime('%H:%M:%S', time.gmtime(until))} UTC at most)" if until else ""
-    return f"waiting for {who}{at_most}"
+    return f"waiting for {servers}{at_most}"
 
 
-def _lack(job: JobMachine, idle: int) -> str:
-    """Whom a job waits for, where so many workers are idle."""
-    needed, there = job.spec.fewest_workers, job.staff
+def _missing_workers(job: JobMachine, idle: int) -> str:
+    """Returns which workers a job waits for, or an empty string; `idle` is the number of idle workers."""
+    needed, present = job.spec.fewest_workers, job.staff
     if job.spec.is_session:
-        lacking = there < needed and job.state is not JobState.RUNNING
-        return f"waiting for sessions: {there} of {needed}" if lacking else ""
+        lacking = present < needed and job.state is not JobState.RUNNING
+        return f"waiting for sessions: {present} of {needed}" if lacking else ""
     if job.state is JobState.PENDING:
         return f"waiting for workers: {idle} of {needed}"
-    return f"waiting for workers: {there} of {needed}" if job.vacancies and there < needed else ""
+    return f"waiting for workers: {present} of {needed}" if job.vacancies and present < needed else ""

@@ -1,4 +1,4 @@
-"""What is kept of a cluster: the form in which it is written down, and from which another coordinator restores it."""
+"""Snapshot of a cluster: its stored form, from which a restarted coordinator restores it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from shoal_coordinator.messages import Effect
 
 @dataclass(frozen=True, slots=True)
 class ClusterCounters:
-    """The cluster's id, and the last number given out of each kind. No number is ever given out twice.
+    """The cluster's id, and the last number of each kind. No number is used twice.
 
     Attributes:
-        cluster: drawn once in a cluster's life.
-        generation: of placements.
-        submissions: of jobs.
-        assignments: of workers' parts in jobs.
-        effects: of effects.
-        incarnation: of members' lives.
+        cluster: id of the cluster, generated once.
+        generation: last number of a placement.
+        submissions: last number of a job submission.
+        assignments: last number of an assignment.
+        effects: last number of an effect.
+        incarnation: last incarnation of a member.
     """
 
     cluster: str
@@ -31,13 +31,13 @@ class ClusterCounters:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """A cluster as it was when it was last written down.
+    """A cluster at the last write to the store.
 
     Attributes:
-        counts: its id and numbers.
-        members: all that were remembered, in any order.
-        jobs: by submission, in their order.
-        effects: those that were outstanding, in any order.
+        counts: the cluster's id and numbers.
+        members: all remembered members, in any order.
+        jobs: all remembered jobs by submission, in order.
+        effects: the pending effects, in any order.
     """
 
     counts: ClusterCounters

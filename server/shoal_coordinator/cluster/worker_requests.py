@@ -1,4 +1,4 @@
-"""What workers say of their jobs: how they enter, train, evaluate and report, and when they are through. Pure."""
+"""Handling of events from workers about their jobs: entry, leases, evaluations, reports and the end (no I/O)."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,18 +15,18 @@ from shoal_coordinator.messages import DescribeResult, Effect, JoinResult, event
 
 
 class WorkerRequests:
-    """Takes in what workers say, of their part in a job; whoever has none (any more) is told so.
+    """Handles events from workers about their assignments. A worker without an assignment in the job is told to stop.
 
     Args:
         jobs: of the cluster.
-        members: of the cluster; events of those that are no members are refused.
-        scheduler: gives sessions their parts.
-        outcomes: told of a loss of shards that a worker has found.
-        emit: told what is now to be done.
-        schedule: called with the time when something has changed by which others may get on.
+        members: of the cluster; events of processes that are not members are refused.
+        scheduler: gives sessions their assignments.
+        outcomes: handles a loss of shards that a worker has found.
+        emit: receives the effects that are decided.
+        schedule: runs the scheduler at a time, after a change that other jobs may wait for.
 
     Attributes:
-        handlers: by event: what takes it in, and answers it.
+        handlers: the handler of each type of event.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class WorkerRequests:
         self._jobs, self._members = jobs, members
         self._scheduler, self._outcomes = scheduler, outcomes
         self._emit, self._schedule = emit, schedule
-        self.handlers: dict[type[events.Event[Any]], Callable[[Any, float], Any]] = {
+        self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.JobDescribed: self._job_described,
             events.JoinRequested: self._join_requested,
             events.LeaseRequested: self._lease_requested,
-            events.EvaluationClaimed: self._evaluation_asked,
+            events.EvaluationClaimed: self._evaluation_claimed,
             events.EvaluationReported: self._evaluation_reported,
             events.WorkerReported: self._worker_reported,
             events.WorkerFinished: self._worker_finished,
@@ -55,7 +55,7 @@ class WorkerRequests:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if job.ended:
             raise _over(job, now)
-        self._seat(member, job, event.assignment, now)
+        self._ensure_assignment(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
         self._emit(effects)
         self._schedule(now)
@@ -64,10 +64,10 @@ class WorkerRequests:
     def _join_requested(self, event: events.JoinRequested, now: float) -> JoinResult:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if not job.ended:
-            self._seat(member, job, event.assignment, now)
+            self._ensure_assignment(member, job, event.assignment, now)
             self._emit(job.join(event.worker, event.assigned, now))
             if event.assigned:
-                self._schedule(now)  # as when the last one is admitted
+                self._schedule(now)  # the job may run now, and extra workers may join
         return job.joined(event.worker)
 
     def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
@@ -76,7 +76,7 @@ class WorkerRequests:
         has_part = job.has_part(event.worker, event.assignment)
         return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
 
-    def _evaluation_asked(self, event: events.EvaluationClaimed, _: float) -> EvaluationClaim:
+    def _evaluation_claimed(self, event: events.EvaluationClaimed, _: float) -> EvaluationClaim:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
@@ -88,9 +88,9 @@ class WorkerRequests:
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return EvaluationAck(stop=True)
-        verdict, effects = job.report_evaluation(event.worker, event.result, now)
+        ack, effects = job.report_evaluation(event.worker, event.result, now)
         self._emit(effects)
-        return verdict
+        return ack
 
     def _worker_reported(self, event: events.WorkerReported, now: float) -> ReportAck:
         self._members.check(event.worker, event.incarnation)
@@ -99,42 +99,42 @@ class WorkerRequests:
             return ReportAck.DONE
         job.report(event, now)
         self._emit(job.checkpoint_when_due(now))
-        return ReportAck.ENOUGH if job.stopping else ReportAck.CONTINUE
+        return ReportAck.STOP_AFTER_BATCH if job.stopping else ReportAck.CONTINUE
 
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return
-        if not (event.lost and job.goes_back):
+        if not (event.lost and job.can_restart):
             self._emit(job.finish(event.worker, event.error, now))
         elif job.placement:
-            lost = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
-            self._outcomes.lose_shards(job, lost, now)
-        else:  # the job has gone back meanwhile: this worker found the shards that it had before
+            reason = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
+            self._outcomes.lose_shards(job, reason, now)
+        else:  # the job has restarted meanwhile, and this worker had its earlier shards
             self._emit(job.lose(event.worker, now))
         self._schedule(now)
 
-    def _seat(self, member: Member, job: JobMachine, assignment: int, now: float) -> None:
-        """Makes sure that a member has a part in a job that has not ended; sessions take one by asking for it."""
+    def _ensure_assignment(self, member: Member, job: JobMachine, assignment: int, now: float) -> None:
+        """Checks that a member has an assignment in a job that has not ended. A session gets one by asking for it."""
         name = job.spec.name
         if job.has_part(member.id, assignment):
             return
         if not job.spec.is_session or member.role is not Role.SESSION:
-            raise errors.Cancelled(f"{member.id} has no part in job {name} (any more)", job=name, worker=member.id)
+            raise errors.Cancelled(f"{member.id} has no assignment in job {name}", job=name, worker=member.id)
         if member.enrolled:
             raise errors.Fenced(
-                f"incarnation {member.incarnation} of session {member.id} has had its part in a job; register again",
+                f"incarnation {member.incarnation} of session {member.id} was already in a job; register again",
                 member=member.id,
                 incarnation=member.incarnation,
             )
         if not job.vacancies:
             raise errors.Overloaded(
-                f"job {name} has all its {job.spec.workers} workers; submit it with more, or wait until one is through",
+                f"job {name} has all its {job.spec.workers} workers; submit it with more, or wait until one finishes",
                 job=name,
                 workers=job.spec.workers,
             )
-        self._members.take_part(member)
+        self._members.mark_enrolled(member)
         self._scheduler.enrol(member, job, now)
         self._schedule(now)
 
@@ -147,4 +147,4 @@ def _over(job: JobMachine, now: float) -> errors.ShoalError:
     name = job.spec.name
     if job.state is JobState.FAILED:
         return errors.JobFailed(f"job {name} failed: {job.status(now).reason}", job=name)
-    return errors.Cancelled(f"job {name} is over ({job.state.value}); submit it again to go on", job=name)
+    return errors.Cancelled(f"job {name} has ended ({job.state.value}); submit it again to continue", job=name)

@@ -1,8 +1,8 @@
-"""What performs effects: calls to servers, and a checkpoint's cut, files and restore.
+"""Effects: the threads that carry them out, calls to servers, and the cut, commit and restore of checkpoints.
 
-`EffectRunner` takes effects in the order in which they were decided, and reports what became of each. The cluster
-machine decides which effects to perform, and what follows from an outcome. The shell and what is above it may import
-it; it imports `job`, for the ledger that a checkpoint keeps, and `messages`.
+`EffectRunner` carries out effects in the order in which they were decided, and reports the outcome of each. The cluster
+machine decides on effects and handles their outcomes. The shell and the packages above it may import this package; it
+imports `job`, for the ledger of a checkpoint, and `messages`.
 """
 
 from shoal_coordinator.effects.effect_runner import EffectRunner, Report

@@ -1,4 +1,4 @@
-"""Making a checkpoint whole: its number, its files once servers have written them, the manifest; and which ones go."""
+"""Commit of checkpoints: their numbers, the files that servers write, the manifest, and the removal of expired ones."""
 
 from collections.abc import Callable, Collection, Iterable
 from importlib.metadata import version
@@ -25,25 +25,33 @@ from shoal_coordinator.messages import (
 
 _log = structlog.get_logger(__name__)
 
-# Files are asked for again and again, for at most so long.
+# Seconds that a server waits for its files in one call, the timeout of that call, and the time for all calls together.
 _COLLECT_WITHIN_S, _COLLECT_TIMEOUT_S, _WRITE_FOR_S = 5.0, 15.0, 3600.0
 
 
-def count(effect: ScanCheckpoints, catalogue: Catalogue) -> CheckpointsScanned:
-    """Looks which numbers there are: those of earlier jobs of the name, imports, and what is torn.
+def scan(effect: ScanCheckpoints, catalogue: Catalogue) -> CheckpointsScanned:
+    """Finds the largest number in use, by checkpoints of earlier jobs of the name, imports and incomplete checkpoints.
 
     Raises:
-        StorageFailed: the folder does not answer. So there is no cut either, and nothing is held back for it.
+        StorageFailed: The storage does not answer. The job then takes no cut, so no commits are held back for one.
     """
     largest = catalogue.next_number(effect.job.name) - 1
     return CheckpointsScanned(effect.job, largest, effect=effect.number)
 
 
-def write(effect: CommitCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> CheckpointCommitted:
-    """Waits until all files of a cut are written, writes the manifest, and removes what it makes superfluous.
+def commit(effect: CommitCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> CheckpointCommitted:
+    """Waits until all files of a cut are written, writes the manifest, and removes expired checkpoints.
+
+    Args:
+        effect: The checkpoint to commit.
+        calls: The calls to servers.
+        catalogue: The cluster's checkpoints.
+
+    Returns:
+        The outcome, with the numbers of the checkpoints that were removed.
 
     Raises:
-        ShoalError: there is no such checkpoint; what is there of it is removed, sooner or later.
+        ShoalError: The checkpoint has failed. Its files are removed now or by a later commit.
     """
     job, cut = effect.job.name, effect.cut
     manifest = _published(effect, catalogue)
@@ -53,10 +61,10 @@ def write(effect: CommitCheckpoint, calls: ServerCalls, catalogue: Catalogue) ->
             files = [file for server in servers for file in _collected(server, job, cut.number, calls)]
             manifest = _manifest(effect, files)
             _check_files(catalogue, manifest)
-            _published(effect, catalogue)  # it took a while: nothing is ever written over
+            _published(effect, catalogue)  # collecting takes a while; never overwrite a manifest
             catalogue.publish(manifest)
         except errors.ShoalError:
-            checkpoint_cut.let_pass(servers_of(effect.placement), cut, calls)
+            checkpoint_cut.resume_commits(servers_of(effect.placement), cut, calls)
             _tidy(lambda: _withdraw(effect, catalogue))
             raise
     saved = SavedCheckpoint(cut.number, cut.step, manifest.nbytes, cut.time)
@@ -67,10 +75,10 @@ def write(effect: CommitCheckpoint, calls: ServerCalls, catalogue: Catalogue) ->
 
 
 def _published(effect: CommitCheckpoint, catalogue: Catalogue) -> Manifest | None:
-    """The manifest, should a coordinator that died have written it already; its servers may be gone by now.
+    """Returns the manifest of this cut if an earlier coordinator has written it; its servers may be gone by now.
 
     Raises:
-        StorageFailed: one is there that is not of this cut.
+        StorageFailed: The manifest there belongs to another checkpoint.
     """
     job, cut = effect.job.name, effect.cut
     try:
@@ -79,14 +87,14 @@ def _published(effect: CommitCheckpoint, catalogue: Catalogue) -> Manifest | Non
         return None
     if manifest.created_at != cut.time:
         raise errors.StorageFailed(
-            f"{catalogue.folder.url} has a {job}/{cut.number} by somebody else, an import perhaps, made while this one "
-            "was taken; the next one gets another number"
+            f"{catalogue.folder.url} already has another {job}/{cut.number}, perhaps from an import while this "
+            "checkpoint was taken; the next checkpoint gets another number"
         )
     return manifest
 
 
 def _withdraw(effect: CommitCheckpoint, catalogue: Catalogue) -> None:
-    """Removes what there is of a checkpoint that failed, unless somebody else's has its number."""
+    """Removes the files of a failed checkpoint, unless another checkpoint has its number."""
     _published(effect, catalogue)
     catalogue.remove(effect.job.name, effect.cut.number)
 
@@ -98,7 +106,7 @@ def _collected(server: ServerRef, job: str, number: int, calls: ServerCalls) -> 
         reply = calls.call(server, "CollectFiles", request, timeout_s=_COLLECT_TIMEOUT_S)
         if reply.done:
             return [FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files]
-    raise errors.StorageFailed(f"server {server.member} has not written its files within {_WRITE_FOR_S:g} s")
+    raise errors.StorageFailed(f"server {server.member} did not write its files within {_WRITE_FOR_S:g} s")
 
 
 def _manifest(effect: CommitCheckpoint, files: Iterable[FileEntry]) -> Manifest:
@@ -113,17 +121,17 @@ def _manifest(effect: CommitCheckpoint, files: Iterable[FileEntry]) -> Manifest:
         variables=tuple(json_format.MessageToDict(it.to_proto(name)) for name, it in variables.items()),
         files=tuple(sorted(files, key=lambda entry: entry.name)),
         data=json_format.MessageToDict(cut.data) if cut.data else {},
-        progress=json_format.MessageToDict(cut.tally),
+        progress=json_format.MessageToDict(cut.progress_totals),
         writer=version("shoal"),
         evaluation=json_format.MessageToDict(effect.best.to_proto()) if effect.best else {},
     )
 
 
 def _check_files(catalogue: Catalogue, manifest: Manifest) -> None:
-    """Looks whether the coordinator finds what the servers have written, before it says that there is a checkpoint.
+    """Checks that the coordinator finds the files that the servers have written.
 
     Raises:
-        StorageFailed: it does not.
+        StorageFailed: A file is missing or has another size.
     """
     for entry in manifest.files:
         path = (*path_of(manifest.job, manifest.number), entry.name)
@@ -133,48 +141,48 @@ def _check_files(catalogue: Catalogue, manifest: Manifest) -> None:
         except errors.UnknownCheckpoint:
             found = -1
         if found != entry.nbytes:
-            what = "is not there" if found < 0 else f"has {found} bytes instead of {entry.nbytes}"
+            what = "does not exist" if found < 0 else f"has {found} bytes instead of {entry.nbytes}"
             raise errors.StorageFailed(
-                f"{'/'.join((catalogue.folder.url, *path))}, which a server has written, {what}: the coordinator and "
-                "all servers must be given the same folder of checkpoints, one that they all see"
+                f"{'/'.join((catalogue.folder.url, *path))}, which a server has written, {what}: give the coordinator "
+                "and all servers the same checkpoint storage, one that all of them can reach"
             )
 
 
 def _retain(
     catalogue: Catalogue, job: str, newest: int, policy: CheckpointPolicy, best: Callable[[], Collection[int]]
 ) -> tuple[int, ...]:
-    """Removes the checkpoints that are to go, and what older torn ones have left; the numbers."""
+    """Removes expired checkpoints and files of older incomplete ones, and returns the numbers of the expired ones."""
     gone = expired_numbers(catalogue.numbers(job), keep_last=policy.keep_last, keep_every=policy.keep_every)
     kept = best() if gone else ()
     gone = [number for number in gone if number not in kept]
     for number in gone:
         catalogue.remove(job, number)
-    catalogue.sweep(job, below=newest)
+    catalogue.remove_incomplete(job, below=newest)
     return tuple(gone)
 
 
 def _best(effect: CommitCheckpoint, catalogue: Catalogue) -> Collection[int]:
-    """Those that stay, being of a best evaluation: this job's, or else the newest of an earlier job of its name.
+    """Returns the checkpoints to keep for a best evaluation: this job's, or the newest of an earlier job of its name.
 
     Raises:
-        StorageFailed: which that is cannot be read.
+        StorageFailed: The storage cannot be read.
     """
     if effect.best:
-        return ()  # this one takes the place of the last
+        return ()  # this checkpoint replaces the last best one
     if effect.keep:
         return effect.keep
     for found in catalogue.best(effect.job.name):
         if isinstance(found, Manifest):
             return (found.number,)
-        if isinstance(found, errors.StorageFailed):  # it may be the one: nothing goes this time
+        if isinstance(found, errors.StorageFailed):  # it may be the best one: remove nothing this time
             raise found
     return ()
 
 
 def _tidy(clean: Callable[[], Any]) -> Any:
-    """Tidies up, as far as that goes: what is left is tidied up another time, and the checkpoint is what it is."""
+    """Runs a clean-up, and logs its failure: the next commit cleans up the rest, and this checkpoint stays complete."""
     try:
         return clean()
     except errors.ShoalError as error:
-        _log.warning("checkpoints could not be tidied up", reason=error.message)
+        _log.warning("cannot remove expired checkpoints", reason=error.message)
         return None

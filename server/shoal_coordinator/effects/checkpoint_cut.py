@@ -1,7 +1,7 @@
-"""The cut: all servers of a job begin to save their shards as they are at one moment.
+"""The cut of a checkpoint: the calls by which all servers of a job save their shards as of one moment.
 
-How it is consistent, and what the servers do for it, is in docs/decisions/0021. Nothing here waits for a storage, since
-what trains waits for this.
+docs/decisions/0021 explains its consistency and the servers' part. Nothing here waits for a storage, because training
+waits for the cut.
 """
 
 import time
@@ -14,31 +14,35 @@ from shoal_coordinator.effects.server_calls import ConcurrentCalls, ServerCalls
 from shoal_coordinator.job import Ledger
 from shoal_coordinator.messages import CutTaken, HoldResult, ServerRef, TakeCut
 
-# Servers wait up to 2 s for commits that have begun. To give up is worth no wait: they let commits pass by themselves.
-_HOLD_TIMEOUT_S, _GIVE_UP_TIMEOUT_S = 5.0, 1.0
-# How long commits wait after the last cut of a job's shards, which the job then goes back to. Workers repeat for 30 s
-# what is not answered. While what takes longer than this is written, training goes on, and that is done again.
+# Servers wait up to 2 s for commits that have begun. ResumeCommits needs no long timeout, because servers also resume
+# commits by themselves.
+_HOLD_TIMEOUT_S, _RESUME_TIMEOUT_S = 5.0, 1.0
+# Seconds that commits wait after the final cut of a job's shards, from which the job restarts. Workers retry for 30 s.
+# If writing takes longer than this, training resumes, and the work done after that is repeated.
 _PAUSE_S = 20.0
 
 
 def take_cut(effect: TakeCut, calls: ServerCalls, held: Callable[[], HoldResult]) -> CutTaken:
-    """Has all servers save at one moment.
+    """Makes all servers save their shards as of one moment.
 
     Args:
-        effect: what to do.
-        calls: the way to servers.
-        held: gives the coordinator's own part, as it is when it is called.
+        effect: The cut to take.
+        calls: The calls to servers.
+        held: Returns the coordinator's own part as of the call.
+
+    Returns:
+        The cut with the ledger and the progress as of the same moment.
 
     Raises:
-        ShoalError: there is no cut; training goes on.
+        ShoalError: There is no cut; training continues.
     """
     now = time.time()
-    with calls.at_once(effect.servers) as servers:
+    with calls.concurrently(effect.servers) as servers:
         try:
             ours, shards = _cut(effect, servers, held)
         except errors.ShoalError:
-            # Those that answered `Hold` hold back commits, and would for 2 s.
-            _give_up(servers, effect.job.name, effect.number)
+            # Servers that have replied to HoldCommits would hold back commits for 2 s more.
+            _send_resume(servers, effect.job.name, effect.number)
             raise
     return CutTaken(
         effect.job,
@@ -47,21 +51,27 @@ def take_cut(effect: TakeCut, calls: ServerCalls, held: Callable[[], HoldResult]
         version=max((shard.version for shard in shards), default=0),
         time=now,
         data=Ledger.from_proto(ours.ledger).settled(cursors(shards), ours.ranks) if ours.ledger else None,
-        tally=ours.tally,
+        progress_totals=ours.progress_totals,
         held_by=effect.number if effect.last else 0,
         effect=effect.number,
     )
 
 
-def let_pass(servers: Sequence[ServerRef], cut: CutTaken, calls: ServerCalls) -> None:
-    """Has commits go on that a cut holds back, to which the job will not go back."""
+def resume_commits(servers: Sequence[ServerRef], cut: CutTaken, calls: ServerCalls) -> None:
+    """Makes servers resume the commits that a final cut holds back, if the checkpoint has failed.
+
+    Args:
+        servers: The servers of the job.
+        cut: The cut. If it holds back nothing, there are no calls.
+        calls: The calls to servers.
+    """
     if cut.held_by:
-        with calls.at_once(servers) as together:
-            _give_up(together, cut.job.name, cut.held_by)
+        with calls.concurrently(servers) as channels:
+            _send_resume(channels, cut.job.name, cut.held_by)
 
 
-def _give_up(servers: ConcurrentCalls, job: str, cut: int) -> None:
-    servers.tell("ResumeCommits", pb.ResumeCommitsRequest(job=job, cut=cut), timeout_s=_GIVE_UP_TIMEOUT_S)
+def _send_resume(servers: ConcurrentCalls, job: str, cut: int) -> None:
+    servers.send("ResumeCommits", pb.ResumeCommitsRequest(job=job, cut=cut), timeout_s=_RESUME_TIMEOUT_S)
 
 
 def _cut(
@@ -70,16 +80,16 @@ def _cut(
     job = effect.job.name
     hold = pb.HoldCommitsRequest(job=job, generation=effect.generation, cut=effect.number)
     replies = servers.call("HoldCommits", hold, timeout_s=_HOLD_TIMEOUT_S)
-    # No commit passes now. Data that is marked as done was committed before, and nothing else will be in the cut.
+    # Servers now hold back commits. Data that the ledger marks as done was committed before, so the cut contains it.
     ours = held()
     save = pb.SaveRequest(job=job, generation=effect.generation, cut=effect.number, number=effect.checkpoint)
     save.hold_s = _PAUSE_S if effect.last else 0.0
-    save.workers.extend(furthest(worker for reply in replies for worker in reply.workers))
+    save.workers.extend(latest_progress(worker for reply in replies for worker in reply.workers))
     return ours, [shard for reply in servers.call("Save", save) for shard in reply.shards]
 
 
-def furthest(workers: Iterable[pb.WorkerProgress]) -> list[pb.WorkerProgress]:
-    """Of each worker's latest life, how far it has come where it has come furthest: what is committed anywhere."""
+def latest_progress(workers: Iterable[pb.WorkerProgress]) -> list[pb.WorkerProgress]:
+    """Returns, for the newest incarnation of each worker, the largest steps on any server."""
     most: dict[str, pb.WorkerProgress] = {}
     for worker in workers:
         known = most.get(worker.worker)
@@ -96,9 +106,10 @@ def furthest(workers: Iterable[pb.WorkerProgress]) -> list[pb.WorkerProgress]:
 
 
 def cursors(shards: Iterable[pb.SavedShard]) -> dict[str, Cursor]:
-    """By worker, how far its data had come, on the shard that says the most.
+    """Returns each worker's largest cursor over all shards.
 
-    Shards differ where backup workers let each close its own steps: what counts on one is trained on.
+    Cursors differ between shards if backup workers let each shard close its own steps. A sample that counts on one
+    shard counts as trained on.
     """
     most: dict[str, Cursor] = {}
     for shard in shards:

@@ -1,4 +1,4 @@
-"""The way back from a checkpoint to shards. How one is made is for `cutting` and `publishing`."""
+"""Restore of shards from a checkpoint. `checkpoint_cut` and `checkpoint_commit` make checkpoints."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,43 +16,46 @@ from shoal_coordinator.messages import CreateShards, RestoredCheckpoint, servers
 
 _log = structlog.get_logger(__name__)
 
-# Reading many GB takes a while.
+# Reading many GB takes minutes.
 _RESTORE_TIMEOUT_S = 600.0
 
 
 def restore(
     effect: CreateShards, create: Callable[[], None], calls: ServerCalls, catalogue: Catalogue
 ) -> RestoredCheckpoint:
-    """Creates a job's shards and fills them with the newest of its sources that can be read.
+    """Creates a job's shards and fills them with the newest readable checkpoint among its sources.
 
     Args:
-        effect: what to do; it has sources.
-        create: creates them on all servers, with initial values.
-        calls: the way to servers.
-        catalogue: of the cluster's checkpoints.
+        effect: The shards to create; it has sources.
+        create: Creates the shards on all servers, with initial values.
+        calls: The calls to servers.
+        catalogue: The cluster's checkpoints.
+
+    Returns:
+        The checkpoint that was restored, with its ledger and progress.
 
     Raises:
-        CorruptCheckpoint, UnknownCheckpoint: none can be read; the message says why of each.
-        IncompatibleCheckpoint: the first that can be read is of other variables.
-        StorageFailed: the storage cannot be read for now, by the coordinator or by a server; some shards may be filled.
-        ShoalError: what servers answer.
+        CorruptCheckpoint, UnknownCheckpoint: No checkpoint can be read; the message gives the reason for each.
+        IncompatibleCheckpoint: The first readable checkpoint has other variables.
+        StorageFailed: The coordinator or a server cannot read the storage now. Some shards may be filled.
+        ShoalError: A server has returned another error.
     """
-    passed_by: list[str] = []
-    for choice in _candidates(effect.sources, catalogue, passed_by):
+    skipped: list[str] = []
+    for choice in _candidates(effect.sources, catalogue, skipped):
         try:
-            return _restored(effect, choice, create, calls, catalogue, passed_by)
+            return _restored(effect, choice, create, calls, catalogue, skipped)
         except (errors.CorruptCheckpoint, errors.UnknownCheckpoint) as error:
-            _log.warning("checkpoint passed by", job=effect.job.name, checkpoint=str(choice), reason=error.message)
-            passed_by.append(f"{choice}: {error.message}")
-            # What was read in part is neither one thing nor the other.
+            _log.warning("checkpoint skipped", job=effect.job.name, checkpoint=str(choice), reason=error.message)
+            skipped.append(f"{choice}: {error.message}")
+            # A partly restored shard is useless for the next checkpoint.
             for server in servers_of(effect.placement):
                 calls.call(server, "DropShards", pb.DropShardsRequest(job=effect.job.name))
-    why = "; ".join(passed_by) or "there is none"
-    raise errors.CorruptCheckpoint(f"no checkpoint to go on from: {why}", job=effect.job.name)
+    why = "; ".join(skipped) or "none exists"
+    raise errors.CorruptCheckpoint(f"no checkpoint can be restored: {why}", job=effect.job.name)
 
 
 def _candidates(
-    sources: Iterable[CheckpointChoice], catalogue: Catalogue, passed_by: list[str]
+    sources: Iterable[CheckpointChoice], catalogue: Catalogue, skipped: list[str]
 ) -> Iterator[CheckpointChoice]:
     for source in sources:
         if source.number:
@@ -60,14 +63,14 @@ def _candidates(
             continue
         numbers = [number for number in catalogue.numbers(source.job) if _may_be(source, number, catalogue)]
         if not numbers:
-            which = "checkpoint that was taken at its best evaluation" if source.best else "whole checkpoint"
-            passed_by.append(f"{source.job}: it has no {which} in {catalogue.folder.url}")
+            which = "checkpoint of its best evaluation" if source.best else "complete checkpoint"
+            skipped.append(f"{source.job}: it has no {which} in {catalogue.folder.url}")
         for number in reversed(numbers):
             yield CheckpointChoice(source.job, number, source.partial)
 
 
 def _may_be(source: CheckpointChoice, number: int, catalogue: Catalogue) -> bool:
-    """Whether a checkpoint is one of those that are asked for, or cannot be read, which is then told."""
+    """Returns whether a checkpoint matches a source, or cannot be read, in which case the restore reports it."""
     if not source.best:
         return True
     found = catalogue.found(source.job, number)
@@ -80,7 +83,7 @@ def _restored(
     create: Callable[[], None],
     calls: ServerCalls,
     catalogue: Catalogue,
-    passed_by: list[str],
+    skipped: list[str],
 ) -> RestoredCheckpoint:
     manifest = catalogue.manifest(choice.job, choice.number)
     _check_optimizer(effect, choice, manifest)
@@ -95,17 +98,17 @@ def _restored(
         step=step,
         partial=choice.partial,
     )
-    with calls.at_once(servers_of(effect.placement)) as servers:
+    with calls.concurrently(servers_of(effect.placement)) as servers:
         servers.call("Restore", request, timeout_s=_RESTORE_TIMEOUT_S)
-    goes_on = not choice.partial
+    continues = not choice.partial
     return RestoredCheckpoint(
         choice,
         step,
         variables=frozenset(str(variable.get("name", "")) for variable in manifest.variables),
-        data=_parsed(manifest.data, state_pb2.LedgerRecord(), manifest) if manifest.data and goes_on else None,
-        tally=_parsed(manifest.progress if goes_on else {}, state_pb2.TallyRecord(), manifest),
+        data=_parsed(manifest.data, state_pb2.LedgerRecord(), manifest) if manifest.data and continues else None,
+        progress_totals=_parsed(manifest.progress if continues else {}, state_pb2.TallyRecord(), manifest),
         seed=int(manifest.spec.get("seed", 0)) if manifest.spec else None,
-        passed_by=tuple(passed_by),
+        skipped=tuple(skipped),
     )
 
 
@@ -113,8 +116,8 @@ def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: M
     saved = manifest.spec.get("optimizer", {}).get("name", "")
     if saved and saved != effect.spec.optimizer.name and not choice.partial:
         raise errors.IncompatibleCheckpoint(
-            f"{choice} was trained with {saved}, and {effect.job.name} asks for {effect.spec.optimizer.name}, whose "
-            "slots are others: ask for the same, or for a partial restore, which takes values alone"
+            f"{choice} was trained with {saved}, but {effect.job.name} uses {effect.spec.optimizer.name}, which has "
+            "other slots: use the same optimizer, or a partial restore, which reads only values"
         )
 
 
@@ -123,5 +126,5 @@ def _parsed(record: Any, message: Any, manifest: Manifest) -> Any:
         return json_format.ParseDict(record, message)
     except json_format.ParseError as error:
         raise errors.CorruptCheckpoint(
-            f"the manifest of {manifest.job}/{manifest.number} says what no job's records do: {error}"
+            f"the manifest of {manifest.job}/{manifest.number} has a record that cannot be parsed: {error}"
         ) from None

@@ -1,8 +1,8 @@
-"""Performs what the cluster machine decides: calls to parameter servers, in order for each job, with retries.
+"""The effect runner: threads that carry out the cluster machine's effects, in order for each job, with retries.
 
-The shell's other half: `shoal_coordinator.coordinator` feeds events to the machine, and here its effects are carried
-out, whose outcomes are events again. An effect is over when its outcome has been taken in, so what was performed by a
-coordinator that died before that is performed again by the next one: the first of each job name at most.
+`shoal_coordinator.coordinator` feeds events to the machine and passes its effects to this module, whose outcomes are
+events again. An effect ends when the machine has handled its outcome. If the coordinator dies before that, the next one
+repeats the effect: at most the first of each job name.
 """
 
 import threading
@@ -36,64 +36,64 @@ from shoal_coordinator.messages import (
 
 _log = structlog.get_logger(__name__)
 
-# Jobs whose effects are performed at the same time; and whose checkpoints are waited for, which takes as long as the
-# storage does. That of one job may hang: whatever waits for it is slow, so that no job's training does.
+# Threads for effects, and threads for the slow effects, which wait for the checkpoint storage. The storage of one job
+# may hang, and must not delay the other effects of any job.
 _THREADS, _SLOW_THREADS = 8, 8
 _SLOW = (ScanCheckpoints, CommitCheckpoint)
-# Effects of one job name that may wait.
+# The number of effects that may wait for one job name.
 _MAX_QUEUED = 100_000
-# Checkpoints that are traced at a time.
+# The number of checkpoints that are traced at the same time.
 _OPEN_CHECKPOINTS = 64
 # Allocating and filling shards of many GB takes a while.
 _CREATE_TIMEOUT_S = 120.0
 
-# After which errors of an effect its job goes back. A server that answers one of `SHARDS_LOST` is there, without the
-# job's shards: so after any effect. One that nobody can reach, or that is not called any more since its lease ran out
-# (`Cancelled`), is as bad where the job cannot go on without the effect. A checkpoint it can do without: that one
-# fails, the next may not, and whether the server is dead is for its lease to say.
+# The errors of an effect after which its job restarts. A server that returns one of `SHARDS_LOST` lives but lacks the
+# job's shards; the job restarts after any effect. The other two errors mean that the server cannot be reached, or that
+# its heartbeat timeout has expired (`Cancelled`). The job then restarts only if it cannot continue without the effect.
+# It can continue without a checkpoint.
 _AWAY = (*errors.SHARDS_LOST, errors.Unreachable, errors.Cancelled)
 
 Report = events.EffectOutcome | events.WorkerFenced
 
 
 class EffectHost(Protocol):
-    """What performing needs of the coordinator; called from the threads here, with no lock held."""
+    """The coordinator as the effect runner needs it. The runner's threads call it without a lock."""
 
     def report(self, outcome: Report) -> None:
-        """Takes an outcome in, and returns when it will not be forgotten."""
+        """Handles an outcome, and returns when it is durable."""
         ...
 
     def held(self, event: CutHeld) -> HoldResult:
-        """The coordinator's own part of a cut."""
+        """Returns the coordinator's own part of a cut."""
         ...
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
-        """Whether a server lives, and what it is to do was not given up."""
+        """Returns whether a server lives and the effect is still pending."""
         ...
 
 
 class EffectRunner:
-    """Threads that perform effects.
+    """The threads that carry out effects.
 
     Args:
-        machine: decides.
-        count: told of each effect that was performed: its kind, and whether it was.
-        folder: of checkpoints; None: the cluster has none.
-        on_retry: told of each call to a server that is repeated.
+        host: The coordinator.
+        count: Called after each effect with its kind and whether it succeeded.
+        storage: The checkpoint storage. None means that the cluster has none.
+        on_retry: Called for each repeated call to a server.
     """
 
     def __init__(
         self,
-        machine: EffectHost,
+        host: EffectHost,
         count: Callable[[str, bool], None] = lambda _kind, _done: None,
-        folder: CheckpointStorage | None = None,
+        storage: CheckpointStorage | None = None,
         on_retry: Callable[[], None] = lambda: None,
     ) -> None:
-        self._machine, self._count, self._on_retry = machine, count, on_retry
-        self._catalogue = Catalogue(folder) if folder else None
+        self._host, self._count, self._on_retry = host, count, on_retry
+        self._catalogue = Catalogue(storage) if storage else None
         self._lock = threading.Lock()  # guards _queues; no other lock is taken under it
-        # By job name, so that a name that is used again waits for what is left of its earlier job; and whether it is
-        # slow. A queue is here exactly as long as a thread is at work on it.
+        # The keys are the job's name and whether the effects are slow. A new job of the same name waits for the effects
+        # of the earlier one. A queue exists exactly as long as a thread works on it.
         self._queues: dict[tuple[str, bool], deque[Effect]] = {}
         self._checkpoint_traces = _tracing.Traces("checkpoint", _OPEN_CHECKPOINTS)
         self._stopped = threading.Event()
@@ -101,45 +101,45 @@ class EffectRunner:
         self._slow_pool = ThreadPoolExecutor(_SLOW_THREADS, thread_name_prefix="checkpoints")
 
     def submit(self, effects: Sequence[Effect]) -> None:
-        """Puts effects in line and returns at once."""
+        """Appends effects to the queues of their jobs and returns at once."""
         with self._lock:
             for effect in effects:
                 if self._stopped.is_set():
                     return
                 slow = isinstance(effect, _SLOW)
-                line = effect.job.name, slow
-                if line not in self._queues:
-                    self._queues[line] = deque()
-                    (self._slow_pool if slow else self._pool).submit(self._drain, line)
-                if len(self._queues[line]) < _MAX_QUEUED:
-                    self._queues[line].append(effect)
-                else:  # only the servers' silence for hours gets here, which the job did not survive
-                    _log.error("too many effects are waiting; this one has to for a restart", effect=repr(effect))
+                key = effect.job.name, slow
+                if key not in self._queues:
+                    self._queues[key] = deque()
+                    (self._slow_pool if slow else self._pool).submit(self._drain, key)
+                if len(self._queues[key]) < _MAX_QUEUED:
+                    self._queues[key].append(effect)
+                else:  # happens only if servers are silent for hours, by when the job has failed
+                    _log.error("effect queue full; effect deferred until a restart", effect=repr(effect))
 
     def stop(self) -> None:
-        """Gives up what is not done and waits for the threads."""
+        """Drops queued effects and waits for the threads. Unfinished effects stay pending for the next coordinator."""
         with self._lock:
             self._stopped.set()
         for pool in (self._pool, self._slow_pool):
             pool.shutdown(wait=True, cancel_futures=True)
         self._checkpoint_traces.close()
 
-    def _drain(self, line: tuple[str, bool]) -> None:
+    def _drain(self, key: tuple[str, bool]) -> None:
         while True:
             with self._lock:
-                queue = self._queues[line]
+                queue = self._queues[key]
                 if self._stopped.is_set() or not queue:
-                    del self._queues[line]
+                    del self._queues[key]
                     return
                 effect = queue.popleft()
             try:
                 self._perform(effect)
-            except errors.ShoalError as error:  # nothing is taken in any more: what follows is the next coordinator's
-                _log.warning("outcome not taken in", effect=type(effect).__name__, job=line[0], reason=error.message)
+            except errors.ShoalError as error:  # the coordinator has stopped; the next one repeats the effects
+                _log.warning("outcome refused", effect=type(effect).__name__, job=key[0], reason=error.message)
                 with self._lock:
-                    del self._queues[line]
+                    del self._queues[key]
                 return
-            except Exception:  # a defect, after which the job's other effects still have their turn
+            except Exception:  # a defect; continue with the job's other effects
                 _log.exception("outcome lost", effect=repr(effect))
 
     def _perform(self, effect: Effect) -> None:
@@ -148,13 +148,13 @@ class EffectRunner:
         try:
             with self._traced(effect, kind):
                 outcome = self._outcome(effect)
-            _log.info("performed", effect=kind, job=effect.job.name)
+            _log.info("effect done", effect=kind, job=effect.job.name)
         except Exception as error:
             done = False
             if self._stopped.is_set():
                 return
             text = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}"
-            _log.warning("could not perform", effect=kind, job=effect.job.name, reason=text)
+            _log.warning("effect failed", effect=kind, job=effect.job.name, reason=text)
             match effect:
                 case DropShards():
                     outcome = events.EffectDone(effect=effect.number)
@@ -169,10 +169,10 @@ class EffectRunner:
         if not done or isinstance(effect, CommitCheckpoint):
             self._checkpoint_traces.end(_checkpoint_of(effect))
         self._count(kind, done)
-        self._machine.report(outcome)
+        self._host.report(outcome)
 
     def _traced(self, effect: Effect, kind: str) -> _tracing.Span:
-        """A span of this effect: a checkpoint's are of one trace, each other begins its own."""
+        """Returns a span of this effect. Effects of one checkpoint share a trace; any other effect begins its own."""
         if checkpoint := _checkpoint_of(effect):
             return self._checkpoint_traces.span(checkpoint, kind, job=effect.job.name)
         return _tracing.root(kind, job=effect.job.name)
@@ -189,12 +189,12 @@ class EffectRunner:
             case DropShards():
                 self._drop_shards(effect, calls)
             case ScanCheckpoints():
-                return checkpoint_commit.count(effect, self._checkpoints)
+                return checkpoint_commit.scan(effect, self._checkpoints)
             case TakeCut():
                 held = CutHeld(effect.job)
-                return checkpoint_cut.take_cut(effect, calls, lambda: self._machine.held(held))
+                return checkpoint_cut.take_cut(effect, calls, lambda: self._host.held(held))
             case CommitCheckpoint():
-                return checkpoint_commit.write(effect, calls, self._checkpoints)
+                return checkpoint_commit.commit(effect, calls, self._checkpoints)
         return events.EffectDone(effect=effect.number)
 
     @property
@@ -231,12 +231,15 @@ class EffectRunner:
             calls.call(server, "ReleaseWorker", release)
 
     def _fence_worker(self, effect: RemoveWorker, calls: ServerCalls) -> int:
-        """Fenced everywhere before it is released anywhere: what is committed then is known, and grows no more."""
+        """Fences a worker on all servers and returns its committed steps.
+
+        No server releases the worker before all have fenced it, so the number is final.
+        """
         fence = pb.FenceWorkerRequest(job=effect.job.name, worker=effect.worker, incarnation=effect.incarnation)
         fenced = [calls.call(server, "FenceWorker", fence) for server in effect.servers]
         committed = max((reply.committed_steps for reply in fenced), default=0)
-        # Kept, for a coordinator that comes after this one could ask only those that have not released it yet.
-        self._machine.report(events.WorkerFenced(effect.number, committed))
+        # The number must be durable: a later coordinator could ask only servers that have not yet released the worker.
+        self._host.report(events.WorkerFenced(effect.number, committed))
         return committed
 
     def _drop_shards(self, effect: DropShards, calls: ServerCalls) -> None:
@@ -251,7 +254,7 @@ class EffectRunner:
 
     def _calls(self, effect: Effect) -> ServerCalls:
         def wanted(server: ServerRef) -> bool:
-            return not self._stopped.is_set() and self._machine.wanted(effect.number, server)
+            return not self._stopped.is_set() and self._host.wanted(effect.number, server)
 
         return ServerCalls(wanted, self._stopped.wait, self._on_retry)
 
@@ -285,4 +288,4 @@ def _doing(effect: CreateShards | AdmitWorker | RemoveWorker) -> str:
         case AdmitWorker():
             return f"worker {effect.worker} could not be admitted"
         case RemoveWorker():
-            return f"worker {effect.worker} could not be taken out"
+            return f"worker {effect.worker} could not be removed"

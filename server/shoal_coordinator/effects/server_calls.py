@@ -1,4 +1,4 @@
-"""Calls to parameter servers, for effects: to one server with retries, or to all of a job's at the same time."""
+"""Calls of effects to parameter servers: to one server with retries, or to all servers of a job concurrently."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +14,12 @@ _RETRY_FOR_S = 20.0
 
 
 class ServerCalls:
-    """The way of one effect to servers.
+    """The calls of one effect to servers.
 
     Args:
-        wanted: whether it still makes sense to call a server for it: the server lives, and the effect was not given up.
-        sleep: waits so many seconds, less when the coordinator stops.
-        on_retry: told of each call that is repeated.
+        wanted: Returns whether to call a server: it lives, and the effect is still pending.
+        sleep: Waits for a number of seconds, or until the coordinator stops.
+        on_retry: Called for each repeated call.
     """
 
     def __init__(
@@ -31,15 +31,24 @@ class ServerCalls:
         self._wanted, self._sleep, self._on_retry = wanted, sleep, on_retry
 
     def call(self, server: ServerRef, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """One call to one server, repeated while it cannot be reached: so it must be one that may be.
+        """Calls one server, and repeats the call while the server cannot be reached.
+
+        Args:
+            server: The server.
+            method: The name of the RPC, which must be safe to repeat.
+            request: The request message.
+            timeout_s: Seconds until one attempt fails.
+
+        Returns:
+            The reply message.
 
         Raises:
-            ShoalError: what the server answers.
-            Unreachable: nobody answered for long.
-            Cancelled: the call is not wanted any more.
+            ShoalError: The server has returned an error.
+            Unreachable: The server did not reply for 20 s.
+            Cancelled: The call is no longer wanted.
         """
-        # A channel a call: these are few, and a server that was restarted is found at once.
-        with _rpc.channel(server.address) as channel, _tracing.calling(request):
+        # Each call opens a channel: calls are few, and a restarted server is found at once.
+        with _rpc.channel(server.address) as channel, _tracing.client_span(request):
             stub = getattr(ParameterServerStub(channel), method)
 
             def once() -> Any:
@@ -60,46 +69,60 @@ class ServerCalls:
             )
 
     @contextmanager
-    def at_once(self, servers: Sequence[ServerRef]) -> Iterator["ConcurrentCalls"]:
-        """Channels to servers that are called at the same time, each call once."""
+    def concurrently(self, servers: Sequence[ServerRef]) -> Iterator["ConcurrentCalls"]:
+        """Opens channels for concurrent calls to servers, without retries."""
         with ExitStack() as channels:
             yield ConcurrentCalls(
                 [(server, channels.enter_context(_rpc.channel(server.address))) for server in servers]
             )
 
-    def check_wanted(self, server: ServerRef, why: str = "nobody waits for it any more") -> None:
-        """Raises Cancelled if it makes no sense any more to call a server."""
+    def check_wanted(self, server: ServerRef, why: str = "the effect was dropped") -> None:
+        """Raises Cancelled if calls to a server are no longer wanted."""
         if not self._wanted(server):
-            raise errors.Cancelled(f"server {server.member} is gone, or its job is ({why})")
+            raise errors.Cancelled(f"server {server.member} is gone, or its job has ended ({why})")
 
 
 class ConcurrentCalls:
-    """Open channels to some servers; made by `ServerCalls.at_once`."""
+    """Open channels to some servers; made by `ServerCalls.concurrently`."""
 
     def __init__(self, channels: Sequence[tuple[ServerRef, Any]]) -> None:
         self._servers = [(server, ParameterServerStub(channel)) for server, channel in channels]
 
     def call(self, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> list[Any]:
-        """The same call to each; what they answer, in their order.
+        """Calls all servers with the same request.
+
+        Args:
+            method: The name of the RPC.
+            request: The request message.
+            timeout_s: Seconds until a call fails.
+
+        Returns:
+            The replies in the order of the servers.
 
         Raises:
-            ShoalError: of the first one that fails; the others' answers are not waited for.
+            ShoalError: The first call that failed has raised it; the other calls are cancelled.
         """
-        with _tracing.calling(request):
+        with _tracing.client_span(request):
             calls = self._begin(method, request, timeout_s)
             try:
-                answers = []
+                replies = []
                 for server, call in calls:
                     with _rpc.as_shoal_errors(server.address):
-                        answers.append(call.result())
-                return answers
+                        replies.append(call.result())
+                return replies
             finally:
                 for _, call in calls:
                     call.cancel()
 
-    def tell(self, method: str, request: Any, *, timeout_s: float) -> None:
-        """The same call to each, of which none has to succeed: returns when all are over, within the time."""
-        with _tracing.calling(request):
+    def send(self, method: str, request: Any, *, timeout_s: float) -> None:
+        """Calls all servers with the same request, and ignores errors. Returns when all calls have ended.
+
+        Args:
+            method: The name of the RPC.
+            request: The request message.
+            timeout_s: Seconds until a call fails.
+        """
+        with _tracing.client_span(request):
             for server, call in self._begin(method, request, timeout_s):
                 with suppress(errors.ShoalError), _rpc.as_shoal_errors(server.address):
                     call.result()

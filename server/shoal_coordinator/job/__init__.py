@@ -1,9 +1,9 @@
-"""One job's life: the state machine of a job, and the owners of the parts of its state.
+"""The state machine of one job, and the owners of the parts of its state. Pure: no clock, no I/O, no thread.
 
-`JobMachine` is the state machine of one job, and `JobView` the part of it that other packages read; none sees the owners
-behind it. Pure: no clock, no I/O, no thread. Which worker is sent where, and on which server a shard lies, `cluster`
-decides. Each owner maps its own state to a message of `state.proto`; `persistence` keeps these. `cluster` and what is
-above it may import this package; of the coordinator it imports `messages` alone.
+`JobMachine` changes a job, and `JobView` is the part of it that other packages read; neither shows the owners behind
+it. `cluster` assigns workers and places shards. Each owner converts its own state to a message of `state.proto`, which
+`persistence` stores. `cluster` and the packages above it may import this package. Of the coordinator it imports only
+`messages`.
 """
 
 from shoal_coordinator.job.checkpoint_schedule import NO_STORAGE

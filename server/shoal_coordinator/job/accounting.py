@@ -1,4 +1,4 @@
-"""What was done of one job: its data, by the ledger, and the figures that workers report. Pure: no clock, no I/O."""
+"""Accounting of one job: its data, in the ledger, and the metrics that workers report. Pure: no clock, no I/O."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,93 +14,103 @@ from shoal_coordinator.messages import HoldResult, JobRecordKind, WorkerReported
 
 
 class Accounting:
-    """The books of one job. They begin anew, or go on from a checkpoint, when its shards are lost.
+    """The accounts of one job. After a loss of shards they start from zero, or from a checkpoint.
 
     Args:
-        spec: the job, as its user asked for it.
-        changed: told the name of the record that is another one now.
+        spec: the job, as its user submitted it.
+        changed: called with the name of a record that has changed.
+
+    Attributes:
+        ledger: the job's data; None until the job is described.
+        progress_totals: sums of what the workers have reported.
+        steps: timings of the latest steps.
     """
 
     def __init__(self, spec: Job, changed: Callable[[str], None]) -> None:
         self._spec, self._changed = spec, changed
-        self.ledger: Ledger | None = None  # None until the job is described
-        self.tally = ProgressTotals()
+        self.ledger: Ledger | None = None
+        self.progress_totals = ProgressTotals()
         self.steps = StepTimings()
 
     @property
     def finished(self) -> bool:
-        """Whether all data is done; never so without data."""
+        """Whether all data is done; always False without data."""
         return self.ledger is not None and self.ledger.finished
 
     def account(self) -> DataAccount:
-        """What became of the data; of a job that was not described yet, nothing is known."""
+        """Returns the state of the data; empty until the job is described."""
         return self.ledger.account() if self.ledger else DataAccount()
 
     def timings(self) -> Timings:
-        """Where the time of the latest steps went, and how stale accepted pushes were."""
-        return Timings(self.steps.kept, self.tally.staleness, self.steps.heard)
+        """Returns the timings of the latest steps, and the staleness of accepted pushes."""
+        return Timings(self.steps.kept, self.progress_totals.staleness, self.steps.last_reported_at)
 
     def progress(self, seconds: float) -> Progress:
-        """The figures now, `seconds` after the job began to run; 0: it did not."""
+        """Returns the progress, `seconds` after the job began to run; 0 if it has not."""
         epoch = self.ledger.epoch if self.ledger else 0
-        return self.tally.progress(total_samples=self._total_samples, epoch=epoch, seconds=seconds)
+        return self.progress_totals.progress(total_samples=self._total_samples, epoch=epoch, seconds=seconds)
 
     @property
     def _total_samples(self) -> int:
-        """Samples until the job's end; 0: not known. By its steps, it is as many as there are in full batches."""
+        """Samples until the job's end; 0 if unknown. With `max_steps`, the samples of as many full batches."""
         spec, of_data = self._spec, self.ledger.samples if self.ledger else 0
         by_steps = spec.max_steps * spec.workers * spec.batch_size
         return min(of_data, by_steps) if by_steps else of_data
 
     def held(self, ranks: Mapping[str, int]) -> HoldResult:
-        """The coordinator's part of a cut; `ranks` are the live workers'."""
+        """Returns the coordinator's part of a cut; `ranks` are those of the live workers."""
         data = self.ledger.to_proto() if self.ledger and self.ledger.samples_per_epoch else None
-        return HoldResult(data, ranks, self.tally.to_proto({}))
+        return HoldResult(data, ranks, self.progress_totals.to_proto({}))
 
     def begin(self, samples: int) -> None:
-        """The job is described: an epoch has so many samples, none of which is done."""
+        """Creates the ledger of a job that was described; `samples` counts one epoch."""
         self.ledger = Ledger.of(self._spec, samples, self.ledger_changed)
         self.ledger_changed()
 
     def restart(self) -> None:
-        """Nothing is done any more."""
-        self.tally, self.steps = ProgressTotals(), StepTimings()
-        self._changed(JobRecordKind.TALLY)
+        """Resets all accounts to zero."""
+        self.progress_totals, self.steps = ProgressTotals(), StepTimings()
+        self._changed(JobRecordKind.PROGRESS)
         if self.ledger:
             self.begin(self.ledger.samples_per_epoch)
 
     def resume_data(self, ledger: Ledger) -> None:
-        """The data goes on where a checkpoint has it."""
+        """Continues with the data of a checkpoint."""
         self.ledger = ledger
         self.ledger_changed()
 
-    def resume_figures(self, tally: state_pb2.TallyRecord, *, of_another: bool) -> None:
-        """The figures go on from a checkpoint's; those of another job are not this one's speed."""
-        self.tally = ProgressTotals.from_proto(tally)
+    def resume_progress(self, progress: state_pb2.TallyRecord, *, of_another: bool) -> None:
+        """Continues with the progress totals of a checkpoint.
+
+        Args:
+            progress: the totals in the checkpoint.
+            of_another: whether another job made them. They then do not count for this job's speed.
+        """
+        self.progress_totals = ProgressTotals.from_proto(progress)
         if of_another:
-            self.tally.begin()
-        self._changed(JobRecordKind.TALLY)
+            self.progress_totals.begin()
+        self._changed(JobRecordKind.PROGRESS)
 
     def count(self, fresh: WorkerReported, now: float) -> None:
-        """Counts in what a worker did since its last report."""
-        self.tally.add(fresh)
+        """Adds what a worker did since its last report."""
+        self.progress_totals.add(fresh)
         self.steps.add(fresh.worker, fresh.timings, now)
 
     def release(self, worker: str, cursor: Cursor | None) -> None:
-        """A worker is gone; what it holds goes to others but for what it has done, as far as that is known."""
-        self._changed(JobRecordKind.TALLY)  # nobody will report again what this one did
+        """Takes back the range of a worker that is gone, except the samples that its cursor reports as done."""
+        self._changed(JobRecordKind.PROGRESS)  # the totals now have to keep what this worker reported
         if self.ledger:
             held = self.ledger.held_by(worker)
             known = cursor is not None and held is not None and cursor.lease == held.number
             self.ledger.take_back(worker, cursor.consumed if cursor and known else 0)
 
     def restore_from(self, saved: JobSnapshot) -> None:
-        """Goes on from a job's records."""
+        """Restores the accounts from a job's records."""
         self.ledger = Ledger.from_proto(saved.ledger, self.ledger_changed) if saved.ledger else None
-        self.tally = ProgressTotals.from_proto(saved.tally)
+        self.progress_totals = ProgressTotals.from_proto(saved.tally)
 
     def ledger_changed(self) -> None:
-        """The ledger's record is another one now."""
+        """Marks the ledger's record as changed."""
         self._changed(JobRecordKind.LEDGER)
 
     def validate(self) -> None:

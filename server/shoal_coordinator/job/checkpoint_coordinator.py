@@ -1,8 +1,8 @@
-"""A job's checkpoints and evaluations together: which are due, under way and whole, and what one means for the other.
+"""Coordination of a job's checkpoints and evaluations, and what each means for the other. Pure: no clock, no I/O.
 
-`CheckpointSchedule` and `EvaluationSchedule` know their own. Here is what follows from each event of them: the best evaluation asks
-for a checkpoint, which then says that it is of that evaluation; a checkpoint that matters is tried again if it fails.
-What follows for the job as a whole, `JobMachine` decides. Pure: no clock, no I/O.
+`CheckpointSchedule` and `EvaluationSchedule` each handle their own events. This module handles the effects of one on
+the other: the best evaluation requests a checkpoint, which then refers to that evaluation, and an important checkpoint
+is tried again if it fails. `JobMachine` decides what follows for the job as a whole.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,15 @@ class CheckpointCoordinator:
 
     Args:
         submission: the job.
-        owners: of the job, to be read; the log is told of each checkpoint and evaluation, and the lifecycle why the job
-            stops early.
+        owners: owners of the job's state. The log receives each checkpoint and evaluation, and the lifecycle the reason
+            for an early stop. The others are only read.
         now: seconds of Unix time, as in every method.
-        changed: told the name of a record that has changed.
-        possible: whether the cluster has a folder of checkpoints.
+        changed: called with the name of a record that has changed.
+        possible: whether the cluster has checkpoint storage.
 
     Attributes:
-        checkpoints: which there are, to be read.
+        checkpoints: the job's checkpoints, for reading.
+        evaluation_schedule: the job's evaluations, for reading; None without an evaluation policy.
     """
 
     def __init__(
@@ -56,121 +57,146 @@ class CheckpointCoordinator:
         self._ref, spec = submission.ref, submission.spec
         self._spec = spec
         self._log, self._lifecycle = owners.log, owners.lifecycle
-        self._plan, self._crew = owners.plan, owners.crew
+        self._plan, self._worker_group = owners.plan, owners.worker_group
         policy = spec.checkpoints or CheckpointPolicy()
         self.checkpoints = CheckpointSchedule(
             policy, now, lambda: changed(JobRecordKind.CHECKPOINTS), possible=possible
         )
-        self.evaluating = (
+        self.evaluation_schedule = (
             EvaluationSchedule(spec.evaluation, lambda: changed(JobRecordKind.EVALUATION)) if spec.evaluation else None
         )
 
-    # What it is like now.
+    # Current state.
 
     @property
     def pending(self) -> bool:
-        """Whether a checkpoint is under way, or asked for where it can be had."""
+        """Whether a checkpoint is in progress, or requested and possible."""
         return self.checkpoints.pending
 
     @property
     def stopping(self) -> str:
-        """Why the job ends before its data is done; empty: it does not."""
-        return self.evaluating.stopping if self.evaluating else ""
+        """Why the job ends before its data is done; empty if it does not."""
+        return self.evaluation_schedule.stopping if self.evaluation_schedule else ""
 
     @property
     def owes_evaluation(self) -> bool:
-        """Whether the evaluation at the job's end is to come."""
-        return self.evaluating is not None and self.evaluating.owes
+        """Whether the final evaluation is still to come."""
+        return self.evaluation_schedule is not None and self.evaluation_schedule.owes
 
     @property
     def latest(self) -> Evaluation | None:
-        """The last evaluation; None: there was none."""
-        return self.evaluating.latest if self.evaluating else None
+        """The latest evaluation; None if there was none."""
+        return self.evaluation_schedule.latest if self.evaluation_schedule else None
 
     @property
     def best(self) -> Evaluation | None:
-        """The best evaluation so far; None: none gave a number."""
-        return self.evaluating.best if self.evaluating else None
+        """The best evaluation so far; None if none returned a number."""
+        return self.evaluation_schedule.best if self.evaluation_schedule else None
 
     # Evaluations.
 
     def claim_evaluation(self, worker: str, step: int, *, through: bool) -> EvaluationClaim:
-        """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
-        if self.evaluating is None or not self._lifecycle.running:
+        """Gives a worker the evaluation that is due at its step, unless another worker has it.
+
+        Args:
+            worker: id of the worker.
+            step: its step.
+            through: whether only the final evaluation is left for it to do.
+
+        Returns:
+            The evaluation to do, if any, and whether the worker has to stop.
+        """
+        if self.evaluation_schedule is None or not self._lifecycle.running:
             return EvaluationClaim()
-        own = self._crew.active[worker].assignment
-        others = self._crew.assignments - {own}
-        return EvaluationClaim(self.evaluating.ask(own, step, others, through=through), stop=bool(self.stopping))
+        own = self._worker_group.active[worker].assignment
+        others = self._worker_group.assignments - {own}
+        return EvaluationClaim(
+            self.evaluation_schedule.claim(own, step, others, through=through), stop=bool(self.stopping)
+        )
 
     def lacks(self, result: Evaluation) -> str:
-        """Returns why a worker's result is of no use; empty: it is of use, or of no interest."""
-        return self.evaluating.lacks(result) if self.evaluating else ""
+        """Returns why a worker's result is unusable; empty if it is usable or the job has no evaluation policy."""
+        return self.evaluation_schedule.lacks(result) if self.evaluation_schedule else ""
 
     def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[EvaluationAck, list[Effect]]:
-        """Takes what a worker has found, and says what follows for it."""
-        evaluating, checkpoints = self.evaluating, self.checkpoints
-        if evaluating is None:
+        """Records a worker's result, and decides what follows.
+
+        Args:
+            worker: id of the worker.
+            result: what it found.
+            now: seconds of Unix time.
+
+        Returns:
+            The reply to the worker, and the effects.
+        """
+        evaluation_schedule, checkpoints = self.evaluation_schedule, self.checkpoints
+        if evaluation_schedule is None:
             return EvaluationAck(), []
         effects: list[Effect] = []
-        if reported := evaluating.report(self._crew.active[worker].assignment, replace(result, time=now)):
+        if reported := evaluation_schedule.report(
+            self._worker_group.active[worker].assignment, replace(result, time=now)
+        ):
             found, is_best = reported
             self._log.append(EvaluationEnded(self._log.next, now, worker, found, is_best))
             if self.stopping:
                 self._lifecycle.wait_for(self.stopping, now)
-            if is_best and evaluating.checkpoints_best and checkpoints.possible:
-                evaluating.expect_checkpoint(checkpoints.request(now))
+            if is_best and evaluation_schedule.checkpoints_best and checkpoints.possible:
+                evaluation_schedule.expect_checkpoint(checkpoints.request(now))
                 effects = self.begin_when_due(now)
-        # Where others go on meanwhile, it would hold still for nothing.
-        holds_still = self._spec.consistency.needs_every_worker
-        wait = evaluating.awaits_cut and not checkpoints.failure and holds_still
+        # If other workers continue meanwhile, waiting for the cut would gain nothing.
+        waits_for_all = self._spec.consistency.needs_every_worker
+        wait = evaluation_schedule.awaits_cut and not checkpoints.failure and waits_for_all
         return EvaluationAck(wait, stop=bool(self.stopping)), effects
 
     def release(self, assignment: int) -> None:
-        """A worker has no part in the job any more; what it was evaluating is lost."""
-        if self.evaluating:
-            self.evaluating.release(assignment)
+        """Takes back the evaluation of a worker that has no assignment any more."""
+        if self.evaluation_schedule:
+            self.evaluation_schedule.release(assignment)
 
-    # Checkpoints, in the order in which they go on.
+    # Checkpoints, in the order of their steps.
 
     def request(self, now: float) -> tuple[TakeCheckpointResult, list[Effect]]:
-        """Takes one more, now or when the one under way is over.
+        """Requests a checkpoint, to begin now or after the one in progress.
 
         Raises:
-            StorageFailed: the cluster has no folder of checkpoints.
-            NotPlaced: the job does not run.
+            StorageFailed: the cluster has no checkpoint storage.
+            NotPlaced: the job is not running.
         """
         if not self.checkpoints.possible:
             raise errors.StorageFailed(NO_STORAGE)
         if not self._lifecycle.running:
             state = self._lifecycle.state.value
-            raise errors.NotPlaced(f"job {self._ref.name} is {state}; only a running one is saved")
+            raise errors.NotPlaced(f"job {self._ref.name} is {state}; only a running job can be saved")
         attempt = TakeCheckpointResult(self.checkpoints.request(now), self._log.last)
         return attempt, self.begin_when_due(now)
 
     def request_from(self, start: float, now: float) -> list[Effect]:
-        """Takes one more, which begins at `start` at the earliest."""
+        """Requests a checkpoint that begins no earlier than `start`."""
         self.checkpoints.request(start)
         return self.begin_when_due(now)
 
     def request_last(self, now: float) -> None:
-        """All workers are through: takes one more, if the job's policy says so."""
+        """Requests the final checkpoint, if the job's policy has one. All workers have finished."""
         if self.checkpoints.at_end:
             self.checkpoints.request(now)
 
     def begin_when_due(self, now: float) -> list[Effect]:
-        """Begins a checkpoint, if it is time."""
+        """Begins a checkpoint if one is due."""
         placed = self._lifecycle.running and self._plan.placement is not None
-        if not placed or not self.checkpoints.due(now, self._crew.step):
+        if not placed or not self.checkpoints.due(now, self._worker_group.step):
             return []
-        self.checkpoints.begin(now, self._crew.step)
+        self.checkpoints.begin(now, self._worker_group.step)
         return [ScanCheckpoints(self._ref)]
 
-    def counted(self, largest: int, *, last: bool) -> list[Effect]:
-        """What the folder has under this name is known, so that the checkpoint under way can have a number.
+    def scanned(self, largest: int, *, last: bool) -> list[Effect]:
+        """Gives the checkpoint in progress a number, after the storage was scanned.
 
         Args:
-            largest: number in the folder.
-            last: a server with shards of the job is going, so the job goes back to this one.
+            largest: the largest number in the storage under this job's name.
+            last: whether a server with shards of the job is draining, so that the job restarts from this checkpoint.
+
+        Returns:
+            The effects.
         """
         placement = self._plan.placement
         if placement is None:
@@ -179,67 +205,67 @@ class CheckpointCoordinator:
         return [TakeCut(self._ref, placement.generation, self._plan.servers, number, last)]
 
     def cut_taken(self, cut: CutTaken) -> list[Effect]:
-        """All servers write their part."""
+        """Returns the effect that commits the checkpoint, after all servers began to write their shards."""
         if self._plan.placement is None:
             return []
-        evaluating = self.evaluating
-        best = evaluating.cut_taken(self.checkpoints.attempt) if evaluating else None
-        keep = (evaluating.kept,) if evaluating and evaluating.kept else ()
+        evaluation_schedule = self.evaluation_schedule
+        best = evaluation_schedule.cut_taken(self.checkpoints.attempt) if evaluation_schedule else None
+        keep = (evaluation_schedule.kept,) if evaluation_schedule and evaluation_schedule.kept else ()
         return [CommitCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep)]
 
-    def written(self, written: CheckpointCommitted, now: float) -> list[Effect]:
-        """The checkpoint that was under way is whole."""
-        saved = written.saved
-        self.checkpoints.written(saved, written.removed)
-        if self.evaluating and written.best:
-            self.evaluating.checkpoint_committed(saved.number, written.best)
-        self._tell(self.checkpoints.attempt, saved, "", now)
-        return self.begin_when_due(now)  # another one was asked for meanwhile
+    def committed(self, event: CheckpointCommitted, now: float) -> list[Effect]:
+        """Records that the checkpoint in progress is complete."""
+        saved = event.saved
+        self.checkpoints.committed(saved, event.removed)
+        if self.evaluation_schedule and event.best:
+            self.evaluation_schedule.checkpoint_committed(saved.number, event.best)
+        self._log_end(self.checkpoints.attempt, saved, "", now)
+        return self.begin_when_due(now)  # another one may have been requested meanwhile
 
     def failed(self, reason: str, now: float) -> list[Effect]:
-        """The checkpoint that was under way was given up; those that matter the most are tried again."""
-        checkpoints, evaluating = self.checkpoints, self.evaluating
+        """Records that the checkpoint in progress failed. An important one is tried again."""
+        checkpoints, evaluation_schedule = self.checkpoints, self.evaluation_schedule
         checkpoints.failed(reason)
-        of_best = evaluating is not None and evaluating.checkpoint_failed(checkpoints.attempt)
+        of_best = evaluation_schedule is not None and evaluation_schedule.checkpoint_failed(checkpoints.attempt)
         matters = of_best or self._lifecycle.closing
         again = matters and not checkpoints.pending and checkpoints.request_again(now)
-        if of_best and evaluating and (again or checkpoints.pending):
-            evaluating.expect_checkpoint(checkpoints.pending_attempt)
-        self._tell(checkpoints.attempt, None, reason, now)
+        if of_best and evaluation_schedule and (again or checkpoints.pending):
+            evaluation_schedule.expect_checkpoint(checkpoints.pending_attempt)
+        self._log_end(checkpoints.attempt, None, reason, now)
         return self.begin_when_due(now)
 
-    # The job loses its shards, and goes on.
+    # Loss of shards.
 
     def lose(self, saved: SavedCheckpoint | None, reason: str, now: float) -> bool:
-        """The shards are lost, and with them what was under way.
+        """Ends the checkpoint in progress, because the shards are lost.
 
         Args:
-            saved: has all that is lost, and so all that checkpoints that were asked for since would have.
+            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; or None.
             reason: why the shards are lost.
-            now: the time.
+            now: seconds of Unix time.
 
         Returns:
-            Whether somebody was told that a checkpoint is whole.
+            Whether a watcher was told that a checkpoint is complete.
         """
-        told = self.checkpoints.pending  # somebody may wait for it
-        if told:
-            self._tell(self.checkpoints.pending_attempt, saved, "" if saved else reason, now)
+        reported = self.checkpoints.pending  # a watcher may wait for it
+        if reported:
+            self._log_end(self.checkpoints.pending_attempt, saved, "" if saved else reason, now)
         self.checkpoints.restart(now, 0)
-        if self.evaluating:
-            self.evaluating.restart()
-        return told and saved is not None
+        if self.evaluation_schedule:
+            self.evaluation_schedule.restart()
+        return reported and saved is not None
 
-    def go_on_from(self, step: int, now: float) -> None:
-        """The job goes on from a checkpoint, at this step."""
+    def resume_from(self, step: int, now: float) -> None:
+        """Continues at this step, from a checkpoint."""
         self.checkpoints.restart(now, step)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         self.checkpoints.validate()
-        if self.evaluating:
-            self.evaluating.validate(self._crew.assignments)
+        if self.evaluation_schedule:
+            self.evaluation_schedule.validate(self._worker_group.assignments)
 
-    def _tell(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
-        """Tells those who wait for an attempt at a checkpoint what became of it."""
+    def _log_end(self, attempt: int, saved: SavedCheckpoint | None, failure: str, now: float) -> None:
+        """Logs the end of a checkpoint attempt, for those who wait for it."""
         seconds = max(0.0, now - self.checkpoints.began_at)
         self._log.append(CheckpointEnded(self._log.next, now, attempt, saved, seconds, failure))

@@ -1,4 +1,4 @@
-"""What has happened to jobs since this coordinator began, for its metrics. Pure; kept in no store, as no counter is."""
+"""Counters of what has happened to jobs since the coordinator started, for its metrics. They are not stored."""
 
 from collections import Counter
 from enum import StrEnum
@@ -7,27 +7,27 @@ from shoal.status import JobState
 
 
 class RestartReason(StrEnum):
-    """Why shards were given up."""
+    """Why a job gave up its shards and restarted."""
 
-    LOST = "lost"  # their server is gone, or does not have them any more
-    LEAVING = "leaving"  # their server said before that it was going, so the job was saved first
+    LOST = "lost"  # the server is gone, or no longer has them
+    DRAINING = "leaving"  # the server was draining, so the job was saved first
 
 
 class JobCounters:
-    """Counts that only grow, over jobs that are forgotten, too.
+    """Monotonic counts over all jobs, including those that are forgotten.
 
     Attributes:
-        restarts: how often jobs went back to a checkpoint.
-        ended: how many jobs ended, by their last state.
+        restarts: restarts of jobs, by reason.
+        ended: ended jobs, by final state.
     """
 
     def __init__(self) -> None:
         self.restarts = Counter(dict.fromkeys(RestartReason, 0))
         self.ended = Counter({state: 0 for state in JobState if state.finished})
 
-    def count_restart(self, loss: RestartReason) -> None:
-        """Counts a job that goes back because of this loss."""
-        self.restarts[loss] += 1
+    def count_restart(self, reason: RestartReason) -> None:
+        """Counts a restart."""
+        self.restarts[reason] += 1
 
     def count_end(self, state: JobState) -> None:
         """Counts a job that ended in this state."""

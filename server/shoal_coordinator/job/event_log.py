@@ -1,4 +1,4 @@
-"""What happened to a job, for those who watch it: the latest events, numbered. Pure: no clock, no I/O."""
+"""Log of one job's latest events, numbered, for watchers. Pure: no clock, no I/O."""
 
 import itertools
 from collections import deque
@@ -6,28 +6,32 @@ from collections.abc import Callable, Iterable, Iterator
 
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, StateChanged
 
-MAX_EVENTS = 20_000  # of those that are kept in the store, and as many others
+MAX_EVENTS = 20_000  # of the stored events, and as many others
 MAX_LOG_BYTES = 8 << 20
-# Numbers that are set aside at a time. So many at most are skipped by a restart.
+# Numbers reserved at a time. A restart of the coordinator skips at most this many.
 NUMBERS_AHEAD = 10_000
-# Those that are kept in the store: what they say of the job was promised to somebody, who may still wait for it.
+# The stored events: a watcher may wait for them across a restart of the coordinator.
 Kept = StateChanged | CheckpointEnded | EvaluationEnded
 
 
 class EventLog:
-    """The last events of one job, numbered from 1.
+    """The latest events of one job, numbered from 1.
 
-    Those that change the job's state, or say what became of a checkpoint or what an evaluation found, are kept in the
-    coordinator's store; log lines and figures are not, but no number is given out twice: before one is, numbers up to
-    some way ahead of it are set aside (`numbered`), and a log that was restored goes on behind all of them. So there
-    are gaps where the coordinator was restarted, and where log lines and figures were forgotten. These are bounded
-    apart from the others: a job's evaluations are there for whoever comes later, however much was reported since.
+    State changes and the results of checkpoints and evaluations are stored. Log lines and metrics are not, but no
+    number is used twice: the log reserves numbers in advance (`numbered`), and a restored log continues after all of
+    them. The numbers therefore have gaps where the coordinator restarted, and where log lines and metrics were dropped.
+    Stored and other events have separate limits, so that many reports do not displace a job's evaluations.
 
     Args:
-        kept_changed: told the number of an event whose record is another one now: it came, or was forgotten.
-        numbered_changed: told that `numbered` is another one now.
-        max_events: how many are remembered that are kept in the store, and how many others.
-        max_log_bytes: of the log lines among them.
+        kept_changed: called with the number of a stored event that was added or dropped.
+        numbered_changed: called when `numbered` has changed.
+        max_events: maximum number of stored events, and of others.
+        max_log_bytes: maximum size of the log lines.
+
+    Attributes:
+        last: sequence number of the latest event; after a restore, the largest that it can have been.
+        numbered: the largest reserved number.
+        ended: whether the latest event is the job's last.
     """
 
     def __init__(
@@ -40,35 +44,35 @@ class EventLog:
     ) -> None:
         self._kept_changed, self._numbered_changed = kept_changed, numbered_changed
         self._max_events, self._max_log_bytes = max_events, max_log_bytes
-        self._kept: dict[int, Kept] = {}  # those that are kept in the store, by number, in order
+        self._kept: dict[int, Kept] = {}  # the stored events, by number, in order
         self._others: deque[Event] = deque()
         self._log_bytes = 0  # of the log lines among them
-        self.last = 0  # the latest event's sequence number; restored, the last one that it may have been
-        self.numbered = 0  # what comes before a restart has no larger number
-        self.ended = False  # the latest event is the job's last
+        self.last = 0
+        self.numbered = 0
+        self.ended = False
 
     def restore(self, events: Iterable[Kept], numbered: int) -> None:
-        """Takes up, in a new log, what was kept of an earlier one."""
+        """Restores a new log from the stored events of an earlier one."""
         for event in sorted(events, key=_number):
             self._add(event)
         self.last = self.numbered = numbered
 
     @property
     def next(self) -> int:
-        """The sequence number of the event to come."""
+        """The sequence number of the next event."""
         return self.last + 1
 
     @property
     def kept(self) -> Iterator[int]:
-        """The numbers of the events whose records are kept."""
+        """The numbers of the stored events."""
         return iter(self._kept)
 
     def find(self, sequence: int) -> Kept | None:
-        """An event whose record is kept."""
+        """Returns a stored event by number."""
         return self._kept.get(sequence)
 
     def append(self, event: Event) -> None:
-        """Adds an event, whose sequence number is `next`; forgets the oldest ones where a bound is reached."""
+        """Adds an event with the sequence number `next`, and drops the oldest events beyond the limits."""
         self.last = event.sequence
         if self.last > self.numbered:
             self.numbered = self.last + NUMBERS_AHEAD
@@ -84,10 +88,10 @@ class EventLog:
             self._log_bytes -= _log_bytes(self._others.popleft())
 
     def after(self, sequence: int) -> list[Event]:
-        """The events with larger numbers that are kept, in order."""
+        """Returns the remembered events with larger numbers, in order."""
         found: list[Event] = []
         for events in (self._kept.values(), self._others):
-            # From the end, where a watcher that keeps up is.
+            # From the end: most watchers need only the newest events.
             found += itertools.takewhile(lambda event: event.sequence > sequence, reversed(events))
         return sorted(found, key=_number)
 

@@ -1,17 +1,18 @@
-"""One job's life, from submission to its end. Pure: no clock, no I/O; what is to be done comes back as effects.
+"""The state machine of one job, from submission to its end. Pure: no clock, no I/O; it returns effects.
 
-A job begins to run when its `workers` have entered, or `min_workers` of them if no more are idle, so that no barrier is
-passed by too few. From then on it goes on with those that are there: who dies or leaves is taken out of the barriers,
-another enters in its place, and up to `max_workers` may join. Workers stop by themselves, when the data is out or
-`max_steps` are taken, and are not replaced then; the job succeeds when all have.
-The workers of a session job come and go as their users please; it succeeds when the last one present finishes, while
-the death of the last one leaves it running, for its user to come back to.
+A job begins to run when its `workers` have entered, or `min_workers` of them if no more are idle, so that barriers have
+enough workers. It then continues with the workers that are present. A worker that dies or leaves is taken out of the
+barriers, another takes its rank, and up to `max_workers` may join. Workers stop when the data is finished or
+`max_steps` are done, and are not replaced then. The job succeeds when all have finished.
 
-A job whose shards are lost goes back: to its newest whole checkpoint, or to its beginning if it has none yet; its
-workers start anew. A session job fails instead, for its users' programs would not know. `recovery` decides it.
+The workers of a session job join and leave as their users decide. The job succeeds when the last one present finishes.
+If the last one dies, the job stays running, so that its user can return.
 
-Each method here is something that happens to the job. Its owners (see `view`) take it in; what follows from one of them
-for the others, and for the job as a whole, is decided here.
+A job that loses its shards restarts from its newest complete checkpoint, or from its beginning without one, with new
+assignments of its workers. A session job fails instead, because its users' programs cannot restart. `recovery` decides.
+
+Each method handles one thing that happens to the job. The owners (see `view`) record it; this class decides what it
+means for the other owners and for the job as a whole.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,7 @@ from shoal_coordinator.messages import (
 
 
 class JobMachine(JobView):
-    """The state machine of one job: a `JobView`, and what happens to it. `begun` and `restored` make it."""
+    """The state machine of one job: a `JobView` with the methods that change it; see `begun` and `restored`."""
 
     @classmethod
     def begun(
@@ -49,10 +50,21 @@ class JobMachine(JobView):
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
-        tallies: JobCounters | None = None,
+        counters: JobCounters | None = None,
     ) -> "JobMachine":
-        """Returns a job that was submitted now; the arguments are those of `JobView`."""
-        job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
+        """Returns a newly submitted job.
+
+        Args:
+            submission: the job.
+            now: seconds of Unix time.
+            changed: called with the name of a record that was changed or removed.
+            checkpoints: whether the cluster has checkpoint storage.
+            counters: the cluster's counters, to add to.
+
+        Returns:
+            The job, pending.
+        """
+        job = cls(submission, now, changed, checkpoints=checkpoints, counters=counters)
         for part in (JobRecordKind.SPEC, JobRecordKind.CHECKPOINTS, JobRecordKind.EVALUATION):
             changed(part)
         job._lifecycle.enter(JobState.PENDING, "", now)
@@ -67,62 +79,93 @@ class JobMachine(JobView):
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
-        tallies: JobCounters | None = None,
+        counters: JobCounters | None = None,
     ) -> "JobMachine":
-        """Returns a job as an earlier coordinator knew it.
+        """Returns a job as an earlier coordinator stored it.
 
         Args:
-            number: of the submission.
-            saved: what is kept of it.
-            now, changed, checkpoints, tallies: as for a new job.
+            number: number of the submission.
+            saved: the job's records.
+            now: seconds of Unix time.
+            changed: called with the name of a record that was changed or removed.
+            checkpoints: whether the cluster has checkpoint storage.
+            counters: the cluster's counters, to add to.
+
+        Returns:
+            The restored job.
 
         Raises:
-            ShoalError, ValueError: what is kept makes no sense.
+            ShoalError, ValueError: the records are invalid.
         """
         submission = Submission.from_proto(number, saved.spec)
-        job = cls(submission, now, changed, checkpoints=checkpoints, tallies=tallies)
+        job = cls(submission, now, changed, checkpoints=checkpoints, counters=counters)
         if not job._records.restore(saved):
             changed(JobRecordKind.CHECKPOINTS)
         return job
 
     def wait_for(self, what: str, now: float) -> None:
-        """Tells the user what the job lacks, once when that changes; "" is nothing."""
+        """Sets what the job waits for, and logs it when it changes; an empty string means nothing."""
         self._lifecycle.wait_for(what, now)
 
-    # Workers come.
+    # Start of workers.
 
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> GroupMember:
-        """Gives a worker the first vacant rank, or else the first that is open to it."""
-        participant = GroupMember(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
-        self._entry.enrol(participant, now)
-        return participant
+        """Gives a worker the first vacant rank, or else the first rank for extra workers.
+
+        Args:
+            worker: id of the worker.
+            incarnation: its incarnation.
+            assignment: number of the new assignment.
+            now: seconds of Unix time.
+
+        Returns:
+            The new member of the worker group.
+        """
+        member = GroupMember(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
+        self._startup.enrol(member, now)
+        return member
 
     def describe(self, event: JobDescribed, now: float) -> tuple[DescribeResult, list[Effect]]:
-        """Takes what a worker says of its program; a second, different description ends the job."""
-        conflict = self._entry.describe(event)
+        """Records a worker's description of the program; a conflicting second description fails the job."""
+        conflict = self._startup.describe(event)
         return DescribeResult(conflict), self.fail(conflict, now) if conflict else []
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
-        """Has the shards allocated where they are planned."""
-        return self._entry.place(placement, now)
+        """Has the shards created according to a placement."""
+        return self._startup.place(placement, now)
 
     def shards_created(self, now: float, restored: RestoredCheckpoint | None = None) -> list[Effect]:
-        """All servers hold the shards."""
-        problem = self._entry.shards_created(now, restored)
+        """Records that all servers hold the shards."""
+        problem = self._startup.shards_created(now, restored)
         return self.fail(problem, now) if problem else []
 
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
-        """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
-        return self._entry.join(worker, assigned, now)
+        """Lets a worker enter as far as possible: servers admit it once they hold the shards.
+
+        Args:
+            worker: id of the worker.
+            assigned: whether it has sent the given values.
+            now: seconds of Unix time.
+
+        Returns:
+            The effects.
+        """
+        return self._startup.join(worker, assigned, now)
 
     def admitted(self, assignment: int, step: int, now: float) -> None:
-        """All servers let a worker in."""
-        self._entry.admitted(assignment, step, now)
+        """Records that all servers have admitted a worker.
 
-    # They work.
+        Args:
+            assignment: the worker's assignment.
+            step: the step at which it starts.
+            now: seconds of Unix time.
+        """
+        self._startup.admitted(assignment, step, now)
+
+    # Work.
 
     def lease(self, worker: str, done: int) -> Lease | NoRange:
-        """Gives a worker the next range, after marking an earlier one as done."""
+        """Leases the next range to a worker, after marking its lease `done` as complete, unless `done` is 0."""
         ledger = self._accounting.ledger
         if ledger is None or not self._lifecycle.running:
             return NoRange.WAIT
@@ -130,11 +173,11 @@ class JobMachine(JobView):
             ledger.complete(worker, done)
         if self.stopping:
             return NoRange.FINISHED
-        return ledger.lease(worker, self._crew.active[worker].rank, self.staff)
+        return ledger.lease(worker, self._worker_group.active[worker].rank, self.staff)
 
     def report(self, report: WorkerReported, now: float) -> None:
-        """Counts in what a worker did, and shows it to those who watch."""
-        fresh = report.since(self._crew.hear(report))
+        """Counts a worker's report, and logs it for watchers."""
+        fresh = report.since(self._worker_group.keep_report(report))
         self._accounting.count(fresh, now)
         for line in report.log:
             self.log.append(LogLine(self.log.next, now, report.worker, line))
@@ -142,57 +185,70 @@ class JobMachine(JobView):
             values, progress = dict(report.values), self._progress(now)
             self.log.append(MetricsReported(self.log.next, now, report.worker, report.step, values, progress))
 
-    # They evaluate.
+    # Evaluations.
 
     def claim_evaluation(self, worker: str, step: int, *, through: bool) -> EvaluationClaim:
-        """Gives a worker the evaluation that is due at its step, if one is and nobody else has it."""
-        return self._saving.claim_evaluation(worker, step, through=through)
+        """Gives a worker the evaluation that is due at its step, unless another worker has it.
+
+        Args:
+            worker: id of the worker.
+            step: its step.
+            through: whether only the final evaluation is left for it to do.
+
+        Returns:
+            The evaluation to do, if any, and whether the worker has to stop.
+        """
+        return self._checkpoint_coordinator.claim_evaluation(worker, step, through=through)
 
     def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[EvaluationAck, list[Effect]]:
-        """Takes what a worker has found, and says what follows for it; what is of no use ends the job."""
-        if lack := self._saving.lacks(result):
-            return EvaluationAck(stop=True), self.fail(lack, now)
-        return self._saving.report_evaluation(worker, result, now)
+        """Records a worker's result, and decides what follows. An unusable result fails the job.
 
-    # Checkpoints are taken, in the order in which they go on.
+        Args:
+            worker: id of the worker.
+            result: what it found.
+            now: seconds of Unix time.
+
+        Returns:
+            The reply to the worker, and the effects.
+        """
+        if problem := self._checkpoint_coordinator.lacks(result):
+            return EvaluationAck(stop=True), self.fail(problem, now)
+        return self._checkpoint_coordinator.report_evaluation(worker, result, now)
+
+    # Checkpoints, in the order of their steps.
 
     def request_checkpoint(self, now: float) -> tuple[TakeCheckpointResult, list[Effect]]:
-        """Takes one more, now or when the one under way is over.
-
-        Raises:
-            StorageFailed: the cluster has no folder of checkpoints.
-            NotPlaced: the job does not run.
-        """
-        return self._saving.request(now)
+        """Requests a checkpoint, to begin now or after the one in progress; see `CheckpointCoordinator.request`."""
+        return self._checkpoint_coordinator.request(now)
 
     def request_checkpoint_from(self, start: float, now: float) -> list[Effect]:
-        """Takes one more, which begins at `start` at the earliest."""
-        return self._saving.request_from(start, now)
+        """Requests a checkpoint that begins no earlier than `start`."""
+        return self._checkpoint_coordinator.request_from(start, now)
 
     def checkpoint_when_due(self, now: float) -> list[Effect]:
-        """Begins a checkpoint, if it is time."""
-        return self._saving.begin_when_due(now)
+        """Begins a checkpoint if one is due."""
+        return self._checkpoint_coordinator.begin_when_due(now)
 
     def checkpoints_scanned(self, largest: int, *, last: bool = False) -> list[Effect]:
-        """The folder was looked at; `last`: a server is going, so the job goes back to the checkpoint under way."""
-        return self._saving.counted(largest, last=last)
+        """Records the largest number in the storage. `last`: a server drains, so the job restarts from this one."""
+        return self._checkpoint_coordinator.scanned(largest, last=last)
 
     def cut_taken(self, cut: CutTaken) -> list[Effect]:
-        """All servers write their part."""
-        return self._saving.cut_taken(cut)
+        """Records that all servers are writing their shards."""
+        return self._checkpoint_coordinator.cut_taken(cut)
 
-    def checkpoint_committed(self, written: CheckpointCommitted, now: float) -> list[Effect]:
-        """The checkpoint that was under way is whole."""
+    def checkpoint_committed(self, event: CheckpointCommitted, now: float) -> list[Effect]:
+        """Records that the checkpoint in progress is complete."""
         self._checkpointed()
-        return self._saving.written(written, now) + self.end_when_saved(now)
+        return self._checkpoint_coordinator.committed(event, now) + self.end_when_saved(now)
 
     def checkpoint_failed(self, reason: str, now: float) -> list[Effect]:
-        """The checkpoint that was under way was given up; those that matter the most are tried again."""
-        return self._saving.failed(reason, now) + self.end_when_saved(now)
+        """Records that the checkpoint in progress failed. An important one is tried again."""
+        return self._checkpoint_coordinator.failed(reason, now) + self.end_when_saved(now)
 
     def end_when_saved(self, now: float) -> list[Effect]:
-        """Ends a job that is closing, once its last checkpoint is whole or given up, or there is no folder for it."""
-        if not self.closing or self._saving.pending:
+        """Ends a closing job when its final checkpoint is complete, has failed, or is not possible."""
+        if not self.closing or self._checkpoint_coordinator.pending:
             return []
         return self._succeed(now)
 
@@ -200,7 +256,7 @@ class JobMachine(JobView):
         self._recovery.checkpointed()
         self._changed(JobRecordKind.STATE)
 
-    # Its shards are lost, and it goes on.
+    # Loss of shards.
 
     def lose_shards(
         self,
@@ -211,116 +267,131 @@ class JobMachine(JobView):
         announced: bool = False,
         saved: SavedCheckpoint | None = None,
     ) -> list[Effect]:
-        """Goes back, or fails if it cannot.
+        """Restarts the job, or fails it if it cannot restart.
 
         Args:
-            reason: why they are lost.
-            patience_s: how long to wait for as many servers as there were.
-            now: the time.
-            announced: a server that has some said before that it was going.
-            saved: has all that is lost, and so all that checkpoints that were asked for since would have.
+            reason: why the shards are lost.
+            patience_s: seconds to wait for as many servers as there were.
+            now: seconds of Unix time.
+            announced: whether a server with shards of the job was draining.
+            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; or None.
+
+        Returns:
+            The effects.
         """
         if self.ended or self._plan.placement is None:
             return []
-        goes_back, follows = self._recovery.lose(reason, len(self.servers), now + patience_s, announced=announced)
-        if not goes_back:
-            return self.fail(follows, now) + self.drop()
-        self._tallies.count_restart(RestartReason.LEAVING if announced else RestartReason.LOST)
-        for worker in list(self._crew.active):
-            self._release(worker)  # what servers know of it goes with the shards
-        self._crew.clear()
+        can_restart, explanation = self._recovery.lose(reason, len(self.servers), now + patience_s, announced=announced)
+        if not can_restart:
+            return self.fail(explanation, now) + self.drop()
+        self._counters.count_restart(RestartReason.DRAINING if announced else RestartReason.LOST)
+        for worker in list(self._worker_group.active):
+            self._release(worker)  # no effects: its state on the servers goes with the shards
+        self._worker_group.clear()
         self._lifecycle.reopen()
         servers = self._plan.drop()
         self._plan.restart()
         self._accounting.restart()
-        if self._saving.lose(saved, reason, now):
+        if self._checkpoint_coordinator.lose(saved, reason, now):
             self._checkpointed()
-        self._lifecycle.enter(JobState.PENDING, follows, now)
+        self._lifecycle.enter(JobState.PENDING, explanation, now)
         return [DropShards(self.ref, servers)]
 
-    def put_off(self, reason: str, now: float) -> list[Effect]:
-        """Its checkpoints cannot be read for now: it is placed again in a while, and till then it holds no memory."""
-        self._recovery.put_off(reason, now)
+    def defer_restore(self, reason: str, now: float) -> list[Effect]:
+        """Drops the shards until the checkpoint storage can be read; the job is then placed again."""
+        self._recovery.defer_restore(reason, now)
         return self.drop()
 
-    # They go, and the job ends.
+    # End of workers and of the job.
 
     def finish(self, worker: str, error: str, now: float) -> list[Effect]:
-        """A worker is through: done, or with an error, which ends the job. Before it runs, sessions may still leave."""
+        """Records that a worker has finished. An error fails the job. Before the job runs, a session can still leave.
+
+        Args:
+            worker: id of the worker.
+            error: its error, or empty.
+            now: seconds of Unix time.
+
+        Returns:
+            The effects.
+        """
         if error:
             return self.fail(f"worker {worker} failed: {error}", now)
         if not self._lifecycle.running and self.spec.is_session:
             return self.lose(worker, now)
         if not self._lifecycle.running:
-            return self.fail(f"worker {worker} was through before the job ran; its daemon's log may say why", now)
-        rank = self._crew.active[worker].rank
+            return self.fail(f"worker {worker} finished before the job ran; its daemon's log may say why", now)
+        rank = self._worker_group.active[worker].rank
         effects = self._release(worker)
-        self._crew.finish(rank)
+        self._worker_group.finish(rank)
         self._changed(JobRecordKind.STATE)
         return effects + self._succeed_when_done(now)
 
     def lose(self, worker: str, now: float, cursor: Cursor | None = None) -> list[Effect]:
-        """A worker died or left in the midst of its work; what it held goes to others.
+        """Records that a worker died or left before it finished; its range is requeued.
 
         Args:
-            worker: that is gone.
-            now: as ever.
-            cursor: how far it was in its data, if it could say so.
+            worker: id of the worker.
+            now: seconds of Unix time.
+            cursor: its position in its data, if known.
+
+        Returns:
+            The effects.
         """
-        rank = self._crew.active[worker].rank
+        rank = self._worker_group.active[worker].rank
         effects = self._release(worker, cursor)
-        self._crew.vacate(rank)
-        self._entry.elect_assigner()
+        self._worker_group.vacate(rank)
+        self._startup.elect_value_sender()
         self._lifecycle.note(f"worker {worker} (rank {rank}) is gone", now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
 
     def fail(self, reason: str, now: float) -> list[Effect]:
-        """Ends the job for a reason that its user is told."""
+        """Fails the job, for a reason that users see."""
         return self._end(JobState.FAILED, reason, now)
 
     def cancel(self, now: float) -> list[Effect]:
-        """Ends the job because its user wants so."""
+        """Cancels the job at its user's request."""
         return self._end(JobState.CANCELLED, "", now)
 
     def drop(self) -> list[Effect]:
-        """Frees the variables."""
+        """Frees the shards."""
         servers = self._plan.drop()
         return [DropShards(self.ref, servers)] if servers else []
 
     def _release(self, worker: str, cursor: Cursor | None = None) -> list[Effect]:
-        participant = self._crew.release(worker)
-        self._saving.release(participant.assignment)
+        member = self._worker_group.release(worker)
+        self._checkpoint_coordinator.release(member.assignment)
         self._accounting.release(worker, cursor)
-        if participant.stage is Stage.ASSIGNED:
+        if member.stage is Stage.ASSIGNED:
             return []
-        return [RemoveWorker(self.ref, worker, participant.incarnation, self.servers)]
+        return [RemoveWorker(self.ref, worker, member.incarnation, self.servers)]
 
     def _succeed_when_done(self, now: float) -> list[Effect]:
-        """Success needs the last one's word that it is through, or a ledger that says that nothing is left."""
-        enough = self.spec.is_session or self._crew.finished >= self.spec.fewest_workers
-        through = bool(self._crew.finished) and (enough or self._accounting.finished)
-        if self._crew.active or not (through or self.stopping):
+        """Ends the job successfully, when every rank has finished or all data is done."""
+        all_finished = self.spec.is_session or self._worker_group.finished >= self.spec.fewest_workers
+        done = bool(self._worker_group.finished) and (all_finished or self._accounting.finished)
+        if self._worker_group.active or not (done or self.stopping):
             return []
-        self._saving.request_last(now)
-        if not self._saving.pending:
+        self._checkpoint_coordinator.request_last(now)
+        if not self._checkpoint_coordinator.pending:
             return self._succeed(now)
         self._lifecycle.close(now)
         return self.checkpoint_when_due(now)
 
     def _succeed(self, now: float) -> list[Effect]:
         failure = self.checkpoint_failure if self.closing else ""
-        told = [
+        notes = [
             self.stopping,
-            "the evaluation at its end was lost with its worker" if self._saving.owes_evaluation else "",
+            "the final evaluation was lost with its worker" if self._checkpoint_coordinator.owes_evaluation else "",
             f"its last checkpoint failed: {failure}" if failure else "",
         ]
-        return self._end(JobState.SUCCEEDED, "; ".join(filter(None, told)), now)
+        return self._end(JobState.SUCCEEDED, "; ".join(filter(None, notes)), now)
 
     def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
         if self.ended:
             return []
-        # Fenced, so that nothing changes the variables any more and nobody goes on waiting at a barrier.
-        effects = [effect for worker in list(self._crew.active) for effect in self._release(worker)]
+        # Workers are fenced, so that the variables change no more and no worker stays in a barrier.
+        effects = [effect for worker in list(self._worker_group.active) for effect in self._release(worker)]
         self._lifecycle.end(state, reason, now)
-        # What never ran has nothing worth keeping.
+        # A job that never ran has no values worth keeping.
         return effects if self._lifecycle.started else effects + self.drop()

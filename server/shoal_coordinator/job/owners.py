@@ -1,4 +1,4 @@
-"""The owners of one job's state that stand for themselves, together, as those that coordinate them are given them."""
+"""The independent owners of one job's state, grouped for the classes that coordinate them."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from shoal_coordinator.job.worker_group import WorkerGroup
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The owners of one job's state that no other owner has to be asked for.
+    """The owners of one job's state that do not depend on another owner.
 
     Attributes:
-        log: what happened, for those who watch.
+        log: events for watchers.
         lifecycle: the job's state.
-        plan: what it trains, and where that is.
-        crew: who works on it.
+        plan: what the job trains, and where its shards are.
+        worker_group: its workers.
         accounting: what was done.
     """
 
     log: EventLog
     lifecycle: Lifecycle
     plan: Plan
-    crew: WorkerGroup
+    worker_group: WorkerGroup
     accounting: Accounting

@@ -1,4 +1,4 @@
-"""What a job is made of: its submission, its workers' parts in it, and what its program trains. Values."""
+"""Values that make up a job: its submission, the members of its worker group, and the description of its program."""
 
 import enum
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ class Submission:
     """A job, as its user submitted it.
 
     Attributes:
-        ref: its name, and which submission of that name it is.
-        spec: what the user asked for.
-        token: by which a repeat of the submission is known.
+        ref: its name and submission number.
+        spec: the job specification.
+        token: identifies repeats of the same submission.
     """
 
     ref: JobRef
@@ -26,43 +26,54 @@ class Submission:
     token: str = ""
 
     def to_proto(self) -> state_pb2.SubmissionRecord:
-        """The record of this submission, without its number."""
+        """Returns the record of this submission, without its number."""
         return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
 
     @classmethod
     def from_proto(cls, number: int, record: state_pb2.SubmissionRecord) -> "Submission":
-        """The submission of this number that a record is of.
+        """Returns the submission with this number from its record.
 
         Raises:
-            ShoalError, ValueError: the record makes no sense.
+            ShoalError, ValueError: the record is invalid.
         """
         spec = Job.from_proto(record.spec)
         return cls(JobRef(spec.name, number), spec, record.token)
 
 
 class Stage(enum.Enum):
-    """How far a worker's entry into a job is."""
+    """How far a worker's entry into a job has come."""
 
     ASSIGNED = "loads the program"
-    ENTERING = "servers are told"
+    ENTERING = "servers admit it"
     ADMITTED = "may pull and push"
 
 
 @dataclass(slots=True)
 class GroupMember:
-    """A live worker's part in a job. Only its job's `WorkerGroup` changes it."""
+    """A live worker in a job. Only the job's `WorkerGroup` changes it.
+
+    Attributes:
+        worker: id of the worker.
+        incarnation: its incarnation.
+        rank: in [0, workers), unique within the job.
+        assignment: number of its assignment, unique in the cluster.
+        stage: how far its entry has come.
+        described: whether it has loaded the program, and so has the given values.
+        step: the step at which it starts.
+        last_report: its last report; stored in the record of the progress totals.
+    """
 
     worker: str
     incarnation: int
-    rank: int  # in [0, workers), unique among the job's participants
-    assignment: int  # unique in the cluster
+    rank: int
+    assignment: int
     stage: Stage = Stage.ASSIGNED
-    described: bool = False  # it knows the program, and its initial values
-    step: int = 0  # where it begins
-    told: WorkerReported | None = None  # its last report; kept with the job's tally, not here
+    described: bool = False
+    step: int = 0
+    last_report: WorkerReported | None = None
 
     def to_proto(self) -> state_pb2.GroupMemberRecord:
-        """The record of this part."""
+        """Returns the record of this member."""
         return state_pb2.GroupMemberRecord(
             worker=self.worker,
             incarnation=self.incarnation,
@@ -75,7 +86,7 @@ class GroupMember:
 
     @classmethod
     def from_proto(cls, record: state_pb2.GroupMemberRecord) -> "GroupMember":
-        """The part that a record is of."""
+        """Returns the member in a record."""
         return cls(
             worker=record.worker,
             incarnation=record.incarnation,
@@ -89,7 +100,12 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class ProgramDescription:
-    """What the program trains."""
+    """What a program trains.
+
+    Attributes:
+        variables: its variables, by name.
+        samples: samples in one epoch; 0 if it has no data set.
+    """
 
     variables: Mapping[str, Variable]
     samples: int
@@ -100,7 +116,7 @@ class ProgramDescription:
         return frozenset(name for name, it in self.variables.items() if isinstance(it.initializer, Given))
 
     def conflict(self, second: "ProgramDescription") -> str:
-        """Where another description of the same job differs; empty: nowhere."""
+        """Returns how another description of the same job differs; empty if it does not."""
         if self.samples != second.samples:
             return f"{second.samples} samples instead of {self.samples}"
         for name in sorted(self.variables.keys() | second.variables.keys()):

@@ -1,4 +1,4 @@
-"""What one job trains: its variables, where they are, and whether they have their first values. Pure."""
+"""Plan of one job: its variables, their placement, and whether they have their initial values (no I/O)."""
 
 from collections.abc import Callable
 
@@ -10,18 +10,18 @@ from shoal_coordinator.messages import JobRecordKind, ServerRef, servers_of
 
 
 class Plan:
-    """The variables of one job. Its attributes are to be read; methods of this class change them.
+    """The variables of one job. Only methods of this class change its attributes.
 
     Args:
-        changed: told the name of a record that has changed.
+        changed: called with the name of a record that has changed.
 
     Attributes:
         description: what the program trains; None until a worker has described it.
-        placement: where the shards are, or are to be; None: they have no place, or were dropped.
-        home: by shard, the server that had it when it was placed last; it stays when the shards are dropped.
-        created: the shards are on the servers.
-        assigned: the values that the program gives are in place.
-        restored: of the variables whose values the program gives, those that have them from a checkpoint.
+        placement: where the shards are, or will be; None if they are not placed, or were dropped.
+        home: by shard, the server of its last placement; kept when the shards are dropped.
+        created: whether the shards are on the servers.
+        assigned: whether the given values are in place.
+        restored: the variables with given values that were restored from a checkpoint instead.
     """
 
     def __init__(self, changed: Callable[[str], None]) -> None:
@@ -34,64 +34,64 @@ class Plan:
 
     @property
     def servers(self) -> tuple[ServerRef, ...]:
-        """Who holds the shards, or is asked to."""
+        """The servers that hold the shards, or will."""
         return servers_of(self.placement) if self.placement else ()
 
     @property
     def created_placement(self) -> Placement | None:
-        """Where the variables are; None: they are not on servers yet, or no more."""
+        """The placement, if the shards are on the servers; otherwise None."""
         return self.placement if self.created else None
 
     @property
     def lacks_values(self) -> bool:
-        """Whether the program gives initial values, which are not in place yet."""
+        """Whether the program has given values that are not in place yet."""
         return bool(self.description and self.description.given) and not self.assigned
 
     def describe(self, description: ProgramDescription) -> None:
-        """The program is known."""
+        """Records the description of the program."""
         self.description = description
         self._changed(JobRecordKind.PLAN)
 
     def place(self, placement: Placement) -> None:
-        """The shards are to be allocated there."""
+        """Records where the shards will be."""
         self.placement = placement
         self.home = tuple(shard.server for shard in placement.shards)
         self._changed(JobRecordKind.PLAN)
 
     def create(self) -> None:
-        """All servers hold the shards."""
+        """Records that all servers hold the shards."""
         self.created = True
         self._changed(JobRecordKind.STATE)
 
     def fill(self) -> None:
-        """The values that the program gives are in place."""
+        """Records that the given values are in place."""
         self.assigned = True
         self._changed(JobRecordKind.STATE)
 
-    def go_on_from(self, given: frozenset[str], *, assigned: bool) -> None:
-        """The shards have the values of a checkpoint.
+    def resume_from(self, given: frozenset[str], *, assigned: bool) -> None:
+        """Records that the shards were filled from a checkpoint.
 
         Args:
-            given: of the variables whose values the program gives, those that were in it.
-            assigned: these are all of them.
+            given: the variables with given values that were in it.
+            assigned: whether these are all variables with given values.
         """
         self.assigned, self.restored = self.assigned or assigned, given
         self._changed(JobRecordKind.STATE)
 
     def drop(self) -> tuple[ServerRef, ...]:
-        """The shards are to be freed, or lost; the servers that had them."""
+        """Records that the shards are dropped or lost; returns the servers that had them."""
         servers, self.placement, self.created = self.servers, None, False
         self._changed(JobRecordKind.PLAN)
         self._changed(JobRecordKind.STATE)
         return servers
 
     def restart(self) -> None:
-        """No variable has its value any more."""
+        """Records that no variable has its values any more."""
         self.assigned, self.restored = False, frozenset()
         self._changed(JobRecordKind.STATE)
 
     def to_proto(self) -> state_pb2.PlanRecord | None:
-        """The record of this plan; None: there is nothing to tell."""
+        """Returns the record of this plan; None if there is no description."""
         if self.description is None:
             return None
         record = state_pb2.PlanRecord(
@@ -105,12 +105,12 @@ class Plan:
         return record
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
-        """Writes down how far it is, as part of the job's record."""
+        """Writes the state of the shards into the job's record."""
         record.assigned, record.created = self.assigned, self.created
         record.restored.extend(sorted(self.restored))
 
     def restore_from(self, record: state_pb2.JobRecord, plan: state_pb2.PlanRecord | None) -> None:
-        """Goes on from the job's record, and its own if there is one."""
+        """Restores the plan from the job's record, and from the plan's record if there is one."""
         self.assigned, self.created = record.assigned, record.created
         self.restored = frozenset(record.restored)
         if plan is None:

@@ -1,4 +1,4 @@
-"""How far a job has come: the sum of what its workers report. Pure: no clock, no I/O."""
+"""Progress totals of one job: the sums of its workers' reports. Pure: no clock, no I/O."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,25 +7,25 @@ from shoal.status import Progress
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import WorkerReported
 
-# What the record's counts can hold.
-_MOST = 2**64 - 1
+# The largest count that the record can hold.
+_MAX_COUNT = 2**64 - 1
 
 
 class ProgressTotals:
-    """The figures of one job, over all of its workers and their lives."""
+    """The totals of one job, over all of its workers and their incarnations."""
 
     def __init__(self) -> None:
         self._steps = self._samples = self._rejected = self._dropped = 0
-        self._earlier = 0  # samples that another job did
+        self._earlier = 0  # samples of an earlier job
         self._loss = 0.0
-        self._staleness: Counter[int] = Counter()  # accepted pushes by their staleness
+        self._staleness: Counter[int] = Counter()  # accepted pushes, by staleness in versions
 
     def begin(self) -> None:
-        """What is counted so far was done by another job, from which this one goes on."""
+        """Marks the samples so far as those of another job, from which this one continues."""
         self._earlier = self._samples
 
     def add(self, report: WorkerReported) -> None:
-        """Counts a report in."""
+        """Adds a report."""
         self._steps += report.accepted
         self._samples += report.samples
         self._rejected += report.rejected
@@ -35,14 +35,14 @@ class ProgressTotals:
 
     @property
     def staleness(self) -> dict[int, int]:
-        """Accepted pushes by their staleness, in versions."""
+        """Accepted pushes, by staleness in versions."""
         return dict(sorted((+self._staleness).items()))
 
-    def to_proto(self, told: Mapping[int, WorkerReported]) -> state_pb2.TallyRecord:
-        """The record of this tally.
+    def to_proto(self, reports: Mapping[int, WorkerReported]) -> state_pb2.TallyRecord:
+        """Returns the record of these totals.
 
         Args:
-            told: by assignment: the last report of each live worker, all counted in.
+            reports: by assignment, the last report of each live worker; the totals include them.
         """
         sums = WorkerReported(
             job="",
@@ -58,21 +58,30 @@ class ProgressTotals:
             totals=_totals(sums),
             loss=self._loss,
             earlier_samples=self._earlier,
-            told={assignment: _totals(report) for assignment, report in told.items()},
+            told={assignment: _totals(report) for assignment, report in reports.items()},
         )
 
     @classmethod
     def from_proto(cls, record: state_pb2.TallyRecord) -> "ProgressTotals":
-        """The tally that a record is of."""
-        tally, totals = cls(), record.totals
-        tally._steps, tally._samples = totals.accepted, totals.samples
-        tally._rejected, tally._dropped = totals.rejected, totals.dropped
-        tally._loss, tally._earlier = record.loss, record.earlier_samples
-        tally._staleness = Counter(dict(totals.staleness))
-        return tally
+        """Returns the totals in a record."""
+        progress, totals = cls(), record.totals
+        progress._steps, progress._samples = totals.accepted, totals.samples
+        progress._rejected, progress._dropped = totals.rejected, totals.dropped
+        progress._loss, progress._earlier = record.loss, record.earlier_samples
+        progress._staleness = Counter(dict(totals.staleness))
+        return progress
 
     def progress(self, *, total_samples: int, epoch: int, seconds: float) -> Progress:
-        """The figures now, `seconds` after the job began to run."""
+        """Returns the progress of the job.
+
+        Args:
+            total_samples: samples until the job's end; 0 if unknown.
+            epoch: the current epoch.
+            seconds: seconds since the job first ran.
+
+        Returns:
+            The progress.
+        """
         return Progress(
             steps=self._steps,
             samples=self._samples,
@@ -88,7 +97,7 @@ class ProgressTotals:
 
 
 def _median(counts: Counter[int]) -> int:
-    """The smallest value that at least half of what was counted does not exceed; 0 of nothing."""
+    """Returns the smallest value that at least half of the counts do not exceed; 0 if there are none."""
     half, seen = counts.total() / 2, 0
     for value in sorted(+counts):
         seen += counts[value]
@@ -98,7 +107,7 @@ def _median(counts: Counter[int]) -> int:
 
 
 def report_from_proto(totals: state_pb2.Totals) -> WorkerReported:
-    """What a worker had reported in sum; who it was, its part in the job says."""
+    """Returns a worker's last report, with its counts alone."""
     return WorkerReported(
         job="",
         worker="",
@@ -113,9 +122,9 @@ def report_from_proto(totals: state_pb2.Totals) -> WorkerReported:
 
 def _totals(report: WorkerReported) -> state_pb2.Totals:
     return state_pb2.Totals(
-        accepted=min(report.accepted, _MOST),
-        rejected=min(report.rejected, _MOST),
-        dropped=min(report.dropped, _MOST),
-        samples=min(report.samples, _MOST),
-        staleness={staleness: min(count, _MOST) for staleness, count in report.staleness.items()},
+        accepted=min(report.accepted, _MAX_COUNT),
+        rejected=min(report.rejected, _MAX_COUNT),
+        dropped=min(report.dropped, _MAX_COUNT),
+        samples=min(report.samples, _MAX_COUNT),
+        staleness={staleness: min(count, _MAX_COUNT) for staleness, count in report.staleness.items()},
     )

@@ -1,4 +1,4 @@
-"""The records of one job, as messages: each made of the job's owners, which take up what an earlier one has left."""
+"""The stored records of one job, as messages: made from the job's owners, and restored into those of a new job."""
 
 from collections.abc import Iterator
 
@@ -17,31 +17,33 @@ from shoal_coordinator.messages import JobRecordKind, event_message
 
 
 class JobRecords:
-    """What is kept of one job.
+    """The records of one job.
 
     Args:
         submission: the job.
-        owners, saving, recovery: of the job.
+        owners: owners of the job's state.
+        checkpoint_coordinator: of the job.
+        recovery: of the job.
     """
 
     def __init__(
-        self, submission: Submission, owners: Owners, saving: CheckpointCoordinator, recovery: Recovery
+        self, submission: Submission, owners: Owners, checkpoint_coordinator: CheckpointCoordinator, recovery: Recovery
     ) -> None:
         self._submission, self._log = submission, owners.log
         self._lifecycle, self._plan = owners.lifecycle, owners.plan
-        self._crew, self._accounting = owners.crew, owners.accounting
-        self._saving, self._recovery = saving, recovery
+        self._worker_group, self._accounting = owners.worker_group, owners.accounting
+        self._checkpoint_coordinator, self._recovery = checkpoint_coordinator, recovery
 
     @property
     def parts(self) -> Iterator[str]:
-        """The names of all records that there may be."""
+        """The names of all records that the job may have."""
         yield from (part for part in JobRecordKind if part is not JobRecordKind.EVENT)
         yield from (f"{JobRecordKind.EVENT}/{number}" for number in self._log.kept)
 
     def record(self, part: str) -> Message | None:
-        """Returns the record of that name as it should be now; None: it should not be there."""
+        """Returns the record of that name; None if it does not exist."""
         kind, _, number = part.partition("/")
-        evaluating = self._saving.evaluating
+        evaluation_schedule = self._checkpoint_coordinator.evaluation_schedule
         match kind:
             case JobRecordKind.SPEC:
                 return self._submission.to_proto()
@@ -51,31 +53,33 @@ class JobRecords:
                 return self._state_record()
             case JobRecordKind.LEDGER:
                 return self._accounting.ledger.to_proto() if self._accounting.ledger else None
-            case JobRecordKind.TALLY:
-                return self._accounting.tally.to_proto(self._crew.told)
+            case JobRecordKind.PROGRESS:
+                return self._accounting.progress_totals.to_proto(self._worker_group.last_reports)
             case JobRecordKind.CHECKPOINTS:
-                return self._saving.checkpoints.to_proto()
+                return self._checkpoint_coordinator.checkpoints.to_proto()
             case JobRecordKind.EVALUATION:
-                return evaluating.to_proto() if evaluating else None
+                return evaluation_schedule.to_proto() if evaluation_schedule else None
         event = self._log.find(int(number))
         return event_message(event) if event else None
 
     def restore(self, saved: JobSnapshot) -> bool:
-        """Has all of a new job's owners go on from what is kept; whether its checkpoints were.
+        """Restores the owners of a new job from its records; returns whether there was a record of its checkpoints.
 
-        An earlier Shoal kept none of a job in a cluster without a folder of them.
+        Earlier versions of Shoal stored no such record in a cluster without checkpoint storage.
         """
-        state, evaluating = saved.state, self._saving.evaluating
+        state, evaluation_schedule = saved.state, self._checkpoint_coordinator.evaluation_schedule
         self._lifecycle.restore_from(state)
         self._plan.restore_from(state, saved.plan)
-        self._crew.restore_from(state)
+        self._worker_group.restore_from(state)
         self._recovery.restore_from(state)
         if saved.checkpoints:
-            self._saving.checkpoints.restore_from(saved.checkpoints)
-        if evaluating and saved.evaluation:
-            evaluating.restore_from(saved.evaluation)
+            self._checkpoint_coordinator.checkpoints.restore_from(saved.checkpoints)
+        if evaluation_schedule and saved.evaluation:
+            evaluation_schedule.restore_from(saved.evaluation)
         self._accounting.restore_from(saved)
-        self._crew.recall({part: report_from_proto(report) for part, report in saved.tally.told.items()})
+        self._worker_group.restore_reports(
+            {part: report_from_proto(report) for part, report in saved.tally.told.items()}
+        )
         events = [event_from_proto(event) for event in saved.events]
         self._log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
         return saved.checkpoints is not None
@@ -84,6 +88,6 @@ class JobRecords:
         record = state_pb2.JobRecord(numbered=self._log.numbered)
         self._lifecycle.write_to(record)
         self._plan.write_to(record)
-        self._crew.write_to(record)
+        self._worker_group.write_to(record)
         self._recovery.write_to(record)
         return record

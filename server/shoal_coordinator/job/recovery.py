@@ -1,6 +1,6 @@
-"""A job that loses its shards: whether it goes back, to what, which servers it waits for, and how it goes on. Pure.
+"""Recovery of a job that lost its shards: whether it restarts, from what, and which servers it waits for (no I/O).
 
-What is decided here `JobMachine` carries out. Which checkpoints there are is for `CheckpointSchedule` to know.
+`JobMachine` carries out what is decided here. `CheckpointSchedule` knows which checkpoints exist.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,24 @@ from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.parts import ProgramDescription
 from shoal_coordinator.messages import RestoredCheckpoint
 
-# A job that loses its shards so often without a new checkpoint in between would do so for ever.
-MAX_FRUITLESS = 10
-# A storage that cannot be read is tried again after so long, and each time after twice as long, up to the latter.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
-# Variables, or checkpoints that could not be read, that an event lists.
+# Restarts without a new checkpoint in between, after which the job fails instead of restarting endlessly.
+MAX_FAILED_RESTARTS = 10
+# Seconds until checkpoint storage that cannot be read is tried again: first, doubled each time, up to the maximum.
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 2.0, 60.0
+# Maximum number of names in an event.
 _MAX_NAMED = 50
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """How a job goes on once its shards were filled with a checkpoint.
+    """How a job continues after its shards were filled from a checkpoint.
 
     Attributes:
-        problem: why it cannot; empty: it can.
-        note: what its user is told.
-        assigned: the values that the program gives are in place.
-        given: of the variables whose values it gives, those that have them from the checkpoint.
-        ledger: where its data had come; None: as it is.
+        problem: why it cannot continue; empty if it can.
+        note: what its user sees.
+        assigned: whether the given values are in place.
+        given: the variables with given values that were restored.
+        ledger: the restored ledger; None to keep the current one.
     """
 
     problem: str = ""
@@ -42,29 +42,29 @@ class ResumePlan:
 
 
 class Recovery:
-    """The state machine of one job's losses.
+    """Decides how one job recovers from a loss of its shards.
 
     Args:
-        spec: the job, as its user asked for it.
-        checkpoints: the job's, to which it can go back.
+        spec: the job, as its user submitted it.
+        checkpoints: the job's checkpoints.
     """
 
     def __init__(self, spec: Job, checkpoints: CheckpointSchedule) -> None:
         self._spec, self._checkpoints = spec, checkpoints
-        self._restarts = self._fruitless = 0  # times that shards were lost: altogether, since a new checkpoint
-        self._patience, self._servers = 0.0, 0  # until when to wait for how many servers, which it had before
-        self._source: CheckpointChoice | None = None  # the one that it began with, as it was found: with its number
-        self._unread = ""  # why its checkpoints could not be read at the last try; empty: they could, or none was tried
-        self._read_at, self._read_pause = 0.0, 0.0  # when they are tried again, and how long after the last try
+        self._restarts = self._failed_restarts = 0  # in total; since the last new checkpoint
+        self._patience, self._servers = 0.0, 0  # until when to wait for how many servers
+        self._source: CheckpointChoice | None = None  # the checkpoint that it began with, with its number
+        self._unread = ""  # why its checkpoints could not be read at the last attempt; empty: no failure
+        self._read_at, self._read_pause = 0.0, 0.0  # time of the next attempt; pause before it
 
     @property
     def possible(self) -> bool:
-        """Whether the job goes back when its shards are lost; else it fails, as a session's users would not know."""
+        """Whether the job restarts when its shards are lost. Otherwise it fails: a session's program cannot restart."""
         return self._checkpoints.possible and not self._spec.is_session
 
     @property
     def advice(self) -> str:
-        """What a job's user is told to do when it fails because its shards are lost; empty: it goes back."""
+        """What the user should do when the job fails because of lost shards; empty if it restarts."""
         if self.possible:
             return ""
         if not self._spec.is_session:
@@ -77,13 +77,13 @@ class Recovery:
 
     @property
     def restarts(self) -> int:
-        """How often it went back."""
+        """How often the job has restarted."""
         return self._restarts
 
     @property
     def sources(self) -> tuple[CheckpointChoice, ...]:
-        """The checkpoints to fill new shards with, best first: its own, or, before there are any, the one asked for."""
-        # What its user named may be the newest of a job that has gone on since: it goes back to what it began with.
+        """The checkpoints to fill new shards from, best first: its own, or the requested one if it has none yet."""
+        # The user may have asked for another job's newest checkpoint, which changes: use the one that was found first.
         first = self._source or self._spec.source
         return self._own or ((first,) if first else ())
 
@@ -92,66 +92,72 @@ class Recovery:
         return tuple(CheckpointChoice(self._spec.name, it.number) for it in reversed(self._checkpoints.saved))
 
     def lose(self, reason: str, servers: int, patience: float, *, announced: bool = False) -> tuple[bool, str]:
-        """The shards are lost.
+        """Decides whether the job restarts after a loss of shards.
 
         Args:
-            reason: why.
-            servers: how many had them.
-            patience: seconds of Unix time until when to wait for as many.
-            announced: a server said so before, so that it has no bearing on whether the job would do so for ever.
+            reason: why the shards are lost.
+            servers: how many servers held them.
+            patience: until when to wait for as many servers, in seconds of Unix time.
+            announced: whether the server was draining, so that the loss does not count towards `MAX_FAILED_RESTARTS`.
 
         Returns:
-            Whether the job goes back, and what its user is told.
+            Whether the job restarts, and what its user sees.
         """
-        if not self.possible or (self._fruitless >= MAX_FRUITLESS and not announced):
-            times = self._fruitless + 1
+        if not self.possible or (self._failed_restarts >= MAX_FAILED_RESTARTS and not announced):
+            times = self._failed_restarts + 1
             often = f" ({times} times in a row without a new checkpoint in between)" if times > 1 else ""
             return False, f"{reason}{often}"
         self._restarts += 1
-        self._fruitless += not announced
+        self._failed_restarts += not announced
         self._patience, self._servers = patience, servers
         newest = self._checkpoints.newest
         first = f"its beginning, {self._source}" if self._source else "its beginning"
-        return True, f"{reason}; it goes on from {f'checkpoint {newest.number}' if newest else first}"
+        return True, f"{reason}; it continues from {f'checkpoint {newest.number}' if newest else first}"
 
     def waits_for_servers(self, alive: int, now: float, *, expected: bool = False) -> bool:
-        """Whether more servers may come back, with which its shards were, so that it is too early to place them.
+        """Returns whether it is too early to place the shards, because more servers may return.
 
         Args:
-            alive: servers that there are.
-            now: the time.
-            expected: some have said that they were going, and may be back.
+            alive: number of servers that can take shards.
+            now: seconds of Unix time.
+            expected: whether a drained server is expected back.
+
+        Returns:
+            Whether to wait.
         """
         return alive < self._servers and (expected or now < self._patience)
 
     @property
-    def lack(self) -> str:
-        """What is lacking to read its checkpoints; empty: nothing."""
+    def waiting_for(self) -> str:
+        """What the job needs to read its checkpoints; empty if nothing."""
         return f"waiting for the storage of its checkpoints: {self._unread}" if self._unread else ""
 
-    def put_off(self, reason: str, now: float) -> None:
-        """Its checkpoints cannot be read for now."""
+    def defer_restore(self, reason: str, now: float) -> None:
+        """Sets the time at which to read the checkpoints again, after a failure."""
         self._unread = reason
-        self._read_pause = min(2 * self._read_pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._read_pause = min(2 * self._read_pause or _FIRST_PAUSE_S, _MAX_PAUSE_S)
         self._read_at = now + self._read_pause
 
     def waits_for_storage(self, now: float) -> bool:
-        """Whether it is too early to read its checkpoints again."""
+        """Returns whether it is too early to read the checkpoints again."""
         return now < self._read_at
 
     def checkpointed(self) -> None:
-        """There is a new checkpoint, so the losses from now on count anew."""
-        self._fruitless = 0
+        """Resets the count of failed restarts, after a new checkpoint."""
+        self._failed_restarts = 0
 
     def resume(
         self, restored: RestoredCheckpoint, program: ProgramDescription, changed: Callable[[], None]
     ) -> ResumePlan:
-        """How the job goes on from a checkpoint, which has been read.
+        """Decides how the job continues from a checkpoint that is on the servers now.
 
         Args:
-            restored: the checkpoint, which is on the servers now.
+            restored: the checkpoint.
             program: what the job's program trains.
-            changed: told that the ledger's record is another one, later.
+            changed: called when the record of the returned ledger has changed.
+
+        Returns:
+            How the job continues.
         """
         self._unread, self._read_at, self._read_pause = "", 0.0, 0.0
         if restored.source not in self._own:
@@ -161,38 +167,38 @@ class Recovery:
         if data is not None and data.samples == program.samples and restored.seed == spec.seed:
             ledger = Ledger.resumed(data, epochs=spec.epochs, workers=spec.workers, changed=changed)
             if ledger.finished and restored.source not in self._own:
-                problem = f"nothing is left to do: {restored.source} has done {spec.epochs} epochs; ask for more"
-        note = _note(restored, frozenset(program.variables), data_anew=data is not None and ledger is None)
+                problem = f"nothing is left to do: {restored.source} has done {spec.epochs} epochs; increase the epochs"
+        note = _note(restored, frozenset(program.variables), data_restarted=data is not None and ledger is None)
         return ResumePlan(problem, note, given == program.given, given, ledger)
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
-        """Writes it down, as part of the job's record."""
-        record.restarts, record.fruitless = self._restarts, self._fruitless
+        """Writes this state into the job's record."""
+        record.restarts, record.fruitless = self._restarts, self._failed_restarts
         record.patience, record.servers = self._patience, self._servers
         record.unread, record.read_at, record.read_pause = self._unread, self._read_at, self._read_pause
         if self._source:
             record.source.CopyFrom(self._source.to_proto())
 
     def restore_from(self, record: state_pb2.JobRecord) -> None:
-        """Goes on from a record."""
-        self._restarts, self._fruitless = record.restarts, record.fruitless
+        """Restores this state from the job's record."""
+        self._restarts, self._failed_restarts = record.restarts, record.fruitless
         self._patience, self._servers = record.patience, record.servers
         self._unread, self._read_at, self._read_pause = record.unread, record.read_at, record.read_pause
         self._source = CheckpointChoice.from_proto(record.source) if record.HasField("source") else None
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        assert 0 <= self._fruitless <= self._restarts
+        assert 0 <= self._failed_restarts <= self._restarts
         assert bool(self._unread) == bool(self._read_at) == bool(self._read_pause)
 
 
-def _note(restored: RestoredCheckpoint, variables: frozenset[str], *, data_anew: bool) -> str:
-    """What a job goes on from, and what was not as one might expect."""
+def _note(restored: RestoredCheckpoint, variables: frozenset[str], *, data_restarted: bool) -> str:
+    """Returns the event text: what the job continues from, and what differs from the checkpoint."""
     lists = {
         "not restored": sorted(variables - restored.variables),
         "left out": sorted(restored.variables - variables),
-        "passed by": restored.passed_by,
-        "its data begins anew": ["another seed, or another number of samples"] if data_anew else [],
+        "skipped": restored.skipped,
+        "its data starts again": ["another seed, or another number of samples"] if data_restarted else [],
     }
     notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
-    return f"goes on from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")
+    return f"continues from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")

@@ -1,4 +1,4 @@
-"""What is kept of one job: the form in which a job is written down, and from which another coordinator restores it."""
+"""Snapshot of a job: its stored form, from which a restarted coordinator restores it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,17 +8,17 @@ from shoal.v1 import job_pb2, state_pb2
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """A job's records, one for each `record_keys.JobRecordKind`, by its name; None: there is no such record.
+    """A job's records. Each field has the name of a `record_keys.JobRecordKind`; None means that there is no record.
 
     Attributes:
-        spec: what the user submitted.
+        spec: the submission.
         plan: what the job trains and where; None until a worker has described the program.
-        state: how far the job is, and who works on it.
-        ledger: which data is done; None until a worker has described the program.
-        tally: the sum of what workers reported.
-        checkpoints: which there are, and which is under way.
-        evaluation: which there were; None if the job has no evaluation policy.
-        events: those that are kept, in any order.
+        state: state of the job, and its workers.
+        ledger: state of the data; None until a worker has described the program.
+        tally: the progress totals.
+        checkpoints: the complete checkpoints, and the one in progress.
+        evaluation: the evaluations; None if the job has no evaluation policy.
+        events: the stored events, in any order.
     """
 
     spec: state_pb2.SubmissionRecord = field(default_factory=state_pb2.SubmissionRecord)

@@ -1,6 +1,6 @@
-"""How one job comes to run: its program is described, its shards are placed and filled, its workers let in. Pure.
+"""Startup of one job: its program is described, its shards are placed and filled, and its workers enter (no I/O).
 
-It may happen several times in a job's life, for a job that loses its shards begins anew, or goes on from a checkpoint.
+A job starts several times if it loses its shards and restarts.
 """
 
 from collections.abc import Callable
@@ -24,120 +24,135 @@ from shoal_coordinator.messages import (
 
 
 class JobStartup:
-    """Brings one job from its submission, or from the loss of its shards, to where it runs.
+    """Brings one job from its submission, or from a loss of its shards, to the running state.
 
     Args:
         submission: the job.
-        owners: of the job; changed by what happens here.
-        saving: of the job; told what the job goes on from.
-        recovery: of the job; says how it goes on from a checkpoint.
-        changed: told the name of a record that has changed.
+        owners: owners of the job's state, which this class changes.
+        checkpoint_coordinator: of the job; notified when the job continues from a checkpoint.
+        recovery: of the job; decides how it continues from a checkpoint.
+        changed: called with the name of a record that has changed.
     """
 
     def __init__(
         self,
         submission: Submission,
         owners: Owners,
-        saving: CheckpointCoordinator,
+        checkpoint_coordinator: CheckpointCoordinator,
         recovery: Recovery,
         changed: Callable[[str], None],
     ) -> None:
         self._ref, self._spec = submission.ref, submission.spec
         self._lifecycle, self._plan = owners.lifecycle, owners.plan
-        self._crew, self._accounting = owners.crew, owners.accounting
-        self._saving, self._recovery = saving, recovery
+        self._worker_group, self._accounting = owners.worker_group, owners.accounting
+        self._checkpoint_coordinator, self._recovery = checkpoint_coordinator, recovery
         self._changed = changed
 
-    def enrol(self, participant: GroupMember, now: float) -> None:
-        """Gives a worker a part, at a rank that is free."""
-        self._crew.enrol(participant)
+    def enrol(self, member: GroupMember, now: float) -> None:
+        """Adds a worker to the worker group, at a free rank."""
+        self._worker_group.enrol(member)
         self._lifecycle.reopen()
         state = JobState.STARTING if self._lifecycle.state is JobState.PENDING else self._lifecycle.state
-        self._lifecycle.enter(state, f"worker {participant.worker} enters as rank {participant.rank}", now)
+        self._lifecycle.enter(state, f"worker {member.worker} enters as rank {member.rank}", now)
 
     def describe(self, event: JobDescribed) -> str:
-        """Takes what a worker says of its program; how that differs from the first description, if it does.
+        """Records a worker's description of the program; returns how it differs from the first one, or an empty string.
 
         Raises:
             InvalidJob: the program has no variables.
         """
         plan, description = self._plan, ProgramDescription(dict(event.variables), event.samples)
         if not description.variables:
-            raise errors.InvalidJob(f"the program of job {self._spec.name} has no variables; there is nothing to train")
+            raise errors.InvalidJob(f"the program of job {self._spec.name} has no variables; define at least one")
         if plan.description is None:
             plan.describe(description)
             self._accounting.begin(event.samples)
         elif conflict := plan.description.conflict(description):
-            return f"{event.worker} describes the job in another way than its first worker: {conflict}"
-        self._crew.describe(event.worker)
-        self.elect_assigner()
+            return f"{event.worker} describes the job differently from its first worker: {conflict}"
+        self._worker_group.describe(event.worker)
+        self.elect_value_sender()
         self._changed(JobRecordKind.STATE)
         return ""
 
-    def elect_assigner(self) -> None:
-        """Sees to it that the values that the program gives are sent by somebody, if they are needed."""
+    def elect_value_sender(self) -> None:
+        """Selects a worker to send the given values, if they are needed."""
         if self._plan.lacks_values:
-            self._crew.elect_assigner()
+            self._worker_group.elect_value_sender()
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
-        """Has the shards allocated where they are planned."""
+        """Has the shards created according to a placement."""
         self._plan.place(placement)
-        if self._lifecycle.state is not JobState.PLACING:  # or it tries again, of which there is nothing to tell
+        if self._lifecycle.state is not JobState.PLACING:  # otherwise this is a repeated attempt
             self._lifecycle.enter(JobState.PLACING, "", now)
         return [CreateShards(self._ref, placement, self._spec, self._recovery.sources)]
 
     def shards_created(self, now: float, restored: RestoredCheckpoint | None) -> str:
-        """All servers hold the shards, filled; why the job cannot go on from the checkpoint, if it cannot."""
+        """Records that all servers hold filled shards; returns why the job cannot continue, or an empty string."""
         self._plan.create()
-        if restored and (problem := self._go_on_from(restored, now)):
+        if restored and (problem := self._resume_from(restored, now)):
             return problem
         self._run_when_ready(now)
         return ""
 
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
-        """Lets a worker in as far as it can go: servers are told of it once they have the shards and it has come."""
-        plan, part = self._plan, self._crew.active[worker]
-        if assigned and part.assignment == self._crew.assigner and not plan.assigned:
+        """Lets a worker enter as far as possible: servers admit it once they hold the shards.
+
+        Args:
+            worker: id of the worker.
+            assigned: whether it has sent the given values.
+            now: seconds of Unix time.
+
+        Returns:
+            The effects.
+        """
+        plan, part = self._plan, self._worker_group.active[worker]
+        if assigned and part.assignment == self._worker_group.value_sender and not plan.assigned:
             plan.fill()
         if plan.created and part.stage is Stage.ASSIGNED:
-            self._crew.let_in(worker)
+            self._worker_group.begin_entry(worker)
             self._changed(JobRecordKind.STATE)
             return [AdmitWorker(self._ref, worker, part.incarnation, part.rank, part.assignment, plan.servers)]
         self._run_when_ready(now)
         return []
 
     def admitted(self, assignment: int, step: int, now: float) -> None:
-        """All servers let a worker in."""
-        self._crew.admit(assignment, step)
+        """Records that all servers have admitted a worker.
+
+        Args:
+            assignment: the worker's assignment.
+            step: the step at which it starts.
+            now: seconds of Unix time.
+        """
+        self._worker_group.admit(assignment, step)
         self._changed(JobRecordKind.STATE)
         self._run_when_ready(now)
 
     def joined(self, worker: str) -> JoinResult:
-        """How far a worker's entry is; of one that has no part in the job, only what became of the job."""
-        state, plan, participant = self._lifecycle.state, self._plan, self._crew.active.get(worker)
-        if participant is None:
+        """Returns the state of a worker's entry; only the job's state if the worker has no assignment."""
+        state, plan, member = self._lifecycle.state, self._plan, self._worker_group.active.get(worker)
+        if member is None:
             return JoinResult(state, self._spec)
-        ready = self._lifecycle.running and participant.stage is Stage.ADMITTED
-        assigns = participant.assignment == self._crew.assigner and not plan.assigned
-        restored = plan.restored if assigns else frozenset()
-        placement, rank, step = plan.created_placement, participant.rank, participant.step
-        return JoinResult(state, self._spec, ready, placement, rank, step, assigns, restored)
+        ready = self._lifecycle.running and member.stage is Stage.ADMITTED
+        assign_values = member.assignment == self._worker_group.value_sender and not plan.assigned
+        restored = plan.restored if assign_values else frozenset()
+        placement, rank, step = plan.created_placement, member.rank, member.step
+        return JoinResult(state, self._spec, ready, placement, rank, step, assign_values, restored)
 
     def _run_when_ready(self, now: float) -> None:
         plan, placing = self._plan, self._lifecycle.state is JobState.PLACING
-        if placing and plan.created and self._crew.admitted and not plan.lacks_values:
+        if placing and plan.created and self._worker_group.admitted and not plan.lacks_values:
             self._lifecycle.run(now)
 
-    def _go_on_from(self, restored: RestoredCheckpoint, now: float) -> str:
-        """Takes up where a checkpoint was; what is wrong with that, if anything is."""
+    def _resume_from(self, restored: RestoredCheckpoint, now: float) -> str:
+        """Continues from a checkpoint; returns why that is impossible, or an empty string."""
         assert self._plan.description is not None
-        resumption = self._recovery.resume(restored, self._plan.description, self._accounting.ledger_changed)
-        self._plan.go_on_from(resumption.given, assigned=resumption.assigned)
-        if resumption.ledger:
-            self._accounting.resume_data(resumption.ledger)
-        if resumption.problem:
-            return resumption.problem
-        self._accounting.resume_figures(restored.tally, of_another=not self._lifecycle.started)
-        self._saving.go_on_from(restored.step, now)
-        self._lifecycle.note(resumption.note, now)
+        resume_plan = self._recovery.resume(restored, self._plan.description, self._accounting.ledger_changed)
+        self._plan.resume_from(resume_plan.given, assigned=resume_plan.assigned)
+        if resume_plan.ledger:
+            self._accounting.resume_data(resume_plan.ledger)
+        if resume_plan.problem:
+            return resume_plan.problem
+        self._accounting.resume_progress(restored.progress_totals, of_another=not self._lifecycle.started)
+        self._checkpoint_coordinator.resume_from(restored.step, now)
+        self._lifecycle.note(resume_plan.note, now)
         return ""

@@ -1,9 +1,8 @@
-"""One job to be read: what its users, its workers, the scheduler and the store learn of it. `JobMachine` changes it.
+"""The readable side of one job, for users, workers, the scheduler and the store. `JobMachine` changes the job.
 
-Each part of a job's state has an owner: `Plan` knows what it trains and where, `WorkerGroup` who works on it, `Accounting`
-what was done, `CheckpointCoordinator` its checkpoints and evaluations, `Lifecycle` its state, and `Recovery` what it
-goes back to.
-Nobody outside of this package asks the owners: what others need has a name here.
+Each part of a job's state has an owner: `Plan` for what it trains and where, `WorkerGroup` for its workers,
+`Accounting` for what was done, `CheckpointCoordinator` for checkpoints and evaluations, `Lifecycle` for its state, and
+`Recovery` for restarts. Code outside this package does not use the owners; what it needs has a name here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,17 +29,20 @@ from shoal_coordinator.messages import HoldResult, JobRecordKind, JoinResult, Se
 
 
 class JobView:
-    """The owners of one job's state, and what others may learn of them.
+    """The owners of one job's state, and what other packages can read of them.
 
     Args:
         submission: the job, as its user submitted it.
         now: seconds of Unix time, as in every method.
-        changed: told the name of a record (`messages.record_keys.JobRecordKind`) that is another one now, or gone.
-        checkpoints: whether the cluster has a folder of them.
-        tallies: of the cluster, which it adds to.
+        changed: called with the name of a record (`messages.record_keys.JobRecordKind`) that was changed or removed.
+        checkpoints: whether the cluster has checkpoint storage.
+        counters: the cluster's counters, to add to.
 
     Attributes:
-        log: what happened, for those who watch.
+        ref: its name and submission number.
+        spec: the job specification.
+        token: identifies repeats of the same submission.
+        log: events for watchers.
     """
 
     def __init__(
@@ -50,54 +52,54 @@ class JobView:
         changed: Callable[[str], None] = lambda _: None,
         *,
         checkpoints: bool = False,
-        tallies: JobCounters | None = None,
+        counters: JobCounters | None = None,
     ) -> None:
         self.ref, self.spec, self.token = submission.ref, submission.spec, submission.token
-        self._changed, self._tallies = changed, tallies or JobCounters()
+        self._changed, self._counters = changed, counters or JobCounters()
         self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), self._state_changed)
-        self._lifecycle = Lifecycle(now, self.log, self._state_changed, self._tallies)
+        self._lifecycle = Lifecycle(now, self.log, self._state_changed, self._counters)
         self._plan = Plan(changed)
-        self._crew = WorkerGroup(self.spec)  # nobody works there once the job has ended
+        self._worker_group = WorkerGroup(self.spec)
         self._accounting = Accounting(self.spec, changed)
-        owners = Owners(self.log, self._lifecycle, self._plan, self._crew, self._accounting)
-        self._saving = CheckpointCoordinator(submission, owners, now, changed, possible=checkpoints)
-        self._recovery = Recovery(self.spec, self._saving.checkpoints)
-        self._entry = JobStartup(submission, owners, self._saving, self._recovery, changed)
-        self._records = JobRecords(submission, owners, self._saving, self._recovery)
+        owners = Owners(self.log, self._lifecycle, self._plan, self._worker_group, self._accounting)
+        self._checkpoint_coordinator = CheckpointCoordinator(submission, owners, now, changed, possible=checkpoints)
+        self._recovery = Recovery(self.spec, self._checkpoint_coordinator.checkpoints)
+        self._startup = JobStartup(submission, owners, self._checkpoint_coordinator, self._recovery, changed)
+        self._records = JobRecords(submission, owners, self._checkpoint_coordinator, self._recovery)
 
     def _state_changed(self) -> None:
         self._changed(JobRecordKind.STATE)
 
-    # Its state.
+    # State.
 
     @property
     def state(self) -> JobState:
-        """The state."""
+        """The job's state."""
         return self._lifecycle.state
 
     @property
     def ended(self) -> bool:
-        """Whether no other state follows."""
+        """Whether the state is final."""
         return self._lifecycle.ended
 
     @property
     def finished_at(self) -> float:
-        """When it ended; 0: not yet."""
+        """When it ended, in seconds of Unix time; 0 if it has not."""
         return self._lifecycle.finished_at
 
     @property
     def closing(self) -> bool:
-        """Whether all workers are through, and the last checkpoint is being taken, or was."""
+        """Whether all workers have finished and the final checkpoint is taken; stays True afterwards."""
         return self._lifecycle.closing
 
     @property
     def stopping(self) -> str:
-        """Why it ends before its data is done; empty: it does not."""
-        return self._saving.stopping
+        """Why it ends before its data is done; empty if it does not."""
+        return self._checkpoint_coordinator.stopping
 
     def status(self, now: float) -> JobStatus:
-        """The job as its user sees it."""
-        life, saving = self._lifecycle, self._saving
+        """Returns the status that users see."""
+        life, saving = self._lifecycle, self._checkpoint_coordinator
         return JobStatus(
             job=self.spec,
             state=life.state,
@@ -105,7 +107,7 @@ class JobView:
             submitted_at=life.submitted_at,
             started_at=life.started_at,
             finished_at=life.finished_at,
-            workers=self._crew.names,
+            workers=self._worker_group.names,
             progress=self._progress(now),
             checkpoint=saving.checkpoints.newest,
             checkpoint_failure=saving.checkpoints.failure,
@@ -115,30 +117,30 @@ class JobView:
         )
 
     def data(self) -> DataAccount:
-        """What became of its data; of a job that was not described yet, nothing is known."""
+        """Returns the state of its data; empty until the job is described."""
         return self._accounting.account()
 
     def timings(self) -> Timings:
-        """Where the time of its latest steps went, and how stale accepted pushes were."""
+        """Returns the timings of its latest steps, and the staleness of accepted pushes."""
         return self._accounting.timings()
 
     def held(self) -> HoldResult:
-        """The coordinator's part of a cut: the job's data and figures as they are now."""
-        return self._accounting.held(self._crew.ranks)
+        """Returns the coordinator's part of a cut: the job's data and progress."""
+        return self._accounting.held(self._worker_group.ranks)
 
-    # Its shards.
+    # Shards.
 
     @property
     def placement(self) -> Placement | None:
-        """Where the shards are, or are to be; None: they have no place, or were dropped."""
+        """Where the shards are, or will be; None if they are not placed, or were dropped."""
         return self._plan.placement
 
     @property
     def placed(self) -> Placement:
-        """Where the variables are.
+        """The placement of shards that are on their servers.
 
         Raises:
-            NotPlaced: they are not on servers yet, or no more.
+            NotPlaced: the shards are not on servers.
         """
         placement = self._plan.created_placement
         if placement is None:
@@ -155,127 +157,136 @@ class JobView:
 
     @property
     def servers(self) -> tuple[ServerRef, ...]:
-        """Who holds the shards, or is asked to."""
+        """The servers that hold the shards, or will."""
         return self._plan.servers
 
     @property
     def home(self) -> tuple[str, ...]:
-        """By shard, the server that had it when it was placed last."""
+        """By shard, the server of its last placement."""
         return self._plan.home
 
     @property
     def unplaced(self) -> Mapping[str, Variable] | None:
-        """The variables that wait for a place on servers; None: none do."""
+        """The variables that wait for placement; None if none do."""
         plan = self._plan
-        if plan.description is None or plan.placement is not None or self.ended or not self._crew.active:
+        if plan.description is None or plan.placement is not None or self.ended or not self._worker_group.active:
             return None
         return plan.description.variables
 
-    # Its workers.
+    # Workers.
 
     @property
     def workers(self) -> Mapping[str, int]:
-        """The live workers' incarnations."""
-        return self._crew.incarnations
+        """The incarnations of the live workers."""
+        return self._worker_group.incarnations
 
     @property
     def staff(self) -> int:
-        """How many workers it has."""
-        return len(self._crew.active)
+        """The number of live workers."""
+        return len(self._worker_group.active)
 
     @property
     def vacancies(self) -> list[int]:
-        """The ranks that wait for a worker."""
-        over = self.ended or self.stopping or (self.closing and not self.spec.is_session)
-        return [] if over else self._crew.free(range(self.spec.workers))
+        """The ranks that need a worker."""
+        is_full = self.ended or self.stopping or (self.closing and not self.spec.is_session)
+        return [] if is_full else self._worker_group.free(range(self.spec.workers))
 
     @property
     def openings(self) -> list[int]:
-        """The ranks of extra workers, which may join it while it runs, and as long as nobody is through with it."""
-        joinable = self._lifecycle.running and not (self._crew.finished or self.closing or self.stopping)
-        return self._crew.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
+        """The free ranks for extra workers, which may join while the job runs and no worker has finished."""
+        joinable = self._lifecycle.running and not (self._worker_group.finished or self.closing or self.stopping)
+        return self._worker_group.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
 
     @property
     def wanted_workers(self) -> int:
-        """How many workers it could use now, those that it has among them; sessions are not the cluster's to send."""
+        """The number of workers that it could use now, including those that it has; 0 for a session job."""
         if self.ended or self.spec.is_session:
             return 0
-        if self._crew.finished or self.closing or self.stopping:
+        if self._worker_group.finished or self.closing or self.stopping:
             return self.staff + len(self.vacancies)
         return self.spec.most_workers
 
     def employs(self, worker: str) -> bool:
-        """Whether a worker has a part in it."""
-        return worker in self._crew.active
+        """Returns whether a worker has an assignment in it."""
+        return worker in self._worker_group.active
 
     def assignment_of(self, worker: str) -> int:
-        """The number of a worker's part in it; 0: it has none."""
-        part = self._crew.active.get(worker)
+        """Returns a worker's assignment; 0 if it has none."""
+        part = self._worker_group.active.get(worker)
         return part.assignment if part else 0
 
     def has_part(self, worker: str, assignment: int) -> bool:
-        """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name."""
-        return self._crew.has_part(worker, assignment)
+        """Returns whether a worker has this assignment in the job."""
+        return self._worker_group.has_part(worker, assignment)
 
     def is_finished(self, worker: str) -> bool:
-        """Whether a worker has done its part."""
-        return self._crew.is_finished(worker)
+        """Returns whether a worker has finished."""
+        return self._worker_group.is_finished(worker)
 
     def joined(self, worker: str) -> JoinResult:
-        """How far a worker's entry is; of one that has no part in the job, only what became of the job."""
-        return self._entry.joined(worker)
+        """Returns the state of a worker's entry; only the job's state if the worker has no assignment."""
+        return self._startup.joined(worker)
 
-    # Its checkpoints, and what it does without its shards.
+    # Checkpoints and recovery.
 
     @property
     def can_checkpoint(self) -> bool:
-        """Whether checkpoints of it can be taken: the cluster has a folder of them."""
-        return self._saving.checkpoints.possible
+        """Whether the cluster has checkpoint storage."""
+        return self._checkpoint_coordinator.checkpoints.possible
 
     @property
-    def checkpointing(self) -> bool:
-        """Whether a checkpoint is under way."""
-        return self._saving.checkpoints.busy
+    def checkpoint_in_progress(self) -> bool:
+        """Whether a checkpoint is in progress."""
+        return self._checkpoint_coordinator.checkpoints.busy
 
     @property
     def awaits_checkpoint(self) -> bool:
-        """Whether a checkpoint is under way, or asked for where it can be had."""
-        return self._saving.pending
+        """Whether a checkpoint is in progress, or requested and possible."""
+        return self._checkpoint_coordinator.pending
 
     @property
     def newest_checkpoint(self) -> SavedCheckpoint | None:
-        """The newest that is whole; None: there is none."""
-        return self._saving.checkpoints.newest
+        """The newest complete checkpoint; None if there is none."""
+        return self._checkpoint_coordinator.checkpoints.newest
 
     @property
     def checkpoint_failure(self) -> str:
-        """Why the latest attempt at a checkpoint failed; empty: it did not."""
-        return self._saving.checkpoints.failure
+        """Why the latest checkpoint attempt failed; empty if it did not."""
+        return self._checkpoint_coordinator.checkpoints.failure
 
     @property
-    def goes_back(self) -> bool:
-        """Whether it goes back when its shards are lost; else it fails."""
+    def can_restart(self) -> bool:
+        """Whether the job restarts when its shards are lost; otherwise it fails."""
         return self._recovery.possible
 
     @property
     def advice(self) -> str:
-        """What its user is told to do when it fails because its shards are lost; empty: it goes back."""
+        """What its user should do when the job fails because of lost shards; empty if it restarts."""
         return self._recovery.advice
 
     @property
-    def storage_lack(self) -> str:
-        """What is lacking to read its checkpoints; empty: nothing."""
-        return self._recovery.lack
+    def storage_waited_for(self) -> str:
+        """What the job needs to read its checkpoints; empty if nothing."""
+        return self._recovery.waiting_for
 
     def waits_for_servers(self, alive: int, now: float, *, expected: bool) -> bool:
-        """Whether more servers may come back, so that it is too early to place the shards; see `Recovery`."""
+        """Returns whether it is too early to place the shards, because more servers may return; see `Recovery`.
+
+        Args:
+            alive: number of servers that can take shards.
+            now: seconds of Unix time.
+            expected: whether a drained server is expected back.
+
+        Returns:
+            Whether to wait.
+        """
         return self._recovery.waits_for_servers(alive, now, expected=expected)
 
     def waits_for_storage(self, now: float) -> bool:
-        """Whether it is too early to read its checkpoints again."""
+        """Returns whether it is too early to read its checkpoints again."""
         return self._recovery.waits_for_storage(now)
 
-    # What is kept of it.
+    # Stored state.
 
     @property
     def parts(self) -> Iterator[str]:
@@ -283,24 +294,24 @@ class JobView:
         return self._records.parts
 
     def record(self, part: str) -> Message | None:
-        """The record of that name as it should be now; None: it should not be there."""
+        """Returns the record of that name; None if it does not exist."""
         return self._records.record(part)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        crew, plan = self._crew, self._plan
-        crew.validate()
-        assert not (self.ended and crew.active), "a job that ended has workers"
+        worker_group, plan = self._worker_group, self._plan
+        worker_group.validate()
+        assert not (self.ended and worker_group.active), "a job that ended has workers"
         self._lifecycle.validate()
-        assert self.state is not JobState.PENDING or not crew.active
+        assert self.state is not JobState.PENDING or not worker_group.active
         plan.validate()
-        assert plan.created or not crew.entering, "servers were told of a worker before they had the shards"
+        assert plan.created or not worker_group.entering, "a worker enters before the servers hold the shards"
         self._accounting.validate()
-        self._saving.validate()
+        self._checkpoint_coordinator.validate()
         self._recovery.validate()
-        waits = self.spec.is_session or self.closing or crew.active or self.vacancies
-        assert waits or not self._lifecycle.running, "nobody is there, or will come, to end it"
-        assert not (self.closing and crew.active), "it closes while workers work"
+        waits = self.spec.is_session or self.closing or worker_group.active or self.vacancies
+        assert waits or not self._lifecycle.running, "a running job has no worker, and none will come"
+        assert not (self.closing and worker_group.active), "the job is closing while workers train"
         self.log.validate()
 
     def _progress(self, now: float) -> Progress:

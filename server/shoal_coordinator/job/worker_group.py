@@ -1,4 +1,4 @@
-"""The roster of one job: the live workers' parts in it, who is at which rank, and who is through. Pure."""
+"""The worker group of one job: its live workers, their ranks, and the ranks that have finished (no I/O)."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,161 +12,161 @@ class WorkerGroup:
     """The workers of one job.
 
     Args:
-        spec: the job, as its user asked for it.
+        spec: the job, as its user submitted it.
 
     Attributes:
-        active: the live workers' parts, by worker; empty once the job has ended. Only methods of this class change it.
+        active: the live members, by worker; empty once the job has ended. Only methods of this class change it.
     """
 
     def __init__(self, spec: Job) -> None:
         self._spec = spec
         self.active: dict[str, GroupMember] = {}
-        self._names: dict[int, str] = {}  # by rank: who works there, or did until it finished or the job ended
-        self._finished: set[int] = set()  # ranks of those that were through; a session's may be taken again
-        self._assigner = 0  # assignment of who sends the values that the program gives; 0: nobody
+        self._names: dict[int, str] = {}  # by rank: its worker; kept when the worker finishes or the job ends
+        self._finished: set[int] = set()  # ranks that have finished; a session can take one again
+        self._value_sender = 0  # assignment of the worker that sends the given values; 0: none
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who works there, or did, in the order of ranks."""
+        """The current or last worker of each rank, in order of rank."""
         return tuple(self._names[rank] for rank in sorted(self._names))
 
     @property
     def finished(self) -> int:
-        """How many ranks are through."""
+        """The number of ranks that have finished."""
         return len(self._finished)
 
     @property
     def ranks(self) -> dict[str, int]:
-        """The live workers' ranks."""
-        return {worker: participant.rank for worker, participant in self.active.items()}
+        """The ranks of the live workers."""
+        return {worker: member.rank for worker, member in self.active.items()}
 
     @property
     def assignments(self) -> set[int]:
         """The assignments of the live workers."""
-        return {participant.assignment for participant in self.active.values()}
+        return {member.assignment for member in self.active.values()}
 
     @property
-    def told(self) -> dict[int, WorkerReported]:
+    def last_reports(self) -> dict[int, WorkerReported]:
         """By assignment, the last report of each live worker that has reported."""
-        return {part.assignment: part.told for part in self.active.values() if part.told}
+        return {part.assignment: part.last_report for part in self.active.values() if part.last_report}
 
     @property
     def incarnations(self) -> dict[str, int]:
-        """The live workers' incarnations."""
-        return {worker: participant.incarnation for worker, participant in self.active.items()}
+        """The incarnations of the live workers."""
+        return {worker: member.incarnation for worker, member in self.active.items()}
 
     @property
     def step(self) -> int:
-        """The step of the worker that is ahead, as their reports say."""
-        return max((participant.told.step for participant in self.active.values() if participant.told), default=0)
+        """The step of the foremost worker, by the workers' reports."""
+        return max((member.last_report.step for member in self.active.values() if member.last_report), default=0)
 
     @property
-    def assigner(self) -> int:
-        """The assignment of who sends the values that the program gives; 0: nobody."""
-        return self._assigner
+    def value_sender(self) -> int:
+        """The assignment of the worker that sends the given values; 0 if none."""
+        return self._value_sender
 
     @property
     def entering(self) -> bool:
-        """Whether servers were told of anybody."""
-        return any(participant.stage is not Stage.ASSIGNED for participant in self.active.values())
+        """Whether servers have been asked to admit any worker."""
+        return any(member.stage is not Stage.ASSIGNED for member in self.active.values())
 
     @property
     def admitted(self) -> bool:
-        """Whether there are enough for the job to run, all of whom may pull and push."""
+        """Whether enough workers are present for the job to run, and all of them may pull and push."""
         return len(self.active) >= self._spec.fewest_workers and all(
-            participant.stage is Stage.ADMITTED for participant in self.active.values()
+            member.stage is Stage.ADMITTED for member in self.active.values()
         )
 
     def free(self, ranks: Iterable[int]) -> list[int]:
-        """Those of some ranks that a worker can take."""
-        taken = {participant.rank for participant in self.active.values()}
+        """Returns those of the ranks that a worker can take."""
+        taken = {member.rank for member in self.active.values()}
         if not self._spec.is_session:
             taken |= self._finished
         return [rank for rank in ranks if rank not in taken]
 
     def is_finished(self, worker: str) -> bool:
-        """Whether a worker has done its part. Servers have let go of it, and would not let it in again."""
+        """Returns whether a worker has finished. Servers have released it, and would not admit it again."""
         return any(self._names.get(rank) == worker for rank in self._finished)
 
     def has_part(self, worker: str, assignment: int) -> bool:
-        """Whether a worker speaks of the part that it has now, not of one in an earlier job of that name.
+        """Returns whether a worker has this assignment in the job.
 
-        A session has one part in its life, and no number for it.
+        A session has one assignment in its life, and does not send its number.
         """
-        participant = self.active.get(worker)
-        return participant is not None and (self._spec.is_session or participant.assignment == assignment)
+        member = self.active.get(worker)
+        return member is not None and (self._spec.is_session or member.assignment == assignment)
 
-    def enrol(self, participant: GroupMember) -> None:
-        """A worker has a part, at a rank that is free."""
-        self.active[participant.worker] = participant
-        self._names[participant.rank] = participant.worker
+    def enrol(self, member: GroupMember) -> None:
+        """Adds a member at a free rank."""
+        self.active[member.worker] = member
+        self._names[member.rank] = member.worker
 
-    def let_in(self, worker: str) -> None:
-        """Servers are told of a worker."""
+    def begin_entry(self, worker: str) -> None:
+        """Records that servers have been asked to admit a worker."""
         self.active[worker].stage = Stage.ENTERING
 
     def describe(self, worker: str) -> None:
-        """A worker has loaded the program, and knows the values that it gives."""
+        """Records that a worker has loaded the program, and so has the given values."""
         self.active[worker].described = True
 
     def admit(self, assignment: int, step: int) -> None:
-        """All servers let the worker of this assignment in, if it is still there; it begins at this step."""
-        for participant in self.active.values():
-            if participant.assignment == assignment:
-                participant.stage, participant.step = Stage.ADMITTED, step
+        """Records that all servers have admitted the worker of an assignment, if it is still present."""
+        for member in self.active.values():
+            if member.assignment == assignment:
+                member.stage, member.step = Stage.ADMITTED, step
 
-    def hear(self, report: WorkerReported) -> WorkerReported | None:
-        """Keeps a worker's report as its last one; returns the one before it, if there was one."""
-        participant = self.active[report.worker]
-        earlier, participant.told = participant.told, report
+    def keep_report(self, report: WorkerReported) -> WorkerReported | None:
+        """Keeps a worker's report as its last one; returns the previous one, or None."""
+        member = self.active[report.worker]
+        earlier, member.last_report = member.last_report, report
         return earlier
 
-    def recall(self, told: Mapping[int, WorkerReported]) -> None:
-        """Takes up the last reports of live workers, by assignment, which are kept with the job's tally."""
-        for participant in self.active.values():
-            participant.told = told.get(participant.assignment)
+    def restore_reports(self, reports: Mapping[int, WorkerReported]) -> None:
+        """Restores the last reports of live workers, by assignment."""
+        for member in self.active.values():
+            member.last_report = reports.get(member.assignment)
 
-    def elect_assigner(self) -> None:
-        """Sees to it that the given values are to be sent by one of those that know them, if anybody does."""
-        knowing = [participant.assignment for participant in self.active.values() if participant.described]
-        if self._assigner not in knowing:
-            self._assigner = min(knowing, default=0)
+    def elect_value_sender(self) -> None:
+        """Selects one of the workers that have the given values to send them, if there is any."""
+        knowing = [member.assignment for member in self.active.values() if member.described]
+        if self._value_sender not in knowing:
+            self._value_sender = min(knowing, default=0)
 
     def release(self, worker: str) -> GroupMember:
-        """A worker has no part any more; that part. `finish` or `vacate` its rank if the job goes on."""
+        """Removes and returns a member. If the job continues, call `finish` or `vacate` for its rank."""
         return self.active.pop(worker)
 
     def finish(self, rank: int) -> None:
-        """Who had this rank, and has no part any more, is through."""
+        """Marks the rank of a released worker as finished."""
         self._finished.add(rank)
 
     def vacate(self, rank: int) -> None:
-        """Who had this rank, and has no part any more, is gone before it was through."""
+        """Frees the rank of a released worker that did not finish."""
         del self._names[rank]
 
     def clear(self) -> None:
-        """The job starts anew: nobody works there, or did."""
+        """Removes all workers, because the job restarts."""
         self.active.clear()
         self._names.clear()
         self._finished.clear()
-        self._assigner = 0
+        self._value_sender = 0
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
-        """Writes it down, as part of the job's record."""
-        record.parts.extend(participant.to_proto() for participant in self.active.values())
+        """Writes the worker group into the job's record."""
+        record.parts.extend(member.to_proto() for member in self.active.values())
         record.crew.update(self._names)
         record.finished.extend(sorted(self._finished))
-        record.assigner = self._assigner
+        record.assigner = self._value_sender
 
     def restore_from(self, record: state_pb2.JobRecord) -> None:
-        """Goes on from a record."""
+        """Restores the worker group from the job's record."""
         self.active = {part.worker: GroupMember.from_proto(part) for part in record.parts}
         self._names, self._finished = dict(record.crew), set(record.finished)
-        self._assigner = record.assigner
+        self._value_sender = record.assigner
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        ranks = [participant.rank for participant in self.active.values()]
+        ranks = [member.rank for member in self.active.values()]
         assert len(set(ranks)) == len(ranks), "two workers share a rank"
         assert all(0 <= rank < self._spec.most_workers for rank in ranks)
-        assert all(self._names[participant.rank] == worker for worker, participant in self.active.items())
+        assert all(self._names[member.rank] == worker for worker, member in self.active.items())

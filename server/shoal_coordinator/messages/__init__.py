@@ -1,9 +1,9 @@
-"""The words of the cluster machine: events, their answers, effects, what these name, and the keys of records.
+"""Messages of the cluster machine: events, replies, effects, the values in them, and the keys of records.
 
-What happens is in `events`, what the machine answers in `answers`, what it wants done in `effects`. Values that
-several of them name are here too: `refs`, `registration`. Values that workers use too, such as leases, are in
-`shoal._wire`. `record_keys` names what is kept, and `event_codec` puts a job's events into messages. No decision is
-made here, and nothing here changes. Every package of the coordinator may import it; it imports none of them.
+`events` holds the inputs of the machine, `replies` what it returns, and `effects` what it wants done. `refs` and
+`registration` hold values that several of them share. Values that workers also use, such as leases, are in
+`shoal._wire`. `record_keys` names the stored records, and `event_codec` converts a job's events to protobuf messages.
+This package makes no decisions and holds no state. Every package of the coordinator may import it; it imports none.
 """
 
 from shoal_coordinator.messages.effects import (

@@ -1,8 +1,8 @@
-"""What the cluster machine wants done, for `performer` to do.
+"""Effects: what the cluster machine has decided and the effect runner carries out.
 
-Those of one job name are to be performed one after the other, in the order in which they were decided. Each may be
-performed again, by a coordinator that does not know that it was; the number, unique in the cluster, is set when it is
-decided.
+The effect runner carries out the effects of one job name one after the other, in the order of the decisions. A
+restarted coordinator may repeat an effect, so each one is idempotent. `number` is unique in the cluster and is set when
+the effect is decided.
 """
 
 from dataclasses import dataclass, field
@@ -17,21 +17,21 @@ from shoal_coordinator.messages.refs import JobRef, ServerRef
 
 @dataclass(frozen=True, slots=True)
 class CreateShards:
-    """Allocate a job's shards where the placement says, and fill them with the first of the sources that can be read.
+    """Allocates a job's shards by its placement, and fills them from the first source that can be read.
 
-    Then `ShardsCreated`, or `RestoreDeferred` if for now nobody can say, for the storage is away.
+    The outcome is `ShardsCreated`, or `RestoreDeferred` if the checkpoint storage is unavailable.
     """
 
     job: JobRef
     placement: Placement
     spec: Job
-    sources: tuple[CheckpointChoice, ...] = ()  # none: initial values
+    sources: tuple[CheckpointChoice, ...] = ()  # empty: use initial values
     number: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class AdmitWorker:
-    """Let a worker pull and push, and others wait for it; then `WorkerAdmitted`."""
+    """Lets a worker pull and push, and includes it in barriers. The outcome is `WorkerAdmitted`."""
 
     job: JobRef
     worker: str
@@ -44,23 +44,23 @@ class AdmitWorker:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker:
-    """Fence an incarnation on every server; then release it on every one, at the furthest step that it committed.
+    """Fences an incarnation on every server, then releases it at the largest step that it committed on any server.
 
-    How far that was can be learned once: a server that has released a worker knows it no more. So `WorkerFenced` comes
-    in between, and who performs this again begins behind it.
+    That step can be read only once, because a server forgets a worker when it releases it. `WorkerFenced` therefore
+    records the step in between, and a repeat of the effect starts after it.
     """
 
     job: JobRef
     worker: str
     incarnation: int
     servers: tuple[ServerRef, ...]
-    committed_steps: int | None = None  # None: it is not known to be fenced on all of them
+    committed_steps: int | None = None  # None: not known to be fenced on every server
     number: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class DropShards:
-    """Free a job's shards. A failure harms nobody: a server that cannot be reached has lost them anyway."""
+    """Frees a job's shards. A failure is harmless: a server that cannot be reached has lost its shards."""
 
     job: JobRef
     servers: tuple[ServerRef, ...]
@@ -69,9 +69,10 @@ class DropShards:
 
 @dataclass(frozen=True, slots=True)
 class ScanCheckpoints:
-    """Look which numbers the folder has under a job's name; then `CheckpointsScanned`.
+    """Reads which checkpoint numbers exist under a job's name. The outcome is `CheckpointsScanned`.
 
-    In the line of `CommitCheckpoint`: the folder may not answer for minutes, and nobody who trains waits there.
+    It runs in the same queue as `CommitCheckpoint`: the storage may take minutes to respond, and training does not wait
+    for it.
     """
 
     job: JobRef
@@ -80,29 +81,32 @@ class ScanCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class TakeCut:
-    """Have all servers begin to save a job's shards as they are at one moment; then `CutTaken`.
+    """Makes all servers save a job's shards as of one cut. The outcome is `CutTaken`.
 
-    Its own number, which no other cut has, tells its files from those of another cut that failed under way.
+    The effect's own number is unique, and keeps its files apart from those of an earlier cut that failed.
     """
 
     job: JobRef
     generation: int
     servers: tuple[ServerRef, ...]
-    checkpoint: int  # its number
-    last: bool = False  # the job is to go back to it, so nothing is committed after it
+    checkpoint: int  # its number in the storage
+    last: bool = False  # the job restarts from it, so servers commit no pushes after it
     number: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class CommitCheckpoint:
-    """Wait for a checkpoint's files, and make it whole; then `CheckpointCommitted`. In a line of its own."""
+    """Waits for a checkpoint's files, then writes its manifest. It has a queue of its own.
+
+    The outcome is `CheckpointCommitted` or `CheckpointFailed`.
+    """
 
     job: JobRef
     placement: Placement
     spec: Job
     cut: CutTaken
-    best: Evaluation | None = None  # the evaluation that it was taken at, the best so far
-    keep: tuple[int, ...] = ()  # numbers of others that stay, whatever the policy says
+    best: Evaluation | None = None  # the best evaluation so far, if the cut was taken at it
+    keep: tuple[int, ...] = ()  # numbers of checkpoints to retain, whatever the policy says
     number: int = field(default=0, kw_only=True)
 
 

@@ -1,4 +1,7 @@
-"""A job's events as messages, for those who watch it and for the store. `shoal.events.from_proto` is the way back."""
+"""Conversion of a job's events to protobuf messages, for watchers and the store.
+
+`shoal.events.from_proto` is the inverse.
+"""
 
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.status import JobState, Progress
@@ -8,12 +11,12 @@ _UINT64 = 2**64 - 1
 
 
 def state_code(state: JobState) -> "job_pb2.JobState.ValueType":
-    """The wire's number of a state."""
+    """Returns the protobuf number of a state."""
     return job_pb2.JobState.Value(state.name)
 
 
 def progress_message(progress: Progress) -> job_pb2.Progress:
-    """A job's progress."""
+    """Returns a job's progress as a message."""
     return job_pb2.Progress(
         steps=progress.steps,
         samples=progress.samples,
@@ -29,7 +32,7 @@ def progress_message(progress: Progress) -> job_pb2.Progress:
 
 
 def event_message(event: Event) -> job_pb2.Event:
-    """Something that happened to a job."""
+    """Returns a job's event as a message."""
     message = job_pb2.Event(sequence=event.sequence, time=event.time)
     match event:
         case StateChanged():

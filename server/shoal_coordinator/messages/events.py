@@ -1,4 +1,4 @@
-"""What happens to the cluster, each with the type of its answer: what `Cluster.handle` takes in."""
+"""Events of the cluster: the inputs of `Cluster.handle`, each with the type of its reply."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,38 +24,38 @@ from shoal_coordinator.messages.replies import (
 R = TypeVar("R")
 
 
-class Event(Generic[R]):
-    """Something that happened."""
+class ClusterEvent(Generic[R]):
+    """Something that happened. `R` is the type of the reply."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed(Event[Mapping[str, Role]]):
-    """Nothing else happened for a while. The answer: who was declared dead since the last one, by member id."""
+class TimePassed(ClusterEvent[Mapping[str, Role]]):
+    """Time has passed without another event. The reply: the roles of members that died since the last reply, by id."""
 
 
 @dataclass(frozen=True, slots=True)
-class RegistrationReceived(Event[RegisterResult]):
-    """A process wants to be a member."""
+class RegistrationReceived(ClusterEvent[RegisterResult]):
+    """A process asks to become a member."""
 
     registration: Registration
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatReceived(Event[Assignment | None]):
-    """A member is alive; servers say what they hold and do."""
+class HeartbeatReceived(ClusterEvent[Assignment | None]):
+    """A member sent a heartbeat; a server includes its shards, bytes and load."""
 
     member: str
     incarnation: int
     shards: int = 0
     bytes: int = 0
-    load: ServerLoad | None = None  # None: it is no server
+    load: ServerLoad | None = None  # None: the member is not a server
 
 
 @dataclass(frozen=True, slots=True)
-class MemberLeft(Event[None]):
-    """A member ends its incarnation; a worker may say how far it is in the range of data that it holds."""
+class MemberLeft(ClusterEvent[None]):
+    """A member ends its incarnation; a worker may include its cursor in the range that it holds."""
 
     member: str
     incarnation: int
@@ -63,109 +63,112 @@ class MemberLeft(Event[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRequested(Event[tuple[str, ...]]):
-    """A server is told to go, and serves on. The answer: the jobs with shards there that are being saved."""
+class DrainRequested(ClusterEvent[tuple[str, ...]]):
+    """A server was asked to drain and continues to serve. The reply: the jobs whose shards there are being saved."""
 
     member: str
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
-class JobSubmitted(Event[JobStatus]):
-    """A user wants a job to run."""
+class JobSubmitted(ClusterEvent[JobStatus]):
+    """A user submits a job."""
 
     spec: Job
-    token: str = ""  # the same: a repeat of the same submission
+    token: str = ""  # a repeated token marks a repeat of the same submission
 
 
 @dataclass(frozen=True, slots=True)
-class JobCancelled(Event[JobStatus]):
-    """A user wants a job to end; one that has ended stays as it is."""
+class JobCancelled(ClusterEvent[JobStatus]):
+    """A user cancels a job; a job that has ended does not change."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class JobDropped(Event[None]):
-    """A user wants an ended job to be forgotten."""
+class JobDropped(ClusterEvent[None]):
+    """A user drops an ended job."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRequested(Event[TakeCheckpointResult]):
-    """A user wants a checkpoint of a running job."""
+class CheckpointRequested(ClusterEvent[TakeCheckpointResult]):
+    """A user requests a checkpoint of a running job."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class CutHeld(Event[HoldResult]):
-    """All servers hold back the commits of a job: its data and its figures are now those of the cut."""
+class CutHeld(ClusterEvent[HoldResult]):
+    """All servers hold back a job's commits: its ledger and progress are now those of the cut."""
 
     job: JobRef
 
 
 @dataclass(frozen=True, slots=True)
-class JobDescribed(Event[DescribeResult]):
-    """A worker has loaded the program; `samples` are those of one pass."""
+class JobDescribed(ClusterEvent[DescribeResult]):
+    """A worker has loaded the program. `samples` counts one epoch."""
 
     job: str
     worker: str
     incarnation: int
     variables: Mapping[str, Variable]
     samples: int
-    assignment: int = 0  # which part in a job of that name it has; 0: a session's
+    assignment: int = 0  # number of the worker's assignment; 0 for a session
 
 
 @dataclass(frozen=True, slots=True)
-class JoinRequested(Event[JoinResult]):
-    """A worker wants to enter; `assigned` says that the given initial values are in place."""
+class JoinRequested(ClusterEvent[JoinResult]):
+    """A worker asks to enter a job; `assigned` means that it has sent the given values."""
 
     job: str
     worker: str
     incarnation: int
     assigned: bool = False
-    assignment: int = 0  # which part in a job of that name it has; 0: a session's
+    assignment: int = 0  # number of the worker's assignment; 0 for a session
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRequested(Event[Lease | NoRange]):
-    """A worker wants a range of data; `done` is one that it has trained on, or 0."""
+class LeaseRequested(ClusterEvent[Lease | NoRange]):
+    """A worker asks for a range; `done` is the number of a lease that it has completed, or 0."""
 
     job: str
     worker: str
     incarnation: int
     done: int = 0
-    assignment: int = 0  # which part in a job of that name it has; 0: a session's
+    assignment: int = 0  # number of the worker's assignment; 0 for a session
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationClaimed(Event[EvaluationClaim]):
-    """A worker has come to a step where an evaluation may be due, or is `through` but for the one at the end."""
+class EvaluationClaimed(ClusterEvent[EvaluationClaim]):
+    """A worker has reached a step where an evaluation may be due. `through`: only the final one is left to do."""
 
     job: str
     worker: str
     incarnation: int
     step: int
     through: bool = False
-    assignment: int = 0  # which part in a job of that name it has
+    assignment: int = 0  # number of the worker's assignment
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationReported(Event[EvaluationAck]):
-    """A worker has evaluated."""
+class EvaluationReported(ClusterEvent[EvaluationAck]):
+    """A worker reports the result of an evaluation."""
 
     job: str
     worker: str
     incarnation: int
     result: Evaluation
-    assignment: int = 0  # which part in a job of that name it has
+    assignment: int = 0  # number of the worker's assignment
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReported(Event[ReportAck]):
-    """What a worker did since it entered; values, log, timings since its last report. Answered: what it is to do."""
+class WorkerReported(ClusterEvent[ReportAck]):
+    """A worker's report: counts since it entered, and values, log lines and timings since its last report.
+
+    The reply tells the worker whether to continue.
+    """
 
     job: str
     worker: str
@@ -178,11 +181,14 @@ class WorkerReported(Event[ReportAck]):
     values: Mapping[str, float] = field(default_factory=dict)
     staleness: Mapping[int, int] = field(default_factory=dict)
     log: tuple[str, ...] = ()
-    assignment: int = 0  # which part in a job of that name it has; 0: a session's
-    timings: tuple[StepTiming, ...] = ()  # by step, each greater than the one before
+    assignment: int = 0  # number of the worker's assignment; 0 for a session
+    timings: tuple[StepTiming, ...] = ()  # in increasing order of step
 
     def since(self, earlier: "WorkerReported | None") -> "WorkerReported":
-        """The same with counts of what came after an earlier one; none is negative, should they come out of order."""
+        """Returns this report with the counts since an earlier one.
+
+        No count is negative, even if the reports arrive out of order.
+        """
         if earlier is None:
             return self
         return replace(
@@ -200,27 +206,27 @@ class WorkerReported(Event[ReportAck]):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFinished(Event[None]):
-    """A worker is through with a job; with an error, the job fails, unless that is that its shards are gone: `lost`."""
+class WorkerFinished(ClusterEvent[None]):
+    """A worker has finished its part in a job. An error fails the job, unless `lost` says that its shards were gone."""
 
     job: str
     worker: str
     incarnation: int
     error: str = ""
-    assignment: int = 0  # which part in a job of that name it has; 0: a session's
+    assignment: int = 0  # number of the worker's assignment; 0 for a session
     lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class EffectOutcome(Event[None]):
-    """What became of an effect, which is then over. The number is the effect's."""
+class EffectOutcome(ClusterEvent[None]):
+    """The outcome of an effect, which is then complete. `effect` is the number of the effect."""
 
     effect: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsCreated(EffectOutcome):
-    """All servers hold the job's shards, with initial values or what was restored."""
+    """All servers hold the job's shards, with initial or restored values."""
 
     job: JobRef
     restored: RestoredCheckpoint | None = None
@@ -228,7 +234,7 @@ class ShardsCreated(EffectOutcome):
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdmitted(EffectOutcome):
-    """All servers let a worker in; it begins at `step`."""
+    """All servers have admitted a worker, which starts at `step`."""
 
     job: JobRef
     assignment: int
@@ -237,7 +243,7 @@ class WorkerAdmitted(EffectOutcome):
 
 @dataclass(frozen=True, slots=True)
 class EffectFailed(EffectOutcome):
-    """Something that the job cannot do without was not done; `lost`: because its shards are not there any more."""
+    """An effect that the job depends on has failed; `lost` means that the job's shards are gone."""
 
     job: JobRef
     reason: str
@@ -246,15 +252,15 @@ class EffectFailed(EffectOutcome):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsScanned(EffectOutcome):
-    """The folder of checkpoints was looked at: what is there under the job's name has numbers up to `largest`."""
+    """The checkpoint storage was scanned. The numbers under the job's name go up to `largest`."""
 
     job: JobRef
-    largest: int  # 0: nothing is
+    largest: int  # 0: none exists
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreDeferred(EffectOutcome):
-    """A job's shards are not filled, for the storage of its checkpoints cannot be read for now."""
+    """The job's shards are not filled, because the checkpoint storage cannot be read now."""
 
     job: JobRef
     reason: str
@@ -262,32 +268,32 @@ class RestoreDeferred(EffectOutcome):
 
 @dataclass(frozen=True, slots=True)
 class CutTaken(EffectOutcome):
-    """All servers write their shards as they were at one moment; the rest of the checkpoint is here."""
+    """All servers are writing their shards as of the cut; the rest of the checkpoint is in this event."""
 
     job: JobRef
-    number: int  # of the checkpoint
+    number: int  # the checkpoint's number
     step: int
     version: int
     time: float  # seconds of Unix time
     data: state_pb2.LedgerRecord | None
-    tally: state_pb2.TallyRecord
-    held_by: int = 0  # the cut that holds back all commits until the job has gone back to it; 0: none does
+    progress_totals: state_pb2.TallyRecord
+    held_by: int = 0  # the cut that holds back commits until the job restarts from it; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCommitted(EffectOutcome):
-    """A checkpoint is whole; the older ones that it made superfluous were removed."""
+    """A checkpoint is complete, and the older ones that it replaces are removed."""
 
     job: JobRef
     saved: SavedCheckpoint
     removed: tuple[int, ...] = ()
-    best: int = 0  # the number of the evaluation that it was taken at, the best so far; 0: none
-    last: bool = False  # the job goes back to it now
+    best: int = 0  # number of the best evaluation so far, if the cut was taken at it; 0: none
+    last: bool = False  # the job restarts from it now
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed(EffectOutcome):
-    """A checkpoint was given up. The job goes on, unless that is because its shards are not there any more: `lost`."""
+    """A checkpoint attempt has failed. The job continues, unless `lost` says that its shards are gone."""
 
     job: JobRef
     reason: str
@@ -296,12 +302,12 @@ class CheckpointFailed(EffectOutcome):
 
 @dataclass(frozen=True, slots=True)
 class EffectDone(EffectOutcome):
-    """That is all: the job has no need to hear of it."""
+    """An effect has completed, and no job needs to know."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFenced(Event[None]):
-    """All servers refuse a worker that is to be removed, which is not over; the most steps that any had committed."""
+class WorkerFenced(ClusterEvent[None]):
+    """All servers have fenced a worker. The effect continues; `committed_steps` is the largest count on any server."""
 
     effect: int
     committed_steps: int

@@ -1,33 +1,33 @@
-"""The keys of the records that are kept of a cluster, by which the machine says what has changed.
+"""Keys of the stored records of a cluster, by which the machine marks what has changed.
 
-What a record holds is in `state.proto`; `shoal_coordinator.persistence` reads and writes it.
+`state.proto` defines the contents of a record; `shoal_coordinator.persistence` reads and writes them.
 """
 
 from enum import StrEnum
 
-# The cluster's own record. All other keys have a kind and what they are of: "member/w0", "job/3/state", "effect/17".
+# The cluster's own record. Other keys are a kind and an id: "member/w0", "job/3/state", "effect/17".
 CLUSTER = "cluster"
 
 
 class Kind(StrEnum):
-    """What records are of."""
+    """The kind of a record."""
 
-    MEMBER = "member"  # and its id
-    JOB = "job"  # the number of its submission, and a part
-    EFFECT = "effect"  # and its number
+    MEMBER = "member"  # followed by the member id
+    JOB = "job"  # followed by the submission number and a `JobRecordKind`
+    EFFECT = "effect"  # followed by a number
 
 
 class JobRecordKind(StrEnum):
-    """A job's records, apart so that what changes often is small."""
+    """The records of one job. They are separate, so that those that change often are small."""
 
     SPEC = "spec"
     PLAN = "plan"
     STATE = "state"
     LEDGER = "ledger"
-    TALLY = "tally"
+    PROGRESS = "tally"
     CHECKPOINTS = "checkpoints"
     EVALUATION = "evaluation"
-    EVENT = "event"  # and its number
+    EVENT = "event"  # followed by a number
 
 
 def of_member(member: str) -> str:

@@ -1,4 +1,4 @@
-"""What jobs and servers are called within the coordinator."""
+"""References to jobs and servers within the coordinator."""
 
 from typing import NamedTuple
 
@@ -6,21 +6,21 @@ from shoal._wire import Placement
 
 
 class JobRef(NamedTuple):
-    """One submission of a job name, which may be used again; the number is the cluster's own count."""
+    """One submission of a job name. A name can be reused; `submission` is unique in the cluster."""
 
     name: str
     submission: int
 
 
 class ServerRef(NamedTuple):
-    """A server and where to reach it."""
+    """A server and its address."""
 
     member: str
     address: str
 
 
 def servers_of(placement: Placement) -> tuple[ServerRef, ...]:
-    """Who holds the shards of a placement, each once, in order."""
+    """Returns the servers of a placement, each once, in order."""
     return tuple(sorted({ServerRef(shard.server, shard.address) for shard in placement.shards}))
 
 

@@ -1,4 +1,4 @@
-"""What a process says of itself when it registers as a member."""
+"""Registration of a process as a member."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,15 @@ from shoal.v1 import coordinator_pb2
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a process says of itself when it wants to be a member."""
+    """What a process states about itself when it registers.
+
+    Raises:
+        BadRequest: the member id is invalid, or the process or a server's address is missing.
+    """
 
     role: Role
     member: str
-    process: str  # drawn by each process: the same id from two of them is a clash, from one a retry
+    process: str  # random id of the process; tells a retry from a second process with the same id
     address: str = ""
     device: str = ""
     metrics_address: str = ""
@@ -23,12 +27,12 @@ class Registration:
         if not MEMBER_ID.fullmatch(self.member):
             raise errors.BadRequest(f"member id {self.member!r} is not 1 to 63 characters of a-z, 0-9 and -")
         if not self.process:
-            raise errors.BadRequest(f"{self.member} names no process; draw a random one when the process starts")
+            raise errors.BadRequest(f"{self.member} has no process id; generate a random one when the process starts")
         if self.role is Role.SERVER and not self.address:
-            raise errors.BadRequest(f"server {self.member} gives no address; workers could not reach it")
+            raise errors.BadRequest(f"server {self.member} has no address; workers need one to reach it")
 
     def to_proto(self) -> coordinator_pb2.RegisterRequest:
-        """The message that carries this registration."""
+        """Returns the message that carries this registration."""
         return coordinator_pb2.RegisterRequest(
             role=coordinator_pb2.Role.Value(self.role.name),
             member=self.member,
@@ -40,15 +44,15 @@ class Registration:
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.RegisterRequest) -> "Registration":
-        """The registration that a message carries.
+        """Returns the registration in a message.
 
         Raises:
-            BadRequest: it makes no sense.
+            BadRequest: the message is invalid.
         """
         try:
             role = Role[coordinator_pb2.Role.Name(message.role)]
         except (KeyError, ValueError):
-            raise errors.BadRequest(f"role {message.role} is none of SERVER, WORKER, SESSION") from None
+            raise errors.BadRequest(f"role {message.role} is not one of SERVER, WORKER, SESSION") from None
         return cls(
             role=role,
             member=message.member,

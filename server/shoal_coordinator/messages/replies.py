@@ -1,4 +1,4 @@
-"""What the cluster machine answers to events: see `events`. Answers that workers know too are in `shoal._wire`."""
+"""Replies of the cluster machine to events. Replies that workers also know are in `shoal._wire`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from shoal.v1 import state_pb2
 
 @dataclass(frozen=True, slots=True)
 class RegisterResult:
-    """The caller is a member."""
+    """The caller is a member, with this incarnation."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker should be doing; the number is another one whenever it should start anew."""
+    """The job that a worker should train. A new number means that the worker has to start again."""
 
     job: str
     number: int
@@ -27,10 +27,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class DescribeResult:
-    """What the cluster makes of a description.
+    """The cluster's response to a program description.
 
     Attributes:
-        conflict: why the description was not taken; the job has failed for it.
+        conflict: why the description was rejected; the job has failed for this reason. Empty if it was accepted.
     """
 
     conflict: str = ""
@@ -38,7 +38,7 @@ class DescribeResult:
 
 @dataclass(frozen=True, slots=True)
 class JoinResult:
-    """How far the caller's entry into a job is. The rest says nothing before `placement` is there."""
+    """The state of the caller's entry into a job. The fields after `placement` are valid only if `placement` is set."""
 
     state: JobState
     spec: Job
@@ -46,17 +46,17 @@ class JoinResult:
     placement: Placement | None = None
     rank: int = 0
     step: int = 0
-    assigns: bool = False  # the caller is to send the values of variables whose initializer is "given"
-    restored: frozenset[str] = frozenset()  # but not of these, which have the values of a checkpoint
+    assign_values: bool = False  # the caller has to send the given values
+    restored: frozenset[str] = frozenset()  # variables to leave out: they were restored
 
 
 @dataclass(frozen=True, slots=True)
 class TakeCheckpointResult:
-    """A checkpoint that was asked for.
+    """A requested checkpoint.
 
     Attributes:
-        number: of the attempt at it.
-        after: events of it have larger numbers.
+        number: number of the attempt.
+        after: events of this attempt have larger sequence numbers.
     """
 
     number: int
@@ -65,36 +65,37 @@ class TakeCheckpointResult:
 
 @dataclass(frozen=True, slots=True)
 class HoldResult:
-    """What the coordinator's part of a checkpoint is, while a cut holds back all commits.
+    """The coordinator's part of a checkpoint, while a cut holds back all commits.
 
     Attributes:
-        ledger: who held which data; None: the job has none.
-        ranks: of the workers.
-        tally: how far the job had come.
+        ledger: the job's data; None if it has none.
+        ranks: ranks of the workers.
+        progress_totals: the job's progress.
     """
 
     ledger: state_pb2.LedgerRecord | None
     ranks: Mapping[str, int]
-    tally: state_pb2.TallyRecord
+    progress_totals: state_pb2.TallyRecord
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """The checkpoint that a job's shards were filled with.
+    """The checkpoint that a job's shards were filled from.
 
     Attributes:
-        source: which.
-        step: to go on with.
-        variables: names of those that were in it.
-        data: where the data had come; None: the job had none.
-        tally: how far the job had come.
-        passed_by: why newer ones could not be used.
+        source: the checkpoint.
+        step: the step to continue at.
+        variables: names of the variables in the checkpoint.
+        data: the ledger; None if the job had no data.
+        progress_totals: the job's progress.
+        seed: seed of the data's order; None if unknown.
+        skipped: why newer checkpoints could not be used.
     """
 
     source: CheckpointChoice
     step: int
     variables: frozenset[str]
     data: state_pb2.LedgerRecord | None
-    tally: state_pb2.TallyRecord
-    seed: int | None = None  # of the order of that data; None: not known
-    passed_by: tuple[str, ...] = ()
+    progress_totals: state_pb2.TallyRecord
+    seed: int | None = None
+    skipped: tuple[str, ...] = ()

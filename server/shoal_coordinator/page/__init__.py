@@ -1,7 +1,7 @@
-"""The page on which browsers watch the cluster: its server, who may ask, the routes, streams, and what they read.
+"""The coordinator's web page: its server, access rules, routes, streams, and the data that they show.
 
-What runs in the browser is in `static`. The page reads the cluster through the shell, and changes it by the events of
-users alone. `process` alone imports it, and only if a page is wanted; it imports the shell and `messages`.
+`static` has the code for the browser. The page reads the cluster through the shell, and changes it only by the events
+of users. Only `process` imports this package, and only if a page is wanted; it imports the shell and `messages`.
 """
 
 from shoal_coordinator.page.server import PageServer

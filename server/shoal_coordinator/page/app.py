@@ -1,4 +1,4 @@
-"""The page's routes: what is asked for by which path. What it says, `reader` reads; who may ask, `guard` says."""
+"""Routes of the page. `reader` reads the data that they return; `guard` decides which requests are allowed."""
 
 import asyncio
 import json
@@ -25,24 +25,23 @@ from shoal_coordinator.page.threads import Threads
 _log = structlog.get_logger(__name__)
 
 STATIC = Path(__file__).parent / "static"
-# Calls that wait for the coordinator at a time, and for a folder of checkpoints, which may be far away; and how many
-# more may wait for one of these to end.
-_THREADS, _FOLDER_THREADS = 8, 2
-_QUEUED, _FOLDER_QUEUED = 64, 8
-# How long an answer may take: less than the page's own patience, so that it is told why.
+# Concurrent calls to the coordinator and to the checkpoint storage, which may be slow, and how many more may wait.
+_THREADS, _STORAGE_THREADS = 8, 2
+_QUEUED, _STORAGE_QUEUED = 64, 8
+# Seconds that a reply may take: less than the browser's timeout, so that the browser gets the reason.
 _ANSWER_S = 10.0
-# What a request may bring, and how long that may take.
+# The size of a request's body, and the seconds that it may take.
 _BODY_BYTES, _BODY_S = 4_096, 10.0
 
 
 def make_app(reader: Reader, rules: Rules, stopping: asyncio.Event, max_watchers: int) -> ASGIApp:
-    """The page.
+    """Returns the page as an ASGI application.
 
     Args:
-        reader: reads the coordinator.
-        rules: who may ask.
-        stopping: set when all streams are to end.
-        max_watchers: streams at a time.
+        reader: Reads the coordinator.
+        rules: Decides which requests are allowed.
+        stopping: Set when all streams must end.
+        max_watchers: The limit of concurrent streams.
     """
     pages = _Pages(reader, stopping, max_watchers)
     job = "/api/jobs/{name}"
@@ -50,16 +49,16 @@ def make_app(reader: Reader, rules: Rules, stopping: asyncio.Event, max_watchers
         Route("/", pages.overview),
         Route("/jobs/{name}", pages.job),
         Route("/healthz", pages.health),
-        Route("/api/cluster", pages.says(reader.cluster)),
-        Route("/api/jobs", pages.says(reader.jobs)),
+        Route("/api/cluster", pages.get(reader.cluster)),
+        Route("/api/jobs", pages.get(reader.jobs)),
         Route("/api/events", pages.cluster_events),
-        Route(job, pages.says_of_job(reader.job)),
-        Route(f"{job}/data", pages.says_of_job(reader.data)),
-        Route(f"{job}/timings", pages.says_of_job(reader.timings)),
-        Route(f"{job}/checkpoints", pages.says_of_job(reader.checkpoints, of_folder=True)),
+        Route(job, pages.get_of_job(reader.job)),
+        Route(f"{job}/data", pages.get_of_job(reader.data)),
+        Route(f"{job}/timings", pages.get_of_job(reader.timings)),
+        Route(f"{job}/checkpoints", pages.get_of_job(reader.checkpoints, of_storage=True)),
         Route(f"{job}/events", pages.job_events),
-        Route(f"{job}/cancel", pages.does(reader.cancel), methods=["POST"]),
-        Route(f"{job}/checkpoint", pages.does(reader.checkpoint), methods=["POST"]),
+        Route(f"{job}/cancel", pages.act(reader.cancel), methods=["POST"]),
+        Route(f"{job}/checkpoint", pages.act(reader.checkpoint), methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
@@ -71,19 +70,19 @@ def make_app(reader: Reader, rules: Rules, stopping: asyncio.Event, max_watchers
 
 
 class _Pages:
-    """The endpoints. None of them waits on the event loop's thread: what may wait has threads of its own."""
+    """The endpoints. None of them blocks the event loop; calls that may wait run in threads."""
 
     def __init__(self, reader: Reader, stopping: asyncio.Event, max_watchers: int) -> None:
         self._reader = reader
         self._ask = Threads("the coordinator", _THREADS, _QUEUED, _ANSWER_S).run
-        self._ask_folder = Threads("the folder of checkpoints", _FOLDER_THREADS, _FOLDER_QUEUED, _ANSWER_S).run
+        self._ask_storage = Threads("the checkpoint storage", _STORAGE_THREADS, _STORAGE_QUEUED, _ANSWER_S).run
         self._streams = Streams(reader, self._ask, stopping, max_watchers)
 
     async def overview(self, _request: Request) -> Response:
         return _shell()
 
     async def job(self, request: Request) -> Response:
-        """The page of a job, which itself says it when there is none."""
+        """Returns the page of a job. Its script shows a message if the job does not exist."""
         return _shell(200 if await self._ask(self._reader.knows, request.path_params["name"]) else 404)
 
     async def health(self, _request: Request) -> Response:
@@ -100,44 +99,44 @@ class _Pages:
         mark = Mark.parse(request.headers.get("last-event-id", ""))
         return await self._streams.job(request.path_params["name"], mark)
 
-    def says(self, read: Callable[[], bytes]) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint that answers with what is read."""
+    def get(self, read: Callable[[], bytes]) -> Callable[[Request], Awaitable[Response]]:
+        """Returns an endpoint that replies with the result of `read`."""
 
         async def endpoint(_request: Request) -> Response:
             return answer(await self._ask(read))
 
         return endpoint
 
-    def says_of_job(
-        self, read: Callable[[str], bytes], *, of_folder: bool = False
+    def get_of_job(
+        self, read: Callable[[str], bytes], *, of_storage: bool = False
     ) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint that answers with what is read of a job, or of its folder."""
-        ask = self._ask_folder if of_folder else self._ask
+        """Returns an endpoint that replies with the result of `read` for a job, or for its checkpoint storage."""
+        ask = self._ask_storage if of_storage else self._ask
 
         async def endpoint(request: Request) -> Response:
             return answer(await ask(read, request.path_params["name"]))
 
         return endpoint
 
-    def does(self, act: Callable[[str], bytes]) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint that does something to a job."""
+    def act(self, action: Callable[[str], bytes]) -> Callable[[Request], Awaitable[Response]]:
+        """Returns an endpoint that performs an action on a job."""
 
         async def endpoint(request: Request) -> Response:
-            await _no_arguments(request)
+            await _check_body(request)
             name = request.path_params["name"]
-            found = answer(await self._ask(act, name))
-            _log.info("done from the page", action=request.url.path.rpartition("/")[2], job=name)
+            found = answer(await self._ask(action, name))
+            _log.info("action from the page", action=request.url.path.rpartition("/")[2], job=name)
             return found
 
         return endpoint
 
 
-async def _no_arguments(request: Request) -> None:
-    """Takes in a body, which has to be `{}`: actions have no settings yet, and who sends some is to know.
+async def _check_body(request: Request) -> None:
+    """Reads a body, which must be `{}`, because actions have no arguments yet.
 
     Raises:
-        MessageTooLarge: it is longer than any that makes sense.
-        BadRequest: it is something else, or did not come.
+        MessageTooLarge: The body is too long.
+        BadRequest: The body is something else, or did not arrive in time.
     """
     body = bytearray()
     try:
@@ -148,9 +147,9 @@ async def _no_arguments(request: Request) -> None:
                     raise errors.MessageTooLarge(f"the body has more than {_BODY_BYTES} bytes; send {{}}")
         arguments = json.loads(body)
     except (TimeoutError, ClientDisconnect, ValueError, RecursionError) as error:
-        raise errors.BadRequest(f"the body is no JSON: {error}; send {{}}") from None
+        raise errors.BadRequest(f"the body is not JSON: {error}; send {{}}") from None
     if arguments != {}:
-        raise errors.BadRequest("the body says more than is understood; send {}")
+        raise errors.BadRequest("the body has unknown arguments; send {}")
 
 
 async def _refuse(_request: Request, error: errors.ShoalError) -> Response:
@@ -158,23 +157,23 @@ async def _refuse(_request: Request, error: errors.ShoalError) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """A defect, which nobody else tells of: the server's own log is off."""
+    """Logs and returns a defect. The web server's own log is off."""
     _log.error("a request to the page has failed", method=request.method, path=request.url.path[:200], exc_info=error)
     return failure(errors.InternalError("this is a defect of the page: the coordinator's log has the traceback"))
 
 
 async def _refuse_route(request: Request, error: HTTPException) -> Response:
-    """There is no such path, or it is not for this method."""
+    """Returns the error for an unknown path or a wrong method."""
     if error.status_code == 404 and not request.url.path.startswith(("/api/", "/static/")):
         return _shell(404)
     code = "NOT_FOUND" if error.status_code == 404 else "BAD_REQUEST"
-    text = f"{request.method} {request.url.path[:200]}: {error.detail}; docs/how-to/page.md lists what there is"
+    text = f"{request.method} {request.url.path[:200]}: {error.detail}; docs/how-to/page.md lists all paths"
     body = json.dumps({"code": code, "message": text}).encode()
     return Response(body, error.status_code, error.headers, media_type="application/json")
 
 
 def _shell(status: int = 200) -> Response:
-    """The one HTML file, whose script looks at the path."""
+    """Returns the HTML file. Its script chooses the page by the path."""
     return FileResponse(STATIC / "index.html", status, headers={"cache-control": "no-cache"})
 
 

@@ -1,8 +1,8 @@
-"""What keeps the page to those it is for, without a login: which requests are refused, and what browsers are told.
+"""Access rules of the page, without a login: the requests that it refuses, and its security headers.
 
-Whoever reaches the port may watch, and act unless the page is for reading alone. What is kept out are the pages of
-other sites in the browser of somebody who does: by a name that leads here (DNS rebinding), by a form or a script that
-has the browser send what it would send for this page (cross-site requests), by a frame.
+Anyone who reaches the port may watch, and may also act unless the page is read-only. The rules keep out pages of other
+sites in the browser of such a user. These could use a name that resolves to this address (DNS rebinding), a form or a
+script that sends requests to this page (cross-site requests), or a frame.
 """
 
 import ipaddress
@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shoal import errors
 from shoal_coordinator.page.responses import failure
 
-# No request of another site's page has it: browsers ask first whether they may send it, and are not told that they may.
+# Another site's page cannot send this header: browsers ask for permission first, and the server does not grant it.
 ACTION_HEADER = "x-shoal-page"
 _READING = {"GET", "HEAD"}
-# Nothing but our own files runs or is shown, and no text becomes HTML or a script.
+# Only the page's own files run or are shown, and no text becomes HTML or a script.
 _POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
@@ -41,12 +41,12 @@ class _Fields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Who may ask for what.
+    """The rules for requests.
 
     Attributes:
-        hosts: names that the page is asked for by, in lower case, beside those of loopback.
-        numeric: any address in numbers will do: such a name leads nowhere else.
-        read_only: nothing can be changed.
+        hosts: Names of the page in lower case, beside those of loopback.
+        numeric: Whether any numeric address is accepted as the host. Such a name cannot resolve to another host.
+        read_only: Whether all actions are refused.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -54,28 +54,34 @@ class Rules:
     read_only: bool = False
 
     def check(self, method: str, path: str, headers: Mapping[str, str] | _Fields) -> None:
-        """Looks at a request.
+        """Checks a request.
+
+        Args:
+            method: The HTTP method.
+            path: The path of the request.
+            headers: The headers, with names in lower case.
 
         Raises:
-            Forbidden: it is not for this page, comes from another one, or would change what may only be read.
+            Forbidden: The request names another host, comes from another site's page, or would act on a read-only page.
+            BadRequest: An action has the wrong content type.
         """
         host = headers.get("host", "")
         if not self.knows(_name(host)):
             raise errors.Forbidden(
-                f"this page is not served as {host!r:.200}; ask for it by an address of this machine, or start the "
-                "coordinator with --page-host for that name",
+                f"this page is not served as {host!r:.200}; use an address of this machine, or start the coordinator "
+                "with --page-host for that name",
                 host=host[:200],
             )
         if method in _READING:
             if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
-                raise errors.Forbidden("another site's page asks for this; it is for this page's own scripts")
+                raise errors.Forbidden("another site's page sends this request; only this page's scripts may do so")
             return
         if self.read_only:
-            raise errors.Forbidden("this page is for reading alone (--page-read-only); use the command line")
+            raise errors.Forbidden("this page is read-only (--page-read-only); use the command line")
         _check_action(host, headers)
 
     def knows(self, host: str) -> bool:
-        """Whether the page is served by that name, which has no port."""
+        """Returns whether the page is served under a host name without a port."""
         if host in self.hosts or host == "localhost" or host.endswith(".localhost"):
             return True
         try:
@@ -86,11 +92,11 @@ class Rules:
 
 
 class Guard:
-    """Refuses requests by the rules, and gives every answer the headers that tell browsers what a page may do.
+    """An ASGI middleware that checks requests by the rules and adds security headers to every response.
 
     Args:
-        app: what answers.
-        rules: who may ask.
+        app: The application behind it.
+        rules: The rules for requests.
     """
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
@@ -101,7 +107,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                # What is shown is never old; the page's own files are asked for again, and mostly have not changed.
+                # Browsers never cache data, and revalidate the page's own files.
                 headers.setdefault("cache-control", "no-cache" if scope["path"].startswith("/static/") else "no-store")
             await send(message)
 
@@ -116,22 +122,22 @@ class Guard:
 
 
 def _check_action(host: str, headers: Mapping[str, str] | _Fields) -> None:
-    """Looks whether this page's own script sent what changes something."""
+    """Checks that this page's own script has sent an action."""
     site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
     ours = site == "same-origin" if site else urlsplit(origin).netloc.lower() == host.lower()
     if not ours or (origin and urlsplit(origin).netloc.lower() != host.lower()):
         raise errors.Forbidden(
-            "what changes something has to come from this page: Sec-Fetch-Site or Origin say that it does not",
+            "an action must come from this page, but its header Sec-Fetch-Site or Origin names another site",
             origin=origin[:200],
         )
     if not headers.get(ACTION_HEADER, ""):
-        raise errors.Forbidden(f"what changes something needs the header {ACTION_HEADER}: 1")
+        raise errors.Forbidden(f"an action needs the header {ACTION_HEADER}: 1")
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise errors.BadRequest("the content type is not application/json")
+        raise errors.BadRequest("the content type is not application/json; send JSON")
 
 
 def _name(host: str) -> str:
-    """The name of a Host header, without its port."""
+    """Returns the name in a Host header, without its port."""
     bracket = host.rfind("]")
     colon = host.rfind(":")
     return (host[:colon] if colon > bracket else host).lower().removesuffix(".")

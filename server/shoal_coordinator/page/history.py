@@ -1,33 +1,33 @@
-"""Which of a job's events a page that comes late is told: so few that it can draw them. Pure."""
+"""Downsampling of a job's events for a page that opens late (no I/O)."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 from shoal.events import EvaluationEnded, Event, LogLine, MetricsReported
 
-# Of a job's figures, shared by its workers, and of its evaluations: spread evenly, for the shape of curves.
+# The limit of a job's metrics, shared by its workers, and of its evaluations. They are spread evenly over the curve.
 MAX_POINTS = 4_000
-# Of any other kind: the latest.
+# The limit of latest events of any other kind.
 MAX_LATEST = 1_000
 
 
 def downsampled(events: Sequence[Event], points: int = MAX_POINTS, latest: int = MAX_LATEST) -> list[Event]:
-    """Picks events.
+    """Returns the events that a page needs to draw a job.
 
     Args:
-        events: in order.
-        points: how many figures, and how many evaluations. The last of each worker is among them.
-        latest: how many log lines, and how many of every other kind.
+        events: All events, in order.
+        points: The limit of metrics, and that of evaluations. The last event of each worker is always included.
+        latest: The limit of log lines, and that of every other kind.
 
     Returns:
-        Those picked, in order.
+        The picked events, in order.
     """
     curves: defaultdict[tuple[type[Event], str], list[Event]] = defaultdict(list)
     others: defaultdict[type[Event], list[Event]] = defaultdict(list)
     for event in events:
         match event:
             case MetricsReported() | EvaluationEnded():
-                worker = event.worker if isinstance(event, MetricsReported) else ""  # evaluations are of the job
+                worker = event.worker if isinstance(event, MetricsReported) else ""  # evaluations belong to the job
                 curves[type(event), worker].append(event)
             case LogLine():
                 others[LogLine].append(event)
@@ -41,7 +41,7 @@ def downsampled(events: Sequence[Event], points: int = MAX_POINTS, latest: int =
 
 
 def _spread(events: list[Event], most: int) -> list[Event]:
-    """At most so many, evenly spread, the last one among them."""
+    """Returns at most `most` events, evenly spread, including the last one."""
     if len(events) <= most:
         return events
     return [events[(number + 1) * len(events) // most - 1] for number in range(most)]

@@ -1,22 +1,23 @@
-"""What servers do in a second, from the totals that they send with their signs of life. Pure."""
+"""Rates of servers per second, from the totals in their heartbeats (no I/O)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.status import MemberStatus, Role, ServerLoad
 
-# Between the two totals that a rate is of: less says little, and more is not what it does now, as when nobody looked.
+# The shortest and the longest time between two totals that give a rate. A longer time, in which no page was open, would
+# not show the current rate.
 _LEAST_S, _MOST_S = 0.9, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRates:
-    """What a server does.
+    """The rates of a server.
 
     Attributes:
-        updates: applied in a second, a shard each.
-        received_bytes: in a second, of gradients and values.
-        sent_bytes: in a second, of values.
+        updates: Updates of shards applied per second.
+        received_bytes: Bytes of gradients and values received per second.
+        sent_bytes: Bytes of values sent per second.
     """
 
     updates: float
@@ -32,33 +33,33 @@ class _Total:
 
 
 class Rates:
-    """Remembers one total of each live server, and what came of the two latest."""
+    """The last totals and rates of all live servers."""
 
     def __init__(self) -> None:
         self._totals: dict[str, _Total] = {}
         self._rates: dict[str, ServerRates] = {}
 
     def update(self, members: Iterable[MemberStatus], now: float) -> dict[str, ServerRates]:
-        """Takes in the cluster as it is now.
+        """Updates the totals and returns the rates.
 
         Args:
-            members: all of it.
-            now: seconds of Unix time.
+            members: All members of the cluster.
+            now: Seconds of Unix time.
 
         Returns:
-            By server; of none of which only one total is known, of this life and of the last seconds.
+            Rates by server. A server with only one recent total of its incarnation has none.
         """
         totals, rates = {}, {}
         for it in members:
             if it.role is not Role.SERVER or not it.alive:
                 continue
-            last, now_told = self._totals.get(it.member), _Total(it.incarnation, now - it.silent_s, it.load)
-            if not last or not _comparable(last, now_told):
-                totals[it.member] = now_told
+            last, current = self._totals.get(it.member), _Total(it.incarnation, now - it.silent_s, it.load)
+            if not last or not _comparable(last, current):
+                totals[it.member] = current
                 continue
-            seconds = now_told.at - last.at
+            seconds = current.at - last.at
             if seconds >= _LEAST_S:
-                totals[it.member], rates[it.member] = now_told, _between(last.load, it.load, seconds)
+                totals[it.member], rates[it.member] = current, _between(last.load, it.load, seconds)
             else:
                 totals[it.member] = last
                 if it.member in self._rates:

@@ -1,4 +1,4 @@
-"""What the page says of the cluster, read from the coordinator. It may wait, for a lock, the store or a folder."""
+"""The reader of the page's data from the coordinator. It may wait for a lock, the store or the checkpoint storage."""
 
 import re
 from collections import Counter, defaultdict
@@ -17,28 +17,28 @@ from shoal_coordinator.page.history import downsampled
 from shoal_coordinator.page.rates import Rates
 from shoal_coordinator.page.responses import encode
 
-# Members and jobs of which a page is told all the time, and checkpoints of a job: the newest.
+# The limits of members and jobs in the stream of a page, and of a job's newest checkpoints.
 MAX_MEMBERS, MAX_JOBS, MAX_CHECKPOINTS = 1_000, 200, 100
-# Of why a job is where it is, in a list of jobs.
+# The length of a job's reason in a list of jobs.
 _REASON_CHARACTERS = 300
-# Steps of each worker, of which a page draws the latest 24, and of all of them.
+# The limits of steps in timings: of each worker, of which a page draws the latest 24, and of all workers.
 _STEPS, _STEPS_IN_ALL = 32, 4_096
-# Seconds for which an answer on timings holds: of a thousand workers it is 60 ms of work in the coordinator's process.
+# Seconds for which timings are cached. Those of a thousand workers take 60 ms to encode.
 _TIMINGS_FOR_S = 1.0
-# By which a second sign of life may come late, as from a busy host, and its member is not called so.
+# Seconds by which a second heartbeat may be late, as on a busy host, before its member counts as late.
 _LATE_BY_CHANCE_S = 0.25
-# Events in one message.
+# The limit of events in one message.
 _EVENTS = 500
 _MARK = re.compile(r"([0-9]{1,20})-([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How much of a job's events a page has had.
+    """The position of a page in a job's events.
 
     Attributes:
-        life: which job of that name: a name may be used again.
-        sequence: of the last one.
+        life: The job among those of the same name, since a name can be used again.
+        sequence: The sequence number of the last event.
     """
 
     life: int = 0
@@ -46,7 +46,7 @@ class Mark:
 
     @classmethod
     def parse(cls, text: str) -> "Mark":
-        """What `str` of a mark gave; nothing, of any other text."""
+        """Parses the text of a mark. Any other text gives the mark before all events."""
         found = _MARK.fullmatch(text)
         return cls(int(found[1]), int(found[2])) if found else cls()
 
@@ -56,13 +56,13 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The cluster at a moment.
+    """The cluster at one moment.
 
     Attributes:
-        text: JSON of it.
-        key: what of it is worth telling again when it is another one: not for how long each has been silent.
-        members: their records by id.
-        quiet: the same with silences only where they are news, as they are in the key.
+        text: The cluster as JSON.
+        key: The part of it whose change is worth a new message. It has no silences of members that are not late.
+        members: Records of members by id.
+        quiet: The same without the silences of members that are not late, as in the key.
     """
 
     text: bytes
@@ -73,15 +73,15 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class JobUpdate:
-    """What became of a job since a mark.
+    """The changes of a job since a mark.
 
     Attributes:
-        mark: up to where.
-        fresh: the events are all there are, not those behind the mark.
-        job: its record.
-        time: seconds of Unix time, by the coordinator's clock: when that was so.
-        chunks: JSON of lists of events, each with the mark behind it.
-        ended: no more events will come.
+        mark: The mark after these changes.
+        fresh: Whether the events are all events of the job, not only those after the given mark.
+        job: The job's record.
+        time: The time of the record, in seconds of Unix time by the coordinator's clock.
+        chunks: Lists of events as JSON, each with the mark after it.
+        ended: Whether no more events will come.
     """
 
     mark: Mark
@@ -93,45 +93,45 @@ class JobUpdate:
 
 
 class Reader:
-    """Asks the coordinator; from any thread.
+    """The reader of the page's data, for calls from any thread.
 
     Args:
-        coordinator: the shell.
-        folder: of checkpoints; None: the cluster has none.
-        about: what every page is told beside the cluster: its leases, and what may be done.
-        heartbeat_interval_s: between two signs of life of a member.
+        coordinator: The shell.
+        storage: The checkpoint storage. None means that the cluster has none.
+        about: Fixed fields of the cluster's record: heartbeat settings, version and whether actions are refused.
+        heartbeat_interval_s: Seconds between two heartbeats of a member.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
-        folder: CheckpointStorage | None,
+        storage: CheckpointStorage | None,
         about: dict[str, Any],
         heartbeat_interval_s: float,
     ) -> None:
         self._coordinator = coordinator
-        self._catalogue = Catalogue(folder) if folder else None
+        self._catalogue = Catalogue(storage) if storage else None
         self._about = about
         self._late_s = 2 * heartbeat_interval_s + _LATE_BY_CHANCE_S
         self._rates = Rates()
-        self._timings: dict[str, tuple[float, bytes]] = {}  # by job: when the answer was made, and it; never changed
+        self._timings: dict[str, tuple[float, bytes]] = {}  # by job, the time and the text; replaced, never changed
 
     def cluster(self) -> bytes:
-        """All members."""
+        """Returns all members as JSON."""
         with self._coordinator.reading() as (machine, now):
             status = machine.status(now)
         return encode({**records.cluster(status, self._late_s), **self._about, "time": now})
 
     def jobs(self) -> bytes:
-        """All jobs, newest first."""
+        """Returns all jobs as JSON, newest first."""
         with self._coordinator.reading() as (machine, now):
             found = machine.jobs(now)
         return encode({"jobs": [records.job(status) for status in found], "time": now})
 
     def overview(self) -> Overview:
-        """The cluster and its jobs, of both as many as fit a page, with what servers do in a second.
+        """Returns the cluster and its jobs, up to the limits of a page, with the rates of servers.
 
-        By one thread at a time: rates are of what was seen before.
+        Only one thread at a time may call it, because rates depend on the previous call.
         """
         with self._coordinator.reading() as (machine, now):
             status, jobs = machine.status(now), machine.jobs(now)
@@ -155,7 +155,7 @@ class Reader:
         return Overview(text, encode(record), members, quiet)
 
     def knows(self, name: str) -> bool:
-        """Whether there is a job of that name."""
+        """Returns whether a job of that name exists."""
         try:
             with self._coordinator.reading() as (machine, _):
                 machine.job(name)
@@ -164,19 +164,19 @@ class Reader:
         return True
 
     def job(self, name: str) -> bytes:
-        """A job."""
+        """Returns a job as JSON."""
         with self._coordinator.reading() as (machine, now):
             status = machine.job(name).status(now)
         return encode(_whole(status))
 
     def data(self, name: str) -> bytes:
-        """What became of a job's data."""
+        """Returns the account of a job's data as JSON."""
         with self._coordinator.reading() as (machine, _):
             account = machine.job(name).data()
         return encode(records.data(name, account))
 
     def timings(self, name: str) -> bytes:
-        """Where the time of a job's latest steps went. Many pages that ask within a second have the same answer."""
+        """Returns the timings of a job's latest steps as JSON. Calls within a second get the same text."""
         with self._coordinator.reading() as (machine, now):
             job = machine.job(name)
             fresh = {it: made for it, made in self._timings.items() if now - made[0] < _TIMINGS_FOR_S}
@@ -189,11 +189,11 @@ class Reader:
         return text
 
     def checkpoints(self, name: str) -> bytes:
-        """The newest checkpoints of a job that are there.
+        """Returns the newest stored checkpoints of a job as JSON.
 
         Raises:
-            UnknownJob: there is no such job.
-            StorageFailed: the folder cannot be read.
+            UnknownJob: The job does not exist.
+            StorageFailed: The checkpoint storage cannot be read.
         """
         with self._coordinator.reading() as (machine, _):
             machine.job(name)
@@ -204,19 +204,19 @@ class Reader:
         return encode({"name": name, "folder": self._catalogue.folder.url, "checkpoints": found})
 
     def cancel(self, name: str) -> bytes:
-        """Cancels a job."""
+        """Cancels a job, and returns its record as JSON."""
         return encode(_whole(self._coordinator.handle(events.JobCancelled(name))))
 
     def checkpoint(self, name: str) -> bytes:
-        """Begins a checkpoint of a job."""
+        """Begins a checkpoint of a job, and returns the number of the attempt as JSON."""
         attempt = self._coordinator.handle(events.CheckpointRequested(name))
         return encode({"attempt": attempt.number})
 
-    def news(self, name: str, mark: Mark) -> JobUpdate:
-        """What became of a job since.
+    def update(self, name: str, mark: Mark) -> JobUpdate:
+        """Returns the changes of a job since a mark.
 
         Raises:
-            UnknownJob: there is no such job.
+            UnknownJob: The job does not exist.
         """
         with self._coordinator.reading() as (machine, now):
             job = machine.job(name)
@@ -233,12 +233,12 @@ class Reader:
         return JobUpdate(Mark(life, last), fresh, _whole(status), now, tuple(chunks), ended)
 
     def _silence(self, member: MemberStatus) -> int:
-        """Whole seconds since the last sign of life, if they are news: of a live one that is late."""
+        """Returns the whole seconds since the last heartbeat of a late live member, and 0 for any other member."""
         return int(member.silent_s) if member.alive and member.silent_s > self._late_s else 0
 
 
 def _counts(members: Iterable[dict[str, Any]], jobs: list[JobStatus]) -> dict[str, Any]:
-    """How many there are, of which only so many are shown: in all, and by state."""
+    """Counts all members and jobs, in total and by state, since a page shows only some of them."""
     states: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for it in members:
         states[it["role"]][it["state"]] += 1
@@ -255,12 +255,12 @@ def _by_interest(member: MemberStatus) -> tuple[bool, str, str]:
 
 
 def _whole(status: JobStatus) -> dict[str, Any]:
-    """A job on its own page: with its fields as they are shown there."""
+    """Returns the record of a job for its own page, with the fields of its specification."""
     return {**records.job(status), "specification": records.specification(status.job)}
 
 
 def _brief(status: JobStatus) -> dict[str, Any]:
-    """A job in a list: without its settings, and with the end of the reason, which says the most."""
+    """Returns the record of a job for a list: without its settings, and with only the end of its reason."""
     record = records.job(status)
     del record["settings"]
     return {**record, "reason": status.reason.strip().rpartition("\n")[2][-_REASON_CHARACTERS:]}

@@ -1,4 +1,4 @@
-"""What the page answers with: JSON that every browser can read, and errors with the HTTP status that fits."""
+"""Responses of the page: JSON that every browser can parse, and errors with their HTTP status."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from shoal import errors
 
-# The HTTP status of each gRPC status that errors have; `_OTHERWISE` goes before it.
+# The HTTP status of each gRPC status of an error. `_OTHERWISE` has precedence.
 _STATUS = {
     "INVALID_ARGUMENT": 400,
     "UNAUTHENTICATED": 401,
@@ -28,27 +28,27 @@ _OTHERWISE: dict[type[errors.ShoalError], int] = {errors.MessageTooLarge: 413}
 
 
 def status_of(error: errors.ShoalError) -> int:
-    """The HTTP status of an error."""
+    """Returns the HTTP status of an error."""
     return _OTHERWISE.get(type(error), _STATUS[error.status])
 
 
 def failure(error: errors.ShoalError) -> Response:
-    """An error, as `{code, message}`."""
-    return answer(encode(told(error)), status_of(error))
+    """Returns the response for an error: `{code, message}`."""
+    return answer(encode(error_record(error)), status_of(error))
 
 
 def answer(body: bytes, status: int = 200) -> Response:
-    """JSON that was encoded."""
+    """Returns the response for encoded JSON."""
     return Response(body, status, media_type="application/json")
 
 
-def told(error: errors.ShoalError) -> dict[str, str]:
-    """The record of an error."""
+def error_record(error: errors.ShoalError) -> dict[str, str]:
+    """Returns the record of an error."""
     return {"code": error.code, "message": error.message}
 
 
 def encode(record: Any) -> bytes:
-    """JSON, in ASCII. NaN and infinities, which JSON has no word for, become null: a loss may well be one."""
+    """Encodes a record as JSON in ASCII. NaN and infinities become null; a loss may be one of them."""
     try:
         return json.dumps(record, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
@@ -67,4 +67,4 @@ def _finite(value: Any) -> Any:
             return value
 
 
-__all__ = ["answer", "encode", "failure", "status_of", "told"]
+__all__ = ["answer", "encode", "error_record", "failure", "status_of"]

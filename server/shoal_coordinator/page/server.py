@@ -1,4 +1,4 @@
-"""The page's server: a port, and a thread that serves it."""
+"""The page's web server: a port, and the thread that serves it."""
 
 import ipaddress
 import re
@@ -18,35 +18,35 @@ from shoal_coordinator.page.reader import Reader
 
 _log = structlog.get_logger(__name__)
 
-# Connections at a time: some for each page that watches, and for those who only ask.
+# The limit of concurrent connections. An open page needs several.
 _CONNECTIONS = 256
-# How long a connection may be open, or be kept open behind an answer, before it has asked for something.
+# Seconds that a connection may stay open without a request, at its start or after a response.
 _PATIENCE_S = 10.0
-# A host's name, or an address of it.
+# A host name, or a numeric address.
 _NAME = re.compile(r"[^\s/:@?#\[\]]+(?<!\.)|\[[0-9a-f:.]+\]")
-# What stands for all addresses of this machine, and one of these.
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - to be told apart, not to be bound
+# The wildcard addresses, each with an address for the page's URL.
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared, not bound
 
 
 class PageServer:
-    """Serves the page until it is stopped.
+    """The server of the page. It serves from its creation until `stop`.
 
     Args:
-        coordinator: the shell.
-        listen: host:port; port 0 takes any free one.
-        hosts: names that it is asked for by, beside those of loopback and the host listened at.
-        folder: of checkpoints; None: the cluster has none.
-        read_only: nothing can be changed from the page.
-        heartbeat_timeout_s: seconds of silence after which a member is dead.
-        heartbeat_interval_s: seconds between its signs of life.
-        max_watchers: pages that are kept up to date at a time.
+        coordinator: The shell.
+        listen: host:port. Port 0 takes any free port.
+        hosts: Further names of the page, beside those of loopback and the host of `listen`.
+        storage: The checkpoint storage. None means that the cluster has none.
+        read_only: Whether the page refuses all actions.
+        heartbeat_timeout_s: Seconds without a heartbeat after which a member is dead.
+        heartbeat_interval_s: Seconds between two heartbeats of a member.
+        max_watchers: The limit of concurrent streams.
 
     Raises:
-        PortInUse: another process listens there.
-        BadRequest: `listen` is no address, or one of `hosts` no name.
+        PortInUse: Another process listens on the port.
+        BadRequest: `listen` is not an address, or one of `hosts` is not a name.
 
     Attributes:
-        url: where it is.
+        url: The URL of the page.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PageServer:
         listen: str,
         *,
         hosts: Iterable[str] = (),
-        folder: CheckpointStorage | None = None,
+        storage: CheckpointStorage | None = None,
         read_only: bool = False,
         heartbeat_timeout_s: float = 5.0,
         heartbeat_interval_s: float = 0.5,
@@ -67,7 +67,8 @@ class PageServer:
             listening = _rpc.listen(host, port)
         except errors.PortInUse as error:
             raise errors.PortInUse(
-                f"cannot serve the page on {listen}: {error.message}; --page-listen takes another port, or '' for none",
+                f"cannot serve the page on {listen}: {error.message}; set --page-listen to another port, or to '' for "
+                "no page",
                 address=listen,
             ) from None
         self.url = f"http://{_EVERYWHERE.get(host, host)}:{listening.getsockname()[1]}"
@@ -77,7 +78,7 @@ class PageServer:
             "read_only": read_only,
             "version": version("shoal"),
         }
-        self._reader = Reader(coordinator, folder, about, heartbeat_interval_s)
+        self._reader = Reader(coordinator, storage, about, heartbeat_interval_s)
         self._server = WebServer(
             listening,
             lambda stopping: make_app(self._reader, rules, stopping, max_watchers),
@@ -87,27 +88,27 @@ class PageServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends all streams, and the server: no thread or port is left."""
+        """Ends all streams and the server. No thread or port remains."""
         self._server.stop()
         self._thread.join()
 
     def _serve(self) -> None:
         try:
             self._server.run()
-        except Exception:  # the cluster goes on without the page
+        except Exception:  # the cluster runs without the page
             _log.exception("the page has failed")
 
 
 def rules_for(host: str, hosts: Iterable[str] = (), *, read_only: bool = False) -> Rules:
-    """Who may ask a page that listens at a host.
+    """Returns the rules for a page that listens on a host.
 
     Args:
-        host: a name, or an address in numbers.
-        hosts: further names.
-        read_only: nothing may be changed.
+        host: A name, or a numeric address.
+        hosts: Further names.
+        read_only: Whether the page refuses all actions.
 
     Raises:
-        BadRequest: one of them is more than a name, as with a port: it would match nothing.
+        BadRequest: One of `hosts` is not a name alone, for example has a port, so that it would match nothing.
     """
     try:
         numeric = not ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -117,7 +118,7 @@ def rules_for(host: str, hosts: Iterable[str] = (), *, read_only: bool = False) 
     for name in names:
         if not _NAME.fullmatch(name):
             raise errors.BadRequest(
-                f"{name!r} is no name of the page; --page-host takes names alone, without http:// and port: a.example",
+                f"{name!r} is not a host name; --page-host takes names without http:// and port, such as a.example",
                 host=name,
             )
     return Rules(frozenset({host.strip().lower(), *names} - {"", *_EVERYWHERE}), numeric, read_only)

@@ -1,4 +1,4 @@
-"""Server-sent events: the cluster once a second if it has changed, and a job's events as they come."""
+"""Streams of server-sent events: the cluster, once a second if it has changed, and a job's events as they occur."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -16,40 +16,40 @@ from shoal_coordinator.page.responses import encode
 
 _log = structlog.get_logger(__name__)
 
-# How often one looks for news of the cluster, and of a job.
+# Seconds between two checks for changes of the cluster, and of a job.
 _CLUSTER_EVERY_S, _JOB_EVERY_S = 1.0, 0.5
-# A page that hears nothing for a few of these knows that nobody is there.
+# Seconds between two pings. A page that misses a few of them knows that the connection is dead.
 _PING_S = 5
-# A page that does not take what it is sent.
+# Seconds after which a stream ends if the browser does not read.
 _SEND_S = 20.0
-# Of a job, those that work on it and those that did while a page watches.
+# The limit of current and earlier workers in a job's stream.
 _MAX_WORKERS = 200
 
-# Runs a function that may wait in a thread, and gives what it does.
+# Runs a function that may wait in a thread, and returns its result.
 Ask = Callable[..., Awaitable[Any]]
 
 
 class Watchers:
-    """How many streams are open, and may be. Used by the event loop's thread alone.
+    """The count and the limit of open streams. Only the event loop's thread uses it.
 
     Args:
-        most: streams at a time.
+        most: The limit of concurrent streams.
     """
 
     def __init__(self, most: int) -> None:
         self.most, self.open = most, 0
 
     def check(self) -> None:
-        """Raises Overloaded if there is no room for one more."""
+        """Raises Overloaded if the limit is reached."""
         if self.open >= self.most:
             raise errors.Overloaded(
-                f"as many pages watch already as may at a time ({self.most}); close one, or try again later",
+                f"{self.most} pages are already open, which is the limit; close one, or try again later",
                 watchers=self.most,
             )
 
     @contextmanager
     def one_more(self) -> Iterator[None]:
-        """Counts a stream; Overloaded if it is one too many."""
+        """Counts a stream inside the block. Raises Overloaded if the limit is reached."""
         self.check()
         self.open += 1
         try:
@@ -59,11 +59,11 @@ class Watchers:
 
 
 class Stream(EventSourceResponse):
-    """A stream that counts as a watcher from its first byte to its last.
+    """A stream of events that counts as a watcher from its first byte to its last.
 
     Args:
-        content: its events.
-        watchers: where it counts.
+        content: Its events.
+        watchers: The count that includes it.
     """
 
     def __init__(self, content: AsyncIterator[ServerSentEvent], watchers: Watchers) -> None:
@@ -76,47 +76,49 @@ class Stream(EventSourceResponse):
 
 
 class Streams:
-    """Makes the streams; all of them share one look at the cluster a second.
+    """The factory of streams, which all share one reading of the cluster per second.
 
     Args:
-        reader: reads the coordinator.
-        ask: runs what the reader does in a thread.
-        stopping: set when all streams are to end.
-        most: streams at a time.
+        reader: Reads the coordinator.
+        ask: Runs a method of the reader in a thread.
+        stopping: Set when all streams must end.
+        most: The limit of concurrent streams.
     """
 
     def __init__(self, reader: Reader, ask: Ask, stopping: asyncio.Event, most: int) -> None:
         self._reader, self._ask, self._stopping = reader, ask, stopping
         self._watchers = Watchers(most)
-        self._looking = asyncio.Lock()  # one at a time looks at the cluster; guards the next two
+        self._looking = asyncio.Lock()  # guards the next two
         self._overview: Overview | None = None
         self._looked_at = float("-inf")
 
     async def cluster(self) -> Stream:
-        """The cluster: events `cluster`, each with all of it.
+        """Returns a stream of events `cluster`, each with the whole cluster.
 
         Raises:
-            Overloaded: too many watch.
-            Unreachable: the coordinator is stopping.
+            Overloaded: The limit of streams is reached.
+            Unreachable: The coordinator is stopping.
         """
         self._watchers.check()
         await self._look()
-        return Stream(self._told(self._cluster_events()), self._watchers)
+        return Stream(self._with_failure(self._cluster_events()), self._watchers)
 
     async def job(self, name: str, mark: Mark) -> Stream:
-        """A job: `begin`, which says whether what follows is all or goes on behind the mark; then, as they come, `job`
-        with its record and its workers', `events` with a list of events; and `end` when no more can come.
+        """Returns a stream of a job.
+
+        Its events are `begin`, which tells whether all events follow or only those after the mark; `job` with the
+        records of the job and its workers; `events` with a list of the job's events; and `end` when no more can come.
 
         Raises:
-            Overloaded: too many watch.
-            UnknownJob: there is no such job.
+            Overloaded: The limit of streams is reached.
+            UnknownJob: The job does not exist.
         """
         self._watchers.check()
-        first: JobUpdate = await self._ask(self._reader.news, name, mark)
-        return Stream(self._told(self._job_events(name, first)), self._watchers)
+        first: JobUpdate = await self._ask(self._reader.update, name, mark)
+        return Stream(self._with_failure(self._job_events(name, first)), self._watchers)
 
     async def _look(self) -> Overview:
-        """The cluster as it was less than a second ago."""
+        """Returns the cluster as of less than a second ago."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
             if self._overview is None or now - self._looked_at >= _CLUSTER_EVERY_S:
@@ -134,47 +136,47 @@ class Streams:
             if await self._stops_within(_CLUSTER_EVERY_S):
                 return
 
-    async def _job_events(self, name: str, news: JobUpdate) -> AsyncIterator[ServerSentEvent]:
+    async def _job_events(self, name: str, update: JobUpdate) -> AsyncIterator[ServerSentEvent]:
         workers: dict[str, None] = {}
         shown, begun = b"", False
         while True:
-            if news.fresh or not begun:
-                yield _event("begin", encode({"fresh": news.fresh}))
+            if update.fresh or not begun:
+                yield _event("begin", encode({"fresh": update.fresh}))
                 begun = True
-            for mark, chunk in news.chunks:
+            for mark, chunk in update.chunks:
                 yield _event("events", chunk, str(mark))
             overview = await self._look()
-            there = self._workers(overview, news.job, workers)
-            key = encode([news.job, [overview.quiet[worker] for worker in there]])
+            present = self._workers(overview, update.job, workers)
+            key = encode([update.job, [overview.quiet[worker] for worker in present]])
             if key != shown:
                 shown = key
-                members = [overview.members[worker] for worker in there]
-                yield _event("job", encode({"job": news.job, "workers": members, "time": news.time}))
-            if news.ended:
+                members = [overview.members[worker] for worker in present]
+                yield _event("job", encode({"job": update.job, "workers": members, "time": update.time}))
+            if update.ended:
                 yield _event("end", b"{}")
                 return
             if await self._stops_within(_JOB_EVERY_S):
                 return
-            news = await self._ask(self._reader.news, name, news.mark)
+            update = await self._ask(self._reader.update, name, update.mark)
 
     def _workers(self, overview: Overview, job: dict[str, Any], known: dict[str, None]) -> list[str]:
-        """Those members that work on a job, or did when it was looked at before."""
+        """Returns the members that work on a job, or did so at an earlier reading."""
         for worker in job["workers"]:
             if len(known) < _MAX_WORKERS:
                 known.setdefault(worker)
         return [worker for worker in known if worker in overview.members]
 
-    async def _told(self, stream: AsyncIterator[ServerSentEvent]) -> AsyncIterator[ServerSentEvent]:
-        """A stream that says why it ends, where that is an error."""
+    async def _with_failure(self, stream: AsyncIterator[ServerSentEvent]) -> AsyncIterator[ServerSentEvent]:
+        """Yields the events of a stream, and an event `failure` if it ends with an error."""
         try:
             async for event in stream:
                 yield event
         except errors.ShoalError as error:
-            yield _event("failure", encode(responses.told(error)))
+            yield _event("failure", encode(responses.error_record(error)))
         except Exception:
             _log.exception("a stream of the page has failed")
             defect = errors.InternalError("this is a defect of the page: the coordinator's log has the traceback")
-            yield _event("failure", encode(responses.told(defect)))
+            yield _event("failure", encode(responses.error_record(defect)))
 
     async def _stops_within(self, seconds: float) -> bool:
         try:

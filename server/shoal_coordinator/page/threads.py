@@ -1,4 +1,4 @@
-"""Threads for what may wait, so that the event loop never does: so many at a time, and a short queue for these."""
+"""Bounded threads with a short queue, for calls that would block the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,44 +13,44 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Runs functions in threads; used by the event loop's thread alone.
+    """A pool of threads. Only the event loop's thread uses it.
 
-    What does not come back keeps its thread, and others wait for it no longer than they would otherwise. The threads
-    end with the process, whatever they wait for.
+    A function that does not return keeps its thread, but its caller stops waiting after `timeout_s`. The threads end
+    with the process, whatever they wait for.
 
     Args:
-        what: is waited for, in words.
-        most: threads at a time.
-        queued: how many more may wait for one.
-        patience_s: how long an answer may take.
+        what: What the functions wait for, for messages.
+        most: The limit of concurrent threads.
+        queued: The limit of further calls that wait for a thread.
+        timeout_s: Seconds that a call may take.
     """
 
-    def __init__(self, what: str, most: int, queued: int, patience_s: float) -> None:
-        self._what, self._bound, self._patience_s = what, most + queued, patience_s
+    def __init__(self, what: str, most: int, queued: int, timeout_s: float) -> None:
+        self._what, self._bound, self._timeout_s = what, most + queued, timeout_s
         self._free = asyncio.Semaphore(most)
         self._asked = 0
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
-        """What a function gives.
+        """Runs a function in a thread and returns its result.
 
         Raises:
-            Overloaded: too many wait already.
-            DeadlineExceeded: it takes too long; what it does may yet be done.
+            Overloaded: Too many calls wait already.
+            DeadlineExceeded: The function takes too long. It may still complete.
         """
         if self._asked >= self._bound:
             raise errors.Overloaded(
-                f"as many requests as may ({self._bound}) wait for {self._what} already; try again later",
+                f"{self._bound} requests already wait for {self._what}, which is the limit; try again later",
                 requests=self._bound,
             )
         self._asked += 1
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 await self._free.acquire()
                 return await asyncio.wrap_future(self._started(function, arguments))
         except TimeoutError:
             raise errors.DeadlineExceeded(
-                f"{self._what} did not answer within {self._patience_s:g} s; what was to be done may be done yet",
-                seconds=self._patience_s,
+                f"{self._what} did not answer within {self._timeout_s:g} s; the action may still complete",
+                seconds=self._timeout_s,
             ) from None
         finally:
             self._asked -= 1
@@ -62,12 +62,12 @@ class Threads:
             try:
                 return function(*arguments)
             finally:
-                with suppress(RuntimeError):  # the page has ended meanwhile
+                with suppress(RuntimeError):  # the page has ended in the meantime
                     loop.call_soon_threadsafe(self._free.release)
 
         try:
             return in_thread(perform, "page call")
-        except RuntimeError:  # the system has none left
+        except RuntimeError:  # the system has no more threads
             self._free.release()
             raise
 

@@ -1,8 +1,8 @@
-"""What is kept of a cluster: its records, and the stores that keep them.
+"""Persistence of a cluster: its records, and the stores that keep them.
 
-`ClusterRecords` and `restored` map a cluster to records and back; `Store` is where they lie, SQLite's or in memory.
-The shell decides when to write, and the machine which records have changed. The shell and what is above it
-may import it; it imports `cluster`, `job` and `messages`.
+`ClusterRecords` and `restored` map a cluster to records and back. `Store` keeps records in SQLite or in memory. The
+shell decides when to write, and the machine tracks which records are dirty. The shell and the packages above it may
+import this package; it imports `cluster`, `job` and `messages`.
 """
 
 from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored

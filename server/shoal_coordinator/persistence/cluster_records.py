@@ -1,7 +1,7 @@
-"""A cluster as records: all that it is, what has changed, and a cluster made of them. Pure: no I/O.
+"""The mapping between a cluster and its records (no I/O).
 
-Whoever makes each of a cluster's changes durable before anything that follows from them is seen can lose the cluster at
-any time, and restore another one that goes on as the lost one would have.
+A coordinator that makes each change durable before anyone sees its consequences can fail at any time. The cluster that
+is restored from its records then continues where it was.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,20 @@ from shoal_coordinator.persistence.snapshots import snapshot_of
 
 
 def restored(records: Mapping[str, bytes], policy: ClusterPolicy, now: float) -> Cluster | None:
-    """Returns the cluster that an earlier coordinator has left in a store; None if the store is empty.
+    """Returns the cluster of an earlier coordinator's records, or None if there are no records.
 
-    The coordinator may have been away for long: all leases begin now.
+    The coordinator may have been away for long, so all heartbeat timeouts start again now.
+
+    Args:
+        records: Serialized records by key.
+        policy: The operator's settings.
+        now: Seconds of Unix time.
+
+    Returns:
+        The cluster, which has been validated.
 
     Raises:
-        StoreUnreadable: the records make no sense.
+        StoreUnreadable: A record is invalid, or records contradict each other.
     """
     snapshot = snapshot_of(records)
     if snapshot is None:
@@ -42,31 +50,31 @@ class ClusterRecords:
     """The records of one cluster.
 
     Args:
-        cluster: whose; it is only read, but for its list of what has changed, which `changes` takes.
+        cluster: The cluster. It is only read, except that `changes` clears its dirty records.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def changes(self) -> dict[str, bytes | None]:
-        """Returns the records that have changed since the last call, by key; None: to be removed from the store."""
+        """Returns the records that have changed since the last call, by key. None means to remove the record."""
         jobs = self._cluster.submitted
-        return {name: self._record(name, jobs) for name in self._cluster.take_changed()}
+        return {name: self._record(name, jobs) for name in self._cluster.take_dirty()}
 
     def all(self) -> dict[str, bytes]:
-        """Returns all records as they should be now, by key."""
+        """Returns all current records by key."""
         cluster, jobs = self._cluster, self._cluster.submitted
         keys = [
             record_keys.CLUSTER,
             *(record_keys.of_member(member.id) for member in cluster.members),
             *(record_keys.of_job(number, part) for number, job in jobs.items() for part in job.parts),
-            *(record_keys.of_effect(effect.number) for effect in cluster.outstanding),
+            *(record_keys.of_effect(effect.number) for effect in cluster.pending_effects),
         ]
         records = {name: self._record(name, jobs) for name in keys}
         return {name: record for name, record in records.items() if record is not None}
 
     def _record(self, name: str, jobs: Mapping[int, JobMachine]) -> bytes | None:
-        """Returns a record as it should be now; None: it should not be there."""
+        """Returns a current record, or None if there should be none."""
         kind, _, rest = name.partition("/")
         message: Message | None
         match kind:
@@ -82,7 +90,7 @@ class ClusterRecords:
                 message = effect_to_proto(effect) if effect else None
             case _:
                 message = _counts_record(self._cluster.counts)
-        # Deterministic: the same bytes for the same state.
+        # Deterministic, so that the same state gives the same bytes.
         return None if message is None else message.SerializeToString(deterministic=True)
 
 

@@ -1,4 +1,4 @@
-"""Effects as records, and back: a codec for each kind, in one table."""
+"""Codecs that map effects to records and back, one for each kind of effect."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class _Codec(Generic[E, M]):
-    """How one kind of effect is kept.
+    """The codec of one kind of effect.
 
     Attributes:
-        field: of `EffectRecord`, which has the rest.
-        encode: returns the rest of an effect's record, beside its job; its number is the key.
-        decode: returns the effect of a job, with a number, that the rest of a record is of.
+        field: The field of `EffectRecord` that has the message of this kind.
+        encode: Returns the message of an effect.
+        decode: Returns the effect of a job, a number and a message.
     """
 
     field: str
@@ -45,25 +45,25 @@ class _Codec(Generic[E, M]):
 
 
 def effect_to_proto(effect: Effect) -> state_pb2.EffectRecord:
-    """Returns the record of an effect; its number is the key."""
+    """Returns the record of an effect. The effect's number is not in the record but in its key."""
     codec = _CODECS[type(effect)]
     record = state_pb2.EffectRecord(job=effect.job.name, submission=effect.job.submission)
-    rest: Message = getattr(record, codec.field)
-    rest.SetInParent()  # an effect that has nothing beside its job is of a kind all the same
-    rest.CopyFrom(codec.encode(effect))
+    message: Message = getattr(record, codec.field)
+    message.SetInParent()  # sets the kind even if the message is empty
+    message.CopyFrom(codec.encode(effect))
     return record
 
 
 def effect_from_proto(number: int, record: state_pb2.EffectRecord) -> Effect:
-    """Returns the effect that a record is of.
+    """Returns the effect of a record.
 
     Raises:
-        ShoalError: its placement or its specification makes no sense.
-        ValueError: its kind is unknown.
+        ShoalError: Its placement or its specification is invalid.
+        ValueError: Its kind is unknown.
     """
     field = record.WhichOneof("kind")
     if field is None:
-        raise ValueError(f"effect {number} is of no kind that there is")
+        raise ValueError(f"effect {number} has an unknown kind")
     effect: Effect = _BY_FIELD[field].decode(JobRef(record.job, record.submission), number, getattr(record, field))
     return effect
 
@@ -126,11 +126,11 @@ def _drop_shards(job: JobRef, number: int, record: state_pb2.DropShardsEffect) -
     return DropShards(job, _servers(record.servers), number=number)
 
 
-def _count_checkpoints_record(_: ScanCheckpoints) -> state_pb2.ScanCheckpointsEffect:
+def _scan_checkpoints_record(_: ScanCheckpoints) -> state_pb2.ScanCheckpointsEffect:
     return state_pb2.ScanCheckpointsEffect()
 
 
-def _count_checkpoints(job: JobRef, number: int, _: state_pb2.ScanCheckpointsEffect) -> ScanCheckpoints:
+def _scan_checkpoints(job: JobRef, number: int, _: state_pb2.ScanCheckpointsEffect) -> ScanCheckpoints:
     return ScanCheckpoints(job, number=number)
 
 
@@ -147,7 +147,7 @@ def _take_cut(job: JobRef, number: int, record: state_pb2.TakeCutEffect) -> Take
     return TakeCut(job, record.generation, _servers(record.servers), record.number, record.last, number=number)
 
 
-def _write_checkpoint_record(effect: CommitCheckpoint) -> state_pb2.CommitCheckpointEffect:
+def _commit_checkpoint_record(effect: CommitCheckpoint) -> state_pb2.CommitCheckpointEffect:
     cut = effect.cut
     return state_pb2.CommitCheckpointEffect(
         placement=effect.placement.to_proto(),
@@ -157,14 +157,14 @@ def _write_checkpoint_record(effect: CommitCheckpoint) -> state_pb2.CommitCheckp
         version=cut.version,
         time=cut.time,
         data=cut.data,
-        tally=cut.tally,
+        tally=cut.progress_totals,
         best=effect.best.to_proto() if effect.best else None,
         keep=effect.keep,
         held_by=cut.held_by,
     )
 
 
-def _write_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpointEffect) -> CommitCheckpoint:
+def _commit_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpointEffect) -> CommitCheckpoint:
     cut = CutTaken(
         job,
         number=record.number,
@@ -172,7 +172,7 @@ def _write_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpoi
         version=record.version,
         time=record.time,
         data=record.data if record.HasField("data") else None,
-        tally=record.tally,
+        progress_totals=record.tally,
         held_by=record.held_by,
     )
     return CommitCheckpoint(
@@ -199,9 +199,9 @@ _CODECS: dict[type[Effect], _Codec[Any, Any]] = {
     AdmitWorker: _Codec("admit_worker", _admit_worker_record, _admit_worker),
     RemoveWorker: _Codec("remove_worker", _remove_worker_record, _remove_worker),
     DropShards: _Codec("drop_shards", _drop_shards_record, _drop_shards),
-    ScanCheckpoints: _Codec("scan_checkpoints", _count_checkpoints_record, _count_checkpoints),
+    ScanCheckpoints: _Codec("scan_checkpoints", _scan_checkpoints_record, _scan_checkpoints),
     TakeCut: _Codec("take_cut", _take_cut_record, _take_cut),
-    CommitCheckpoint: _Codec("commit_checkpoint", _write_checkpoint_record, _write_checkpoint),
+    CommitCheckpoint: _Codec("commit_checkpoint", _commit_checkpoint_record, _commit_checkpoint),
 }
 _BY_FIELD = {codec.field: codec for codec in _CODECS.values()}
 

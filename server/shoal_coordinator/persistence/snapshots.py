@@ -1,4 +1,4 @@
-"""What an earlier coordinator has left, made of a store's records. Pure: no I/O."""
+"""Decoding of a store's records into a snapshot of the cluster (no I/O)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,44 +13,44 @@ from shoal_coordinator.job import JobSnapshot
 from shoal_coordinator.messages import Effect, JobRecordKind, record_keys
 from shoal_coordinator.persistence.effect_codec import effect_from_proto
 
-# The kinds of events that are kept: `event_log.Kept`.
+# The kinds of events in the store, as in `event_log.Kept`.
 _KEPT = {"state", "checkpoint", "evaluation"}
-# What each record of a job is, beside its events.
+# The message of each record of a job, except for its events.
 _PARTS: Mapping[str, type[Message]] = {
     JobRecordKind.SPEC: state_pb2.SubmissionRecord,
     JobRecordKind.PLAN: state_pb2.PlanRecord,
     JobRecordKind.STATE: state_pb2.JobRecord,
     JobRecordKind.LEDGER: state_pb2.LedgerRecord,
-    JobRecordKind.TALLY: state_pb2.TallyRecord,
+    JobRecordKind.PROGRESS: state_pb2.TallyRecord,
     JobRecordKind.CHECKPOINTS: state_pb2.CheckpointsRecord,
     JobRecordKind.EVALUATION: state_pb2.EvaluationRecord,
 }
 
 
 def snapshot_of(records: Mapping[str, bytes]) -> ClusterSnapshot | None:
-    """Returns what a store's records say of a cluster; None if there are no records.
+    """Returns the snapshot of a store's records, or None if there are no records.
 
     Raises:
-        StoreUnreadable: a record makes no sense, or the cluster's own record is missing.
+        StoreUnreadable: A record is invalid, or the cluster's own record is missing.
     """
     if not records:
         return None
     if record_keys.CLUSTER not in records:
-        raise errors.StoreUnreadable("there are records, but none that says of which cluster")
+        raise errors.StoreUnreadable("it has records, but not the cluster's own record")
     found = _Found()
     for name, record in records.items():
         try:
             found.take(name, record)
         except errors.ShoalError as error:
-            raise errors.StoreUnreadable(f"the record {name} makes no sense: {error.message}", key=name) from None
+            raise errors.StoreUnreadable(f"the record {name} is invalid: {error.message}", key=name) from None
         except (DecodeError, ValueError, KeyError) as error:
-            raise errors.StoreUnreadable(f"the record {name} makes no sense: {error}", key=name) from None
+            raise errors.StoreUnreadable(f"the record {name} is invalid: {error}", key=name) from None
     return found.snapshot()
 
 
 @dataclass(slots=True)
 class _FoundJob:
-    """The records of one job that were read so far."""
+    """The records of one job that have been read so far."""
 
     parts: dict[str, Any] = field(default_factory=dict)
     events: list[job_pb2.Event] = field(default_factory=list)
@@ -62,10 +62,10 @@ class _FoundJob:
         elif part == JobRecordKind.EVENT:
             event = job_pb2.Event.FromString(record)
             if event.sequence != int(number) or event.WhichOneof("kind") not in _KEPT:
-                raise ValueError("it is of no kind that is kept, or has another number")
+                raise ValueError("its kind is not kept, or it has another number")
             self.events.append(event)
         else:
-            raise ValueError(f"a job has no {part}")
+            raise ValueError(f"a job has no record {part!r}")
 
     def snapshot(self) -> JobSnapshot:
         return JobSnapshot(**self.parts, events=self.events)
@@ -73,7 +73,7 @@ class _FoundJob:
 
 @dataclass(slots=True)
 class _Found:
-    """The records of a cluster that were read so far."""
+    """The records of a cluster that have been read so far."""
 
     counts: ClusterCounters = field(default_factory=lambda: ClusterCounters(""))
     members: list[Member] = field(default_factory=list)
@@ -84,7 +84,7 @@ class _Found:
         """Reads one record.
 
         Raises:
-            DecodeError, ValueError, KeyError, ShoalError: it makes no sense.
+            DecodeError, ValueError, KeyError, ShoalError: The record is invalid.
         """
         if name == record_keys.CLUSTER:
             self.counts = _counts(state_pb2.ClusterRecord.FromString(record))
@@ -99,7 +99,7 @@ class _Found:
             case record_keys.Kind.EFFECT:
                 self.effects.append(effect_from_proto(int(rest), state_pb2.EffectRecord.FromString(record)))
             case _:
-                raise ValueError("there is no such kind")
+                raise ValueError("its kind is unknown")
 
     def snapshot(self) -> ClusterSnapshot:
         jobs = {number: job.snapshot() for number, job in sorted(self.jobs.items())}

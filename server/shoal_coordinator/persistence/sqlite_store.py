@@ -1,4 +1,4 @@
-"""The coordinator's records in one SQLite file, and the lock that keeps a second coordinator from it."""
+"""The store in an SQLite file, and the lock that allows one coordinator at a time to use it."""
 
 import fcntl
 import json
@@ -14,7 +14,8 @@ from pathlib import Path
 from shoal import errors
 from shoal._system import volumes
 
-# What an older coordinator would misread raises this. It is in the file's header, as is whose file it is ("SHOA").
+# A change that an older coordinator would misread increments the schema. Both numbers are in the file's header; the
+# second one is "SHOA".
 SCHEMA = 1
 _APPLICATION = 0x53484F41
 _MOST_LOCK_BYTES = 4096
@@ -27,16 +28,15 @@ _REMOVE = "DELETE FROM records WHERE key = ?"
 class SqliteStore:
     """A store in a file, with a write-ahead log and a lock beside it.
 
-    A transaction is on the disk when it is committed (`synchronous=FULL`), and one that was cut short, wherever, is as
-    if it had never been.
+    A committed transaction is on the disk (`synchronous=FULL`). A transaction that was interrupted has no effect.
 
     Args:
-        path: of the file; made if it is not there, in a folder that is.
+        path: The file, which is created if it does not exist. Its folder must exist.
 
     Raises:
-        StoreLocked: another process has it open; the message says which.
-        StoreUnreadable: it is damaged, of a newer version, or no store.
-        StoreFailed: it cannot be opened or made.
+        StoreLocked: Another process has the store open; the message names it.
+        StoreUnreadable: The file is damaged, has a newer schema, or is not a store.
+        StoreFailed: The file cannot be opened or created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class SqliteStore:
         self._lock = FileLock(path.with_name(f"{path.name}.lock"), f"the store {path}")
         try:
             with self._translated("open"):
-                # Used by one thread at a time, not always the same one.
+                # One thread at a time uses it, but not always the same one.
                 self._database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         except BaseException:
             self._lock.release()
@@ -64,7 +64,7 @@ class SqliteStore:
         with self._translated("read"):
             for key, record, checksum in self._database.execute("SELECT key, record, checksum FROM records"):
                 if _checksum(key, record) != checksum:
-                    raise self._unreadable(f"the record {key} is not what was written")
+                    raise self._unreadable(f"the checksum of the record {key} does not match")
                 records[key] = record
         return records
 
@@ -80,41 +80,41 @@ class SqliteStore:
                 self._database.executemany(_PUT, put)
                 self._database.execute("COMMIT")
         except errors.ShoalError as error:
-            # After a write that failed nobody knows what the disk has (Rebello et al., "Can applications recover from
-            # fsync failures?", USENIX ATC 2020).
+            # After a failed write the state of the disk is unknown (Rebello et al., "Can Applications Recover from
+            # fsync Failures?", USENIX ATC 2020).
             self._failed = error
             raise
 
-    def say_where(self, address: str) -> None:
-        with suppress(OSError):  # a word for people; a disk that is full is told of by what it matters to
-            self._lock.say_where(address)
+    def publish_address(self, address: str) -> None:
+        with suppress(OSError):  # for error messages only; `apply` reports a full disk
+            self._lock.publish_address(address)
 
     def close(self) -> None:
-        with suppress(sqlite3.Error):  # what was committed is there all the same
+        with suppress(sqlite3.Error):  # committed transactions are on the disk in any case
             self._database.close()
         self._lock.release()
 
     def _prepare(self) -> None:
         execute = self._database.execute
-        # Held as long as it is open, so that no other program can make a write wait or fail.
+        # SQLite holds its lock while the file is open, so that no other program can delay a write or make it fail.
         execute("PRAGMA locking_mode = EXCLUSIVE")
         (application,) = execute("PRAGMA application_id").fetchone()
         (schema,) = execute("PRAGMA user_version").fetchone()
         (objects,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
         empty = not (application or schema or objects)
         if not empty and application != _APPLICATION:
-            raise self._unreadable("it is a database of another program")
+            raise self._unreadable("it is the database of another program")
         if schema > SCHEMA:
             raise errors.StoreUnreadable(
                 f"the store {self._path} was written by a newer version of Shoal (its schema is {schema}; this version "
-                f"knows {SCHEMA}): start that version, or begin with another --store",
+                f"reads up to {SCHEMA}): start that version, or use another --store",
                 store=self._path,
                 schema=schema,
                 known=SCHEMA,
             )
         (mode,) = execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
-            raise self._failure("open", OSError(f"its file system allows no write-ahead log, only the mode {mode}"))
+            raise self._failure("open", OSError(f"its file system does not support a write-ahead log, only {mode}"))
         execute("PRAGMA synchronous = FULL")
         if empty:
             execute("BEGIN IMMEDIATE")
@@ -132,16 +132,16 @@ class SqliteStore:
             yield
         except sqlite3.OperationalError as error:
             code = getattr(error, "sqlite_errorcode", None)
-            if code is None:  # not SQLite's, but the module's: a key that is no text
+            if code is None:  # raised by the Python module: a key is not text
                 raise self._unreadable(str(error)) from None
             if code & 0xFF == sqlite3.SQLITE_BUSY:
                 raise errors.StoreLocked(
-                    f"another program, which is no coordinator, has the store {self._path} open: close it, or give "
+                    f"another program, not a coordinator, has the store {self._path} open: close that program, or use "
                     "another --store",
                     store=self._path,
                 ) from None
             raise self._failure(what, error) from None
-        # A file that is malformed, or no database; what SQLite says of it may quote damaged text.
+        # The file is malformed, or not a database. SQLite's message may quote damaged text.
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise self._unreadable(str(error)) from None
         except OSError as error:
@@ -153,31 +153,31 @@ class SqliteStore:
             f"cannot {what} the store {self._path}: {error}. "
             + (
                 advice
-                or f"Look whether its disk is full, or failing, and whether user id {os.geteuid()} may write there"
+                or f"Check whether its disk is full or failing, and whether user id {os.geteuid()} may write there"
             ),
             store=self._path,
         )
 
     def _unreadable(self, what: str) -> errors.StoreUnreadable:
         return errors.StoreUnreadable(
-            f"the store {self._path} cannot be used: {what}. Put back a copy of it (with its -wal file, if there is "
-            "one), or begin anew with another --store: the jobs in this one are lost then, and servers free what they "
-            "hold of them",
+            f"the store {self._path} cannot be used: {what}. Restore a copy of it (with its -wal file, if it has "
+            "one), or start with another --store: the jobs in this store are then lost, and servers free their "
+            "shards",
             store=self._path,
         )
 
 
 class FileLock:
-    """A lock that one process has, that says who it is, and that ends with that process, however it ends.
+    """A lock that one process holds until it ends, in a file that names the holder.
 
     Args:
-        path: of its file, which stays.
-        what: is locked, for messages.
-        now: the time, for people.
+        path: The lock file, which is never removed.
+        what: What is locked, for messages.
+        now: Returns the time, which the file records for operators.
 
     Raises:
-        StoreLocked: another process has it.
-        StoreFailed: there can be no such file here.
+        StoreLocked: Another process holds the lock.
+        StoreFailed: The file cannot be created or written.
     """
 
     def __init__(self, path: Path, what: str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -186,7 +186,7 @@ class FileLock:
         except OSError as error:
             raise _no_lock(what, path, error) from None
         try:
-            # Of the open file, not of a name: the kernel gives it back when the process is gone.
+            # The lock belongs to the open file, not to a name, so the kernel releases it when the process ends.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             since = now().isoformat(timespec="seconds")
             self._holder: dict[str, object] = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
@@ -195,8 +195,8 @@ class FileLock:
             holder = _read_holder(self._descriptor)
             os.close(self._descriptor)
             raise errors.StoreLocked(
-                f"{what} is in use by the coordinator {_described(holder)}: stop that one, or give this one another "
-                "--store",
+                f"{what} is in use by the coordinator {_described(holder)}: stop that coordinator, or start this one "
+                "with another --store",
                 store=path,
                 **holder,
             ) from None
@@ -204,12 +204,12 @@ class FileLock:
             os.close(self._descriptor)
             raise _no_lock(what, path, error) from None
 
-    def say_where(self, address: str) -> None:
-        """Has the lock say where its holder is reached, to whoever is refused; only one that has it says so."""
+    def publish_address(self, address: str) -> None:
+        """Adds the holder's address to the file, for the message to refused processes."""
         self._write({**self._holder, "address": address})
 
     def release(self) -> None:
-        """Lets others have it. May be repeated."""
+        """Releases the lock. Further calls have no effect."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -228,7 +228,7 @@ def _checksum(key: str, record: bytes) -> int:
 
 
 def _read_holder(descriptor: int) -> dict[str, object]:
-    """What the holder of a lock wrote; nothing if it has not yet."""
+    """Returns what the holder of a lock has written, or nothing if it has not written yet."""
     try:
         holder = json.loads(os.pread(descriptor, _MOST_LOCK_BYTES, 0))
     except (OSError, ValueError):
@@ -238,7 +238,7 @@ def _read_holder(descriptor: int) -> dict[str, object]:
 
 def _described(holder: Mapping[str, object]) -> str:
     if not holder:
-        return "that has just begun"
+        return "that has just started"
     where = f" at {holder['address']}" if "address" in holder else ""
     return f"{where} with process id {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}".lstrip()
 

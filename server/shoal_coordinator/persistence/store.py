@@ -1,6 +1,6 @@
-"""Where the coordinator's records are kept: one interface, and the store in memory. SQLite's is in a module of its own.
+"""The interface of metadata stores, and the store in memory. `sqlite_store` has the store in a file.
 
-A store knows keys and bytes. What they mean is in `shoal_coordinator.messages.record_keys` and `snapshots`.
+A store maps keys to bytes. `shoal_coordinator.messages.record_keys` and `snapshots` give them a meaning.
 """
 
 import os
@@ -11,45 +11,45 @@ from typing import Protocol
 from shoal import errors
 from shoal_coordinator.persistence.sqlite_store import SqliteStore
 
-# In place of a path: nothing is kept.
+# The value in place of a path for a store in memory.
 MEMORY = "memory"
 _FILE_NAME = "coordinator.db"
 
 
 class Store(Protocol):
-    """A durable mapping from keys to records. One coordinator at a time has it open; one thread at a time uses it."""
+    """A durable mapping from keys to records, for one coordinator at a time and one thread at a time."""
 
     def load(self) -> dict[str, bytes]:
-        """All records.
+        """Returns all records.
 
         Raises:
-            StoreUnreadable: they are damaged.
+            StoreUnreadable: A record is damaged.
         """
         ...
 
     def apply(self, changes: Mapping[str, bytes | None]) -> None:
-        """Makes all of some changes or none of them. When this returns they survive the loss of the machine's power.
+        """Applies changes atomically. After it returns, they survive a power failure.
 
         Args:
-            changes: new records by key; None takes one out, if it is there.
+            changes: New records by key. None removes a record, if it exists.
 
         Raises:
-            StoreFailed, StoreUnreadable: they could not be made, or nobody knows whether they were; the store takes no
-                further ones.
+            StoreFailed, StoreUnreadable: The changes were not applied, or their state is unknown. The store refuses
+                all further changes.
         """
         ...
 
-    def say_where(self, address: str) -> None:
-        """Has another coordinator that opens it, and is refused, learn where the one is reached that has it."""
+    def publish_address(self, address: str) -> None:
+        """Records the coordinator's address for the error message of another coordinator that opens the store."""
         ...
 
     def close(self) -> None:
-        """Lets others have it. May be repeated."""
+        """Closes the store, so that others can open it. Further calls have no effect."""
         ...
 
 
 class MemoryStore:
-    """A store that ends with its process: for tests, and for clusters whose coordinator is not worth a file."""
+    """A store that ends with its process, for tests and for clusters whose state need not survive the coordinator."""
 
     def __init__(self) -> None:
         self._records: dict[str, bytes] = {}
@@ -64,23 +64,23 @@ class MemoryStore:
             else:
                 self._records[key] = record
 
-    def say_where(self, address: str) -> None:
-        """Says nothing: no other process finds it."""
+    def publish_address(self, address: str) -> None:
+        """Does nothing, because no other process can open this store."""
 
     def close(self) -> None:
-        """Keeps what it has, for whoever opens it again in this process."""
+        """Does nothing: the records stay while the object exists."""
 
 
 def open_store(where: str) -> Store:
-    """The store at a path, or one in memory.
+    """Opens the store at a path, or one in memory.
 
     Args:
-        where: "memory", or a path, whose folder is there: one that is not may be a volume that was forgotten.
+        where: "memory", or a path in an existing folder. A missing folder may be a volume that is not mounted.
 
     Raises:
-        StoreLocked: another process has it open.
-        StoreUnreadable: it is damaged, of a newer version, or no store.
-        StoreFailed: it cannot be opened or made.
+        StoreLocked: Another process has the store open.
+        StoreUnreadable: The file is damaged, has a newer schema, or is not a store.
+        StoreFailed: The file cannot be opened or created.
     """
     if where == MEMORY:
         return MemoryStore()
@@ -88,26 +88,26 @@ def open_store(where: str) -> Store:
 
 
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where a user's programs keep state, by the XDG base directory specification."""
-    # The specification has relative paths ignored.
+    """Returns the default path of the store, by the XDG base directory specification."""
+    # The specification says to ignore relative paths.
     home = environment.get("XDG_STATE_HOME", "")
     state = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
     return state / "shoal" / _FILE_NAME
 
 
 def make_default_path() -> Path:
-    """The default path, in a folder that is made if it is not there: no volume is expected at it.
+    """Returns the default path, and creates its folder if it does not exist.
 
     Raises:
-        StoreFailed: the folder cannot be made.
+        StoreFailed: The folder cannot be created.
     """
     path = default_path()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise errors.StoreFailed(
-            f"cannot make a folder for the store {path}: {error}. With --store or SHOAL_STORE, name a file in a folder "
-            f"that user id {os.geteuid()} may write in",
+            f"cannot create a folder for the store {path}: {error}. Set --store or SHOAL_STORE to a file in a folder "
+            f"that user id {os.geteuid()} may write to",
             store=path,
         ) from None
     return path

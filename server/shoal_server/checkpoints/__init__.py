@@ -1,6 +1,6 @@
-"""A server's part of a checkpoint: the session of a cut, and the writing of its shards in the background.
+"""A server's part of checkpoints: the session of a cut, and the writer that saves shards in the background.
 
-Files and manifests are in `shoal._checkpoint`. `shoal_server.serving` and the process import it.
+Files and manifests are in `shoal._checkpoint`. `shoal_server.serving` and `shoal_server.process` import this package.
 """
 
 from shoal_server.checkpoints.writer import CheckpointWriter

@@ -1,4 +1,4 @@
-"""A checkpoint as its server sees it: the two halves of a cut, what was written, and the way back."""
+"""Checkpoint session of a server: hold commits, save the shards, collect the files, and restore."""
 
 from collections.abc import Iterable
 
@@ -13,11 +13,25 @@ _MAX_WITHIN_S = 10.0
 _MAX_COMPLAINTS = 50
 
 
-def hold(store: ShardStore, saver: CheckpointWriter, request: pb.HoldCommitsRequest) -> pb.HoldCommitsReply:
-    """The first half of a cut: no commit begins any more; how far each worker has come."""
-    saver.folder  # noqa: B018 - or the second half cannot follow, and training would wait for nothing
-    store.terms(request.job, request.generation)
-    store.gate(request.job).hold(request.cut)
+def hold(store: ShardStore, writer: CheckpointWriter, request: pb.HoldCommitsRequest) -> pb.HoldCommitsReply:
+    """Holds back a job's commits: the first half of a cut.
+
+    Args:
+        store: the shards.
+        writer: the checkpoint writer; it must have a storage.
+        request: names the job and the cut.
+
+    Returns:
+        The progress of each worker: the largest of all shards here.
+
+    Raises:
+        StorageFailed: this server has no checkpoint storage.
+        StaleGeneration, UnknownJob: this server does not host the job at that generation.
+        Overloaded: running commits did not end in time.
+    """
+    writer.storage  # noqa: B018 - fails early if there is no storage: `save` would fail while training waits
+    store.config(request.job, request.generation)
+    store.commit_gate(request.job).hold(request.cut)
     furthest: dict[str, WorkerProgress] = {}
     for shard in store.all_shards(request.job):
         for worker, progress in shard.progress().items():
@@ -30,56 +44,95 @@ def hold(store: ShardStore, saver: CheckpointWriter, request: pb.HoldCommitsRequ
     )
 
 
-def save(store: ShardStore, saver: CheckpointWriter, request: pb.SaveRequest) -> pb.SaveReply:
-    """The second: all shards as they are with what is committed anywhere. Writing has begun when this returns."""
-    saver.folder  # noqa: B018 - or there is nothing to begin
+def save(store: ShardStore, writer: CheckpointWriter, request: pb.SaveRequest) -> pb.SaveReply:
+    """Takes the snapshots of all shards of a job and starts to write them: the second half of a cut.
+
+    Every push that any server has committed is part of the snapshots.
+
+    Args:
+        store: the shards.
+        writer: writes them in the background; writing has started when this function returns.
+        request: names the job, the checkpoint and the cut, and carries the workers' progress.
+
+    Returns:
+        Version, step and cursors of each shard.
+
+    Raises:
+        StorageFailed: this server has no checkpoint storage.
+        BadRequest: the pause after the cut is out of range.
+        StaleGeneration, UnknownJob: this server does not host the job at that generation.
+        Cancelled: the cut no longer holds the commits.
+    """
+    writer.storage  # noqa: B018 - raises if there is no storage
     if not 0 <= request.hold_s <= MAX_PAUSE_S:
-        raise errors.BadRequest(f"commits wait from 0 to {MAX_PAUSE_S:g} s after a cut, not {request.hold_s:g}")
-    terms = store.terms(request.job, request.generation)
+        raise errors.BadRequest(f"hold_s is {request.hold_s:g}; it must be from 0 to {MAX_PAUSE_S:g} s")
+    config = store.config(request.job, request.generation)
     progress = {it.worker: WorkerProgress(it.incarnation, it.committed, it.finished) for it in request.workers}
-    with store.gate(request.job).held(request.cut, request.hold_s):
+    with store.commit_gate(request.job).held(request.cut, request.hold_s):
         cuts = {shard: shard.cut(progress) for shard in store.all_shards(request.job)}
     snapshots = [cut.snapshot for cut in cuts.values()]
-    saver.begin(request.job, request.number, request.cut, terms.variables, snapshots)
+    writer.begin(request.job, request.number, request.cut, config.variables, snapshots)
     return pb.SaveReply(shards=[_saved(shard.layout.shard, cut) for shard, cut in cuts.items()])
 
 
-def give_up(store: ShardStore, request: pb.ResumeCommitsRequest) -> None:
-    """Instead of the second, or of what is to follow one that holds on: commits go on."""
-    store.gate(request.job).give_up(request.cut)
+def resume_commits(store: ShardStore, request: pb.ResumeCommitsRequest) -> None:
+    """Ends a cut that was not saved, or the pause after one: commits continue."""
+    store.commit_gate(request.job).resume(request.cut)
 
 
-def collect(store: ShardStore, saver: CheckpointWriter, request: pb.CollectFilesRequest) -> pb.CollectFilesReply:
-    """The files of a checkpoint, if they are written."""
-    store.all_shards(request.job)  # or they are lost, and not the files alone
+def collect(store: ShardStore, writer: CheckpointWriter, request: pb.CollectFilesRequest) -> pb.CollectFilesReply:
+    """Returns the files of a checkpoint if they are written.
+
+    Args:
+        store: the shards; the job must still be hosted here.
+        writer: writes the files.
+        request: names the job and the checkpoint, and the seconds to wait.
+
+    Returns:
+        The files; an empty reply if they are not written yet.
+
+    Raises:
+        BadRequest: the time to wait is out of range.
+        UnknownJob: this server does not host the job.
+        StorageFailed: the files could not be written.
+        UnknownCheckpoint: this server does not write that checkpoint.
+    """
+    store.all_shards(request.job)  # raises if the shards are lost
     if not 0 <= request.within_s <= _MAX_WITHIN_S:
-        raise errors.BadRequest(f"files are waited for from 0 to {_MAX_WITHIN_S:g} s, not {request.within_s:g}")
-    files = saver.collect(request.job, request.number, within_s=request.within_s)
+        raise errors.BadRequest(f"the wait is {request.within_s:g} s; it must be from 0 to {_MAX_WITHIN_S:g} s")
+    files = writer.collect(request.job, request.number, within_s=request.within_s)
     if files is None:
         return pb.CollectFilesReply()
     named = [pb.SavedFile(name=file.name, bytes=file.nbytes, sums=file.sums) for file in files]
     return pb.CollectFilesReply(done=True, files=named)
 
 
-def restore(store: ShardStore, folder: CheckpointStorage, request: pb.RestoreRequest) -> None:
-    """Overwrites a job's shards here with what a checkpoint holds of them.
+def restore(store: ShardStore, storage: CheckpointStorage, request: pb.RestoreRequest) -> None:
+    """Overwrites a job's shards on this server with a checkpoint's values and slots.
+
+    Args:
+        store: the shards.
+        storage: the checkpoint storage.
+        request: names the job, the checkpoint, and the version and step to continue with.
 
     Raises:
-        IncompatibleCheckpoint: its variables are others; the message names them. Nothing was changed.
-        CorruptCheckpoint: it is damaged. The shards are gone, for they may be overwritten in part.
+        IncompatibleCheckpoint: the variables differ; the message names them. Nothing was changed.
+        CorruptCheckpoint: the checkpoint is damaged. The shards are closed, because they may be partly overwritten.
         BadRequest: training has begun.
     """
-    terms = store.terms(request.job, request.generation)
-    manifest = Catalogue(folder).manifest(request.from_job, request.number)
+    config = store.config(request.job, request.generation)
+    manifest = Catalogue(storage).manifest(request.from_job, request.number)
     slots = not request.partial
-    with SavedVariables(folder, manifest) as saved:
-        _check(terms, saved, partial=request.partial)
+    with SavedVariables(storage, manifest) as saved:
+        _check(config, saved, partial=request.partial)
         for shard in store.all_shards(request.job):
-            shard.restore(request.version, request.step, lambda arena: load(saved, arena, terms.variables, slots=slots))
+            shard.restore(
+                request.version, request.step, lambda arena: load(saved, arena, config.variables, slots=slots)
+            )
 
 
-def _check(terms: JobShardConfig, saved: SavedVariables, *, partial: bool) -> None:
-    wanted = {name: (it.shape, storage_dtype(it.dtype)) for name, it in terms.variables.items()}
+def _check(config: JobShardConfig, saved: SavedVariables, *, partial: bool) -> None:
+    wanted = {name: (it.shape, storage_dtype(it.dtype)) for name, it in config.variables.items()}
     there = saved.variables
     if partial:
         both = wanted.keys() & there.keys()
@@ -89,12 +142,12 @@ def _check(terms: JobShardConfig, saved: SavedVariables, *, partial: bool) -> No
     if complaints:
         listed = "; ".join(complaints[:_MAX_COMPLAINTS])
         advice = (
-            "to begin anew with one that has changed, give it another name in the program"
+            "to initialize a changed variable again, give it another name in the program"
             if partial
-            else "what only one of them has may be left out by a partial restore"
+            else "to leave out variables that only one side has, use a partial restore"
         )
         raise errors.IncompatibleCheckpoint(
-            f"the checkpoint does not fit job {terms.name}: {listed}; {advice}", job=terms.name
+            f"the checkpoint does not fit job {config.name}: {listed}; {advice}", job=config.name
         )
 
 
@@ -109,4 +162,4 @@ def _cursors(cursors: Iterable[tuple[str, Cursor]]) -> list[pb.WorkerCursor]:
     return [pb.WorkerCursor(worker=worker, cursor=cursor.to_proto()) for worker, cursor in cursors]
 
 
-__all__ = ["collect", "give_up", "hold", "restore", "save"]
+__all__ = ["collect", "hold", "restore", "resume_commits", "save"]

@@ -1,4 +1,4 @@
-"""Shards to a checkpoint's files, and back: what of an arena lies where in a file, and the threads that write."""
+"""Checkpoint writer: background threads that write shards to files, and the layout of arenas in files."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,21 +27,21 @@ from shoal_server.shards import Arena, Snapshot
 
 _log = structlog.get_logger(__name__)
 
-# Jobs that are written at the same time. More would share the same disk; if it was one, a write that hangs would hold
-# up the checkpoints of all jobs.
+# Jobs whose checkpoints are written in parallel. More would share the same disk; with a single thread, one write that
+# hangs would block all jobs.
 _THREADS = 4
 
 
 @dataclass(eq=False, slots=True)
-class _Save:
+class _WriteTask:
     """This server's part of one checkpoint.
 
     Attributes:
-        waiting: the snapshots that are not written yet, each being saved. Whoever sets `begun` ends them; if nobody
-            has, whoever sets `given_up` does.
-        outcome: the files, or why there are none.
-        begun: a thread is at work on it, or was.
-        given_up: nobody wants it any more. Both are guarded by the saver's lock.
+        waiting: snapshots that are not written yet. They are ended by the thread that sets `begun`, or, if none has, by
+            the one that sets `abandoned`.
+        outcome: the files, or the error.
+        begun: a thread has started to write it. Guarded by the writer's lock.
+        abandoned: the result is no longer needed. Guarded by the writer's lock.
     """
 
     job: str
@@ -51,87 +51,98 @@ class _Save:
     waiting: list[Snapshot]
     outcome: Future[list[FileEntry] | errors.ShoalError] = field(default_factory=Future)
     begun: bool = False
-    given_up: bool = False
+    abandoned: bool = False
 
 
 class CheckpointWriter:
-    """Writes shards in the background: a job's checkpoints one after the other, those of some jobs at the same time.
+    """Writes shards in the background: the checkpoints of one job in sequence, those of several jobs in parallel.
 
-    Of each job it knows the latest alone. A coordinator begins another one only when it is done with the one before,
-    which is given up then, as it is when the job's shards are dropped.
+    It keeps only the latest checkpoint of each job. A coordinator begins the next one only after it is done with the
+    one before, so a new checkpoint, or dropping the job's shards, abandons the earlier one.
 
     Args:
-        folder: of checkpoints; None: this server has none.
-        name: of this server, for messages.
+        storage: checkpoint storage; None means that this server has none.
+        name: this server's name, for messages.
     """
 
-    def __init__(self, folder: CheckpointStorage | None, name: str = "") -> None:
-        self._folder, self._who = folder, f"server {name}" if name else "this server"
+    def __init__(self, storage: CheckpointStorage | None, name: str = "") -> None:
+        self._storage, self._owner = storage, f"server {name}" if name else "this server"
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoints")
-        self._lock = threading.Lock()  # guards all below; no other is taken under it
-        self._saves: dict[str, _Save] = {}  # by job, the latest
-        self._served: set[str] = set()  # jobs for which a thread is at work, or asked for
+        self._lock = threading.Lock()  # guards all below; no other lock is taken under it
+        self._tasks: dict[str, _WriteTask] = {}  # by job; the latest
+        self._served: set[str] = set()  # jobs that a thread serves or is queued for
 
     @property
-    def folder(self) -> CheckpointStorage:
-        """Where checkpoints are.
+    def storage(self) -> CheckpointStorage:
+        """The checkpoint storage.
 
         Raises:
-            StorageFailed: this server has no such folder.
+            StorageFailed: this server has none.
         """
-        if self._folder is None:
-            raise no_storage_message(self._who)
-        return self._folder
+        if self._storage is None:
+            raise no_storage_message(self._owner)
+        return self._storage
 
     def begin(
         self, job: str, number: int, cut: int, variables: Mapping[str, Variable], snapshots: Sequence[Snapshot]
     ) -> None:
-        """Begins to write shards, and gives up the job's earlier checkpoint; ends snapshots when they are written.
+        """Starts to write a job's shards, and abandons the job's earlier checkpoint.
+
+        Each snapshot is ended once it is written.
 
         Args:
-            job: whose.
-            number: of the checkpoint.
-            cut: which cut it is, in the files' names: a job that is submitted again may take a number that an earlier
-                one of its name had, whose files come late. They must not end up as this one's.
-            variables: the job's.
-            snapshots: being saved.
+            job: name of the job.
+            number: number of the checkpoint.
+            cut: number of the cut; part of the file names. A resubmitted job may reuse a checkpoint number, and late
+                files of the earlier one must not be taken for its own.
+            variables: the job's variables, by name.
+            snapshots: snapshots of the shards, being saved.
         """
         with self._lock:
             earlier = self._take_out(job)
-            self._saves[job] = _Save(job, number, cut, variables, [*snapshots])
+            self._tasks[job] = _WriteTask(job, number, cut, variables, [*snapshots])
             if job not in self._served:
                 self._served.add(job)
                 self._threads.submit(self._serve, job)
         if earlier:
-            _give_up(earlier)
+            _abandon(earlier)
 
     def drop(self, job: str) -> None:
-        """Gives up a job's checkpoint, if one is not written yet; a file that is being written still is."""
+        """Abandons a job's unwritten checkpoint. A file that is being written is still completed."""
         with self._lock:
-            save = self._take_out(job)
-        if save:
-            _give_up(save)
+            task = self._take_out(job)
+        if task:
+            _abandon(task)
 
     def clear(self) -> None:
-        """Gives up those of all jobs."""
+        """Abandons the checkpoints of all jobs."""
         with self._lock:
-            jobs = [*self._saves]
+            jobs = [*self._tasks]
         for job in jobs:
             self.drop(job)
 
     def collect(self, job: str, number: int, *, within_s: float) -> list[FileEntry] | None:
-        """The files of a checkpoint, once they are written; None: they are not yet.
+        """Returns the files of a checkpoint.
+
+        Args:
+            job: name of the job.
+            number: number of the checkpoint.
+            within_s: longest wait, in seconds.
+
+        Returns:
+            The files; None if they are not written yet.
 
         Raises:
             StorageFailed: they could not be written.
-            UnknownCheckpoint: the latest that was begun here is another.
+            UnknownCheckpoint: another checkpoint was begun here since, or none.
+            Cancelled: the checkpoint was abandoned.
         """
         with self._lock:
-            save = self._saves.get(job)
-        if save is None or save.number != number:
-            raise errors.UnknownCheckpoint(f"checkpoint {number} of {job} was not begun on this server, or given up")
+            task = self._tasks.get(job)
+        if task is None or task.number != number:
+            raise errors.UnknownCheckpoint(f"checkpoint {number} of {job} was not begun here, or was abandoned")
         try:
-            outcome = save.outcome.result(within_s)
+            outcome = task.outcome.result(within_s)
         except TimeoutError:
             return None
         if isinstance(outcome, errors.ShoalError):
@@ -139,77 +150,87 @@ class CheckpointWriter:
         return outcome
 
     def close(self) -> None:
-        """Gives up what has not begun, and waits for what has."""
+        """Cancels the checkpoints that have not begun, and waits for the others."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _take_out(self, job: str) -> _Save | None:
-        """With the lock: gives up a job's checkpoint, which is returned if no thread will end it."""
-        save = self._saves.pop(job, None)
-        if save is None:
+    def _take_out(self, job: str) -> _WriteTask | None:
+        """Abandons a job's checkpoint; returns it if the caller must end it. Called with the lock held."""
+        task = self._tasks.pop(job, None)
+        if task is None:
             return None
-        save.given_up = True
-        return None if save.begun else save
+        task.abandoned = True
+        return None if task.begun else task
 
     def _serve(self, job: str) -> None:
-        """Writes what there is to write of a job, until there is nothing."""
+        """Writes the checkpoints of a job until none is left."""
         while True:
             with self._lock:
-                save = self._saves.get(job)
-                if save is None or save.begun:
+                task = self._tasks.get(job)
+                if task is None or task.begun:
                     self._served.remove(job)
                     return
-                save.begun = True
+                task.begun = True
             try:
-                save.outcome.set_result(self._written(save))
-            except Exception as error:  # a defect; who asks for the files is told
-                _log.exception("a checkpoint could not be written", job=job, number=save.number)
-                save.outcome.set_exception(error.with_traceback(None))
+                task.outcome.set_result(self._written(task))
+            except Exception as error:  # a defect; `collect` raises it
+                _log.exception("a checkpoint could not be written", job=job, number=task.number)
+                task.outcome.set_exception(error.with_traceback(None))
 
-    def _written(self, save: _Save) -> list[FileEntry] | errors.ShoalError:
+    def _written(self, task: _WriteTask) -> list[FileEntry] | errors.ShoalError:
         entries = []
         try:
-            while save.waiting:
-                if self._is_given_up(save):
-                    raise _given_up(save)
-                entries.append(self._write(save, save.waiting[0]))
-                save.waiting.pop(0).end_saving()
+            while task.waiting:
+                if self._is_abandoned(task):
+                    raise _abandoned_error(task)
+                entries.append(self._write(task, task.waiting[0]))
+                task.waiting.pop(0).end_saving()
         except errors.ShoalError as error:
-            _log.warning("a checkpoint could not be written", job=save.job, number=save.number, why=error.message)
-            # Not raised: what raised it would be kept with its traceback, and with that a copy of the shards.
+            _log.warning("a checkpoint could not be written", job=task.job, number=task.number, why=error.message)
+            # Returned, not raised: a traceback would keep a copy of the shards in memory.
             return error.with_traceback(None)
         finally:
-            _end(save)
+            _end(task)
         return entries
 
-    def _write(self, save: _Save, snapshot: Snapshot) -> FileEntry:
+    def _write(self, task: _WriteTask, snapshot: Snapshot) -> FileEntry:
         shard = snapshot.layout.shard
-        path = (*path_of(save.job, save.number), f"shard-{shard:05}-{save.cut}.safetensors")
-        metadata = {"job": save.job, "shard": str(shard), "version": str(snapshot.version)}
-        return write_tensors(self.folder, path, _tensors(snapshot, save.variables), _data(snapshot), metadata)
+        path = (*path_of(task.job, task.number), f"shard-{shard:05}-{task.cut}.safetensors")
+        metadata = {"job": task.job, "shard": str(shard), "version": str(snapshot.version)}
+        return write_tensors(self.storage, path, _tensors(snapshot, task.variables), _data(snapshot), metadata)
 
-    def _is_given_up(self, save: _Save) -> bool:
+    def _is_abandoned(self, task: _WriteTask) -> bool:
         with self._lock:
-            return save.given_up
+            return task.abandoned
 
 
-def _end(save: _Save) -> None:
-    while save.waiting:
-        save.waiting.pop().end_saving()
+def _end(task: _WriteTask) -> None:
+    while task.waiting:
+        task.waiting.pop().end_saving()
 
 
-def _give_up(save: _Save) -> None:
-    _end(save)
-    save.outcome.set_result(_given_up(save))
+def _abandon(task: _WriteTask) -> None:
+    _end(task)
+    task.outcome.set_result(_abandoned_error(task))
 
 
-def _given_up(save: _Save) -> errors.Cancelled:
+def _abandoned_error(task: _WriteTask) -> errors.Cancelled:
     return errors.Cancelled(
-        f"checkpoint {save.number} of {save.job} was given up: its shards were dropped, or another was begun"
+        f"checkpoint {task.number} of {task.job} was abandoned: its shards were dropped, or another was begun"
     )
 
 
 def load(saved: SavedVariables, arena: Arena, variables: Mapping[str, Variable], *, slots: bool = True) -> None:
-    """Fills an arena with what was saved of its slices and, unless they are to begin anew, of their slots."""
+    """Fills an arena with the saved values of its slices and, by default, of their slots.
+
+    Args:
+        saved: the checkpoint's variables.
+        arena: the arena to fill.
+        variables: the job's variables, by name.
+        slots: whether to restore the slots, too; otherwise they stay as they are.
+
+    Raises:
+        CorruptCheckpoint: a file is damaged.
+    """
     arrays = {VALUE: arena.values, **(arena.slots if slots else {})}
     wanted: list[Rows] = []
     for part in arena.layout.slices:
@@ -222,7 +243,7 @@ def load(saved: SavedVariables, arena: Arena, variables: Mapping[str, Variable],
 
 
 def _tensors(snapshot: Snapshot, variables: Mapping[str, Variable]) -> Iterator[Named]:
-    """In the order in which the bytes lie in memory: each arena's values, then its slots one by one."""
+    """Yields names, dtypes and shapes in memory order: each arena's values, then its slots one by one."""
     for arena, values, slots in zip(snapshot.layout.arenas, snapshot.values, snapshot.slots, strict=True):
         for kind, array in ((VALUE, values), *slots.items()):
             yield from _slices(kind, array.dtype, arena, variables)

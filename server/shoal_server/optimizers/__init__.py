@@ -1,4 +1,4 @@
-"""Update rules, and the compiled kernels that apply them to arenas on the cores that are idle.
+"""Update rules, and the compiled kernels that apply them to arenas on idle cores.
 
-What users name is in `shoal.optim`. `shoal_server.shards` and `shoal_server.serving` import it.
+Users choose optimizers in `shoal.optim`. `shoal_server.shards` and `shoal_server.serving` import this package.
 """

@@ -1,4 +1,4 @@
-"""Flat arrays for arenas, placed where kernels are fast."""
+"""Allocation of flat arrays for arenas."""
 
 from typing import Any
 
@@ -9,12 +9,18 @@ from shoal._memory.buffers import allocate
 
 
 def empty(elements: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A flat array for an arena, not initialised, placed as `shoal._memory.buffers.allocate` does."""
+    """Returns an uninitialized flat array for an arena, placed by `shoal._memory.buffers.allocate`."""
     return np.asarray(allocate(elements * np.dtype(dtype).itemsize)).view(dtype)
 
 
 def full(elements: int, fill: float, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A flat array for an arena, laid as by `empty`, of one number."""
+    """Returns a flat array for an arena, filled with one number.
+
+    Args:
+        elements: number of elements.
+        fill: value of each element.
+        dtype: dtype of the elements.
+    """
     array = empty(elements, dtype)
     array.fill(fill)
     return array

@@ -1,7 +1,7 @@
-"""How a function becomes a kernel: compiled by Numba for the types that are asked, all before a server serves.
+"""Compilation of kernels with Numba, for the requested types, before the server serves.
 
-Compiled code is kept beside the function's file, or where that is read-only in the user's cache directory; the
-environment variable NUMBA_CACHE_DIR overrides both. An image brings the code along (`shoal._numerics.kernels`).
+Compiled code is cached beside the function's file, or in the user's cache directory if that is read-only. The
+environment variable NUMBA_CACHE_DIR overrides both. Container images include the cache (`shoal._numerics.kernels`).
 """
 
 import itertools
@@ -16,45 +16,45 @@ from numba import types
 from numba.np.numpy_support import as_dtype
 
 from shoal._numerics.kernels import prepare
-from shoal_server.optimizers.kernel_threads import crew
+from shoal_server.optimizers.kernel_threads import kernel_threads
 
 F = TypeVar("F", bound=Callable[..., object])
 
-registered: list[tuple[Any, list[tuple[Any, ...]]]] = []  # kernels, each with the types of its arguments
+registered: list[tuple[Any, list[tuple[Any, ...]]]] = []  # kernels, each with its signatures
 
 
 def warm_up() -> float:
-    """Compiles every kernel, or loads it from the cache, and returns the seconds that took.
+    """Compiles every kernel, or loads it from the cache, and returns the seconds that this took.
 
-    A server calls it before it serves: without it each kernel compiles at its first call. Afterwards a call with other
-    types than the documented ones is a TypeError, where it would have compiled again.
+    A server calls it before it serves; otherwise each kernel compiles at its first call. After it, a call with
+    undocumented types raises TypeError instead of compiling again.
 
     Raises:
-        BadRequest: the environment asks for no sensible number of threads (`kernel_threads.threads`).
+        BadRequest: SHOAL_KERNEL_THREADS is invalid (`kernel_threads.thread_count`).
     """
     started = time.perf_counter()
-    crew()
+    kernel_threads()
     for dispatcher, signatures in registered:
         prepare(dispatcher, signatures)
         dispatcher.disable_compile()
-        # Numba learns at a first call how arguments convert to a signature's types, and not safely if threads make it
-        # at once: each may intern a type of its own for what are the same arguments.
+        # Numba learns at the first call how arguments convert to a signature's types. This is not thread-safe: each
+        # thread may intern its own type for the same arguments.
         for arguments in itertools.chain.from_iterable(map(_samples, signatures)):
             dispatcher(*arguments)
     return time.perf_counter() - started
 
 
 def _samples(signature: tuple[Any, ...]) -> Iterator[list[Any]]:
-    """Calls after which there is nothing left to learn: of every type that converts, each array has been one.
+    """Yields arguments for calls that teach Numba every type of array that converts to the signature.
 
-    They are zeros, so nothing of an arena is claimed.
+    They are zeros, so the calls claim no elements.
     """
     for read_only, unaligned in itertools.product((False, True), repeat=2):
         yield [_sample(each, read_only=read_only, unaligned=unaligned) for each in signature]
 
 
 def _sample(each: Any, *, read_only: bool, unaligned: bool) -> Any:
-    """An argument of this type; an array is read-only or not aligned only if the type's may be."""
+    """Returns an argument of this type. An array is read-only or unaligned only if its type permits that."""
     if each is types.none:
         return None
     if not isinstance(each, types.Array):
@@ -67,12 +67,12 @@ def _sample(each: Any, *, read_only: bool, unaligned: bool) -> Any:
 
 
 def processor() -> str:
-    """The processor that LLVM compiles kernels for: this host's, or a level of `shoal._numerics.kernels`."""
+    """Returns the processor that LLVM compiles for: this host's, or a level of `shoal._numerics.kernels`."""
     return str(numba.config.CPU_NAME or binding.get_host_cpu_name())  # type: ignore[attr-defined,unused-ignore]
 
 
 def kernel(signatures: Sequence[tuple[Any, ...]]) -> Callable[[F], F]:
-    """Compiles a function for these types of arguments at `warm_up`, and keeps the machine code on disk."""
+    """Registers a function as a kernel: `warm_up` compiles it for these argument types and caches the machine code."""
 
     def register(function: F) -> F:
         dispatcher: Any = compiled(function, cache=True)
@@ -83,23 +83,27 @@ def kernel(signatures: Sequence[tuple[Any, ...]]) -> Callable[[F], F]:
 
 
 def compiled(function: F, *, cache: bool = False) -> F:
-    """Compiles a kernel; or, without a cache of its own, a function that becomes a part of the kernels that call it.
+    """Compiles a kernel with a cache, or, without one, a function that is compiled into the kernels that call it.
 
-    Of the fast-math flags only "contract" (a multiplication and an addition become one instruction). The others gain
-    nothing here, where memory is the limit, and they may replace a division by an approximation that differs between
-    processors, or assume that there is no NaN, which is looked for. Without error_model="numpy" a division may raise,
-    and LLVM does not vectorise a loop that may.
+    Of the fast-math flags, only "contract" is set: a multiplication and an addition become one instruction. The others
+    gain nothing here, because memory is the bottleneck. They may also replace a division by an approximation that
+    differs between processors, or assume that there is no NaN, which kernels look for. With error_model="numpy" a
+    division does not raise; LLVM does not vectorize loops that may raise.
+
+    Args:
+        function: the function.
+        cache: whether to keep the machine code on disk.
     """
     return cast(F, numba.njit(nogil=True, fastmath={"contract"}, error_model="numpy", cache=cache)(function))
 
 
 def writable(dtype: Any, *, aligned: bool = True) -> Any:
-    """The type of an array that is flat, contiguous and written to; if not `aligned`, it may start at any byte."""
+    """Returns the type of a flat, contiguous, writable array. If not `aligned`, it may start at any byte."""
     return types.Array(dtype, 1, "C", aligned=aligned)
 
 
 def readable(dtype: Any, *, aligned: bool = True) -> Any:
-    """Likewise of one that is only read: it takes arrays that may be written to as well, by one signature for both."""
+    """Returns the type of a flat, contiguous array that is only read. Writable arrays match it, too."""
     return types.Array(dtype, 1, "C", readonly=True, aligned=aligned)
 
 
@@ -108,11 +112,16 @@ CLAIMS = writable(types.int64)
 
 
 def update(*, slots: int, optional_slots: int = 0, scalars: int, optional_scalars: int = 0) -> Callable[[F], F]:
-    """Compiles an update kernel.
+    """Registers an update kernel.
 
-    Its arguments: values, gradient, slots, optional slots, bounds, decay, claims, scalars, optional scalars.
+    Its arguments are: values, gradient, slots, optional slots, bounds, decay, claims, scalars, optional scalars. An
+    optional argument may be None. Each combination is compiled separately, so `if slot is not None` costs nothing.
 
-    An optional one may be None, and each choice is compiled for itself: `if slot is not None` costs nothing.
+    Args:
+        slots: number of slots.
+        optional_slots: number of slots that may be None.
+        scalars: number of scalars.
+        optional_scalars: number of scalars that may be None.
     """
     shares = (readable(types.int64), readable(types.float64), CLAIMS)
     signatures = []

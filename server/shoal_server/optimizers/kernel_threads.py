@@ -1,8 +1,8 @@
-"""Threads of this process that join whoever has work for several: one for every core but the caller's own.
+"""Kernel threads: helper threads, one for every core but the caller's, that share the work of large updates.
 
-Nobody waits for a helper that has not come. One that has come may lose its core again to another process, and then its
-caller has to wait: so that this costs little on a busy machine, nobody is asked for a while then. What the work is, and
-how those who do it divide it, is the work's own affair.
+A caller never waits for a helper that has not started. A helper that has started can lose its core to another process,
+and then the caller waits for it. To bound that cost on a busy machine, helpers then rest for a while. How the work is
+divided is up to the work.
 """
 
 import os
@@ -18,118 +18,117 @@ from shoal import errors
 T = TypeVar("T")
 
 THREADS_VARIABLE = "SHOAL_KERNEL_THREADS"
-_MOST_THREADS = 8  # that memory keeps busy
-_PATIENCE_S = 5e-4  # a few blocks' time: who ends last has been at work, not without a core
-_REST = 20  # times what a caller waited, so that waiting takes a twentieth of the time at most
+_MOST_THREADS = 8  # more do not gain: memory is the bottleneck
+_PATIENCE_S = 5e-4  # the time of a few blocks; a longer wait means that a helper has lost its core
+_REST = 20  # helpers rest this many times the wait, so that at most a twentieth of the time is spent waiting
 
 
-class _Offer(Generic[T]):
+class _SharedWork(Generic[T]):
     """Work that helpers may join.
 
     Attributes:
-        work: does its share, and returns when there is nothing left to begin.
-        inside: helpers that have begun and not ended.
-        results: what helpers returned.
-        error: what the first helper to fail raised.
-        left: told when a helper ends.
+        work: does a share of the work; returns when nothing is left to start.
+        helpers_inside: helpers that have started and not ended.
+        results: results of helpers.
+        error: exception of the first helper that failed.
+        helper_ended: notified when a helper ends.
     """
 
     def __init__(self, work: Callable[[], T], lock: threading.Lock) -> None:
         self.work = work
-        self.inside = 0
+        self.helpers_inside = 0
         self.results: list[T] = []
         self.error: BaseException | None = None
-        self.left = threading.Condition(lock)
+        self.helper_ended = threading.Condition(lock)
 
 
 class KernelThreads:
-    """Helpers, and the offers that they may join.
-
-    Their threads start here and end with the process.
+    """Helper threads, and the work that they may join. The threads start here and end with the process.
 
     Args:
-        helpers: how many; with none, everybody works alone.
-        clock: seconds that never go back.
+        helpers: number of threads; with none, each caller works alone.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, helpers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._helpers = helpers
         self._clock = clock
-        # Guards all below and the offers' fields. Taken after any other lock; no work is done under it.
+        # Guards all below and the fields of shared work. Taken after any other lock; no work is done under it.
         self._lock = threading.Lock()
         self._offered = threading.Condition(self._lock)
-        self._open: deque[_Offer[Any]] = deque()  # nobody has come back from these: there may be more to do
-        self._resting_until = 0.0  # when helpers are asked again, by the clock
+        self._open: deque[_SharedWork[Any]] = deque()  # work that may have more to do
+        self._resting_until = 0.0  # time at which helpers are used again
         for number in range(helpers):
-            threading.Thread(target=self._help, name=f"idle-core-{number}", daemon=True).start()
+            threading.Thread(target=self._help, name=f"kernel-thread-{number}", daemon=True).start()
 
     def share(self, work: Callable[[], T]) -> list[T]:
-        """Calls `work` here, and at the same time in every helper that comes before it is done.
+        """Calls `work` on this thread and, concurrently, on every helper that starts before it is done.
 
         Args:
-            work: may be called by several threads at once, which it sees to; returns when all has been begun.
+            work: thread-safe; divides the work among its callers, and returns when all of it has been started.
 
         Returns:
-            What each call returned, the caller's first. All that began have ended.
+            The result of each call, the caller's first. All started calls have ended.
 
         Raises:
-            BaseException: what `work` raised, here or in a helper.
+            BaseException: raised by `work`, here or on a helper.
         """
-        if not self._helpers or self._clock() < self._resting_until:  # read without the lock: an old one does no harm
+        # Read without the lock: a stale value does no harm.
+        if not self._helpers or self._clock() < self._resting_until:
             return [work()]
-        offer = _Offer(work, self._lock)
+        shared = _SharedWork(work, self._lock)
         with self._lock:
-            self._open.append(offer)
+            self._open.append(shared)
             self._offered.notify(self._helpers)
         try:
             own = work()
         finally:
-            self._finish(offer)
-        if offer.error is not None:
-            raise offer.error
-        return [own, *offer.results]
+            self._finish(shared)
+        if shared.error is not None:
+            raise shared.error
+        return [own, *shared.results]
 
-    def _finish(self, offer: _Offer[Any]) -> None:
+    def _finish(self, shared: _SharedWork[Any]) -> None:
         done = self._clock()
         with self._lock:
-            self._close(offer)
-            offer.left.wait_for(lambda: not offer.inside)
+            self._close(shared)
+            shared.helper_ended.wait_for(lambda: not shared.helpers_inside)
             now = self._clock()
             if now - done > _PATIENCE_S:
                 self._resting_until = now + _REST * (now - done)
 
-    def _close(self, offer: _Offer[Any]) -> None:
-        if offer in self._open:
-            self._open.remove(offer)
+    def _close(self, shared: _SharedWork[Any]) -> None:
+        if shared in self._open:
+            self._open.remove(shared)
 
     def _help(self) -> None:
         while True:
             with self._lock:
                 self._offered.wait_for(lambda: self._open)
-                offer = self._open[0]
-                offer.inside += 1
-            self._join(offer)
-            del offer  # or this thread would hold the arrays until the next one comes
+                shared = self._open[0]
+                shared.helpers_inside += 1
+            self._run_share(shared)
+            del shared  # otherwise this thread would keep the arrays alive until the next work
 
-    def _join(self, offer: _Offer[Any]) -> None:
+    def _run_share(self, shared: _SharedWork[Any]) -> None:
         results: list[Any] = []
         error: BaseException | None = None
         try:
-            results.append(offer.work())
-        except BaseException as raised:  # it is the caller's
+            results.append(shared.work())
+        except BaseException as raised:  # raised to the caller
             error = raised
         with self._lock:
-            self._close(offer)
-            offer.inside -= 1
-            offer.results += results
-            offer.error = offer.error or error
-            offer.left.notify()
+            self._close(shared)
+            shared.helpers_inside -= 1
+            shared.results += results
+            shared.error = shared.error or error
+            shared.helper_ended.notify()
 
 
-def threads() -> int:
-    """How many threads may work at one thing, the caller's included.
+def thread_count() -> int:
+    """Returns the number of threads that may share one piece of work, including the caller's.
 
-    As many as this process may use cores, up to 8, unless the environment says SHOAL_KERNEL_THREADS.
+    It is SHOAL_KERNEL_THREADS if set; otherwise the number of cores that this process may use, up to 8.
 
     Raises:
         BadRequest: SHOAL_KERNEL_THREADS is not a whole number of 1 or more.
@@ -138,11 +137,15 @@ def threads() -> int:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return min(cores, _MOST_THREADS)
     if not text.isdecimal() or int(text) < 1:
-        raise errors.BadRequest(f"{THREADS_VARIABLE} is {text!r}; it is a number of threads, 1 or more")
+        raise errors.BadRequest(f"{THREADS_VARIABLE} is {text!r}; it must be a number of threads, 1 or more")
     return int(text)
 
 
 @cache
-def crew() -> KernelThreads:
-    """The one of this process; BadRequest as of `threads`."""
-    return KernelThreads(threads() - 1)
+def kernel_threads() -> KernelThreads:
+    """Returns the kernel threads of this process.
+
+    Raises:
+        BadRequest: SHOAL_KERNEL_THREADS is invalid; see `thread_count`.
+    """
+    return KernelThreads(thread_count() - 1)

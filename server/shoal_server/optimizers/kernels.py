@@ -1,16 +1,17 @@
-"""The arithmetic of the server: one pass over memory for each update, compiled by Numba. No policy, no locks.
+"""Arithmetic kernels of the server, compiled by Numba: one pass over memory for each update. No policy, no locks.
 
-Arrays are flat, contiguous, aligned and all of one dtype, float32 or float64, and so are an update's scalars; sizes
-are the caller's to check (`update_rules` does). Kernels run without the GIL, and the same inputs give the same bits on
-every call, on however many threads. Half-precision gradients are widened to float32 before they come here.
+Arrays are flat, contiguous, aligned and of one dtype, float32 or float64, as are an update's scalars. Callers check the
+sizes (`update_rules` does). Kernels run without the GIL. The same inputs give the same bits on every call, on any
+number of threads. Half-precision gradients are widened to float32 before.
 
-An update runs over segments: elements [bounds[k], bounds[k + 1]) have weight decay decay[k]. So ten thousand variables
-cost one call. Threads that call a kernel with the same claims share the arena: each claims the next block until there
-is none left. A claim is one atomic addition in compiled code, so a thread takes the interpreter's lock once a call and
-not once a block. Each element is computed by itself: whoever does it, the bits are the same.
+An update kernel gets an arena's values, the gradient, the slots, the decay ranges, the claims and scalars; it changes
+values and slots. Elements [bounds[k], bounds[k + 1]) have weight decay decay[k], so ten thousand variables cost one
+call. Threads that call a kernel with the same claims share the arena: each claims the next block until none is left. A
+claim is one atomic addition in compiled code, so a thread takes the GIL once per call instead of once per block. Each
+element is computed independently, so the bits do not depend on the thread.
 
-How kernels are compiled is in `compilation`; what converts a message's elements, in `conversions`; who helps, in
-`kernel_threads`. What is compiled into a kernel is in the kernel's own file, or Numba would not see that it changed.
+`compilation` compiles the kernels, `conversions` converts the elements of messages, and `kernel_threads` provides the
+threads. Code that is compiled into a kernel must be in the kernel's own file, because Numba only tracks changes there.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ from shoal_server.optimizers.compilation import (
     writable,
 )
 from shoal_server.optimizers.conversions import infinity_of
-from shoal_server.optimizers.kernel_threads import crew
+from shoal_server.optimizers.kernel_threads import kernel_threads
 
 __all__ = [
     "accumulate",
@@ -55,10 +56,10 @@ Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Bounds: TypeAlias = npt.NDArray[np.int64]
 Decay: TypeAlias = npt.NDArray[np.float64]
 Scalar: TypeAlias = np.floating[Any]
-Claims: TypeAlias = npt.NDArray[np.int64]  # [the first element that nobody has claimed, the end]
+Claims: TypeAlias = npt.NDArray[np.int64]  # [the first unclaimed element, the end]
 
-BLOCK = 1 << 17  # elements: 0.1 ms of work, so that nobody waits long for whoever has the last one
-LARGE = 1 << 22  # elements, from which on helpers are asked: that costs 0.1 ms, and there are then 2 ms to share
+BLOCK = 1 << 17  # elements: 0.1 ms of work, so that no thread waits long for the last block
+LARGE = 1 << 22  # elements above which helpers are used: waking them costs 0.1 ms, and 2 ms of work can be shared
 
 _UNSIGNED = (types.uint16, types.uint32, types.uint64)
 
@@ -66,19 +67,19 @@ _UNSIGNED = (types.uint16, types.uint32, types.uint64)
 def _claim(_context: Any, claims: Any, _elements: Any) -> tuple[Any, Callable[..., Any]]:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        # It brings no other memory in order: threads meet at the crew's lock before and after.
+        # Monotonic order suffices: threads synchronize on the lock of the kernel threads before and after.
         return builder.atomic_rmw("add", array.data, arguments[1], "monotonic")
 
     return types.int64(claims, types.int64), generate
 
 
-# In compiled code: _take(claims, elements) is the first of so many elements that are now the caller's alone.
+# In compiled code: _take(claims, elements) claims that many elements and returns the first.
 _take: Any = intrinsic(_claim)
 
 
 @compiled
 def _blocks(claims: Claims) -> Iterator[tuple[int, int]]:
-    """The blocks [start, stop) that this thread has claimed, one after the other."""
+    """Yields the blocks [start, stop) that this thread claims."""
     end = claims[1]
     start = _take(claims, BLOCK)
     while start < end:
@@ -88,12 +89,12 @@ def _blocks(claims: Claims) -> Iterator[tuple[int, int]]:
 
 @compiled
 def _runs(bounds: Bounds, claims: Claims) -> Iterator[tuple[int, int, int]]:
-    """The same in parts (k, start, stop), each within segment k, which is [bounds[k], bounds[k + 1]).
+    """Yields the claimed blocks in parts (k, start, stop), each within decay range k.
 
-    The segments cover all that can be claimed. `_blocks` once more, for a generator within another costs a third more
-    time to compile, in each kernel.
+    The ranges cover all elements. The loop of `_blocks` is repeated here, because a nested generator adds a third to
+    the compile time of each kernel.
     """
-    k = 0  # a thread's later blocks lie behind its earlier ones
+    k = 0  # blocks that a thread claims later lie further on
     end = claims[1]
     start = _take(claims, BLOCK)
     while start < end:
@@ -107,14 +108,13 @@ def _runs(bounds: Bounds, claims: Claims) -> Iterator[tuple[int, int, int]]:
         start = _take(claims, BLOCK)
 
 
-# Numba knows no keyword-only arguments: everything goes by position. Each loop takes slices first: an index that counts
-# from 0 into arena[start:stop] is never negative, and where LLVM cannot know that it tests for it at each element and
-# does not vectorise.
+# Numba has no keyword-only arguments, so all are positional. Each loop takes slices first: indices that count from 0
+# are never negative. Where LLVM cannot prove that, it tests each index and does not vectorize.
 
 
 @update(slots=0, scalars=1)
 def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, claims: Claims, rate: Scalar) -> None:
-    """`shoal.optim.SGD`."""
+    """Applies `shoal.optim.SGD`; rate is the learning rate."""
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
         x, g = values[cut], gradient[cut]
@@ -136,7 +136,13 @@ def momentum(
     direct: Scalar,
     through: Scalar,
 ) -> None:
-    """`shoal.optim.Momentum`: the step is direct * g + through * s; (0, 1), and (1, momentum) for Nesterov."""
+    """Applies `shoal.optim.Momentum`: the step is direct * g + through * s.
+
+    Args:
+        rate: learning rate.
+        keep: factor of the momentum buffer s.
+        direct, through: (0, 1), or (1, momentum) for Nesterov momentum.
+    """
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], momentum_buffer[cut]
@@ -158,7 +164,7 @@ def adagrad(
     rate: Scalar,
     eps: Scalar,
 ) -> None:
-    """`shoal.optim.Adagrad`."""
+    """Applies `shoal.optim.Adagrad`; rate is the learning rate, and eps is added to the denominator."""
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], accumulator[cut]
@@ -185,7 +191,15 @@ def rmsprop(
     eps: Scalar,
     keep: Scalar,
 ) -> None:
-    """`shoal.optim.RMSProp`, centered if there is a grad_avg; rest = 1 - alpha, and keep is the momentum."""
+    """Applies `shoal.optim.RMSProp`.
+
+    Args:
+        grad_avg, momentum_buffer: optional slots of the centered form and of the momentum.
+        rate: learning rate.
+        alpha, rest: smoothing constant, and 1 - alpha.
+        eps: added to the denominator.
+        keep: the momentum.
+    """
     zero = values.dtype.type(0)
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
@@ -228,11 +242,16 @@ def adam(
     couple: Scalar,
     shrink: Scalar,
 ) -> None:
-    """`shoal.optim.Adam` and `AdamW`.
+    """Applies `shoal.optim.Adam` and `AdamW`.
 
-    step = lr / (1 - beta1 ** t), unbias = 1 / sqrt(1 - beta2 ** t), rest = 1 - beta: the caller has them in float64,
-    where 1 - 0.999 keeps its digits; for their sake lr * decay is not taken from 1 here either. Weight decay is coupled
-    for (couple, shrink) = (1, 0), decoupled for (0, lr).
+    The caller computes the scalars in float64, where 1 - 0.999 keeps its digits. For the same reason the kernel does
+    not compute 1 - lr * decay.
+
+    Args:
+        step, unbias: lr / (1 - beta1 ** t), and 1 / sqrt(1 - beta2 ** t).
+        beta1, rest1, beta2, rest2: decay rates of the averages; rest is 1 - beta.
+        eps: added to the denominator.
+        couple, shrink: (1, 0) for coupled weight decay, (0, lr) for decoupled.
     """
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
@@ -262,7 +281,13 @@ def ftrl(
     beta: Scalar,
     power: Scalar | None,
 ) -> None:
-    """`shoal.optim.FTRL`; power None is 0.5, whose square roots vectorise, and whose difference loses no digits."""
+    """Applies `shoal.optim.FTRL`.
+
+    Args:
+        rate: learning rate, > 0.
+        l1, l2, l2_shrinkage, beta: as in `shoal.optim.FTRL`.
+        power: minus the learning-rate power; None means 0.5, whose square roots vectorize and lose no digits.
+    """
     two = values.dtype.type(2)
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
@@ -302,9 +327,9 @@ def _scale(total: Array, factor: Scalar, claims: Claims) -> None:
 
 @kernel([(readable(dtype), dtype, CLAIMS) for dtype in _UNSIGNED])
 def _exponents_below(bits: npt.NDArray[Any], infinity: Any, claims: Claims) -> bool:
-    """Whether no element claimed has all the bits of `infinity` set; whoever finds one leaves the others none to claim.
+    """Returns whether no claimed element has all bits of `infinity` set. A thread that finds one claims all the rest.
 
-    Integers: no flag can make a compiler forget NaN.
+    It compares integers, because compiler flags may assume that floats are never NaN.
     """
     for start, stop in _blocks(claims):
         block = bits[start:stop]
@@ -318,38 +343,47 @@ def _exponents_below(bits: npt.NDArray[Any], infinity: Any, claims: Claims) -> b
 
 
 def share(elements: int, work: Callable[[Claims], T]) -> list[T]:
-    """Runs a kernel over an arena, with the help of idle cores if it is large.
+    """Runs a kernel over an arena, on several threads if it is large.
 
     Args:
-        elements: of the arena.
+        elements: size of the arena.
         work: calls the kernel; several threads call it at once, with the same claims.
 
     Returns:
-        What each thread's call returned, this one's first.
+        The result of each thread's call, this thread's first.
     """
     claims = np.array([0, elements], np.int64)
-    return [work(claims)] if elements < LARGE else crew().share(lambda: work(claims))
+    return [work(claims)] if elements < LARGE else kernel_threads().share(lambda: work(claims))
 
 
 def accumulate(total: Array, gradient: Array, weight: float) -> None:
-    """total := total + weight * gradient, element by element; ValueError if their shapes differ."""
+    """Computes total := total + weight * gradient, element by element.
+
+    Args:
+        total: float32 or float64, flat; changed.
+        gradient: of the same dtype and size.
+        weight: factor of the gradient.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
     if total.shape != gradient.shape:
         raise ValueError(f"cannot add {gradient.shape} elements to {total.shape}")
-    typed = total.dtype.type(weight)
-    share(total.size, lambda claims: _accumulate(total, gradient, typed, claims))
+    as_scalar = total.dtype.type(weight)
+    share(total.size, lambda claims: _accumulate(total, gradient, as_scalar, claims))
 
 
 def scale(total: Array, factor: float) -> None:
-    """total := factor * total."""
-    typed = total.dtype.type(factor)
-    share(total.size, lambda claims: _scale(total, typed, claims))
+    """Computes total := factor * total."""
+    as_scalar = total.dtype.type(factor)
+    share(total.size, lambda claims: _scale(total, as_scalar, claims))
 
 
 def all_finite(x: npt.NDArray[Any]) -> bool:
-    """Whether no element is NaN or infinite; stops at the first block that has one.
+    """Returns whether no element is NaN or infinite; stops at the first block that has one.
 
     Args:
-        x: flat and contiguous; float16, bfloat16, float32, float64, or integers, which always are.
+        x: flat and contiguous; float16, bfloat16, float32, float64, or integers, which are always finite.
     """
     if np.issubdtype(x.dtype, np.integer):
         return True

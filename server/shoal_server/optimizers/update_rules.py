@@ -1,7 +1,7 @@
-"""What an update does to one arena: optimizers bound to their kernels, and the rules of variables without gradients.
+"""Update rules: optimizers bound to their kernels, and the aggregations of variables without gradients.
 
-A rule has no state. It names the slots that it needs, so that an arena can allocate them and a checkpoint save them by
-name; everything else comes with the call. Which gradient is applied when is decided elsewhere (`consistency`).
+A rule has no state. It names its slots, so that an arena can allocate them and a checkpoint can save them by name; the
+call passes everything else. `shoal_server.shards.consistency` decides which gradient is applied when.
 """
 
 import math
@@ -23,11 +23,11 @@ O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741
 
 @dataclass(frozen=True)
 class DecayRanges:
-    """Runs of an arena that share a weight decay.
+    """Ranges of an arena with one weight decay each.
 
     Attributes:
-        bounds: int64[n + 1], in elements: run k is [bounds[k], bounds[k + 1]). Starts at 0, never falls.
-        decay: float64[n], the weight decay of each run.
+        bounds: int64[n + 1], in elements: range k is [bounds[k], bounds[k + 1]). Starts at 0, never falls.
+        decay: float64[n], the weight decay of each range.
     """
 
     bounds: npt.NDArray[np.int64]
@@ -35,16 +35,16 @@ class DecayRanges:
 
     @property
     def elements(self) -> int:
-        """The size of the arena that these runs cover."""
+        """Number of elements that the ranges cover."""
         return int(self.bounds[-1])
 
 
 def decay_ranges_for(slices: Sequence[tuple[str, int]], optimizer: optim.Optimizer) -> DecayRanges:
-    """The fewest segments of an arena that holds these slices.
+    """Returns the fewest decay ranges for an arena with these slices.
 
     Args:
         slices: (variable name, elements) in the arena's order, without gaps.
-        optimizer: says the weight decay of a variable.
+        optimizer: gives the weight decay of each variable.
     """
     runs = [
         (decay, sum(elements for _, elements in run))
@@ -57,17 +57,17 @@ def decay_ranges_for(slices: Sequence[tuple[str, int]], optimizer: optim.Optimiz
 
 
 class UpdateRule(ABC):
-    """How a gradient changes an arena.
+    """Rule by which a gradient changes an arena.
 
     Attributes:
-        slots: names of the arrays of state, each as long as the values and of their dtype. They go into checkpoints:
-            never reused for something else.
+        slots: names of the state arrays, each as long as the values and of their dtype. Checkpoints contain these
+            names: never reuse one with another meaning.
     """
 
     slots: tuple[str, ...]
 
     def initial(self, _slot: str, /) -> float:
-        """What every element of a slot is before the first update."""
+        """Returns the value of a slot's elements before the first update."""
         return 0.0
 
     @abstractmethod
@@ -79,29 +79,29 @@ class UpdateRule(ABC):
         *,
         version: int,
         lr_scale: float,
-        segments: DecayRanges,
+        decay_ranges: DecayRanges,
     ) -> None:
-        """Applies one gradient to one arena, in place: one push's, or the mean of a step's.
+        """Applies one gradient to one arena, in place: that of one push, or the mean of a step's.
 
         Args:
             values: float32 or float64, flat; changed.
-            gradient: of the same dtype and size, finite; kept as it is.
+            gradient: of the same dtype and size, finite; not changed.
             slots: at least `self.slots`; changed.
-            version: updates that this arena has seen before.
-            lr_scale: multiplies the learning rate (staleness).
-            segments: cover the arena.
+            version: updates applied to this arena before.
+            lr_scale: factor for the learning rate (staleness).
+            decay_ranges: cover the arena.
 
         Raises:
-            ValueError: dtypes or sizes do not fit together, or a slot is missing. Nothing was changed.
+            ValueError: dtypes or sizes do not match, or a slot is missing. Nothing was changed.
         """
 
 
 class _DenseRule(UpdateRule, Generic[O]):
-    """A rule that is one call of a kernel: (values, gradient, slots, segments, claims, scalars).
+    """Rule that is one kernel call: (values, gradient, slots, decay ranges, claims, scalars).
 
     Attributes:
-        kernel: of `kernels`.
-        kernel_slots: slots in the kernel's order; those that are not among `slots` are passed as None.
+        kernel: a function of `kernels`.
+        kernel_slots: slots in the kernel's order; those that are not in `slots` are passed as None.
     """
 
     kernel: ClassVar[Callable[..., None]]
@@ -110,11 +110,11 @@ class _DenseRule(UpdateRule, Generic[O]):
     def __init__(self, optimizer: O) -> None:
         self.optimizer = optimizer
         self.slots = self.kernel_slots
-        self._schedule = optimizer.schedule  # which an optimizer builds and checks each time it is asked
+        self._schedule = optimizer.schedule  # built once: an optimizer builds and checks it at each access
 
     @abstractmethod
     def scalars(self, rate: float, version: int, /) -> tuple[float | None, ...] | None:
-        """The kernel's scalars, in its order, for an update at this learning rate; None for no update at all."""
+        """Returns the kernel's scalars, in its order, for one update; None if nothing is to be updated."""
 
     def apply(
         self,
@@ -124,28 +124,28 @@ class _DenseRule(UpdateRule, Generic[O]):
         *,
         version: int,
         lr_scale: float,
-        segments: DecayRanges,
+        decay_ranges: DecayRanges,
     ) -> None:
         if missing := [name for name in self.slots if name not in slots]:
             raise ValueError(f"slots {', '.join(missing)} are missing; {self.optimizer.name} needs {self.slots}")
         state = [slots[name] if name in self.slots else None for name in self.kernel_slots]
         _check_arrays(values, [gradient, *(slot for slot in state if slot is not None)])
-        if segments.elements != values.size:
-            raise ValueError(f"the segments cover {segments.elements} elements of an arena of {values.size}")
+        if decay_ranges.elements != values.size:
+            raise ValueError(f"the decay ranges cover {decay_ranges.elements} elements of an arena of {values.size}")
         scalars = self.scalars(self._schedule.rate(version) * lr_scale, version)
         if scalars is not None:
-            typed = [None if number is None else values.dtype.type(number) for number in scalars]
-            arrays = (values, gradient, *state, segments.bounds, segments.decay)
-            kernels.share(values.size, lambda claims: self.kernel(*arrays, claims, *typed))
+            kernel_scalars = [None if number is None else values.dtype.type(number) for number in scalars]
+            arrays = (values, gradient, *state, decay_ranges.bounds, decay_ranges.decay)
+            kernels.share(values.size, lambda claims: self.kernel(*arrays, claims, *kernel_scalars))
 
 
 def _check_arrays(values: np.ndarray, others: Sequence[np.ndarray]) -> None:
-    """Kernels trust their sizes, so a mismatch here would be a stray write there."""
+    """Raises ValueError if arrays do not match. Kernels do not check sizes: a mismatch would write out of bounds."""
     for other in others:
         if other.dtype != values.dtype or other.shape != values.shape or values.ndim != 1:
             raise ValueError(
-                f"{other.dtype}{other.shape} does not go with an arena of {values.dtype}{values.shape}; "
-                "arrays are flat, and all of one dtype and size"
+                f"{other.dtype}{other.shape} does not match an arena of {values.dtype}{values.shape}; "
+                "arrays must be flat, and all of one dtype and size"
             )
 
 
@@ -202,7 +202,7 @@ class _Adam(_DenseRule[optim.Adam]):
         return step, unbias, spec.beta1, 1 - spec.beta1, spec.beta2, 1 - spec.beta2, spec.eps, *self.decay(rate)
 
     def decay(self, _rate: float, /) -> tuple[float, float]:
-        """How much of the weight decay is coupled, and how much shrinks the values."""
+        """Returns the factors of coupled and of decoupled weight decay."""
         return 1.0, 0.0
 
 
@@ -221,7 +221,7 @@ class _FTRL(_DenseRule[optim.FTRL]):
     def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...] | None:
         spec = self.optimizer
         if rate == 0:
-            return None  # the equations divide by it, and their limit leaves the values alone
+            return None  # the equations divide by the rate; in the limit the values do not change
         power = None if spec.learning_rate_power == -0.5 else -spec.learning_rate_power
         return rate, spec.l1, spec.l2, spec.l2_shrinkage, spec.beta, power
 
@@ -238,27 +238,29 @@ _RULES: dict[type[optim.Optimizer], type[_DenseRule[Any]]] = {
 
 
 def rule_for(optimizer: optim.Optimizer) -> UpdateRule:
-    """The rule that carries out an optimizer; KeyError for one that `shoal.optim` does not have."""
+    """Returns the rule of an optimizer; raises KeyError for one that `shoal.optim` does not define."""
     return _RULES[type(optimizer)](optimizer)
 
 
 def aggregate(
     values: np.ndarray, contributions: Sequence[np.ndarray], weights: Sequence[float], aggregation: Aggregation
 ) -> None:
-    """Changes the values of an arena without gradients, in place, by what one or several pushes brought.
+    """Applies pushes to the values of an arena without gradients, in place.
 
     Args:
         values: float32, float64 or, for SUM and LAST, int64; flat.
-        contributions: in order, of the same dtype and size. None: nothing changes.
-        weights: of each in a MEAN, >= 0; SUM and LAST ignore them.
-        aggregation: MEAN assigns the weighted mean (nothing if all weights are 0), SUM adds each, LAST assigns the
+        contributions: in order, of the same dtype and size. If there are none, nothing changes.
+        weights: weight of each in a MEAN, >= 0; SUM and LAST ignore them.
+        aggregation: MEAN assigns the weighted mean (or nothing if all weights are 0), SUM adds each, LAST assigns the
             last.
 
     Raises:
-        ValueError: dtypes or sizes do not fit together, a MEAN of integers, or TRAINABLE, which takes an `UpdateRule`.
+        ValueError: dtypes or sizes do not match; MEAN of integers; or TRAINABLE, which needs an `UpdateRule`.
     """
     if len(contributions) != len(weights) or aggregation not in _AGGREGATES:
-        raise ValueError(f"{len(contributions)} contributions with {len(weights)} weights have no {aggregation}")
+        raise ValueError(
+            f"cannot apply {aggregation} to {len(contributions)} contributions with {len(weights)} weights"
+        )
     _check_arrays(values, contributions)
     if contributions:
         _AGGREGATES[aggregation](values, contributions, weights)
@@ -269,7 +271,7 @@ def _mean(values: np.ndarray, contributions: Sequence[np.ndarray], weights: Sequ
         raise ValueError(f"a mean of {values.dtype} is not defined; use SUM or LAST")
     if (total := math.fsum(weights)) == 0:
         return
-    # Each weight is divided, not the sum: a lone contribution is assigned as it is, and no sum overflows.
+    # Divides each weight, not the sum: a single contribution is assigned unchanged, and no sum overflows.
     values.fill(0)
     for contribution, weight in zip(contributions, weights, strict=True):
         kernels.accumulate(values, contribution, weight / total)

@@ -1,8 +1,8 @@
-"""Calls on shards from outside: the parameter server's RPCs, and the server half of every transport.
+"""Data plane of the server: the parameter server's RPCs, and the server half of every transport.
 
-`DataService` makes pulls, pushes, commits and assignments on the shards; an `Endpoint` takes them from clients by one
-transport, and `register` adds its factory to every server. What a call does to a shard is in `shoal_server.shards`. The
-server's process imports from here, and whoever writes a transport.
+`DataService` carries out pulls, pushes, commits and assignments on the shards. An `Endpoint` takes them from clients
+over one transport, and `register` adds its factory to every server. The effect of a call on a shard is in
+`shoal_server.shards`. `shoal_server.process` imports this package, and so do packages that add a transport.
 """
 
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory

@@ -1,4 +1,4 @@
-"""The interface of a transport's server half, and what a server gives it."""
+"""Interface of a transport's server half, and its configuration."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,17 +13,17 @@ from shoal_server.serving.service import DataService
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointConfig:
-    """What a server gives the server halves of its transports.
+    """Configuration that a server gives to its endpoints.
 
     Attributes:
-        host: to listen on.
-        advertise: host that clients reach it by; empty: the one bound.
-        lane_port: for lanes; 0: any free one.
-        lanes: how many connections each framed transport accepts; more are refused. 0: no framed transport is offered.
-        senders: threads that send what is pulled; a pull that waits holds none of them.
-        receivers: threads that receive what is pushed; a push that stalls holds one, and no other kind of call.
-        committers: threads that commit what was pushed; a cut holds commits back, and must be reached meanwhile.
-        stall_s: seconds after which a pull or push that does not move is ended.
+        host: host to listen on.
+        advertise: host by which clients reach the server; empty means the bound one.
+        lane_port: port for lanes; 0 means any free one.
+        lanes: most connections of each framed transport; 0 disables framed transports.
+        senders: threads that send pulled values; a waiting pull holds none of them.
+        receivers: threads that receive pushes; a stalled push blocks no other kind of call.
+        committers: threads that commit pushes; a cut that holds commits back must still be reached meanwhile.
+        stall_s: seconds without progress after which a pull or push is ended.
     """
 
     host: str
@@ -37,34 +37,34 @@ class EndpointConfig:
 
 
 class Endpoint:
-    """A transport's server half: takes calls from its clients and makes them on the service.
+    """A transport's server half: takes calls from its clients and passes them to the service.
 
-    Each method may be left as it is here. An endpoint that cannot work on this host (a path is too long, a device is
-    missing) logs why and offers nothing, so that the server starts without it.
+    Every method has a default that does nothing. An endpoint that cannot work on this host (a path is too long, a
+    device is missing) logs the reason and offers nothing, so that the server starts without it.
     """
 
     def contribute(self, offer: pb.AttachReply) -> None:
-        """Adds to what clients are told, before they open a transport: how to reach this one."""
+        """Adds to the offer how clients reach this transport. Clients get it before they open a transport."""
 
     def handlers(self) -> Mapping[str, Callable[..., Any]]:
         """Returns handlers of RPCs of the parameter server's service, by method."""
         return {}
 
     def start(self, address: str) -> None:
-        """Begins to take calls. The server calls it once, when its own port is bound.
+        """Starts to take calls. The server calls it once, when its own port is bound.
 
         Args:
-            address: of the server, by which clients know it.
+            address: the address by which clients know the server.
         """
 
     def end_stalled(self) -> None:
-        """Ends calls whose callers stall; called once in a while."""
+        """Ends calls whose callers stall. The server calls it periodically."""
 
     def stop(self) -> None:
-        """Ends all calls, and frees what is held. It may be called without `start`, if the server fails to start.
+        """Ends all calls and frees all resources. May be called without `start`, if the server fails to start.
 
-        A server that is killed calls nothing. What an endpoint leaves outside its process, such as a file, the next
-        server on the host must be able to find and remove.
+        A killed server does not call it. The next server on the host must be able to find and remove what an endpoint
+        leaves outside its process, such as a file.
         """
 
 
@@ -72,15 +72,14 @@ class EndpointFactory(ABC):
     """Makes the server half of one transport.
 
     Attributes:
-        name: unique among endpoints. `AttachReply.transports` has what it offers under this name, and metrics count
-            its bytes by it.
+        name: unique among endpoints; names its entry in `AttachReply.transports` and labels its bytes in metrics.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def make(self, service: DataService, config: EndpointConfig) -> Endpoint:
-        """Returns the endpoint for one server; binds ports, but takes no call before `Endpoint.start`.
+        """Returns the endpoint for one server. It binds ports, but takes no call before `Endpoint.start`.
 
         Raises:
             PortInUse: its port is taken.

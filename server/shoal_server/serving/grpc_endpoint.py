@@ -1,4 +1,4 @@
-"""The server half of the transport by gRPC: handlers of Pull, Push, Assign and Commit."""
+"""Server half of the gRPC transport: handlers of Pull, Push, Assign and Commit."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from shoal import _rpc, _tracing, errors
-from shoal._transport import take_message
+from shoal._transport import read_message
 from shoal._wire import Assembler, decode_push
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving import pushes
@@ -27,20 +27,20 @@ Send = Callable[[bytes | None], None]
 
 
 class GrpcEndpoint(Endpoint):
-    """Answers data calls by gRPC, on threads for each kind.
+    """Answers data calls over gRPC, with separate threads for each kind of call.
 
     Args:
-        service: that is called.
-        config: of the server.
+        service: carries out the calls.
+        config: the server's configuration.
     """
 
     def __init__(self, service: DataService, config: EndpointConfig) -> None:
         self._service, self._config = service, config
-        self._stalls = StallDetector(config.stall_s)
+        self._stall_detector = StallDetector(config.stall_s)
 
     def handlers(self) -> Mapping[str, Callable[..., Any]]:
         config = self._config
-        # grpcio asks no more of a handler than to be callable.
+        # For grpcio, a handler only needs to be callable.
         return {
             "Pull": _rpc.NonBlocking(self._pull, config.senders),
             "Push": _rpc.Pooled(self._push, config.receivers),
@@ -49,8 +49,8 @@ class GrpcEndpoint(Endpoint):
         }
 
     def end_stalled(self) -> None:
-        """Ends pulls that nobody reads and pushes that do not go on."""
-        if ended := self._stalls.end():
+        """Ends pulls that are not read and pushes that do not continue."""
+        if ended := self._stall_detector.end():
             _log.warning("ended calls whose callers stalled", calls=ended)
 
     def _pull(self, request: pb.PullRequest, context: grpc.ServicerContext, send: Send) -> None:
@@ -62,7 +62,7 @@ class GrpcEndpoint(Endpoint):
             senders=self._config.senders,
             on_sent=self._service.sent("grpc"),
             on_end=self._service.metrics.pulled,
-            span=_tracing.served("Pull", request.stamp),
+            span=_tracing.server_span("Pull", request.stamp),
         )
         call.start(pushes.stamp_of(request.stamp), request.ahead)
 
@@ -79,24 +79,24 @@ class GrpcEndpoint(Endpoint):
         return self._service.assign(*self._messages(self._watched(request, context)))
 
     def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.Source]:
-        """The header of a push, and what it brings."""
+        """Returns the header of a push, and the source of its payload."""
         header, first = decode_push(next(stream, b""))
 
         def rest(assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
-            return (take_message(pb.PushRequest, message, assembler) for message in stream)
+            return (read_message(pb.PushRequest, message, assembler) for message in stream)
 
         return required(header), pushes.from_chunks(first, rest, self._service.received("grpc"))
 
     def _watched_send(self, send: Send, context: grpc.ServicerContext) -> Send:
         def watched(message: bytes | None) -> None:
-            with self._stalls.waiting(context.cancel):
+            with self._stall_detector.waiting(context.cancel):
                 send(message)
 
         return watched
 
     def _watched(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         while True:
-            with self._stalls.waiting(context.cancel):
+            with self._stall_detector.waiting(context.cancel):
                 message = next(stream, None)
             if message is None:
                 return
@@ -104,17 +104,17 @@ class GrpcEndpoint(Endpoint):
 
 
 class PullCall:
-    """A pull by gRPC: it takes a thread only while it has something to send.
+    """A pull over gRPC. It takes a thread only while it has values to send.
 
     Args:
-        shards: to send, each as soon as it answers.
-        headers_only: send no values: a barrier.
-        context: of the call.
-        send: sends a message and blocks until there is room for the next; None ends the stream.
+        shards: shards to send, each as soon as it answers.
+        headers_only: whether to send no values (a barrier).
+        context: context of the call.
+        send: sends a message and blocks until there is room for the next one; None ends the stream.
         senders: lends a thread when a waiting shard answers.
-        on_sent: told the bytes of each message's chunks.
-        span: of the call; it ends with it.
-        on_end: told, once all is sent, the seconds that it took beside the waiting for shards, and those of waiting.
+        on_sent: called with the bytes of each message's chunks.
+        span: tracing span of the call, ended with it.
+        on_end: called when all is sent, with the seconds spent serving and the seconds spent waiting for shards.
     """
 
     def __init__(
@@ -134,18 +134,23 @@ class PullCall:
         self._on_sent, self._on_end = on_sent, on_end
         self._began = time.perf_counter()
         self._unsent = len(shards)
-        self._lock = threading.Lock()  # guards what follows; taken before the pull's
-        self._sending = True  # a thread is in, or on its way to, `_send_ready`
-        self._woken = False  # since that thread last looked
+        self._lock = threading.Lock()  # guards what follows; taken before the pending pull's lock
+        self._sending = True  # whether a thread runs `_send_ready` or is about to
+        self._woken = False  # whether there is news since that thread last looked
         self._over = False
-        self._waits_since = self._waited_s = 0.0  # while no thread is sending
+        self._waiting_since = self._waited_s = 0.0  # set while no thread is sending
 
     def start(self, stamp: Stamp, ahead: int) -> None:
-        """Asks all shards, then sends those that answered at once on this thread."""
+        """Asks all shards, then sends those that answered at once, on this thread.
+
+        Args:
+            stamp: worker, incarnation and step.
+            ahead: steps after the stamp's step for which the values are wanted.
+        """
         if not self._context.add_callback(self._end):
-            return  # the caller is gone already
+            return  # the caller is already gone
         self._pull.start(stamp, ahead)
-        if self._over:  # it ended while the tickets were being left
+        if self._over:  # the call ended while it asked the shards
             self._pull.abandon()
         self._send_ready()
 
@@ -155,32 +160,32 @@ class PullCall:
             wake = not self._sending and not self._over
             if wake:
                 self._sending = True
-                self._waited_s += time.perf_counter() - self._waits_since
+                self._waited_s += time.perf_counter() - self._waiting_since
         if wake:
             self._senders.submit(self._send_ready)
 
     def _end(self) -> None:
-        """The call has ended, however. Called on grpc's only thread for events, which must not wait for a shard."""
+        """Handles the end of the call. It runs on gRPC's only event thread, which must not wait for a shard."""
         self._span.end()
         with self._lock:
             self._over = True
         if self._pull.waits:
-            with suppress(RuntimeError):  # the pool is shut down, and the shards are closed
+            with suppress(RuntimeError):  # the pool is shut down, so the shards are closed
                 self._senders.submit(self._pull.abandon)
 
     def _send_ready(self) -> None:
         try:
             while self._has_work():
-                answers = self._pull.take()
-                if not answers:
+                grants = self._pull.take()
+                if not grants:
                     continue
-                with replies(answers, headers_only=self._headers_only) as messages:
+                with replies(grants, headers_only=self._headers_only) as messages:
                     for pieces, nbytes in messages:
                         if self._over:
                             return
                         self._on_sent(nbytes)
                         self._send(b"".join(pieces))
-                self._unsent -= len(answers)
+                self._unsent -= len(grants)
                 if not self._unsent:
                     self._span.end()
                     self._send(None)
@@ -193,13 +198,13 @@ class PullCall:
             self._refuse(errors.InternalError(f"Pull failed: {type(error).__name__}: {error}"))
 
     def _has_work(self) -> bool:
-        """Whether something came since this was last asked; if not, this thread is to go home."""
+        """Returns whether there is news since the last call; if not, this thread must return to its pool."""
         with self._lock:
             work = self._woken and not self._over
             self._woken = False
             self._sending = work
             if not work:
-                self._waits_since = time.perf_counter()
+                self._waiting_since = time.perf_counter()
             return work
 
     def _refuse(self, error: errors.ShoalError) -> None:
@@ -209,7 +214,7 @@ class PullCall:
 
 
 class GrpcEndpointFactory(EndpointFactory):
-    """Every server has this half."""
+    """Makes the gRPC endpoint, which every server has."""
 
     name = "grpc"
 

@@ -1,7 +1,7 @@
-"""Lanes: sockets on which workers pull, push and commit with less work than by gRPC; the same calls, the same answers.
+"""Server half of lanes: sockets that carry the data calls at a lower cost than gRPC, with the same answers.
 
-A lane has a thread of its own, which belongs to its client as the socket does: a client that stalls, or waits for its
-turn, holds up nobody else. What a lane is, and its frames, are in `parameter_server.proto`.
+Each lane has a thread of its own, so a client that stalls or waits does not delay others. `parameter_server.proto`
+defines lanes and their frames.
 """
 
 import enum
@@ -29,8 +29,8 @@ from shoal._transport import (
     Segment,
     SegmentUnavailable,
     TokenSecurity,
+    read_frame,
     send_error,
-    take_frame,
 )
 from shoal._wire import (
     ArenaKey,
@@ -53,23 +53,23 @@ from shoal_server.serving.service import DataService, required
 M = TypeVar("M", bound=Message)
 _log = structlog.get_logger(__name__)
 
-# Of a client's claims about its segment. Memory is taken by the client, from its own user's share.
-_MAX_SLOTS = 16
-_PAGE = 4096
+# Limits of a client's segment. The client allocates it, so it counts against the client's memory.
+_MAX_REGIONS = 16
+_MEMORY_PAGE = 4096
 
 
 class LaneEndpoint(Endpoint):
-    """Accepts lanes and serves them: the server half of the transports by lane and by shared memory.
+    """Accepts lanes and serves them: the server half of the lane and shared-memory transports.
 
     Args:
-        service: that is called.
-        config: of the server; beyond its limit of lanes, more are refused, and their clients use gRPC.
+        service: carries out the calls.
+        config: the server's configuration. Lanes beyond its limit are refused, and their clients use gRPC.
 
     Raises:
         PortInUse: the port is taken.
 
     Attributes:
-        offer: tells clients how to reach it; empty if there are no lanes.
+        offer: tells clients how to reach the endpoint; empty if lanes are disabled.
     """
 
     def __init__(self, service: DataService, config: EndpointConfig) -> None:
@@ -92,23 +92,23 @@ class LaneEndpoint(Endpoint):
     def contribute(self, offer: pb.AttachReply) -> None:
         offer.MergeFrom(self.offer)
 
-    def start(self, address: str) -> None:  # noqa: ARG002 - a port has an address of its own
+    def start(self, address: str) -> None:  # noqa: ARG002 - the port has its own address
         if self._listener:
             self._listener.start()
 
     @property
     def count(self) -> int:
-        """Lanes that are open."""
+        """Number of open lanes."""
         return self._listener.count if self._listener else 0
 
     def stop(self) -> None:
-        """Closes all lanes, and waits for their threads."""
+        """Closes all lanes and waits for their threads."""
         if self._listener:
             self._listener.stop()
 
 
 class LaneEndpointFactory(EndpointFactory):
-    """Makes the port for lanes."""
+    """Makes the lane endpoint."""
 
     name = "lane"
 
@@ -117,23 +117,23 @@ class LaneEndpointFactory(EndpointFactory):
 
 
 class LaneHandler:
-    """One lane's calls, in order.
+    """Serves the calls of one lane, in order.
 
     Args:
-        lane: just accepted.
-        service: that is called.
-        transport: name of the transport whose bytes are counted, unless memory is shared.
+        lane: the accepted connection.
+        service: carries out the calls.
+        transport: transport under which bytes are counted, unless memory is shared.
     """
 
     def __init__(self, lane: Connection, service: DataService, transport: str = "lane") -> None:
         self._transport = transport
         self._lane, self._service, self._metrics = lane, service, service.metrics
         self._segment: Segment | None = None
-        self._slot_bytes = self._slots = 0
+        self._region_bytes = self._regions = 0
         self._poll = select.poll()
         self._poll.register(lane, select.POLLIN | select.POLLRDHUP)
-        # Guards _awake, which is written to when a waiting pull is answered, perhaps only after the lane's end. Taken
-        # last; nothing is waited for under it.
+        # Guards _awake, which is written to when a waiting pull is answered, possibly after the lane's end. No lock is
+        # taken and nothing is awaited under it.
         self._lock = threading.Lock()
         self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._awake, select.POLLIN)
@@ -144,7 +144,7 @@ class LaneHandler:
         }
 
     def welcome(self, hello: pb.LaneHello) -> pb.LaneWelcome:
-        """Answers the client's hello, and opens the memory that it shares."""
+        """Answers the client's hello, and opens the segment that it shares."""
         welcome = pb.LaneWelcome()
         if hello.HasField("segment"):
             self._share(hello.segment, welcome)
@@ -152,18 +152,18 @@ class LaneHandler:
         return welcome
 
     def serve(self) -> None:
-        """Answers the client's calls, until it leaves.
+        """Serves the client's calls until it disconnects.
 
         Raises:
-            Unreachable: it left.
-            ShoalError: what it sent makes no sense, or it stalls.
+            Unreachable: the client disconnected.
+            ShoalError: the client sent an invalid message, or stalls.
         """
         with self._metrics.lane("shared_memory" if self._segment else self._transport):
             while True:
                 self._answer()
 
     def close(self) -> None:
-        """Frees what it holds, but for the lane."""
+        """Frees all resources except the connection."""
         with self._lock:
             os.close(self._awake)
             self._awake = -1
@@ -171,19 +171,19 @@ class LaneHandler:
             self._segment.close()
 
     def _share(self, offer: pb.Segment, welcome: pb.LaneWelcome) -> None:
-        if not 0 < offer.slots <= _MAX_SLOTS:
-            welcome.reason = f"it has {offer.slots} slots; 1 to {_MAX_SLOTS} are taken"
+        if not 0 < offer.slots <= _MAX_REGIONS:
+            welcome.reason = f"it has {offer.slots} regions; the server accepts 1 to {_MAX_REGIONS}"
             return
-        if offer.region_bytes % _PAGE:
-            welcome.reason = f"its slots of {offer.region_bytes} bytes are not whole pages of {_PAGE}"
+        if offer.region_bytes % _MEMORY_PAGE:
+            welcome.reason = f"its regions have {offer.region_bytes} bytes; that must be a multiple of {_MEMORY_PAGE}"
             return
         try:
             self._segment = Segment.open(offer.name, offer.slots * offer.region_bytes, offer.nonce)
         except SegmentUnavailable as error:
             welcome.reason = str(error)
-            _log.info("a client's memory is not shared", client=self._lane.peer, reason=welcome.reason)
+            _log.info("refused a client's shared memory", client=self._lane.peer, reason=welcome.reason)
             return
-        self._slots, self._slot_bytes = offer.slots, offer.region_bytes
+        self._regions, self._region_bytes = offer.slots, offer.region_bytes
         welcome.shared = True
 
     # Calls.
@@ -192,7 +192,7 @@ class LaneHandler:
         kind, payload = self._lane.receive()
         call = self._calls.get(kind)
         if call is None:
-            raise errors.BadFrame(f"{self._lane.peer} sent {kind.name} where a call belongs")
+            raise errors.BadFrame(f"{self._lane.peer} sent {kind.name}; a call was expected")
         try:
             call(payload)
         except errors.ShoalError as error:
@@ -206,35 +206,35 @@ class LaneHandler:
     def _pull(self, payload: memoryview) -> None:
         start = time.perf_counter()
         request = _decoded(pb.PullRequest, payload)
-        with _tracing.served("Pull", request.stamp) as span:
+        with _tracing.server_span("Pull", request.stamp) as span:
             waited_s = self._answer_pull(request, span)
         self._metrics.pulled(time.perf_counter() - start - waited_s, waited_s)
 
     def _answer_pull(self, request: pb.PullRequest, span: _tracing.Span) -> float:
-        """Sends what a pull asks for; returns the seconds that it waited for its consistency mode."""
+        """Sends the values of a pull; returns the seconds that it waited for its consistency mode."""
         waited_s = 0.0
         shards = self._service.shards_of(request)
-        slot = None if request.headers_only or not request.slot else self._slot(request.slot)
+        region = None if request.headers_only or not request.slot else self._region(request.slot)
         targets: dict[ArenaKey, np.ndarray] = {}
-        if slot is not None:
+        if region is not None:
             layouts = [shard.layout for shard in shards]
             _, end = region_offsets(layouts)
-            if end > slot.size:
-                raise errors.BadRequest(f"a pull of {end} bytes does not fit into a slot of {slot.size}")
-            targets = region_arrays(slot, layouts)
+            if end > region.size:
+                raise errors.BadRequest(f"a pull of {end} bytes does not fit into a region of {region.size} bytes")
+            targets = region_arrays(region, layouts)
         pull = PendingPull(shards, self._wake, span)
         try:
             pull.start(pushes.stamp_of(request.stamp), request.ahead)
             unanswered = len(shards)
             while unanswered:
-                answers = pull.take()
-                unanswered -= len(answers)
-                if not answers:
+                grants = pull.take()
+                unanswered -= len(grants)
+                if not grants:
                     waited_s += self._wait()
-                elif slot is None:
-                    self._send_values(answers, headers_only=request.headers_only, last=not unanswered)
+                elif region is None:
+                    self._send_values(grants, headers_only=request.headers_only, last=not unanswered)
                 else:
-                    self._write_values(answers, targets, last=not unanswered)
+                    self._write_values(grants, targets, last=not unanswered)
         finally:
             if pull.waits:
                 pull.abandon()
@@ -246,18 +246,18 @@ class LaneHandler:
                 os.eventfd_write(self._awake, 1)
 
     def _wait(self) -> float:
-        """Until a shard may have answered; for how many seconds."""
+        """Waits until a shard may have answered; returns the seconds."""
         start = time.perf_counter()
         for descriptor, happened in self._poll.poll():
             if descriptor != self._awake:
                 self._lane.close()
                 if happened == select.POLLIN:
-                    raise errors.BadFrame(f"{self._lane.peer} spoke while its pull was waiting")
-                raise errors.Unreachable(f"{self._lane.peer} left while its pull was waiting")
+                    raise errors.BadFrame(f"{self._lane.peer} sent data while its pull was waiting")
+                raise errors.Unreachable(f"{self._lane.peer} disconnected while its pull was waiting")
         os.eventfd_read(self._awake)
         return time.perf_counter() - start
 
-    def _send_values(self, answers: Sequence[PullGrant], *, headers_only: bool, last: bool) -> None:
+    def _send_values(self, grants: Sequence[PullGrant], *, headers_only: bool, last: bool) -> None:
         sent = self._service.sent(self._transport)
 
         def counted(messages: Iterator[tuple[list[Buffer], int]]) -> Iterator[list[Buffer]]:
@@ -265,18 +265,16 @@ class LaneHandler:
                 sent(nbytes)
                 yield pieces
 
-        with replies(answers, headers_only=headers_only) as messages:
-            nbytes = sum(answer.shard.layout.nbytes for answer in answers)
+        with replies(grants, headers_only=headers_only) as messages:
+            nbytes = sum(grant.shard.layout.nbytes for grant in grants)
             self._lane.stream(Frame.VALUES, counted(messages), end=last, within_s=transfer_s(nbytes))
 
-    def _write_values(
-        self, answers: Sequence[PullGrant], targets: Mapping[ArenaKey, np.ndarray], *, last: bool
-    ) -> None:
-        keys = arenas_of(answer.shard.layout for answer in answers)
-        with read(answers) as (headers, snapshots):
+    def _write_values(self, grants: Sequence[PullGrant], targets: Mapping[ArenaKey, np.ndarray], *, last: bool) -> None:
+        keys = arenas_of(grant.shard.layout for grant in grants)
+        with read(grants) as (headers, snapshots):
             values = chain.from_iterable(snapshot.values for snapshot in snapshots)
             conversions.send_all([(targets[key], arena) for key, arena in zip(keys, values, strict=True)])
-        self._service.sent("shared_memory")(sum(answer.shard.layout.nbytes for answer in answers))
+        self._service.sent("shared_memory")(sum(grant.shard.layout.nbytes for grant in grants))
         self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)
 
     def _push(self, payload: memoryview) -> None:
@@ -285,9 +283,9 @@ class LaneHandler:
         def read() -> tuple[pb.PushHeader, pushes.Source]:
             first, chunks = decode_push(payload)
             header = required(first)
-            slot = self._slot(header.slot) if header.slot else None
-            if slot is not None:
-                return header, pushes.from_region(slot, self._service.received("shared_memory"))
+            region = self._region(header.slot) if header.slot else None
+            if region is not None:
+                return header, pushes.from_region(region, self._service.received("shared_memory"))
             return header, pushes.from_chunks(chunks, stream.take, self._service.received(self._transport))
 
         try:
@@ -302,36 +300,36 @@ class LaneHandler:
     def _send_reply(self, reply: pb.PushReply) -> None:
         self._lane.send(Frame.PUSHED, [reply.SerializeToString()])
 
-    def _slot(self, number: int) -> np.ndarray:
-        """A slot's bytes.
+    def _region(self, number: int) -> np.ndarray:
+        """Returns the bytes of a region of the segment.
 
         Raises:
-            BadRequest: there is no such slot, or the client has cut its segment short.
+            BadRequest: there is no such region, or the client has truncated its segment.
         """
-        if not self._segment or not 0 < number <= self._slots:
-            raise errors.BadRequest(f"a call names slot {number}; this lane has {self._slots} of shared memory")
+        if not self._segment or not 0 < number <= self._regions:
+            raise errors.BadRequest(f"a call names region {number} of shared memory; this lane has {self._regions}")
         try:
-            return np.frombuffer(self._segment.view((number - 1) * self._slot_bytes, self._slot_bytes), np.uint8)
+            return np.frombuffer(self._segment.view((number - 1) * self._region_bytes, self._region_bytes), np.uint8)
         except SegmentUnavailable as error:
             self._segment.close()
-            self._segment, self._slots = None, 0
+            self._segment, self._regions = None, 0
             raise errors.BadRequest(f"the memory that {self._lane.peer} shares is lost: {error}") from None
 
 
 class _ChunkFrames:
-    """The rest of a push: frames with chunks, and an END."""
+    """The remaining frames of a push: chunks, then an END."""
 
     def __init__(self, lane: Connection) -> None:
         self._lane = lane
         self._ended = False
 
     def take(self, assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
-        """Has an assembler take the chunks of each message: the message without them, and their bytes."""
+        """Feeds each message's chunks to an assembler; yields the message without them, and their bytes."""
         while self._more():
-            yield take_frame(pb.PushRequest, self._lane, assembler)
+            yield read_frame(pb.PushRequest, self._lane, assembler)
 
     def drain(self) -> None:
-        """Reads what is left, so that the lane is at the beginning of the next call."""
+        """Reads the remaining frames, so that the lane is ready for the next call."""
         while not self._ended and not self._lane.closed and self._more():
             self._lane.payload()
 
@@ -350,4 +348,4 @@ def _decoded(kind: type[M], payload: memoryview) -> M:
     try:
         return kind.FromString(bytes(payload))
     except DecodeError as error:
-        raise errors.BadRequest(f"a {kind.__name__} cannot be read: {error}") from None
+        raise errors.BadRequest(f"a {kind.__name__} cannot be decoded: {error}") from None

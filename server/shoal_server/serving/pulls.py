@@ -1,6 +1,6 @@
-"""One pull: it waits in its shards' memory, and is answered when they let it through.
+"""Pending pull: waits in the memory of its shards until they let it through.
 
-How a transport sends the answer is not here.
+Transports send the answers; that is not in this module.
 """
 
 import threading
@@ -17,13 +17,13 @@ from shoal_server.shards import Shard, Snapshot, Stamp
 
 @dataclass(frozen=True, slots=True)
 class PullGrant:
-    """A shard lets a pull through: its worker is to take this step next."""
+    """A shard's permission for a pull, with the next step of its worker."""
 
     shard: Shard
     step: int
 
     def header(self, version: int) -> header_pb2.ShardHeader:
-        """What the reply says of the shard, whose values are at this version."""
+        """Returns the shard's header in the reply, for values of this version."""
         return header_pb2.ShardHeader(
             shard=self.shard.layout.shard, generation=self.shard.generation, version=version, step=self.step
         )
@@ -31,7 +31,7 @@ class PullGrant:
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """The pull's place in one shard."""
+    """The pull's ticket at one shard."""
 
     pull: "PendingPull"
     shard: Shard
@@ -44,12 +44,12 @@ class _Ticket:
 
 
 class PendingPull:
-    """A pull's tickets in some shards, and what they answered. Holds no thread.
+    """A pull's tickets at its shards, and the grants so far. It holds no thread.
 
     Args:
-        shards: that are asked.
-        wake: called, from any thread and without any shard's lock, when there is something to `take`.
-        span: of the call, which whoever sends the answers ends.
+        shards: the shards to ask.
+        wake: called when there is something to `take`, from any thread and without any shard's lock.
+        span: tracing span of the call; the sender of the answers ends it.
     """
 
     def __init__(
@@ -58,13 +58,18 @@ class PendingPull:
         self._tickets = [_Ticket(self, shard) for shard in shards]
         self._wake = wake
         self._waiting = span.child("wait")
-        self._lock = threading.Lock()  # guards what follows; taken after no shard's lock and before none
-        self._answers: list[PullGrant] = []
+        self._lock = threading.Lock()  # guards what follows; never held together with a shard's lock
+        self._grants: list[PullGrant] = []
         self._error: errors.ShoalError | None = None
         self._unanswered = len(shards)
 
     def start(self, stamp: Stamp, ahead: int) -> None:
-        """Asks all shards; some may answer at once."""
+        """Asks all shards; some may answer at once.
+
+        Args:
+            stamp: worker, incarnation and step.
+            ahead: steps after the stamp's step for which the values are wanted.
+        """
         try:
             for ticket in self._tickets:
                 ticket.shard.pull(ticket, stamp, ahead)
@@ -72,9 +77,9 @@ class PendingPull:
             self.refused(error)
 
     def answered(self, answer: PullGrant) -> None:
-        """A shard lets this pull through."""
+        """Records a shard's grant."""
         with self._lock:
-            self._answers.append(answer)
+            self._grants.append(answer)
             self._unanswered -= 1
             answered = not self._unanswered
         if answered:
@@ -82,56 +87,60 @@ class PendingPull:
         self._wake()
 
     def refused(self, error: errors.ShoalError) -> None:
-        """It is not to be answered."""
+        """Records that the pull has failed."""
         with self._lock:
             self._error = self._error or error
         self._waiting.end(error)
         self._wake()
 
     def take(self) -> list[PullGrant]:
-        """What has been answered since the last time.
+        """Returns the grants since the last call.
 
         Raises:
-            ShoalError: what the pull was refused with.
+            ShoalError: the pull was refused with this error.
         """
         with self._lock:
             if self._error:
                 raise self._error
-            answers, self._answers = self._answers, []
-            return answers
+            grants, self._grants = self._grants, []
+            return grants
 
     @property
     def waits(self) -> bool:
-        """Whether it still has a place in some shard."""
+        """Whether a shard has not answered yet."""
         with self._lock:
             return self._unanswered > 0
 
     def abandon(self) -> None:
-        """Takes its tickets back: nobody wants the answer any more."""
+        """Withdraws its tickets: the answer is no longer needed."""
         self._waiting.end()
         for ticket in self._tickets:
             ticket.shard.abandon(ticket)
 
 
 @contextmanager
-def read(answers: Sequence[PullGrant]) -> Iterator[tuple[list[header_pb2.ShardHeader], list[Snapshot]]]:
-    """What the reply says of each shard, and the values to send, which stay as they are until `with` ends."""
+def read(grants: Sequence[PullGrant]) -> Iterator[tuple[list[header_pb2.ShardHeader], list[Snapshot]]]:
+    """Yields each shard's header and snapshot; the values stay as they are until `with` ends."""
     with ExitStack() as reading:
-        snapshots = [reading.enter_context(answer.shard.read()) for answer in answers]
-        yield [answer.header(values.version) for answer, values in zip(answers, snapshots, strict=True)], snapshots
+        snapshots = [reading.enter_context(grant.shard.read()) for grant in grants]
+        yield [grant.header(values.version) for grant, values in zip(grants, snapshots, strict=True)], snapshots
 
 
 @contextmanager
-def replies(answers: Sequence[PullGrant], *, headers_only: bool) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
-    """The messages that answer a pull of these shards: each in pieces, and the bytes of its chunks.
+def replies(grants: Sequence[PullGrant], *, headers_only: bool) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
+    """Yields the messages that answer a pull: for each, its pieces and the bytes of its chunks.
 
-    They are good until `with` ends: they lie in the shards' own memory.
+    They are valid until `with` ends, because they share the shards' memory.
+
+    Args:
+        grants: the shards to send.
+        headers_only: whether to send no values.
     """
     if headers_only:
-        headers = [answer.header(answer.shard.version) for answer in answers]
+        headers = [grant.header(grant.shard.version) for grant in grants]
         yield iter([(encode_values(headers, []), 0)])
         return
-    with read(answers) as (headers, snapshots):
+    with read(grants) as (headers, snapshots):
         yield _messages(headers, snapshots)
 
 

@@ -1,4 +1,4 @@
-"""One push: receives a gradient whole, checks it whole, and only then lets its shards see it."""
+"""Push handling: receives and checks a complete gradient before its shards see any of it."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,7 +28,7 @@ from shoal_server.shards import AnswerPush, Payload, Shard, ShardStore, Stamp
 
 @dataclass(frozen=True, slots=True)
 class ShardPushResult:
-    """What a shard answers to a push."""
+    """A shard's answer to a push."""
 
     shard: Shard
     answer: AnswerPush
@@ -41,24 +41,32 @@ _OUTCOMES = {
     "skipped": pb.SKIPPED,
 }
 
-# Receives the arenas of some aggregations of some shards: a payload for each shard.
+# Receives the arenas of some aggregations of some shards; returns a payload for each shard.
 Source = Callable[[Sequence[Shard], Collection[Aggregation], BufferPool], list[Payload]]
 
 
 def stamp_of(message: header_pb2.Stamp) -> Stamp:
-    """The part of a stamp that names a push within its job."""
+    """Returns the part of a stamp that names a push within its job."""
     return Stamp(message.worker, message.incarnation, message.step)
 
 
 def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[ShardPushResult]:
     """Receives a push, stages it on all its shards, and commits it if its header says so.
 
+    Args:
+        store: the shards.
+        header: header of the push.
+        source: receives the payload.
+
+    Returns:
+        Each shard's answer, in the header's order.
+
     Raises:
         BadChunk: the chunks do not fill the arenas exactly.
-        NonFiniteGradient: NaN or Inf in any shard: none of them keeps anything.
-        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: as the store and the shards say.
+        NonFiniteGradient: a shard's gradient holds NaN or Inf; no shard keeps any of the push.
+        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the shards.
     """
-    with _tracing.served("Push", header.stamp):
+    with _tracing.server_span("Push", header.stamp):
         return _received(store, header, source)
 
 
@@ -66,14 +74,14 @@ def _received(store: ShardStore, header: pb.PushHeader, source: Source) -> list[
     shards = store.shards(header.stamp.job, header.shards, header.stamp.generation)
     stamp = stamp_of(header.stamp)
     known = [shard.answer_to(stamp) for shard in shards]
-    if all(known):  # a repeat: what it carries is not even read
+    if all(known):  # a repeated push: its payload is not read
         return [ShardPushResult(shard, answer) for shard, answer in zip(shards, known, strict=True) if answer]
     if len(header.versions) != len(shards):
         raise errors.BadRequest(
-            f"a push to {len(shards)} shards carries {len(header.versions)} versions; send one each"
+            f"a push to {len(shards)} shards carries {len(header.versions)} versions; send one for each shard"
         )
     if not 0 <= header.weight < math.inf:
-        raise errors.BadRequest(f"a push weighs {header.weight}; it weighs more than 0, or 0 and brings nothing")
+        raise errors.BadRequest(f"the weight of a push is {header.weight}; it must be finite and at least 0")
     payloads: Sequence[Payload | None] = [None] * len(shards)
     if header.weight > 0:
         with _tracing.span("assemble"):
@@ -84,30 +92,30 @@ def _received(store: ShardStore, header: pb.PushHeader, source: Source) -> list[
         for shard, version, payload in zip(shards, header.versions, payloads, strict=True)
     ]
     if header.commit:
-        with store.gate(header.stamp.job).passing():
+        with store.commit_gate(header.stamp.job).passing():
             answers = [shard.commit(stamp) for shard in shards]
     return [ShardPushResult(shard, answer) for shard, answer in zip(shards, answers, strict=True)]
 
 
 def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardPushResult]:
-    """Commits a push that is staged.
+    """Commits a staged push.
 
     Raises:
         NotStaged: one of the shards does not hold it.
-        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: as the store and the shards say.
+        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the shards.
     """
     shards = store.shards(request.stamp.job, request.shards, request.stamp.generation)
     stamp = stamp_of(request.stamp)
-    with _tracing.served("Commit", request.stamp), store.gate(request.stamp.job).passing():
+    with _tracing.server_span("Commit", request.stamp), store.commit_gate(request.stamp.job).passing():
         return [ShardPushResult(shard, shard.commit(stamp)) for shard in shards]
 
 
 def reply_of(answers: Sequence[ShardPushResult], on_answer: Callable[[AnswerPush], None]) -> pb.PushReply:
-    """The message that answers a push or a commit.
+    """Returns the message that answers a push or a commit.
 
     Args:
-        answers: of each shard.
-        on_answer: told each.
+        answers: answers of the shards.
+        on_answer: called with each answer.
     """
     reply = pb.PushReply()
     for answered in answers:
@@ -121,7 +129,15 @@ def reply_of(answers: Sequence[ShardPushResult], on_answer: Callable[[AnswerPush
 
 
 def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Shard]:
-    """Receives values of all arenas and overwrites the shards' own.
+    """Receives values of all arenas and overwrites those of the shards.
+
+    Args:
+        store: the shards.
+        header: names the shards.
+        source: receives the values.
+
+    Returns:
+        The shards.
 
     Raises:
         BadRequest: training has begun.
@@ -139,12 +155,12 @@ def from_chunks(
     rest: Callable[[Assembler], Iterable[tuple[pb.PushRequest, int]]],
     on_received: Callable[[int], object],
 ) -> Source:
-    """What comes as chunks.
+    """Returns a source that receives chunks.
 
     Args:
-        first: those of the first message.
-        rest: has an assembler take those of the other messages: of each, the message without them, and their bytes.
-        on_received: told the bytes of each message's chunks.
+        first: chunks of the first message.
+        rest: feeds the chunks of the other messages to an assembler; yields each message without them, and their bytes.
+        on_received: called with the bytes of each message's chunks.
     """
 
     def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
@@ -157,7 +173,7 @@ def from_chunks(
         for message, size in rest(assembler):
             on_received(size)
             if message.HasField("header"):
-                raise errors.BadRequest("a push has one header, in its first message")
+                raise errors.BadRequest("a push has more than one header; only its first message may have one")
         assembler.finish()
         for key in assembler.non_finite:
             raise staged.non_finite(key)
@@ -166,24 +182,24 @@ def from_chunks(
     return source
 
 
-def from_region(slot: np.ndarray, on_received: Callable[[int], object] = lambda _: None) -> Source:
-    """What lies in a slot of shared memory.
+def from_region(region: np.ndarray, on_received: Callable[[int], object] = lambda _: None) -> Source:
+    """Returns a source that reads a region of shared memory.
 
-    It is copied before anything looks at it: its owner may write to it at any time, by mistake or not.
+    The source copies the region before it checks it, because the client may write to it at any time.
 
     Args:
-        slot: unsigned bytes.
-        on_received: told how many of them are taken.
+        region: the region's bytes, as uint8.
+        on_received: called with the number of bytes taken.
     """
 
     def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
         layouts = [shard.layout for shard in shards]
         _, end = region_offsets(layouts)
-        if end > slot.size:
-            raise errors.BadRequest(f"a push of {end} bytes does not fit into a slot of {slot.size}")
+        if end > region.size:
+            raise errors.BadRequest(f"a push of {end} bytes does not fit into a region of {region.size} bytes")
         staged = _Staged(shards, aggregations, memory)
         on_received(sum(arena.nbytes for arena in staged.arenas.values()))
-        arrived = region_arrays(slot, layouts, aggregations)
+        arrived = region_arrays(region, layouts, aggregations)
         bad = conversions.receive_all([(staged.arrays[key], elements) for key, elements in arrived.items()])
         if bad is not None:
             raise staged.non_finite([*arrived][bad])
@@ -193,7 +209,7 @@ def from_region(slot: np.ndarray, on_received: Callable[[int], object] = lambda 
 
 
 class _Staged:
-    """Memory for what a push brings, by arena."""
+    """Memory for the payload of a push, by arena."""
 
     def __init__(self, shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> None:
         self._shards = {shard.layout.shard: shard for shard in shards}
@@ -204,7 +220,7 @@ class _Staged:
             self.arrays[key] = memory.take(arena.elements * dtype.itemsize).view(dtype)
 
     def payloads(self) -> list[Payload]:
-        """What each shard is brought."""
+        """Returns the payload of each shard."""
         payloads: dict[int, dict[int, np.ndarray]] = {number: {} for number in self._shards}
         for (number, index), array in self.arrays.items():
             payloads[number][index] = array
@@ -220,4 +236,4 @@ def _aggregations(header: pb.PushHeader) -> list[Aggregation]:
     try:
         return [Aggregation(code) for code in header.aggregations]
     except ValueError as error:
-        raise errors.BadRequest(f"a push names an aggregation that there is not: {error}") from None
+        raise errors.BadRequest(f"a push names an unknown aggregation: {error}") from None

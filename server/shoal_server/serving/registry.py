@@ -1,4 +1,4 @@
-"""The registry of the transports' server halves, and all of them at once on one server."""
+"""Registry of transport endpoints, and the group of all endpoints of one server."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -14,12 +14,12 @@ _registry: Registry[EndpointFactory] = Registry("shoal.endpoints")
 
 
 def register(factory: EndpointFactory) -> None:
-    """Adds a transport's server half to this process; one of the same name is replaced.
+    """Registers a transport's server half in this process; replaces one of the same name.
 
-    An installed package adds one to every server by an entry point in the group `shoal.endpoints`.
+    An installed package can add one to every server with an entry point in the group `shoal.endpoints`.
 
     Args:
-        factory: makes it, for servers that are made from now on.
+        factory: makes the endpoint for each server that is created from now on.
     """
     _registry.register(factory)
 
@@ -30,11 +30,11 @@ def unregister(name: str) -> None:
 
 
 class EndpointGroup(Endpoint):
-    """The server halves of all registered transports, on one server.
+    """All registered endpoints of one server.
 
     Args:
-        service: that they call.
-        config: of the server.
+        service: carries out the calls.
+        config: the server's configuration.
 
     Raises:
         StartFailed: a transport of an installed package cannot be loaded.
@@ -61,7 +61,7 @@ class EndpointGroup(Endpoint):
         for name, endpoint in self._all.items():
             handlers = endpoint.handlers()
             if twice := found.keys() & handlers.keys():
-                raise errors.InternalError(f"transport {name} handles {', '.join(sorted(twice))}, as another one does")
+                raise errors.InternalError(f"transport {name} handles {', '.join(sorted(twice))}, and so does another")
             found |= handlers
         return found
 

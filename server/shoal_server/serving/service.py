@@ -1,4 +1,4 @@
-"""The data plane's calls on one server's shards, whatever transport they come by."""
+"""Data service: the data-plane calls on one server's shards, independent of the transport."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,28 +9,28 @@ from shoal_server.metrics import ServerMetrics
 from shoal_server.serving import pushes
 from shoal_server.shards import Shard, ShardStore
 
-# Told a number of bytes.
+# Called with a number of bytes.
 Counted = Callable[[int], object]
 
 
 class DataService:
-    """Pulls, pushes, commits and assignments: what every transport's server half calls.
+    """Carries out pulls, pushes, commits and assignments for every endpoint.
 
-    A pull is waited for by `shoal_server.serving.pulls.PendingPull`, on the shards that `shards_of` returns.
+    `shoal_server.serving.pulls.PendingPull` waits for a pull, on the shards that `shards_of` returns.
 
     Args:
         store: the shards.
-        metrics: what is counted.
+        metrics: the server's metrics.
     """
 
     def __init__(self, store: ShardStore, metrics: ServerMetrics) -> None:
         self.store, self.metrics = store, metrics
 
     def shards_of(self, request: pb.PullRequest) -> list[Shard]:
-        """Returns the shards that a pull asks for, and counts the pull.
+        """Returns the shards of a pull, and counts the pull.
 
         Raises:
-            StaleGeneration, UnknownJob, UnknownShard: as the store says.
+            StaleGeneration, UnknownJob, UnknownShard: from the store.
         """
         self.metrics.pulls.inc()
         return self.store.shards(request.stamp.job, request.shards, request.stamp.generation)
@@ -39,10 +39,10 @@ class DataService:
         """Receives a push: stages it, and commits it if its header says so.
 
         Args:
-            read: takes the header, and makes the source of the payload.
+            read: returns the header and the source of the payload.
 
         Raises:
-            ShoalError: as `pushes.receive`.
+            ShoalError: see `pushes.receive`.
         """
         with self.metrics.pushing("push"):
             header, source = read()
@@ -53,7 +53,7 @@ class DataService:
         """Commits a staged push.
 
         Raises:
-            ShoalError: as `pushes.commit`.
+            ShoalError: see `pushes.commit`.
         """
         with self.metrics.pushing("commit"):
             answers = pushes.commit(self.store, request)
@@ -63,22 +63,22 @@ class DataService:
         """Overwrites values.
 
         Raises:
-            ShoalError: as `pushes.assign`.
+            ShoalError: see `pushes.assign`.
         """
         shards = pushes.assign(self.store, header, source)
         headers = [header_pb2.ShardHeader(shard=shard.layout.shard, generation=shard.generation) for shard in shards]
         return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers])
 
     def sent(self, transport: str) -> Counted:
-        """Returns what counts the bytes of values that a transport sends.
+        """Returns the function that counts bytes of values that a transport sends.
 
         Args:
-            transport: the name that it is registered by.
+            transport: the name under which it is registered.
         """
         return self.metrics.sent[transport]
 
     def received(self, transport: str) -> Counted:
-        """Returns what counts the bytes of gradients and values that a transport receives; see `sent`."""
+        """Returns the function that counts bytes of gradients and values that a transport receives; see `sent`."""
         return self.metrics.received[transport]
 
     def _reply(self, answers: Sequence[pushes.ShardPushResult]) -> pb.PushReply:
@@ -89,10 +89,10 @@ def required(header: pb.PushHeader | None) -> pb.PushHeader:
     """Returns the header of a push's first message.
 
     Raises:
-        BadRequest: it has none.
+        BadRequest: the message has no header.
     """
     if header is None:
-        raise errors.BadRequest("a push begins with a header; this one has none")
+        raise errors.BadRequest("the first message of a push has no header")
     return header
 
 

@@ -1,4 +1,4 @@
-"""The parameter server's RPCs: decode, call, encode."""
+"""RPC servicer of the parameter server: decodes requests, calls, encodes replies."""
 
 from typing import Any
 
@@ -16,19 +16,19 @@ SERVICE = "shoal.v1.ParameterServer"
 
 
 class ParameterServerServicer:
-    """Translates between the contract and a `ShardStore`.
+    """Translates between the protobuf contract and a `ShardStore`.
 
-    Pull, Push, Assign and Commit are answered by the server half of a transport.
+    The transports' server halves answer Pull, Push, Assign and Commit.
 
     Args:
         store: the shards.
-        endpoints: the server halves of the transports.
-        saver: writes checkpoints.
+        endpoints: the transports' server halves.
+        writer: writes checkpoints; None means that this server has no checkpoint storage.
     """
 
-    def __init__(self, store: ShardStore, endpoints: Endpoint, *, saver: CheckpointWriter | None = None) -> None:
+    def __init__(self, store: ShardStore, endpoints: Endpoint, *, writer: CheckpointWriter | None = None) -> None:
         self._store, self._endpoints = store, endpoints
-        self._saver = saver or CheckpointWriter(None)
+        self._writer = writer or CheckpointWriter(None)
         for method, handler in endpoints.handlers().items():
             setattr(self, method, handler)
 
@@ -41,7 +41,7 @@ class ParameterServerServicer:
     @_rpc.servicer
     def CreateShards(self, request: pb.CreateShardsRequest, context: grpc.ServicerContext) -> pb.CreateShardsReply:
         job_variables = dict(variables.from_proto(variable) for variable in request.variables)
-        terms = JobShardConfig(
+        config = JobShardConfig(
             name=request.job,
             generation=request.generation,
             variables=job_variables,
@@ -49,13 +49,13 @@ class ParameterServerServicer:
             consistency=consistency.from_proto(request.consistency),
             seed=request.seed,
         )
-        held = self._store.create(terms, [ShardLayout.from_proto(shard, job_variables) for shard in request.shards])
+        held = self._store.create(config, [ShardLayout.from_proto(shard, job_variables) for shard in request.shards])
         return pb.CreateShardsReply(bytes=held)
 
     @_rpc.servicer
     def DropShards(self, request: pb.DropShardsRequest, context: grpc.ServicerContext) -> pb.DropShardsReply:
         self._store.drop(request.job)
-        self._saver.drop(request.job)
+        self._writer.drop(request.job)
         return pb.DropShardsReply()
 
     @_rpc.servicer
@@ -78,29 +78,29 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def HoldCommits(self, request: pb.HoldCommitsRequest, context: grpc.ServicerContext) -> pb.HoldCommitsReply:
-        return cut_session.hold(self._store, self._saver, request)
+        return cut_session.hold(self._store, self._writer, request)
 
     @_rpc.servicer
     def ResumeCommits(self, request: pb.ResumeCommitsRequest, context: grpc.ServicerContext) -> pb.ResumeCommitsReply:
-        cut_session.give_up(self._store, request)
+        cut_session.resume_commits(self._store, request)
         return pb.ResumeCommitsReply()
 
     @_rpc.servicer
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
-        return cut_session.save(self._store, self._saver, request)
+        return cut_session.save(self._store, self._writer, request)
 
     @_rpc.servicer
     def CollectFiles(self, request: pb.CollectFilesRequest, context: grpc.ServicerContext) -> pb.CollectFilesReply:
-        return cut_session.collect(self._store, self._saver, request)
+        return cut_session.collect(self._store, self._writer, request)
 
     @_rpc.servicer
     def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
-        cut_session.restore(self._store, self._saver.folder, request)
+        cut_session.restore(self._store, self._writer.storage, request)
         return pb.RestoreReply()
 
 
 def add_to_server(servicer: ParameterServerServicer, server: grpc.Server) -> None:
-    """Adds the service to a server. Messages with chunks come and go as bytes: `shoal._wire.chunks` knows them."""
+    """Adds the service to a server. Messages with chunks pass as bytes, which `shoal._wire.chunks` decodes."""
     raw: Any = _rpc.RawMessages(server, requests={"Push", "Assign"}, replies={"Pull"})
-    untyped: Any = servicer  # generated types know neither bytes nor handlers that are no methods
+    untyped: Any = servicer  # generated types do not allow bytes, or handlers that are not methods
     add_ParameterServerServicer_to_server(untyped, raw)

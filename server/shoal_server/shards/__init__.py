@@ -1,7 +1,7 @@
-"""Shards: the pure state machine, its consistency mode, arenas and snapshots, and the lock around them.
+"""Shards of a server: the pure state machine, its consistency modes, arenas and snapshots, and the locks around them.
 
-`Shard` is the one door for change. Calls reach it through `shoal_server.serving`; checkpoints, through
-`shoal_server.checkpoints`. It knows no RPC and no file.
+`Shard` is the only way to change a shard's state. Calls reach it through `shoal_server.serving`, checkpoints through
+`shoal_server.checkpoints`. This package knows neither RPCs nor files.
 """
 
 from shoal_server.shards.arena import Arena

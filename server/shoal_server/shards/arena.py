@@ -1,4 +1,4 @@
-"""One arena of a shard: a flat run of values, the optimizer's slots beside it, and how updates change both."""
+"""Arena of a shard: a flat run of values with its optimizer slots, and how updates change both."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,14 +14,14 @@ from shoal_server.optimizers import arrays, conversions, kernels, update_rules
 class Arena:
     """Values and slots of one dtype and one rule, all flat arrays of the same length.
 
-    Half-precision arenas keep float32 master values, which are cast as they are sent.
+    Half-precision arenas keep float32 master values, which are cast when they are sent.
 
     Args:
-        layout: what lies where.
-        variables: the job's, with the initializers; values depend on the seed and the variable's name, not on the
+        layout: the slices and their places.
+        variables: the job's variables, by name. Initial values depend on the seed and the variable's name, not on the
             layout.
-        optimizer: of the job; changes trainable arenas only.
-        seed: of the job.
+        optimizer: the job's optimizer; changes trainable arenas only.
+        seed: the job's seed.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Arena:
         self._rule: update_rules.UpdateRule | None = None
         if layout.aggregation is Aggregation.TRAINABLE:
             self._rule = update_rules.rule_for(optimizer)
-            self._segments = update_rules.decay_ranges_for(sizes, optimizer)
+            self._decay_ranges = update_rules.decay_ranges_for(sizes, optimizer)
             self.slots = {
                 name: arrays.full(layout.elements, self._rule.initial(name), dtype) for name in self._rule.slots
             }
@@ -52,11 +52,11 @@ class Arena:
         return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
 
     def move(self, memory: BufferPool, *, slots: bool = False) -> None:
-        """Goes on with a copy of the values; those that there were stay as they are.
+        """Continues with a copy of the values; readers keep the old arrays unchanged.
 
         Args:
-            memory: for the copy.
-            slots: the same with them.
+            memory: provides the memory of the copy.
+            slots: whether to copy the slots, too.
         """
         sources = [self.values, *(self.slots.values() if slots else ())]
         copies = [memory.take(source.nbytes).view(source.dtype) for source in sources]
@@ -66,17 +66,17 @@ class Arena:
             self.slots = dict(zip(self.slots, copies[1:], strict=True))
 
     def assign(self, values: np.ndarray) -> None:
-        """Overwrites the values; slots stay."""
+        """Overwrites the values; the slots stay."""
         np.copyto(self.values, values)
 
     def apply(self, pushed: Sequence[np.ndarray], weights: Sequence[float], *, version: int, scale: float) -> None:
-        """Applies one update: what one push brought, or the contributions to a step in order of rank.
+        """Applies one update: the gradient of one push, or the contributions to a step in order of rank.
 
         Args:
-            pushed: of the values' own dtype; the first is overwritten.
-            weights: of each in the mean, > 0.
+            pushed: flat arrays of the values' dtype and size; the first is overwritten.
+            weights: weight of each array in the mean, > 0.
             version: updates applied before this one.
-            scale: of the learning rate.
+            scale: factor for the learning rate.
         """
         if self._rule is None:
             update_rules.aggregate(self.values, pushed, weights, self.layout.aggregation)
@@ -87,15 +87,15 @@ class Arena:
             self.slots,
             version=version,
             lr_scale=scale,
-            segments=self._segments,
+            decay_ranges=self._decay_ranges,
         )
 
 
 def _weighted_mean(pushed: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """The mean, added up in the order given; the first array takes it.
+    """Returns the weighted mean, summed in the given order, in the memory of the first array.
 
-    Equal weights are divided out at the end, so that sums of small integers stay exact. Others are divided before, so
-    that no weight, however large, overflows.
+    Equal weights are divided out at the end, so that sums of small integers stay exact. Unequal ones are divided first,
+    so that no weight, however large, overflows.
     """
     total = pushed[0]
     if len(pushed) == 1:

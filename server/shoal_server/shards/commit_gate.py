@@ -1,4 +1,4 @@
-"""What a checkpoint's cut holds back for a moment: the commits of a job, on every server until all have been told."""
+"""Commit gate: holds back the commits of a job on one server while a checkpoint's cut reaches all servers."""
 
 import threading
 import time
@@ -7,37 +7,37 @@ from contextlib import contextmanager
 
 from shoal import errors
 
-# A cut whose coordinator does not come back is over after so long: training must not wait for one that died.
+# Seconds after which an unfinished cut expires, so that training does not wait for a coordinator that died.
 HOLD_S = 2.0
-# The longest that commits stay held back after a cut.
+# Longest time, in seconds, for which commits stay held after a cut.
 MAX_PAUSE_S = 60.0
 
 
 class CommitGate:
-    """Lets commits pass, but while a cut holds it.
+    """Holds back commits during a cut.
 
-    A cut takes two calls to each server (`Hold`, `Save`). Between them no commit begins on any, so what is committed on
-    one can be completed on all. A job that is to go back to what was cut may be held a while longer.
+    A cut takes two calls to each server (`HoldCommits`, `Save`). Between them no commit begins on any server, so a push
+    that is committed on one can be completed on all. A job that will restart from the cut can be held longer.
 
     Args:
-        clock: seconds that only grow.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._changed = threading.Condition()  # its lock guards all below; no other is taken under it
+        self._changed = threading.Condition()  # its lock guards all below; no other lock is taken under it
         self._passing = 0
-        self._cut = 0  # that holds it; 0: none
+        self._cut = 0  # the cut that holds the gate; 0 if none
         self._until = 0.0
         self._closed = False
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Waits while it is held, and holds up a cut until the block ends."""
+        """Waits while a cut holds the gate, and delays the next cut until the block ends."""
         with self._changed:
             while self._held_s > 0:
                 self._changed.wait(self._held_s)
-            self._cut = 0  # of which nobody came back
+            self._cut = 0  # that cut has expired
             self._passing += 1
         try:
             yield
@@ -47,10 +47,10 @@ class CommitGate:
                 self._changed.notify_all()
 
     def hold(self, cut: int) -> None:
-        """Holds back new commits and waits for those that have begun; a later cut takes the place of an earlier one.
+        """Holds back new commits and waits for the running ones. A later cut replaces an earlier one.
 
         Raises:
-            Overloaded: commits do not end.
+            Overloaded: the running commits do not end in time.
         """
         with self._changed:
             self._cut, self._until = cut, self._clock() + HOLD_S
@@ -58,42 +58,40 @@ class CommitGate:
                 self._changed.wait(self._held_s)
             if self._passing:
                 self._cut = 0
-                raise errors.Overloaded(f"commits that had begun took longer than {HOLD_S:g} s; cut again later")
+                raise errors.Overloaded(f"running commits took longer than {HOLD_S:g} s; take the cut again later")
 
-    def give_up(self, cut: int) -> None:
-        """Lets commits pass again, if it is this cut that holds them back and it is not being made."""
+    def resume(self, cut: int) -> None:
+        """Lets commits pass again if this cut holds them and its snapshots are not being taken now."""
         with self._changed:
             if self._cut == cut and self._until < float("inf"):
                 self._cut = 0
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Lets all pass from now on, for good: the shards behind it are gone, and refuse commits themselves."""
+        """Opens the gate permanently. The shards behind it are closed and refuse commits themselves."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @contextmanager
     def held(self, cut: int, pause_s: float = 0.0) -> Iterator[None]:
-        """While a cut that holds it is made; then commits pass again.
+        """Keeps the gate held while the block takes the cut's snapshots; then commits pass again.
 
         Args:
-            cut: which.
-            pause_s: seconds that they wait even then, unless the cut is given up.
+            cut: number of the cut.
+            pause_s: seconds for which commits stay held after the block, unless the cut is resumed earlier.
 
         Raises:
-            Cancelled: it does not hold it any more, so commits may have passed.
+            Cancelled: the cut no longer holds the gate, so commits may have passed.
         """
         with self._changed:
             if self._cut != cut or self._held_s <= 0:
-                raise errors.Cancelled(
-                    f"cut {cut} came later than {HOLD_S:g} s after it began, or another has begun: nothing was saved"
-                )
-            self._until = float("inf")  # it is here: nobody passes before it is made
+                raise errors.Cancelled(f"cut {cut} expired after {HOLD_S:g} s, or another has begun: nothing was saved")
+            self._until = float("inf")  # the cut is being taken: no commit passes until the block ends
         try:
             yield
         except BaseException:
-            pause_s = 0.0  # nothing was cut
+            pause_s = 0.0  # no snapshot was taken
             raise
         finally:
             with self._changed:
@@ -102,7 +100,7 @@ class CommitGate:
 
     @property
     def _held_s(self) -> float:
-        """How much longer; 0 or less: it is open."""
+        """Seconds until the gate opens; 0 or less if it is open."""
         if self._closed or not self._cut:
             return 0.0
         return min(self._until - self._clock(), MAX_PAUSE_S)

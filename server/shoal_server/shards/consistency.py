@@ -1,7 +1,7 @@
-"""How a shard enforces each consistency mode: pure bookkeeping over clocks, without values, locks or threads.
+"""Consistency modes of a shard: pure bookkeeping over worker clocks, without values, locks or threads.
 
-A mode answers two questions. May this worker pull at this step? And, of what was pushed, what is to be applied now?
-`shoal_server.shards.state` asks them; `shoal.consistency` is what users choose by.
+A mode answers two questions: whether a worker may pull at a step, and which pushes are applied now.
+`shoal_server.shards.state` asks them. Users choose a mode with `shoal.consistency`.
 """
 
 from abc import ABC, abstractmethod
@@ -15,25 +15,25 @@ from shoal._wire import Cursor
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one push brings to a shard."""
+    """The part of one push that concerns a shard."""
 
     rank: int  # place in sums, so that additions happen in the same order in each run
-    incarnation: int  # of its worker: a rank may be taken over within a step
+    incarnation: int  # the worker's incarnation: a rank may be taken over within a step
     step: int
-    weight: float  # in a step's mean; 0 passes the step by
-    version: int  # of the shard when the worker pulled
-    payload: Any  # the gradient, which no state machine looks into; None when weight is 0
+    weight: float  # weight in a step's mean; 0 if the worker skips the step
+    version: int  # version of the shard at the worker's pull
+    payload: Any  # the gradient, opaque to the state machine; None when weight is 0
     worker: str = ""
     cursor: Cursor | None = None
 
 
 @dataclass(slots=True)
 class WorkerClock:
-    """What a shard knows of one admitted worker."""
+    """A shard's record of one admitted worker."""
 
     incarnation: int
     rank: int
-    steps: int  # finished, or passed by; never falls
+    steps: int  # finished or skipped; never falls
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class PushDecision:
-    """What a mode makes of a push."""
+    """A mode's decision about a push: whether it counts, and which updates follow at once."""
 
     accepted: bool
     applies: list[Apply] = field(default_factory=list)
@@ -56,41 +56,46 @@ Clocks = Mapping[str, WorkerClock]
 
 
 def slowest(clocks: Clocks, default: int) -> int:
-    """Steps finished by the slowest admitted worker; `default` if there is none."""
+    """Returns the steps finished by the slowest admitted worker; `default` if there is none."""
     return min((clock.steps for clock in clocks.values()), default=default)
 
 
 class Mode(ABC):
-    """One shard's enforcement of one consistency mode."""
+    """One shard's enforcement of a consistency mode."""
 
     @abstractmethod
     def may_pull(self, step: int, clocks: Clocks) -> bool:
-        """Whether a worker that has finished `step` steps may have the values now."""
+        """Returns whether a worker that has finished `step` steps may have the values now."""
 
     @abstractmethod
     def take(self, contribution: Contribution, staleness: int) -> PushDecision:
-        """Takes in a push; the pusher's clock is set afterwards, by the caller."""
+        """Decides about a push. The caller sets the pusher's clock afterwards."""
 
     def settle(self, clocks: Clocks) -> list[Apply]:
-        """What is to be applied now that clocks moved or workers came and went."""
+        """Returns the updates that are due after clocks moved, or workers were admitted or released."""
         del clocks
         return []
 
     @abstractmethod
     def next_step(self, steps: int) -> int:
-        """The step to take for a worker that has finished `steps`."""
+        """Returns the next step of a worker that has finished `steps`."""
 
     def resume(self, step: int) -> None:
-        """Goes on at a step, before anybody is admitted."""
+        """Continues at a step, before any worker is admitted."""
         del step
 
     @abstractmethod
     def entry_step(self, clocks: Clocks, furthest: int) -> int:
-        """The step at which a newcomer joins; `furthest` is the most steps any worker ever finished here."""
+        """Returns the step at which a new worker joins.
+
+        Args:
+            clocks: the admitted workers.
+            furthest: most steps that any worker ever finished on this shard.
+        """
 
 
 class AsynchronousMode(Mode):
-    """Applies each push when it comes; no pull waits."""
+    """Applies each push when it is committed; no pull waits."""
 
     def __init__(self, *, scale_by_staleness: bool) -> None:
         self._scale_by_staleness = scale_by_staleness
@@ -109,12 +114,12 @@ class AsynchronousMode(Mode):
         return steps
 
     def entry_step(self, clocks: Clocks, furthest: int) -> int:
-        # Among the slowest: a newcomer behind them would make a bounded mode's others wait for its catching up.
+        # A newcomer joins at the slowest worker's step: behind it, other workers of a bounded mode would have to wait.
         return slowest(clocks, furthest)
 
 
 class BoundedStalenessMode(AsynchronousMode):
-    """As asynchronous, but a pull waits until the slowest worker is within `bound` steps (Ho et al., NIPS 2013)."""
+    """Asynchronous, but a pull waits until the slowest worker is within `bound` steps (Ho et al., NIPS 2013)."""
 
     def __init__(self, bound: int) -> None:
         super().__init__(scale_by_staleness=False)
@@ -125,18 +130,19 @@ class BoundedStalenessMode(AsynchronousMode):
 
 
 class SynchronousMode(Mode):
-    """Collects each step's contributions and applies their mean once the step closes.
+    """Collects the contributions to each step and applies their mean when the step closes.
 
-    The open step closes when something was contributed and no more admitted workers still owe it (have not finished
-    it) than there are backups, or when nobody owes it. A worker that died or is through uses up one of the backups, so
-    a step is always that of all but `backup_workers`, or of all that are left. What comes for a closed step is dropped.
+    A worker owes the open step until it has finished it. The step closes when it has a contribution and no more
+    admitted workers owe it than there are backup workers, or when none owes it. A worker that was lost or has finished
+    uses up one backup, so a step takes all workers but `backup_workers`, or all that are left. Contributions to a
+    closed step are dropped.
     """
 
     def __init__(self, backup_workers: int) -> None:
         self._backup_workers = backup_workers
-        self._crew = 0  # the most workers that were admitted at once
+        self._most_admitted = 0  # most workers that were admitted at the same time
         self._open_step = 0
-        self._held: dict[tuple[int, int], Contribution] = {}  # to the open step, by rank and incarnation
+        self._held: dict[tuple[int, int], Contribution] = {}  # contributions to the open step, by rank and incarnation
 
     def may_pull(self, step: int, clocks: Clocks) -> bool:
         del clocks
@@ -151,21 +157,21 @@ class SynchronousMode(Mode):
         return PushDecision(accepted=True)
 
     def settle(self, clocks: Clocks) -> list[Apply]:
-        self._crew = max(self._crew, len(clocks))
+        self._most_admitted = max(self._most_admitted, len(clocks))
         applies = []
         while self._closes(clocks):
             if self._held:
                 applies.append(Apply(tuple(self._held[life] for life in sorted(self._held))))
                 self._held = {}
                 self._open_step += 1
-            else:  # everybody has passed it by, and perhaps more
+            else:  # all workers have skipped this step, and perhaps later ones
                 self._open_step = slowest(clocks, self._open_step)
         return applies
 
     def _closes(self, clocks: Clocks) -> bool:
         owing = sum(clock.steps <= self._open_step for clock in clocks.values())
         if self._held:
-            return owing <= max(0, self._backup_workers - (self._crew - len(clocks)))
+            return owing <= max(0, self._backup_workers - (self._most_admitted - len(clocks)))
         return bool(clocks) and owing == 0
 
     def next_step(self, steps: int) -> int:
@@ -180,7 +186,7 @@ class SynchronousMode(Mode):
 
 
 def mode_for(spec: consistency.Consistency) -> Mode:
-    """A fresh enforcement of what a job asks for."""
+    """Returns a new enforcement of the mode that a job asks for."""
     match spec:
         case consistency.Synchronous(backup_workers):
             return SynchronousMode(backup_workers)
@@ -188,4 +194,4 @@ def mode_for(spec: consistency.Consistency) -> Mode:
             return AsynchronousMode(scale_by_staleness=scale_by_staleness)
         case consistency.BoundedStaleness(bound):
             return BoundedStalenessMode(bound)
-    raise TypeError(f"no enforcement for {spec!r}")
+    raise TypeError(f"no consistency mode for {spec!r}")

@@ -1,4 +1,4 @@
-"""What a shard's state machine is told, and what it answers: the vocabulary of `shoal_server.shards.state`."""
+"""Events and effects of a shard's state machine, which is in `shoal_server.shards.state`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from shoal_server.shards.consistency import Apply
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdmitted:
-    """The coordinator lets a worker in."""
+    """The coordinator admits a worker."""
 
     worker: str
     incarnation: int
@@ -22,7 +22,7 @@ class WorkerAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFenced:
-    """This and all earlier lives of a worker are over: refuse its calls, but wait with its barriers."""
+    """Fences this and all earlier incarnations of a worker: calls are refused, but barriers still count the worker."""
 
     worker: str
     incarnation: int
@@ -30,7 +30,7 @@ class WorkerFenced:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReleased:
-    """A worker leaves the barriers; its staged push counts if it is the last of `committed_steps`."""
+    """A worker leaves the barriers. Its staged push counts if it is the last of `committed_steps`."""
 
     worker: str
     incarnation: int
@@ -39,7 +39,15 @@ class WorkerReleased:
 
 @dataclass(frozen=True, slots=True)
 class PullRequested:
-    """A worker, or a reader (worker ""), asks for the values of the step `ahead` of the one that it is at."""
+    """A worker asks for values; a reader has the name "".
+
+    Attributes:
+        ticket: identifies the pull.
+        worker: name of the worker.
+        incarnation: the worker's incarnation.
+        step: the step that the worker is at.
+        ahead: steps after `step` for which it wants the values.
+    """
 
     ticket: Any
     worker: str
@@ -57,7 +65,7 @@ class PullAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class PushStaged:
-    """A whole gradient has arrived and is sound."""
+    """A complete and finite gradient has arrived."""
 
     worker: str
     incarnation: int
@@ -79,17 +87,17 @@ class PushCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ValuesAssigned:
-    """Initial values are to be overwritten."""
+    """A worker sends given values that overwrite the initial ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """How far an admitted worker has come on a shard.
+    """The progress of an admitted worker on a shard.
 
     Attributes:
-        incarnation: which life of it.
-        committed: 1 + the number of the last step that it committed; 0: none.
-        finished: how many steps it has finished, or passed by.
+        incarnation: the worker's incarnation.
+        committed: 1 + the last step that it committed; 0 if none.
+        finished: number of steps that it has finished or skipped.
     """
 
     incarnation: int
@@ -97,7 +105,7 @@ class WorkerProgress:
     finished: int
 
     def joined(self, other: "WorkerProgress") -> "WorkerProgress":
-        """The furthest of two; of a later life, that one's."""
+        """Returns the maximum of two; if the incarnations differ, the later one's progress."""
         if self.incarnation != other.incarnation:
             return max(self, other, key=lambda progress: progress.incarnation)
         return WorkerProgress(
@@ -107,10 +115,10 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True)
 class CutRequested:
-    """A checkpoint is taken here: what is committed on any server counts before it.
+    """A checkpoint is taken: a push that any server has committed counts before it.
 
     Attributes:
-        progress: of each worker, on the servers where it is furthest.
+        progress: the largest progress of each worker on any server.
     """
 
     progress: Mapping[str, WorkerProgress]
@@ -118,7 +126,7 @@ class CutRequested:
 
 @dataclass(frozen=True, slots=True)
 class ValuesRestored:
-    """The values are those of a checkpoint, before anybody is admitted."""
+    """The values come from a checkpoint, before any worker is admitted."""
 
     version: int
     step: int
@@ -142,7 +150,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerPull:
-    """Send the values, as they are after the effects before this one."""
+    """Sends the values, after the effects before this one."""
 
     ticket: Any
     step: int
@@ -150,7 +158,7 @@ class AnswerPull:
 
 @dataclass(frozen=True, slots=True)
 class RefusePull:
-    """End a pull with an error."""
+    """Ends a pull with an error."""
 
     ticket: Any
     error: errors.ShoalError
@@ -158,42 +166,42 @@ class RefusePull:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPush:
-    """The answer to a push, now and whenever it is repeated."""
+    """The answer to a push and to its repeats."""
 
     outcome: Literal["staged", "accepted", "dropped_late", "skipped"]
     staleness: int
-    step: int  # the worker's next
+    step: int  # the worker's next step
     version: int
-    repeated: bool = field(default=False, compare=False)  # it was given before
+    repeated: bool = field(default=False, compare=False)  # whether this answers a repeated push
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerAdmission:
-    """The step at which an admitted worker may begin here."""
+    """The step at which an admitted worker starts on this shard."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFence:
-    """How many steps a fenced worker had committed: 1 + the last one's number, 0 if none."""
+    """The number of steps that a fenced worker has committed: 1 + the last step, or 0."""
 
     committed_steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Take the assigned values."""
+    """Overwrites the values with the assigned or restored ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCut:
-    """What is saved, after the effects before this one.
+    """The state that a checkpoint saves, after the effects before this one.
 
     Attributes:
         version: updates applied.
-        step: to go on with.
-        cursors: by worker, how far its data had come with what is applied.
+        step: step to continue with.
+        cursors: each worker's position in its data, as of the applied updates.
     """
 
     version: int

@@ -1,4 +1,4 @@
-"""The door of a shard: one lock around its state machine and its arenas. Nothing else changes either."""
+"""Shard: one lock around a state machine and its arenas. Nothing else changes either."""
 
 import threading
 import time
@@ -23,18 +23,18 @@ E = TypeVar("E")
 
 
 class PullTicket(Protocol):
-    """What a shard tells of a pull that it was asked for; called without the shard's lock."""
+    """Callbacks of one pull. The shard calls them without its lock."""
 
     def answer(self, step: int) -> None:
         """The values may be read now."""
 
     def refuse(self, error: errors.ShoalError) -> None:
-        """They never may."""
+        """The pull has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobShardConfig:
-    """What all shards of a job have in common."""
+    """The configuration that all shards of a job share."""
 
     name: str
     generation: int
@@ -46,7 +46,7 @@ class JobShardConfig:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Names a push for ever."""
+    """The permanent name of a push within its job."""
 
     worker: str
     incarnation: int
@@ -55,45 +55,45 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A shard as a checkpoint saves it; its snapshot is to be ended by `end_saving`."""
+    """A shard's state for a checkpoint. The owner must end the snapshot with `end_saving`."""
 
     answer: events.AnswerCut
     snapshot: Snapshot
 
 
-# By arena: what a push brings, in the dtype that the server keeps; finite.
+# The gradients or values of a push, by arena: finite, in the dtype that the server keeps.
 Payload = Mapping[int, np.ndarray]
 
 
 class Shard:
-    """Variables' slices that are versioned, locked and placed together.
+    """Slices of variables that are versioned, locked and placed together.
 
     Args:
-        terms: of the job.
-        layout: of this shard.
-        on_apply: told the seconds that each update took.
-        memory: for copies of the values.
+        config: the job's configuration.
+        layout: the shard's layout.
+        on_apply: called with the seconds that each update took.
+        memory: provides memory for copies of the values.
     """
 
     def __init__(
         self,
-        terms: JobShardConfig,
+        config: JobShardConfig,
         layout: ShardLayout,
         on_apply: Callable[[float], None] = lambda _: None,
         memory: BufferPool | None = None,
     ) -> None:
         self.layout = layout
-        self.generation = terms.generation
+        self.generation = config.generation
         self._on_apply = on_apply
         self._memory = memory or BufferPool(0, 0.0)
-        self._arenas = [Arena(arena, terms.variables, terms.optimizer, terms.seed) for arena in layout.arenas]
-        # Guards _state, the arenas' values and slots, _closed and _snapshot. Of other locks only a snapshot's and that
-        # of the idle cores are taken under it, both for moments, and nothing is sent. Kernels run under it, without the
-        # interpreter's lock; a large one is waited for until the cores that joined it are through.
+        self._arenas = [Arena(arena, config.variables, config.optimizer, config.seed) for arena in layout.arenas]
+        # Guards _state, the arenas' values and slots, _closed and _snapshot. Only the locks of a snapshot and of the
+        # kernel threads are taken under it, both briefly, and nothing is sent. Kernels run under it without the GIL; a
+        # large one waits until the threads that joined it are done.
         self._lock = threading.Lock()
-        self._state = ShardState(f"{terms.name}/{layout.shard}", mode_for(terms.consistency))
+        self._state = ShardState(f"{config.name}/{layout.shard}", mode_for(config.consistency))
         self._closed = False
-        # Of the version that the arenas hold, once anybody has asked for it.
+        # Of the arenas' current version, once a reader has asked for it.
         self._snapshot: Snapshot | None = None
 
     @property
@@ -103,8 +103,8 @@ class Shard:
 
     @property
     def queues(self) -> tuple[int, int]:
-        """Pulls that wait for the consistency mode, and pushes that wait to be committed."""
-        # Without the lock: heartbeats ask, and must not wait for a restore, which holds it while it reads a storage.
+        """Number of waiting pulls, and of staged pushes."""
+        # Without the lock: heartbeats call this, and a restore holds the lock while it reads from storage.
         return self._state.waiting, self._state.staged
 
     @property
@@ -114,61 +114,96 @@ class Shard:
             return self._state.version
 
     def answer_to(self, stamp: Stamp) -> events.AnswerPush | None:
-        """What this push was answered, if it was committed before."""
+        """Returns the answer to a push that was committed before; None if it was not."""
         with self._opened():
             return self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
 
     def stage(
         self, stamp: Stamp, weight: float, version: int, payload: Payload | None, cursor: Cursor | None = None
     ) -> events.AnswerPush:
-        """Holds a whole push until it is committed; repeats are answered as the first was.
+        """Stages a complete push until it is committed. A repeated push gets the first answer.
+
+        Args:
+            stamp: name of the push.
+            weight: weight in the step's mean, >= 0.
+            version: version of the shard at the worker's pull.
+            payload: gradients by arena; None if the weight is 0.
+            cursor: the worker's position in its data.
+
+        Returns:
+            The answer "staged", or the first answer if the push was committed before.
 
         Raises:
             Fenced: the worker is not admitted.
-            BadRequest: a step of long ago.
+            BadRequest: the step was answered long ago, or may not begin yet.
         """
         event = events.PushStaged(stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor)
         return self._push(event)
 
     def commit(self, stamp: Stamp) -> events.AnswerPush:
-        """Lets a staged push count.
+        """Commits a staged push.
 
         Raises:
-            NotStaged: there is none with this stamp.
+            NotStaged: no push with this stamp is staged.
             Fenced: the worker is not admitted.
         """
         return self._push(events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step))
 
     def pull(self, ticket: PullTicket, stamp: Stamp, ahead: int = 0) -> None:
-        """Asks for the values: `ticket` is answered, at once or when the consistency mode lets it.
+        """Asks for the values. The ticket is answered at once, or when the consistency mode permits it.
+
+        Args:
+            ticket: called with the answer.
+            stamp: worker, incarnation and step.
+            ahead: steps after the stamp's step for which the values are wanted.
 
         Raises:
             Fenced: the worker is not admitted.
+            BadRequest: the step is out of range, or too far ahead.
             Overloaded: too many pulls wait here.
         """
         self._handle(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step, ahead))
 
     def abandon(self, ticket: PullTicket) -> None:
-        """Forgets a waiting pull; a shard that was closed has forgotten it already."""
+        """Removes a waiting pull. A closed shard has none."""
         with self._lock:
             self._state.handle(events.PullAbandoned(ticket))
 
     def admit(self, worker: str, incarnation: int, rank: int) -> int:
-        """Lets a worker in; the step at which it may begin here."""
+        """Admits a worker.
+
+        Args:
+            worker: name of the worker.
+            incarnation: its incarnation.
+            rank: its rank in the worker group.
+
+        Returns:
+            The step at which it starts on this shard.
+
+        Raises:
+            Fenced: this incarnation is fenced.
+            BadRequest: another incarnation is still admitted.
+        """
         effects = self._handle(events.WorkerAdmitted(worker, incarnation, rank))
         return _only(effects, events.AnswerAdmission).step
 
     def fence(self, worker: str, incarnation: int) -> int:
-        """Refuses a worker's calls from now on; how many steps it had committed here."""
+        """Refuses a worker's calls from now on; returns the number of steps that it has committed here."""
         effects = self._handle(events.WorkerFenced(worker, incarnation))
         return _only(effects, events.AnswerFence).committed_steps
 
     def release(self, worker: str, incarnation: int, committed_steps: int) -> None:
-        """Takes a worker out of the barriers."""
+        """Takes a worker out of the barriers.
+
+        Args:
+            worker: name of the worker.
+            incarnation: its incarnation.
+            committed_steps: most steps that the worker has committed on any shard.
+        """
         self._handle(events.WorkerReleased(worker, incarnation, committed_steps))
 
     def close(self) -> None:
-        """Refuses what waits and what comes: the job is gone from this server."""
+        """Refuses waiting and later calls: the job is gone from this server."""
         with self._lock:
             self._closed = True
             tickets = self._state.abandon_all()
@@ -179,7 +214,7 @@ class Shard:
         """Overwrites initial values.
 
         Args:
-            values: of all arenas.
+            values: values of all arenas.
 
         Raises:
             BadRequest: training has begun.
@@ -191,20 +226,20 @@ class Shard:
                     self._arenas[index].assign(array)
 
     def read(self) -> Snapshot:
-        """Begins to read the values as they are now; whatever is applied meanwhile, that is what will be read."""
+        """Returns the current values as a snapshot; later updates do not change it."""
         with self._opened():
             return self._latest().begin()
 
     def progress(self) -> Mapping[str, events.WorkerProgress]:
-        """How far each admitted worker has come here."""
+        """Returns each admitted worker's progress on this shard."""
         with self._opened():
             return self._state.progress()
 
     def cut(self, progress: Mapping[str, events.WorkerProgress]) -> Cut:
-        """Takes a checkpoint: begins to save what there is now, with all that is committed on any server.
+        """Takes the snapshot for a checkpoint, after completing the pushes that any server has committed.
 
         Args:
-            progress: of each worker, on the servers where it is furthest.
+            progress: the largest progress of each worker on any server.
         """
         begun: list[Snapshot] = []
         effects = self._handle(events.CutRequested(progress), then=lambda: begun.append(self._latest().begin_saving()))
@@ -214,9 +249,9 @@ class Shard:
         """Overwrites values and slots, before training begins.
 
         Args:
-            version: updates that they have seen.
-            step: to go on with.
-            read: fills an arena; called under the lock, for nobody else has any business here yet.
+            version: number of updates in the restored values.
+            step: step to continue with.
+            read: fills an arena; called under the lock, because no worker uses the shard yet.
 
         Raises:
             BadRequest: training has begun.
@@ -228,7 +263,7 @@ class Shard:
                 for arena in self._arenas:
                     read(arena)
             except BaseException:
-                self._closed = True  # neither what it was nor what it should be
+                self._closed = True  # the values are partly overwritten
                 raise
 
     def _latest(self) -> Snapshot:
@@ -247,7 +282,7 @@ class Shard:
                 self._apply_all([effect for effect in effects if isinstance(effect, Apply)])
                 then()  # under the lock
             except BaseException:
-                # The machine says that this was applied, and it was not: nobody must go on from here.
+                # The state machine counts the update as applied, but it failed: the shard cannot continue.
                 self._closed = True
                 raise
         for effect in effects:
@@ -260,7 +295,7 @@ class Shard:
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
-        """Holds the lock of a shard that has not been closed."""
+        """Holds the lock; raises UnknownJob if the shard is closed."""
         with self._lock:
             if self._closed:
                 raise self._gone()
@@ -276,7 +311,7 @@ class Shard:
                 self._apply(update, first + number)
 
     def _leave_to_readers(self) -> None:
-        """Before the values change: whoever reads them keeps the memory that they are in."""
+        """Moves the arenas to new memory if readers use the current one. Called before the values change."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot and snapshot.in_use:
             saved = snapshot.being_saved
@@ -298,7 +333,13 @@ class Shard:
         self._on_apply(time.perf_counter() - start)
 
     def non_finite(self, index: int, element: int, value: float) -> errors.NonFiniteGradient:
-        """The error for a push whose arena `index` holds NaN or Inf."""
+        """Returns the error for a push whose arena holds NaN or Inf.
+
+        Args:
+            index: index of the arena.
+            element: index of the element in the arena.
+            value: the element.
+        """
         arena = self.layout.arenas[index]
         name = next(part.variable for part in reversed(arena.slices) if part.offset <= element)
         return errors.NonFiniteGradient(
@@ -309,6 +350,6 @@ class Shard:
 
 
 def _only(effects: Iterable[events.Effect], kind: type[E]) -> E:
-    """The one effect of a kind that the machine promises."""
+    """Returns the only effect of a kind."""
     (effect,) = (effect for effect in effects if isinstance(effect, kind))
     return effect

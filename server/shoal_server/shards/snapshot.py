@@ -1,4 +1,4 @@
-"""The values of a shard at one version, for whoever sends them, copied only when an update is about to change them."""
+"""Snapshot of a shard: its values at one version, copied only when an update is about to change them."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,18 +11,20 @@ from shoal_server.optimizers import conversions
 
 
 class Snapshot:
-    """A shard's values at one version, for any number of readers at once; `with` ends one reader's use of it.
+    """A shard's values at one version, for any number of concurrent readers. `with` ends one reader's use.
 
-    It is the shard's own memory. While anybody reads it, it stays as it is: before an update the shard sees that it is
-    `in_use`, leaves it to its readers, and goes on with a copy. So in synchronous training, where updates come between
-    pulls, nothing is ever copied, a variable of any size is sent without a second one in memory, and no reader, however
-    slow, holds up an update.
+    It shares the shard's memory. Before an update, the shard checks `in_use`; if there are readers, it leaves the
+    memory to them and continues with a copy. Consequences:
+
+    - In synchronous training, updates happen between pulls, so nothing is copied.
+    - A large variable is sent without a second copy in memory.
+    - A slow reader does not delay updates.
 
     Args:
         version: updates applied.
-        layout: of the shard.
-        values: of each arena, as the server keeps them.
-        slots: of each arena, by name, likewise: read by those alone who save it.
+        layout: layout of the shard.
+        values: flat values of each arena, in the dtypes that the server keeps.
+        slots: slots of each arena, by name; read only while it is being saved.
     """
 
     def __init__(
@@ -33,48 +35,49 @@ class Snapshot:
         slots: Sequence[Mapping[str, np.ndarray]] = (),
     ) -> None:
         self.version, self.layout, self._values, self._slots = version, layout, values, slots
-        self._lock = threading.Lock()  # guards the counts; taken after the shard's or alone, and nothing after it
-        self._readers = 0  # those who save it among them
+        # Guards the counts; taken alone or after the shard's lock, and no lock is taken under it.
+        self._lock = threading.Lock()
+        self._readers = 0  # includes the savers
         self._savers = 0
 
     def begin(self) -> "Snapshot":
-        """Counts one more reader: for the shard, under its lock."""
+        """Adds a reader. The shard calls it under its lock."""
         with self._lock:
             self._readers += 1
         return self
 
     def begin_saving(self) -> "Snapshot":
-        """Counts one more who reads slots, too, until `end_saving`: likewise."""
+        """Adds a reader that also reads slots, until `end_saving`. The shard calls it under its lock."""
         with self._lock:
             self._readers += 1
             self._savers += 1
         return self
 
     def end_saving(self) -> None:
-        """One of those has come to its end."""
+        """Ends one `begin_saving`."""
         with self._lock:
             self._readers -= 1
             self._savers -= 1
 
     @property
     def in_use(self) -> bool:
-        """Whether anybody reads it."""
+        """Whether there are readers."""
         with self._lock:
             return self._readers > 0
 
     @property
     def being_saved(self) -> bool:
-        """Whether anybody reads the slots, too."""
+        """Whether a reader also reads the slots."""
         with self._lock:
             return self._savers > 0
 
     @property
     def slots(self) -> Sequence[Mapping[str, np.ndarray]]:
-        """Those of each arena, flat, by name; good while it is being saved."""
+        """Flat slots of each arena, by name; valid while the snapshot is being saved."""
         return self._slots
 
     def chunks(self) -> Iterator[Chunk]:
-        """The values as chunks: views of the shard's memory, but for halves. They are good while it is in use."""
+        """Yields the values as chunks. Except for halves, these are views of the shard's memory, valid while in use."""
         for index, (arena, values) in enumerate(zip(self.layout.arenas, self._values, strict=True)):
             step = CHUNK_BYTES // arena.wire.itemsize
             for start in range(0, arena.elements, step):
@@ -87,7 +90,7 @@ class Snapshot:
 
     @property
     def values(self) -> Sequence[np.ndarray]:
-        """Those of each arena, flat, as the server keeps them; good while it is in use."""
+        """Flat values of each arena, as the server keeps them; valid while the snapshot is in use."""
         return self._values
 
     def __enter__(self) -> "Snapshot":

@@ -1,7 +1,7 @@
-"""The state machine of one shard: who may pull, what is applied, what a repeated push is answered.
+"""State machine of one shard: decides which pulls pass, which updates are applied, and how repeats are answered.
 
-Pure: no values, no locks, no clocks, no I/O. `ShardState.handle(event)` returns effects, which
-`shoal_server.shards.shard` performs in order. Gradients pass through as opaque payloads.
+It is pure: no values, locks, clocks or I/O. `ShardState.handle(event)` returns effects, which
+`shoal_server.shards.shard` carries out in order. Gradients are opaque payloads.
 """
 
 from collections import deque
@@ -34,15 +34,15 @@ from shoal_server.shards.events import (
     WorkerReleased,
 )
 
-# How many admissions a shard remembers: about 2 MB. Whether there are any says that training has begun.
+# Admissions that a shard remembers: about 2 MB. A shard without any has not begun training.
 HISTORY = 16_384
-# How many pulls may wait at one shard; each waits in memory, not in a thread.
+# Most pulls that wait at one shard. A waiting pull takes memory, not a thread.
 MAX_WAITING_PULLS = 16_384
-# Steps and clocks stay below this, so that they and their successors fit every integer on their way.
+# Limit of steps and clocks, so that they and their successors fit every integer type on their way.
 MAX_STEP = 1 << 53
-# A pull may ask for the values of the next step while the worker still computes this one, no earlier.
+# Steps ahead for which a pull may ask: values of the next step, while the worker computes this one.
 MAX_AHEAD = 1
-# How many fenced workers a shard remembers, so that an admission that was delayed on its way is refused.
+# Fenced workers that a shard remembers, so that a delayed admission is refused.
 FENCED_WORKERS = 4_096
 
 
@@ -59,7 +59,7 @@ class Admission:
 
 @dataclass(slots=True)
 class _Answered:
-    """The last push of a worker that was committed: its step, and what it was answered."""
+    """The step and the answer of a worker's last committed push."""
 
     step: int
     answer: AnswerPush
@@ -67,41 +67,43 @@ class _Answered:
 
 @dataclass(slots=True)
 class _Waiting:
+    """A waiting pull."""
+
     worker: str
-    step: int  # that the values are for
+    step: int  # the step that the values are for
 
 
 @dataclass
 class ShardState:
-    """One shard's machine.
+    """The state machine of one shard.
 
     Args:
-        name: of the shard, for messages: "job/3".
-        mode: enforces the job's consistency.
+        name: name of the shard for messages, such as "job/3".
+        mode: enforces the job's consistency mode.
     """
 
     name: str
     mode: Mode
     version: int = 0  # updates applied; never falls
-    clocks: dict[str, WorkerClock] = field(default_factory=dict)  # the admitted workers, fenced ones until released
-    furthest: int = 0  # the most steps any worker ever finished; at least every clock
+    clocks: dict[str, WorkerClock] = field(default_factory=dict)  # admitted workers; fenced ones stay until released
+    furthest: int = 0  # most steps that any worker ever finished; at least every clock
     history: deque[Admission] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    # Worker -> newest incarnation that is refused; the latest FENCED_WORKERS, in order of fencing.
+    # Worker -> newest fenced incarnation; the latest FENCED_WORKERS, in order of fencing.
     _fenced: dict[str, int] = field(default_factory=dict)
-    _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one a worker, not yet committed
+    _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
     _answered: dict[str, _Answered] = field(default_factory=dict)  # admitted workers only
-    # How far their data had come with what is applied; admitted workers only.
+    # Positions in the data as of the applied updates; admitted workers only.
     _cursors: dict[str, Cursor] = field(default_factory=dict)
     _waiting: dict[Any, _Waiting] = field(default_factory=dict)  # in order of arrival
 
     def handle(self, event: Event) -> list[Effect]:
-        """Takes one event and says what to do.
+        """Handles one event and returns the effects.
 
         Raises:
-            Fenced: the event comes from a worker, or a life of it, that is not admitted.
+            Fenced: the event comes from a worker or an incarnation that is not admitted.
             NotStaged: a commit without a staged push.
-            BadRequest: a push of a step that is long finished, or that the mode does not let the worker begin; values
-                assigned after training has begun.
+            BadRequest: a push of a step that was answered long ago, or that the mode does not let the worker begin; or
+                values assigned after training has begun.
             Overloaded: too many pulls wait.
         """
         match event:
@@ -122,16 +124,21 @@ class ShardState:
             case ValuesAssigned():
                 return self._values_assigned()
             case CutRequested():
-                return self._cut_made(event)
+                return self._cut_requested(event)
             case ValuesRestored():
-                return self._restored(event)
+                return self._values_restored(event)
 
     def answer_to(self, worker: str, incarnation: int, step: int) -> AnswerPush | None:
-        """What a push with this stamp was answered, if it was committed.
+        """Returns the answer to a push with this stamp if it was committed; otherwise None.
+
+        Args:
+            worker: name of the worker.
+            incarnation: its incarnation.
+            step: step of the push.
 
         Raises:
-            Fenced: the worker, or this life of it, is not admitted.
-            BadRequest: an older step than the last one answered.
+            Fenced: the worker or its incarnation is not admitted.
+            BadRequest: the step is older than the last answered one.
         """
         clock = self._admitted(worker, incarnation)
         answered = self._answered.get(worker)
@@ -147,35 +154,35 @@ class ShardState:
         return None
 
     def progress(self) -> dict[str, WorkerProgress]:
-        """How far each admitted worker has come here."""
+        """Returns each admitted worker's progress on this shard."""
         return {
             worker: WorkerProgress(clock.incarnation, self._committed(worker), clock.steps)
             for worker, clock in self.clocks.items()
         }
 
     def _committed(self, worker: str) -> int:
-        """1 + the number of the last step that a worker committed; 0: none."""
+        """Returns 1 + the last step that a worker committed; 0 if none."""
         answered = self._answered.get(worker)
         return answered.step + 1 if answered else 0
 
     def abandon_all(self) -> list[Any]:
-        """Forgets all waiting pulls: their tickets."""
+        """Removes all waiting pulls and returns their tickets."""
         tickets = list(self._waiting)
         self._waiting.clear()
         return tickets
 
     @property
     def waiting(self) -> int:
-        """Pulls that wait."""
+        """Number of waiting pulls."""
         return len(self._waiting)
 
     @property
     def staged(self) -> int:
-        """Pushes that are not committed yet."""
+        """Number of pushes that are not committed yet."""
         return len(self._staged)
 
     def validate(self) -> None:
-        """Raises AssertionError if an invariant is broken; called after every event in tests."""
+        """Raises AssertionError if an invariant is broken. Tests call it after every event."""
         assert all(clock.steps <= self.furthest for clock in self.clocks.values())
         assert self._staged.keys() <= self.clocks.keys()
         assert self._answered.keys() <= self.clocks.keys()
@@ -193,7 +200,7 @@ class ShardState:
             raise self._not_admitted(event.worker, event.incarnation)
         if clock:
             raise errors.BadRequest(
-                f"{self.name}: {event.worker} is still admitted as incarnation {clock.incarnation}; release that first",
+                f"{self.name}: {event.worker} is still admitted as incarnation {clock.incarnation}; release it first",
                 worker=event.worker,
             )
         entry = self.mode.entry_step(self.clocks, self.furthest)
@@ -220,8 +227,8 @@ class ShardState:
             return effects
         staged = self._staged.get(event.worker)
         if staged and staged.step == event.committed_steps - 1:
-            # Another shard has committed this push, so it was staged on all: it counts here too. One of an earlier step
-            # was refused elsewhere, and given up.
+            # Another shard has committed this push, so it was staged on all shards and counts here, too. A staged push
+            # of an earlier step was refused elsewhere and is dropped.
             effects += [effect for effect in self._commit(event.worker, clock) if not isinstance(effect, AnswerPush)]
         self._staged.pop(event.worker, None)
         self._answered.pop(event.worker, None)
@@ -233,14 +240,14 @@ class ShardState:
         if not event.worker:
             return [AnswerPull(event.ticket, event.step)]
         if event.ahead > MAX_AHEAD:
-            raise errors.BadRequest(f"{self.name}: a pull asks {event.ahead} steps ahead; {MAX_AHEAD} is the most")
+            raise errors.BadRequest(f"{self.name}: a pull asks {event.ahead} steps ahead; the maximum is {MAX_AHEAD}")
         clock = self._admitted(event.worker, event.incarnation)
-        effects = self._pass_by(clock, event.step)
+        effects = self._finish_earlier_steps(clock, event.step)
         step = event.step + event.ahead
         if self.mode.may_pull(step, self.clocks):
             return [*effects, self._admit_pull(event.ticket, event.worker, step)]
         if len(self._waiting) >= MAX_WAITING_PULLS:
-            raise errors.Overloaded(f"{self.name}: {MAX_WAITING_PULLS} pulls wait already; try again later")
+            raise errors.Overloaded(f"{self.name}: {MAX_WAITING_PULLS} pulls already wait; try again later")
         self._waiting[event.ticket] = _Waiting(event.worker, step)
         return effects
 
@@ -254,8 +261,8 @@ class ShardState:
             return [answer]
         if not self.mode.may_pull(event.step, self.clocks):
             raise errors.BadRequest(
-                f"{self.name}: {event.worker} pushes step {event.step} before it may begin it; pull first, or wait "
-                "at the barrier",
+                f"{self.name}: {event.worker} pushes step {event.step} before it may begin; pull first, or wait at "
+                "the barrier",
                 step=event.step,
             )
         clock = self.clocks[event.worker]
@@ -283,11 +290,11 @@ class ShardState:
         return self._commit(event.worker, self.clocks[event.worker])
 
     def _values_assigned(self) -> list[Effect]:
-        if self.history:  # somebody may have seen the values that this would overwrite
-            raise errors.BadRequest(f"{self.name}: values are assigned before training begins, not during")
+        if self.history:  # a worker may have read the values that this would overwrite
+            raise errors.BadRequest(f"{self.name}: training has begun; values can only be assigned before that")
         return [Overwrite()]
 
-    def _cut_made(self, event: CutRequested) -> list[Effect]:
+    def _cut_requested(self, event: CutRequested) -> list[Effect]:
         effects: list[Effect] = []
         for worker, progress in event.progress.items():
             clock = self.clocks.get(worker)
@@ -296,18 +303,18 @@ class ShardState:
             if self._committed(worker) < progress.committed:
                 last = progress.committed - 1
                 staged = self._staged.get(worker)
-                if not staged or staged.step != last:  # what brings nothing is committed without a second phase
+                if not staged or staged.step != last:  # a push without a payload is committed without a second phase
                     nothing = Contribution(clock.rank, clock.incarnation, last, 0.0, self.version, None, worker)
                     self._staged[worker] = nothing
                 effects += [effect for effect in self._commit(worker, clock) if not isinstance(effect, AnswerPush)]
-            effects += self._pass_by(clock, progress.finished)
+            effects += self._finish_earlier_steps(clock, progress.finished)
         step = self.mode.entry_step(self.clocks, self.furthest)
         return [*effects, AnswerCut(self.version, step, dict(self._cursors))]
 
-    def _restored(self, event: ValuesRestored) -> list[Effect]:
-        # A coordinator that came back may do it again.
+    def _values_restored(self, event: ValuesRestored) -> list[Effect]:
+        # A restarted coordinator may repeat this.
         if self.clocks or self.history:
-            raise errors.BadRequest(f"{self.name}: a checkpoint is restored before training begins, not during")
+            raise errors.BadRequest(f"{self.name}: training has begun; a checkpoint can only be restored before that")
         self.version, self.furthest = event.version, event.step
         self.mode.resume(event.step)
         return [Overwrite()]
@@ -316,26 +323,26 @@ class ShardState:
         staged = self._staged.pop(worker)
         staleness = max(0, self.version - staged.version) if staged.payload is not None else 0
         self._record("push", worker, staged.step)
-        taken = self.mode.take(staged, staleness)
-        if not taken.accepted:
-            self._pass_cursor(staged)  # its data is spent, though nothing came of it
+        decision = self.mode.take(staged, staleness)
+        if not decision.accepted:
+            self._pass_cursor(staged)  # its samples count as used, although the push was dropped
         self._advance(clock, staged.step + 1)
-        effects = self._apply(taken.applies)
+        effects = self._apply(decision.applies)
         effects += self._settle()
-        if not taken.accepted:
+        if not decision.accepted:
             self._advance(clock, self.mode.next_step(clock.steps))
         outcome: Literal["accepted", "dropped_late", "skipped"] = (
-            "skipped" if staged.payload is None else "accepted" if taken.accepted else "dropped_late"
+            "skipped" if staged.payload is None else "accepted" if decision.accepted else "dropped_late"
         )
         answer = AnswerPush(outcome, staleness, self.mode.next_step(staged.step + 1), self.version)
         self._answered[worker] = _Answered(staged.step, answer)
         return [*effects, answer]
 
-    def _pass_by(self, clock: WorkerClock, step: int) -> list[Effect]:
-        """A worker that pulls at a step is through with those before it, here too.
+    def _finish_earlier_steps(self, clock: WorkerClock, step: int) -> list[Effect]:
+        """Marks the steps before `step` as finished: a worker that pulls at a step is done with those before it.
 
-        A newcomer begins at the largest entry step of all shards, and who was late goes on at the largest open step:
-        both may be ahead of this shard, which must not wait for what will not come.
+        A newcomer starts at the largest entry step of all shards, and a late worker continues at the largest open step.
+        Both can be ahead of this shard, which must not wait for pushes that will not come.
         """
         if not 0 <= step < MAX_STEP:
             raise errors.BadRequest(f"{self.name}: step {step} is out of range; steps are below {MAX_STEP}", step=step)
@@ -349,7 +356,7 @@ class ShardState:
         self.furthest = max(self.furthest, clock.steps)
 
     def _settle(self) -> list[Effect]:
-        """Applies what the mode lets go and answers the pulls that need wait no longer, in order of arrival."""
+        """Applies the updates that the mode releases, and answers the pulls that may now pass, in order of arrival."""
         effects = self._apply(self.mode.settle(self.clocks))
         ready = [(ticket, pull) for ticket, pull in self._waiting.items() if self.mode.may_pull(pull.step, self.clocks)]
         for ticket, pull in ready:

@@ -1,4 +1,4 @@
-"""The shards that a server hosts, by job."""
+"""Shard store: the shards that a server hosts, by job."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -9,74 +9,82 @@ from shoal._wire import ShardLayout
 from shoal_server.shards.commit_gate import CommitGate
 from shoal_server.shards.shard import JobShardConfig, Shard
 
-# Of memory that was used for gradients and is free: the most that is kept, and for how long. What is kept saves the
-# next push its page faults, which cost more than its copy.
-_SPARE_BYTES, _SPARE_S = 4 << 30, 3.0
+# Buffer-pool limits: bytes retained, and seconds before they are released. Reused memory saves the next push its page
+# faults, which cost more than its copy.
+_POOL_BYTES, _POOL_KEEP_S = 4 << 30, 3.0
 
 
 class ShardStore:
     """All shards of one server.
 
     Args:
-        on_apply: told the seconds that each update of any shard took.
+        on_apply: called with the seconds that each update of a shard took.
 
     Attributes:
-        memory: for gradients and copies of values.
+        memory: buffer pool for gradients and copies of values.
     """
 
     def __init__(self, on_apply: Callable[[float], None] = lambda _: None) -> None:
-        self.memory = BufferPool(_SPARE_BYTES, _SPARE_S)
+        self.memory = BufferPool(_POOL_BYTES, _POOL_KEEP_S)
         self._on_apply = on_apply
-        self._creating = threading.Lock()  # held while shards are allocated: a repeated call finds what the first made
+        # Held while shards are allocated, so that a repeated call finds the first call's shards.
+        self._creating = threading.Lock()
         self._lock = threading.Lock()  # guards _jobs and _allocating; taken after _creating
-        self._allocating = ""  # the job that `create` is at work on; "" once that was dropped
+        self._allocating = ""  # the job that `create` allocates now; "" after that job was dropped
         self._jobs: dict[str, tuple[JobShardConfig, dict[int, Shard]]] = {}
-        self._gates: dict[str, CommitGate] = {}  # as long as the job is there
+        self._gates: dict[str, CommitGate] = {}  # by job, while it is hosted
 
-    def create(self, terms: JobShardConfig, layouts: Iterable[ShardLayout]) -> int:
-        """Hosts shards of a job, and says how many bytes they take. Those there already, at this generation, stay.
+    def create(self, config: JobShardConfig, layouts: Iterable[ShardLayout]) -> int:
+        """Creates shards of a job. Shards that exist at this generation stay.
+
+        Args:
+            config: the job's configuration.
+            layouts: layouts of the shards.
+
+        Returns:
+            Bytes that the job's shards take here.
 
         Raises:
             StaleGeneration: the job is hosted at a later generation.
-            UnknownJob: it was dropped meanwhile.
+            UnknownJob: the job was dropped meanwhile.
         """
         with self._creating:
             with self._lock:
-                held = self._jobs.get(terms.name)
-                self._allocating = terms.name
-            if held and held[0].generation > terms.generation:
-                raise self._stale(terms.name, terms.generation, held[0].generation)
-            existing = held[1] if held and held[0].generation == terms.generation else {}
-            # Allocated outside _lock: filling gigabytes takes seconds, and other jobs go on meanwhile.
+                held = self._jobs.get(config.name)
+                self._allocating = config.name
+            if held and held[0].generation > config.generation:
+                raise self._stale(config.name, config.generation, held[0].generation)
+            existing = held[1] if held and held[0].generation == config.generation else {}
+            # Allocated outside _lock: filling gigabytes takes seconds, and other jobs must not wait.
             fresh = {
-                layout.shard: Shard(terms, layout, self._on_apply, self.memory)
+                layout.shard: Shard(config, layout, self._on_apply, self.memory)
                 for layout in layouts
                 if layout.shard not in existing
             }
             shards = existing | fresh
             with self._lock:
-                if self._allocating != terms.name:
-                    raise errors.UnknownJob(f"job {terms.name!r} was dropped while its shards were being created")
-                self._jobs[terms.name] = (terms, shards)
-                replaced = held is not None and held[0].generation < terms.generation
-                gate = self._gates.pop(terms.name, None) if replaced else None
-                self._gates.setdefault(terms.name, CommitGate())
+                if self._allocating != config.name:
+                    raise errors.UnknownJob(f"job {config.name!r} was dropped while its shards were being created")
+                self._jobs[config.name] = (config, shards)
+                replaced = held is not None and held[0].generation < config.generation
+                commit_gate = self._gates.pop(config.name, None) if replaced else None
+                self._gates.setdefault(config.name, CommitGate())
         if held and replaced:
-            self._close(held[1].values(), gate)
+            self._close(held[1].values(), commit_gate)
         return sum(shard.nbytes for shard in shards.values())
 
     def drop(self, job: str) -> None:
         """Frees a job's shards, if there are any."""
         with self._lock:
             held = self._jobs.pop(job, None)
-            gate = self._gates.pop(job, None)
+            commit_gate = self._gates.pop(job, None)
             if self._allocating == job:
                 self._allocating = ""
         if held:
-            self._close(held[1].values(), gate)
+            self._close(held[1].values(), commit_gate)
 
     def clear(self) -> None:
-        """Frees everything: the cluster has given this server up."""
+        """Frees all shards, after the cluster has declared this server lost."""
         with self._lock:
             held, self._jobs, self._allocating = self._jobs, {}, ""
             gates, self._gates = self._gates, {}
@@ -84,68 +92,73 @@ class ShardStore:
             self._close(shards.values(), gates.get(job))
 
     def shards(self, job: str, indices: Sequence[int], generation: int) -> list[Shard]:
-        """Some shards of a job.
+        """Returns some shards of a job.
+
+        Args:
+            job: name of the job.
+            indices: numbers of the shards, without repeats; at least one.
+            generation: generation of the placement that the caller knows.
 
         Raises:
             UnknownJob, UnknownShard: this server does not host them.
-            StaleGeneration: it does, but at another generation.
-            BadRequest: none are named, or one twice.
+            StaleGeneration: it hosts them at another generation.
+            BadRequest: no shard is named, or one is named twice.
         """
         if not indices or len(set(indices)) != len(indices):
-            raise errors.BadRequest(f"shards {list(indices)} of {job}: name at least one, and each once")
-        terms, held = self._known(job)
-        if terms.generation != generation:
-            raise self._stale(job, generation, terms.generation)
+            raise errors.BadRequest(f"shards {list(indices)} of {job}: name at least one shard, and each only once")
+        config, held = self._known(job)
+        if config.generation != generation:
+            raise self._stale(job, generation, config.generation)
         missing = [index for index in indices if index not in held]
         if missing:
             raise errors.UnknownShard(f"this server does not host shards {missing} of {job}; it has {sorted(held)}")
         return [held[index] for index in indices]
 
-    def gate(self, job: str) -> CommitGate:
-        """What commits of a job pass.
+    def commit_gate(self, job: str) -> CommitGate:
+        """Returns the gate that a job's commits pass.
 
         Raises:
-            UnknownJob: it has no shards here.
+            UnknownJob: the job has no shards here.
         """
         with self._lock:
-            gate = self._gates.get(job)
-        if gate is None:
+            commit_gate = self._gates.get(job)
+        if commit_gate is None:
             self._known(job)
             raise errors.UnknownJob(f"job {job!r} was dropped from this server")
-        return gate
+        return commit_gate
 
-    def terms(self, job: str, generation: int) -> JobShardConfig:
-        """What a job's shards have in common.
+    def config(self, job: str, generation: int) -> JobShardConfig:
+        """Returns the configuration that a job's shards share.
 
         Raises:
-            UnknownJob: this server does not host it.
-            StaleGeneration: it does, but at another generation.
+            UnknownJob: this server does not host the job.
+            StaleGeneration: it hosts the job at another generation.
         """
-        terms, _ = self._known(job)
-        if terms.generation != generation:
-            raise self._stale(job, generation, terms.generation)
-        return terms
+        config, _ = self._known(job)
+        if config.generation != generation:
+            raise self._stale(job, generation, config.generation)
+        return config
 
     def all_shards(self, job: str) -> list[Shard]:
-        """The shards of a job, at whatever generation.
+        """Returns the shards of a job, at any generation.
 
         Raises:
-            UnknownJob: there are none here.
+            UnknownJob: the job has no shards here.
         """
         return list(self._known(job)[1].values())
 
     def everything(self) -> list[Shard]:
-        """The shards of all jobs."""
+        """Returns the shards of all jobs."""
         with self._lock:
             return [shard for _, shards in self._jobs.values() for shard in shards.values()]
 
     def load(self) -> tuple[int, int]:
-        """How many shards there are, and their bytes."""
+        """Returns the number of shards, and their bytes."""
         shards = self.everything()
         return len(shards), sum(shard.nbytes for shard in shards)
 
     def queues(self) -> tuple[int, int]:
-        """Over all shards: pulls that wait for their mode, and pushes that wait to be committed."""
+        """Returns, over all shards, the numbers of waiting pulls and of staged pushes."""
         queues = [shard.queues for shard in self.everything()]
         return sum(waiting for waiting, _ in queues), sum(staged for _, staged in queues)
 
@@ -165,8 +178,8 @@ class ShardStore:
         )
 
     @staticmethod
-    def _close(shards: Iterable[Shard], gate: CommitGate | None) -> None:
+    def _close(shards: Iterable[Shard], commit_gate: CommitGate | None) -> None:
         for shard in shards:
             shard.close()
-        if gate:
-            gate.close()  # after them: what was held back finds them gone
+        if commit_gate:
+            commit_gate.close()  # after the shards, so that held commits find them closed

@@ -1,4 +1,4 @@
-"""What tests ask of a running cluster beyond what users do: the servers' own history, and sessions in threads."""
+"""Probe of a running cluster for tests: the servers' history, and sessions in threads."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The cluster machine with a fake clock, a disk that can be looked at, and drawn voyages through its life."""
+"""Rig for the cluster machine: a fake clock, an inspectable store, and random sequences of events."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -59,7 +59,7 @@ def promised(records: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Rig:
-    """A cluster, its clock, its disk, and whoever performs its effects."""
+    """A cluster machine with its clock, its disk and its effect runner."""
 
     policy: ClusterPolicy = POLICY
     machine: Cluster = field(init=False)
@@ -96,7 +96,7 @@ class Rig:
         """Kills the coordinator, and starts another one, which does again what is not known to be done."""
         found = restored(self.disk.load(), self.policy, self.now)
         assert found
-        self.machine, self.pending = found, found.outstanding
+        self.machine, self.pending = found, found.pending_effects
         self.machine.validate()
         self.write()
         return self
@@ -132,7 +132,7 @@ class Rig:
         return self.pass_time(LEASE_S + 1.5, *names)
 
     def drain(self, name: str) -> Any:
-        """A server is told to go; the jobs that it has to wait for."""
+        """Asks a server to drain. Returns the jobs that it has to wait for."""
         return self.handle(events.DrainRequested(name, self.lives[name]))
 
     def leave(self, name: str) -> None:
@@ -212,7 +212,7 @@ class Rig:
             source = replace(source, number=source.number or newest)
             cut = self.saved[source.job, source.number]
             names = frozenset(effect.placement.variables)
-            restored = RestoredCheckpoint(source, cut.step, names, cut.data, cut.tally, effect.spec.seed)
+            restored = RestoredCheckpoint(source, cut.step, names, cut.data, cut.progress_totals, effect.spec.seed)
         self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
 
     def largest(self, name: str) -> int:
@@ -233,7 +233,7 @@ class Rig:
             version=step,
             time=self.now,
             data=data,
-            tally=held.tally,
+            progress_totals=held.progress_totals,
             held_by=effect.number if effect.last else 0,
             effect=effect.number,
         )
@@ -388,7 +388,7 @@ class Voyage(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         given_up = {effect.number for effect in self.rig.pending} - {
-            effect.number for effect in self.rig.machine.outstanding
+            effect.number for effect in self.rig.machine.pending_effects
         }
         before = sorted(effect.number for effect in self.rig.pending if effect.number not in given_up)
         self.rig.crash()
@@ -403,8 +403,8 @@ class Voyage(RuleBasedStateMachine):
         """The happy path, which drawn calls would seldom take."""
         self.rig.perform()
         for status in self.rig.machine.jobs(self.rig.now):
-            crew = ("x", "y", "w0") if status.job.is_session else status.workers
-            for worker in crew if not status.state.finished else ():
+            workers = ("x", "y", "w0") if status.job.is_session else status.workers
+            for worker in workers if not status.state.finished else ():
                 self.attempt(partial(self.rig.start, status.name, worker))
         event(f"running: {sum(s.state is JobState.RUNNING for s in self.rig.machine.jobs(self.rig.now))}")
 

@@ -1,4 +1,4 @@
-"""A coordinator behind real gRPC, with parameter servers that only take notes."""
+"""Rig for a coordinator behind real gRPC, with parameter servers that only record calls."""
 
 import threading
 from collections.abc import Mapping

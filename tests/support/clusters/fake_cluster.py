@@ -1,4 +1,4 @@
-"""A coordinator and a parameter server on loopback that answer what a test tells them, and keep what they are sent."""
+"""Fake coordinator and parameter server on loopback, which give scripted answers and record requests."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 class FakeJobs(job_pb2_grpc.JobsServicer):
-    """One job. Join is answered with each of `joins` in turn, the last one for ever; so are leases."""
+    """One job. Join is answered with each of `joins` in turn, the last one repeatedly; so are leases."""
 
     def __init__(self, record: Record, job: Job) -> None:
         self.record, self.job = record, job

@@ -1,4 +1,4 @@
-"""A coordinator that does as the test says: jobs, events and members are plain attributes, on real gRPC."""
+"""Fake coordinator on real gRPC, whose jobs, events and members are plain attributes."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -162,7 +162,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
 
     @_rpc.servicer
     def TakeCheckpoint(self, request: Any, context: Any) -> Any:
-        """The first attempt fails with what the test says, else it is whole at once."""
+        """The first attempt fails with the test's error, if any. Otherwise the checkpoint is complete at once."""
         self._job(request.job)
         after = len(self._events.get(request.job, []))
         end = job_pb2.CheckpointEnd(attempt=1, seconds=0.5, failure=self.disk)

@@ -1,6 +1,6 @@
-"""A parameter server that also answers what its shards admitted: `history_server.py COORDINATOR NAME`.
+"""Parameter server that also returns the pushes that its shards admitted: `history_server.py COORDINATOR NAME`.
 
-It is the server role, with one more service that only tests call (`ask`). It ends with its standard input.
+It is the server role with one more service for tests (`ask`). It ends when its standard input closes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Clusters of real processes on loopback, as tests want them."""
+"""Clusters of real processes on loopback, with settings for tests."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

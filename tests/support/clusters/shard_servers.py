@@ -1,4 +1,4 @@
-"""Parameter servers in this process, on real gRPC and lanes, without a coordinator: the test plays it."""
+"""Parameter servers in this process, on real gRPC and lanes. The test plays the coordinator."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -92,9 +92,9 @@ class ShardServers:
             stall_s=stall_s,
         )
         endpoints = EndpointGroup(DataService(store, metrics), config)
-        saver = CheckpointWriter(self._checkpoints, f"server-{len(self.stores)}")
-        self._stack.callback(saver.close)
-        servicer = ParameterServerServicer(store, endpoints, saver=saver)
+        writer = CheckpointWriter(self._checkpoints, f"server-{len(self.stores)}")
+        self._stack.callback(writer.close)
+        servicer = ParameterServerServicer(store, endpoints, writer=writer)
         server = _rpc.RpcServer("127.0.0.1:0", [(SERVICE, add_to_server, servicer)], threads=rpc_threads)
         for pool in pools.values():
             self._stack.callback(pool.shutdown)

@@ -1,4 +1,4 @@
-"""A role as `shoal up` has one: it says that it is ready, and ends when its standard input does."""
+"""Supervised role, as `shoal up` starts it: it reports that it is ready, and ends when its standard input closes."""
 
 import subprocess
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The Chromium that is installed, driven by Playwright, which brings none of its own."""
+"""Installed Chromium, driven by Playwright."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The cluster of deploy/compose on an engine of the tests' own."""
+"""Cluster of deploy/compose on a Docker engine of the tests."""
 
 import json
 import os

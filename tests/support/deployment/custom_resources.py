@@ -1,7 +1,7 @@
-"""Schemas of the Prometheus operator's custom resources, as far as our manifests use them: no other field may be there.
+"""Schemas of the Prometheus operator's custom resources, limited to the fields that our manifests use.
 
-They say what those of the operator's API reference say (https://prometheus-operator.dev/docs/api-reference/api), which
-Kubernetes' own schemas have nothing of.
+They follow the operator's API reference (https://prometheus-operator.dev/docs/api-reference/api). Kubernetes' own
+schemas do not include these resources.
 """
 
 from typing import Any

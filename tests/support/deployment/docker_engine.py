@@ -1,7 +1,7 @@
-"""A Docker engine of the tests' own, and the images that a host makes by itself where no registry is to be had.
+"""Docker engine for tests, and images that a host builds without a registry.
 
-The engine has its own data, socket and process, and a mount namespace in which it keeps what it would leave elsewhere.
-Where `dockerd` can be started: `obstacle` says why not.
+The engine has its own data, socket, process and mount namespace. `obstacle` returns why `dockerd` cannot be started,
+if it cannot.
 """
 
 import os

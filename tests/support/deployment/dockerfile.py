@@ -1,4 +1,4 @@
-"""A Dockerfile, read: its stages and their instructions, as far as the tests need them."""
+"""Parser of a Dockerfile: its stages and their instructions, as far as the tests need them."""
 
 import re
 from dataclasses import dataclass, field

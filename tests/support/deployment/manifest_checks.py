@@ -1,11 +1,11 @@
-"""All that manifests are checked for, and on which of them."""
+"""Checks of the manifests, and the manifests that each one applies to."""
 
 from collections.abc import Sequence
 from functools import cache
 
 import kubernetes_validate
 
-from support.deployment import manifest_lives as lives
+from support.deployment import manifest_lifecycle as lifecycle
 from support.deployment import manifest_network as network
 from support.deployment import manifest_rules as rules
 from support.deployment.custom_resources import SCHEMAS as CUSTOM
@@ -36,12 +36,12 @@ RULES: list[rules.Rule] = [
     rules.autoscaling,
     rules.one_namespace,
     rules.monitoring,
-    lives.command_lines,
-    lives.addresses,
-    lives.page_names,
-    lives.folders,
-    lives.probes,
-    lives.endings,
+    lifecycle.command_lines,
+    lifecycle.addresses,
+    lifecycle.page_names,
+    lifecycle.folders,
+    lifecycle.probes,
+    lifecycle.endings,
 ]
 
 

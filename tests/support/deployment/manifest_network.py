@@ -1,7 +1,7 @@
-"""Network policies, played: which pods of a namespace reach which, by the rules that Kubernetes documents.
+"""Simulation of network policies: which pods of a namespace can connect to which, by Kubernetes' documented rules.
 
-A connection needs the leave of both ends: of the policies for egress that select its source, and of those for ingress
-that select its target. Where none selects an end, that end allows all.
+A connection needs permission at both ends: from the egress policies that select its source, and from the ingress
+policies that select its target. An end that no policy selects allows all connections.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

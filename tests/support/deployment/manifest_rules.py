@@ -1,6 +1,6 @@
-"""What Shoal's manifests have to keep to, beyond the schema: a rule a function, of objects to complaints.
+"""Rules for Shoal's manifests beyond the schema. Each rule is a function from objects to complaints.
 
-Network policies are played in `manifest_network`, pods' security is in `pod_security`.
+`manifest_network` has the network policies, `pod_security` the security of pods.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -185,11 +185,11 @@ def ports(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def budgets(objects: Sequence[Object]) -> Iterator[str]:
-    """Whatever there are several of is disrupted a few at a time; no drain waits for ever."""
+    """Workloads with several pods are disrupted a few at a time, and no drain waits forever."""
     there = {found["metadata"]["name"]: found["spec"] for found in of_kind(objects, "PodDisruptionBudget")}
     for name, budget in there.items():
         if "minAvailable" in budget or str(budget.get("maxUnavailable")) in {"0", "0%"}:
-            yield f"PodDisruptionBudget {name} may hold up a drain for ever"
+            yield f"PodDisruptionBudget {name} may block a drain forever"
         if budget.get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
             yield f"PodDisruptionBudget {name} keeps pods that do not serve"
     for workload in _members(objects):

@@ -1,4 +1,4 @@
-"""Kubernetes manifests as tests read them: rendered by kubectl, and taken apart."""
+"""Kubernetes manifests for tests: rendered by kubectl and parsed."""
 
 import shutil
 import subprocess

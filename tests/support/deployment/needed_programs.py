@@ -1,4 +1,4 @@
-"""Programs that a test runs and this host may lack."""
+"""Programs that tests run and that the host may lack."""
 
 import os
 import shutil

@@ -1,7 +1,7 @@
-"""The profile `restricted` of Kubernetes' Pod Security Standards, field by field.
+"""Profile `restricted` of Kubernetes' Pod Security Standards, field by field.
 
-Written after https://kubernetes.io/docs/concepts/security/pod-security-standards/, which is cumulative: `restricted` is
-`baseline` and more. Pods of Windows, for which it has exceptions, are not provided for.
+It follows https://kubernetes.io/docs/concepts/security/pod-security-standards/. The profiles are cumulative:
+`restricted` includes `baseline`. The exceptions for Windows pods are not implemented.
 """
 
 from collections.abc import Iterator

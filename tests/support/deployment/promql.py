@@ -1,4 +1,4 @@
-"""What an expression of PromQL asks for, as far as our rules and the dashboard go: by its text, without a parser."""
+"""Metrics and labels of PromQL expressions, found by regular expressions, as far as our rules and dashboard need."""
 
 import re
 from collections.abc import Set as AbstractSet

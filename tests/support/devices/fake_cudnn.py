@@ -1,6 +1,6 @@
-"""A stand-in for NVIDIA's cudnn-frontend: graphs of one convolution, computed tap by tap from bare pointers.
+"""Fake of NVIDIA's cudnn-frontend: graphs of one convolution, computed tap by tap from bare pointers.
 
-It knows an array by its address, lengths and strides alone, as cuDNN does, so a wrong stride shows in the values.
+As in cuDNN, an array is only an address, lengths and strides, so a wrong stride gives wrong values.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""A stand-in for CuPy where there is no GPU: NumPy's functions, and streams that do nothing until they are waited for.
+"""Fake of CuPy for hosts without a GPU: NumPy's functions, and streams that copy as late as possible.
 
-Computation, on the null stream, happens at once. A copy on another stream happens when somebody waits for it, as late
-as a device may do it: so a buffer that is used again too early, or an event that is missing, shows in the values.
+Computation, on the null stream, happens at once. A copy on another stream happens when it is waited for, which is as
+late as a device may do it. A buffer that is reused too early, or a missing event, gives wrong values.
 """
 
 import types

@@ -1,4 +1,4 @@
-"""The cases of `tests/golden/layers.json`: layers, losses and a step of ResNet-18, with what they are fed."""
+"""Cases of `tests/golden/layers.json`: layers, losses and a step of ResNet-18, with their inputs."""
 
 import zlib
 from dataclasses import dataclass

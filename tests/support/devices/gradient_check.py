@@ -1,4 +1,4 @@
-"""Whether a layer's pullback is right: against central differences of its values, in float64."""
+"""Check of a layer's pullback against central differences in float64."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

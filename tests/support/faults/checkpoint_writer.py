@@ -1,8 +1,7 @@
-"""A process that writes a checkpoint and is killed at a step of it: checkpoint_writer.py ROOT NUMBER POINT SEED.
+"""Process that writes a checkpoint and kills itself at a step of it: checkpoint_writer.py ROOT NUMBER POINT SEED.
 
-As servers and the coordinator do: three shards, then the manifest. The product knows nothing of this: the calls to the
-system that a write consists of are wrapped, in this process, and one of them is the last thing that it does. POINT
-"none" writes all.
+It writes as servers and the coordinator do: three shards, then the manifest. The process wraps the system calls of a
+write, and one of them is the last thing that it does. POINT "none" writes everything.
 """
 
 import os

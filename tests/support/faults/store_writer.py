@@ -1,6 +1,7 @@
-"""A process that writes one transaction after the other, to be killed: store_writer.py PATH.
+"""Process that writes transactions until it is killed: store_writer.py PATH.
 
-It says the number of each that is durable. Each sets all of a few records to its number, and takes one of others out.
+It prints the number of each durable transaction. Each one sets a few records to its number and deletes one of the
+others.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Programs that go wrong, each in its own way, and some that go right slowly."""
+"""Programs that fail, each in its own way, and some that are slow."""
 
 import os
 import signal

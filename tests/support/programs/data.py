@@ -1,4 +1,4 @@
-"""Programs whose samples are in files."""
+"""Programs with samples in files."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Programs that are evaluated while they train."""
+"""Programs with evaluation."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Small data that models can learn, as files."""
+"""Small data sets in files that models can learn."""
 
 from pathlib import Path
 from typing import Any

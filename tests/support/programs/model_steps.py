@@ -1,4 +1,4 @@
-"""Steps of `shoal_nn`'s programs as a worker takes them, without one."""
+"""Steps of `shoal_nn`'s programs, taken as a worker does but without one."""
 
 from typing import Any
 

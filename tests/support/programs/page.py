@@ -1,4 +1,4 @@
-"""Programs whose jobs are looked at on the coordinator's page."""
+"""Programs of jobs that tests watch on the coordinator's page."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A program whose result depends on every step, their order and what it drew, and that counts what it has seen."""
+"""Program whose result depends on every step, their order and their random numbers, and that counts its samples."""
 
 import threading
 from pathlib import Path

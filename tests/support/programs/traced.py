@@ -1,4 +1,4 @@
-"""A program of which traces are taken."""
+"""Program for tests of traces."""
 
 from typing import Any
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
 from shoal._training.participant import Participant, Report
@@ -92,9 +93,9 @@ def beat_of_server(coordinator: CoordinatorClient, name: str, incarnation: int) 
     coordinator.call(coordinator.members.Heartbeat, request)
 
 
-def job_of(name: str, **options: object) -> Job:
+def job_of(name: str, **options: Any) -> Job:
     """A job of one worker, whose numbers are exact."""
-    fixed = {
+    fixed: dict[str, Any] = {
         "consistency": Asynchronous(),
         "optimizer": MOMENTUM,
         "settings": {"hidden": 64},

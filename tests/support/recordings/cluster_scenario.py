@@ -1,4 +1,4 @@
-"""What users, a worker and servers say to a coordinator for the recordings of the wire.
+"""Scenario of the wire recordings in which users, a worker and servers call a coordinator.
 
 The scenario takes addresses alone, so it runs against taps before a real coordinator, or against `Players`.
 """
@@ -9,7 +9,7 @@ from unittest import mock
 
 from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
-from shoal._wire import Lease
+from shoal._wire import Lease, NoRange
 from shoal._wire.cursor import Cursor
 from shoal.client import Client
 from shoal.evaluation_policy import EvaluationPolicy
@@ -62,6 +62,7 @@ def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worke
     with part.enter() as training:
         for step in range(3):
             leased = part.lease(done=step)
+            assert isinstance(leased, Lease)
             values = training.pull()
             assert (step, values["kernel"].shape) == (step, (6, 4))
             cursor = Cursor(leased.number, 8)
@@ -79,8 +80,9 @@ def _first_job(wire: Wire, client: Client, coordinator: CoordinatorClient, worke
         job.status(), client.jobs(), job.data(), job.timings(last=2), client.status()
         with refused(errors.JobRunning):
             job.drop()
-        while isinstance(leased := part.lease(done=leased.number), Lease):
-            pass
+        more: Lease | NoRange = leased
+        while isinstance(more, Lease):
+            more = part.lease(done=more.number)
     part.finish()
     wire.advance(1.0)
     job.result()

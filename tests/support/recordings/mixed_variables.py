@@ -1,4 +1,4 @@
-"""The variables of scenarios, of all dtypes and aggregations, and numbers for them.
+"""Variables of the scenarios, of all dtypes and aggregations, and values for them.
 
 Values and gradients are small whole numbers and rates are powers of 2, so any processor computes the same bits.
 """

@@ -1,17 +1,20 @@
-"""The real servers and coordinator of the recordings, with what would differ from run to run passed in.
+"""Real servers and coordinator of the recordings, with all that differs from run to run passed in.
 
-That is the coordinator's clock and id. `pinned_draws` fixes what clients draw, `fixed_names` has what stands for this
-machine, and `checkpoint_files` leaves the times out of a checkpoint.
+This includes the coordinator's clock and id. `pinned_draws` fixes the clients' random numbers, `fixed_names` the
+names of this machine, and `checkpoint_files` leaves times out of a checkpoint.
 """
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from unittest import mock
+
+import grpc
 
 from shoal._checkpoint.storage_urls import open_storage
 from shoal._rpc import RpcServer
@@ -109,11 +112,11 @@ class PinnedCoordinator:
         self._stack = ExitStack()
         kept = open_store(store)
         self._stack.callback(kept.close)
-        self.coordinator = Coordinator(kept, "reef", policy, clock=clock, folder=folder)
+        self.coordinator = Coordinator(kept, "reef", policy, clock=clock, storage=folder)
         members = CoordinatorService(self.coordinator, heartbeat_timeout_s=1000.0, heartbeat_interval_s=100.0)
         jobs = JobsService(self.coordinator, folder)
         self._stack.callback(jobs.close)
-        services = [
+        services: list[tuple[str, Callable[[Any, grpc.Server], None], Any]] = [
             ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
             ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, jobs),
         ]
@@ -130,7 +133,7 @@ class PinnedCoordinator:
 
     def _outstanding(self) -> bool:
         with self.coordinator.reading() as (machine, _):
-            return bool(machine.outstanding)
+            return bool(machine.pending_effects)
 
     def __enter__(self) -> "PinnedCoordinator":
         return self

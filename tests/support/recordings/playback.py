@@ -1,4 +1,4 @@
-"""A recorded conversation, played to either side: `Playing` calls real servers, `Players` serve real clients."""
+"""Playback of a recorded conversation: `Playing` calls real servers, `Players` serve real clients."""
 
 import functools
 import socket

@@ -1,4 +1,4 @@
-"""gRPC as bytes: a server that answers any method with bytes, and calls that are taken down as they end."""
+"""gRPC in bytes: a server that answers any method with bytes, and recorded calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ ERROR_KEY = "shoal-error-bin"
 TIMEOUT_S = 20.0
 
 
-class RawServer:
+class RawServer(grpc.GenericRpcHandler):
     """A gRPC server that answers any method with bytes; `with` ends it.
 
     Args:
@@ -28,7 +28,7 @@ class RawServer:
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
         def handler(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             call = self._answer(details.method, tuple(requests))
             yield from call.replies
@@ -47,7 +47,8 @@ class RawServer:
 def make_call(channel: grpc.Channel, to: str, method: str, requests: Sequence[bytes]) -> Call:
     """Makes a call and takes down how it ends."""
     replies = []
-    call: Any = channel.stream_stream(method)(iter(requests), timeout=TIMEOUT_S)
+    send: Any = channel.stream_stream(method)
+    call = send(iter(requests), timeout=TIMEOUT_S)
     status, details, error = "OK", "", b""
     try:
         replies += call

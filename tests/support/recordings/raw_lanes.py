@@ -1,4 +1,4 @@
-"""Lanes as bytes: a tap between clients and a server's lanes, whole frames, and slots of shared memory."""
+"""Lanes in bytes: a tap between clients and a server's lanes, whole frames, and regions of shared memory."""
 
 import socket
 import threading

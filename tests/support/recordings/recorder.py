@@ -1,4 +1,4 @@
-"""The recorder of a conversation, which stands between real clients and real servers."""
+"""Recorder of a conversation between real clients and real servers."""
 
 import functools
 import threading
@@ -85,7 +85,11 @@ class Recorder:
             since = range(len(self.entries) - 1, self._marked - 1, -1)
             last = next((it for it in since if isinstance(entry, Turn) and self.entries[it].to == entry.to), -1)
             before = self.entries[last] if last >= 0 else None
-            if isinstance(before, Turn) and (before.lane, before.side) == (entry.lane, entry.side):
+            if (
+                isinstance(before, Turn)
+                and isinstance(entry, Turn)
+                and (before.lane, before.side) == (entry.lane, entry.side)
+            ):
                 memory = (entry.slot, entry.memory) if entry.slot else (before.slot, before.memory)
                 self.entries[last] = Turn(entry.lane, entry.side, before.data + entry.data, *memory)
             else:

@@ -1,10 +1,11 @@
-"""What real clients do to parameter servers for the recordings of the wire.
+"""Scenarios of the wire recordings in which real clients call parameter servers.
 
 Each scenario takes addresses alone, so it runs against taps before real servers, or against `Players`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -60,7 +61,7 @@ class JobOnServers:
             )
         self.wire.mark()
 
-    def each(self, method: str, request: object) -> list:
+    def each(self, method: str, request: object) -> list[Any]:
         replies = [getattr(stub, method)(request) for stub in self.stubs]
         self.wire.mark()
         return replies

@@ -1,4 +1,4 @@
-"""What scenarios are given: the addresses that clients call, and the hooks between two calls."""
+"""Inputs of scenarios: the addresses that clients call, and hooks between two calls."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -33,14 +33,14 @@ def python_blocks(page: Path) -> list[str]:
 
 
 class TestReference:
-    def test_has_every_public_name(self):
+    def test_has_every_public_name(self) -> None:
         page = api_pages.pages()["reference/python/shoal.md"]
         modules = {name for name in shoal.__all__ if f"shoal.{name}" in api_pages.MODULES}
         names = {name for name in shoal.__all__ if not name.startswith("__")} - modules
         assert names == set(re.findall(r"^::: shoal\.(\w+)$", page, re.MULTILINE))
         assert modules >= {"callbacks", "consistency", "data", "errors", "events", "optim", "status"}
 
-    def test_has_every_command_with_every_option(self):
+    def test_has_every_command_with_every_option(self) -> None:
         page = cli_pages.pages()["reference/cli/index.md"]
         found = list(cli_pages.commands())
         assert {"shoal up", "shoal submit", "shoal server", "shoal checkpoints verify"} <= {name for name, *_ in found}
@@ -57,7 +57,7 @@ class TestReference:
             ):
                 assert re.search(rf"\b{re.escape(option.lstrip('-'))}\b", section, re.IGNORECASE), (name, option)
 
-    def test_has_defaults_and_variables_of_options(self):
+    def test_has_defaults_and_variables_of_options(self) -> None:
         page = cli_pages.pages()["reference/cli/index.md"]
         assert (
             "| `-c, --coordinator <str>` | The coordinator's host:port. | `127.0.0.1:7070` | `SHOAL_COORDINATOR` |"
@@ -67,25 +67,25 @@ class TestReference:
             r"^\| `SHOAL_RPC_THREADS` \| `--rpc-threads` \| `16` \(`shoal server`\) \|$", page, re.MULTILINE
         )
 
-    def test_has_every_error_with_its_codes(self):
+    def test_has_every_error_with_its_codes(self) -> None:
         page = error_pages.pages()["reference/errors/index.md"]
         for error in shoal.ShoalError.catalogue.values():
             assert f"`shoal.errors.{error.__name__}` | `{error.code}` | `{error.status}` | " in page
         assert "`UNKNOWN_JOB` | `NOT_FOUND` | 4 |" in page
 
-    def test_has_every_message_and_rpc_with_its_comment(self):
+    def test_has_every_message_and_rpc_with_its_comment(self) -> None:
         pages = "\n".join(proto_pages.pages().values())
         for proto in (ROOT / "protos").rglob("*.proto"):
             for kind, name in re.findall(r"^\s*(message|service|enum|rpc) (\w+)", proto.read_text(), re.MULTILINE):
                 assert re.search(rf"^#+ {kind} `(\w+\.)*{name}`", pages, re.MULTILINE), name
-        assert "A server answers each shard with a ShardHeader" in " ".join(pages.split())
+        assert "The reply has a ShardHeader for each shard" in " ".join(pages.split())
 
-    def test_is_written_where_git_ignores_it(self):
+    def test_is_written_where_git_ignores_it(self) -> None:
         ignored = (ROOT / ".gitignore").read_text().splitlines()
         assert {f"/docs/{folder}/" for folder in generate.FOLDERS} <= set(ignored)
         assert {f"/docs/{file}" for file in generate.FILES} <= set(ignored)
 
-    def test_loses_pages_that_are_no_more_and_leaves_others(self, tmp_path):
+    def test_loses_pages_that_are_no_more_and_leaves_others(self, tmp_path: Path) -> None:
         mine, old = tmp_path / "index.md", tmp_path / "reference" / "cli" / "old.md"
         old.parent.mkdir(parents=True)
         mine.write_text("mine")
@@ -100,20 +100,22 @@ class TestReference:
 
 
 class TestTutorials:
-    def test_there_are_three_and_the_index_lists_them(self):
+    def test_there_are_three_and_the_index_lists_them(self) -> None:
         index = (ROOT / "docs" / "tutorials" / "index.md").read_text()
         names = {page.name for page in TUTORIALS} - {"index.md"}
         assert len(names) >= 3
         assert names == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
 
     @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-    def test_code_is_python_and_names_what_there_is(self, page):
+    def test_code_is_python_and_names_what_there_is(self, page: Path) -> None:
         for block in python_blocks(page):
             for node in ast.walk(ast.parse(block)):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "shoal":
                     assert hasattr(shoal, node.attr), node.attr
 
-    def test_the_program_has_the_gradients_that_its_check_prints(self, tmp_path, monkeypatch, capsys):
+    def test_the_program_has_the_gradients_that_its_check_prints(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         page = ROOT / "docs" / "tutorials" / "write-a-program.md"
         program, check, _ = python_blocks(page)
         (tmp_path / "rings.py").write_text(program)
@@ -128,7 +130,7 @@ class TestTutorials:
 
 
 @pytest.mark.parametrize("name", TOP_LEVEL)
-def test_a_top_level_page_links_to_what_there_is(name):
+def test_a_top_level_page_links_to_what_there_is(name: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
         if not re.match(r"https?:|#", target):
             path, _, anchor = target.partition("#")
@@ -139,7 +141,7 @@ def test_a_top_level_page_links_to_what_there_is(name):
 
 
 class TestTopLevelPages:
-    def test_figures_of_the_readme_are_those_of_the_last_benchmarks(self):
+    def test_figures_of_the_readme_are_those_of_the_last_benchmarks(self) -> None:
         rows = re.findall(
             r"^\| .* \| ([\d.,]+ \S+) \| ([\d.,]+ \S+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
         )
@@ -148,13 +150,13 @@ class TestTopLevelPages:
         for ours, theirs in rows:
             assert re.search(rf"\| {re.escape(ours)} \| [^|]* \| {re.escape(theirs)} \|", measured), (ours, theirs)
 
-    def test_links_become_links_of_the_site(self):
+    def test_links_become_links_of_the_site(self) -> None:
         text = "[a](docs/how-to/page.md#x) [b](ARCHITECTURE.md) [c](docs/decisions) [d](https://e.f) [g](a.py)"
         assert project_pages.relocated(text, "project/contributing.md") == (
             "[a](../how-to/page.md#x) [b](architecture.md) [c](../decisions/index.md) [d](https://e.f) g (`a.py`)"
         )
 
-    def test_decisions_have_their_number_and_a_known_status(self):
+    def test_decisions_have_their_number_and_a_known_status(self) -> None:
         found = project_pages.decisions()
         assert [int(number) for number, *_ in found] == list(range(1, len(found) + 1))
         for _, title, status, _, _ in found:

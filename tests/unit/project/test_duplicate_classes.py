@@ -33,19 +33,19 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_duplicates_leave_out_generated_code_and_private_classes_in_functions(tree):
+def test_duplicates_leave_out_generated_code_and_private_classes_in_functions(tree: Path) -> None:
     assert duplicates(tree) == {
         "Lane": ["client/shoal/lane.py:1", "server/shoal_server/lane.py:2"],
         "Run": ["server/shoal_server/lane.py:5", "worker/shoal_worker/port.py:2"],
     }
 
 
-def test_the_glossary_has_names_in_the_first_column_of_one_section():
+def test_the_glossary_has_names_in_the_first_column_of_one_section() -> None:
     assert names_in_glossary(GLOSSARY) == {"Lane", "Port"}
     assert names_in_glossary("# Glossary\n") == set()
 
 
-def test_problems_are_unknown_names_too_many_names_and_rows_that_are_out_of_date():
+def test_problems_are_unknown_names_too_many_names_and_rows_that_are_out_of_date() -> None:
     found = {"Lane": ["a.py:1", "b.py:2"], "Run": ["a.py:3", "b.py:4"]}
     assert problems(found, {"Lane", "Run"}) == []
     unknown, stale = problems(found, {"Lane", "Port"})
@@ -55,7 +55,9 @@ def test_problems_are_unknown_names_too_many_names_and_rows_that_are_out_of_date
     assert many.startswith("2 class names")
 
 
-def test_the_command_fails_until_the_glossary_has_all_names_and_lists_them_at_any_time(tree, capsys):
+def test_the_command_fails_until_the_glossary_has_all_names_and_lists_them_at_any_time(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([], tree) == 1
     assert main(["--list"], tree) == 0
     assert "Run: server/shoal_server/lane.py:5, worker/shoal_worker/port.py:2\n" in capsys.readouterr().out

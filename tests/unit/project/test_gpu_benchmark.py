@@ -43,5 +43,5 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     gpu.main(["--out", str(tmp_path / "gpu.json")])
-    assert "the GPU is not measured: device cuda:0 is not here" in capsys.readouterr().err
+    assert "the GPU is not measured: device cuda:0 does not exist" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

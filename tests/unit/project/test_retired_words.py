@@ -1,6 +1,7 @@
 """The lint for retired words, on small samples."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from lint.retired_words import WORDS, Finder, code_of, load, main, matches
@@ -32,39 +33,39 @@ def hits(text: str, path: str = "server/shard.py") -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["take_up", "_take_up(x)", "takeUp", "job.TakeUpRecord", "SHOAL_TAKE_UP", "--take-up"])
-def test_an_identifier_is_found_in_any_style_and_as_a_part(text):
+def test_an_identifier_is_found_in_any_style_and_as_a_part(text: str) -> None:
     assert hits(f"\n{text}\n") == ["server/shard.py:2: take_up -> restore_from"]
 
 
 @pytest.mark.parametrize("text", ["mistake_up", "take_upper", "take up", "takeUpper", "intake_up"])
-def test_an_identifier_is_not_found_within_a_word(text):
+def test_an_identifier_is_not_found_within_a_word(text: str) -> None:
     assert hits(text) == []
 
 
-def test_a_whole_identifier_is_found_in_code_alone_and_in_its_scope():
+def test_a_whole_identifier_is_found_in_code_alone_and_in_its_scope() -> None:
     text = '"""Gate."""\ngate = Gate("Gate")  # Gate\nOldGate = 1\n'
     assert hits(text) == ["server/shard.py:2: Gate -> CommitGate"]
     assert hits(text, "client/shard.py") == hits(text, "server/tests/shard.py") == []
 
 
-def test_an_identifier_of_code_without_a_scope_is_looked_for_in_the_sources():
+def test_an_identifier_of_code_without_a_scope_is_looked_for_in_the_sources() -> None:
     (word,), _ = load('sources = ["server/**"]\n[[words]]\nidentifier = "gate"\nuse = "commit_gate"\ncode = true\n')
     assert word.applies_to("server/shard.py")
     assert not word.applies_to("tests/test_shard.py")
 
 
-def test_a_phrase_is_found_in_any_case_and_over_the_end_of_a_line():
+def test_a_phrase_is_found_in_any_case_and_over_the_end_of_a_line() -> None:
     text = "x = 1\n# What\n#   became of it\nwhat became often\n"
     assert hits(text) == ["server/shard.py:2: what became of -> the outcome of"]
 
 
-def test_code_of_a_file_keeps_its_lines():
+def test_code_of_a_file_keeps_its_lines() -> None:
     assert code_of("a.md", "Gate `Gate`\nGate\n").splitlines() == [" `Gate`", " "]
     assert code_of("a.js", "gate; // Gate\n/* Gate\n*/ gate\n").split("\n") == ["gate;  ", " ", "  gate", ""]
     assert code_of("a.yml", "gate: 1  # Gate\n").split() == ["gate:", "1"]
 
 
-def test_globs_know_folders():
+def test_globs_know_folders() -> None:
     assert matches("docs/decisions/0001-x.md", ["docs/decisions/**"])
     assert matches("a/b/c.py", ["a/**/*.py"])
     assert matches("a/c.py", ["a/**/*.py"])
@@ -75,12 +76,14 @@ def test_globs_know_folders():
     "entry",
     ['use = "x"', 'identifier = "x"', 'identifier = "x"\nphrase = "y"\nuse = "z"', 'phrase = "x"\nuse = "y"\nat = 1'],
 )
-def test_an_entry_that_makes_no_sense_is_refused(entry):
+def test_an_entry_that_makes_no_sense_is_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="no entry"):
         load(f"[[words]]\n{entry}\n")
 
 
-def test_the_command_looks_at_tracked_files_that_are_not_exempt(tmp_path, capsys):
+def test_the_command_looks_at_tracked_files_that_are_not_exempt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words_file = tmp_path / "words.toml"
     words_file.write_text(WORD_LIST)
     repository = tmp_path / "repository"
@@ -96,7 +99,7 @@ def test_the_command_looks_at_tracked_files_that_are_not_exempt(tmp_path, capsys
     assert main(["docs"], repository, words_file) == 0
 
 
-def test_the_list_of_the_project_is_sound_and_says_each_word_once():
+def test_the_list_of_the_project_is_sound_and_says_each_word_once() -> None:
     words, _ = load(WORDS.read_text())
     keys = [(word.text, word.inside) for word in words]
     assert words

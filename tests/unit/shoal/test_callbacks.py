@@ -208,7 +208,7 @@ class TestProgressBar:
             "running",
             "evaluation 1: step 6, loss 0.25, the best so far",
             "checkpoint 1: step 7, 4,096 bytes in 0.5 s",
-            "checkpoint failed, training goes on: the disk is full",
+            "checkpoint failed, training continues: the disk is full",
             "worker-0: hello [b]",
             "failed",
         ]

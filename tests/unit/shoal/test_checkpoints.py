@@ -81,14 +81,14 @@ def test_any_rows_are_found_in_whatever_slices_they_lie(tmp_path: Path, start: i
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ({"value/1/w": np.zeros((2, 3))}, "missing or there twice, at row 0"),
-        ({"value/0/w": np.zeros((2, 3)), "value/3/w": np.zeros((2, 3))}, "missing or there twice, at row 2"),
-        ({"value/0/w": np.zeros((2, 3)), "value/1/w": np.zeros((2, 3))}, "missing or there twice, at row 2"),
+        ({"value/1/w": np.zeros((2, 3))}, "missing or duplicate at row 0"),
+        ({"value/0/w": np.zeros((2, 3)), "value/3/w": np.zeros((2, 3))}, "missing or duplicate at row 2"),
+        ({"value/0/w": np.zeros((2, 3)), "value/1/w": np.zeros((2, 3))}, "missing or duplicate at row 2"),
         ({"value/0/w": np.zeros((2, 3)), "value/2/w": np.zeros((2, 4))}, "do not fit together"),
         ({"value/0/w": np.zeros((2, 3)), "value/2/w": np.zeros((2, 3), np.float32)}, "do not fit together"),
-        ({"w": np.zeros(3)}, "names no slice"),
-        ({"value/w": np.zeros(3)}, "names no slice"),
-        ({"value/-1/w": np.zeros(3)}, "names no slice"),
+        ({"w": np.zeros(3)}, "not named as a slice"),
+        ({"value/w": np.zeros(3)}, "not named as a slice"),
+        ({"value/-1/w": np.zeros(3)}, "not named as a slice"),
     ],
 )
 def test_slices_that_do_not_fit_together_are_damage(tmp_path: Path, tensors: dict[str, Any], said: str) -> None:
@@ -245,7 +245,7 @@ class TestTheFolder:
         assert [str(it) for it in Checkpoints(str(tmp_path)).list()] == ["digits/1"]
 
     def test_a_url_that_is_no_folder_is_refused(self) -> None:
-        with pytest.raises(errors.BadRequest, match="cannot live at nothing://bucket"):
+        with pytest.raises(errors.BadRequest, match="cannot be stored at nothing://bucket"):
             Checkpoints("nothing://bucket")
 
 
@@ -334,7 +334,7 @@ class TestOtherFrameworks:
 
         def disturbed(catalogue: Catalogue, manifest: Manifest) -> None:
             if meanwhile == "before":
-                catalogue.sweep("digits", below=9)
+                catalogue.remove_incomplete("digits", below=9)
             publish(catalogue, manifest)
             if meanwhile == "after":
                 catalogue.remove("digits", 1)
@@ -382,15 +382,15 @@ class TestTheCommands:
     def test_ls_of_what_is_not_there_says_so(self, tmp_path: Path, run: Any) -> None:
         folder = tmp_path / "none"
         shown = run("checkpoints", "ls", "--checkpoints", folder)
-        assert (shown.exit_code, f"there is no whole checkpoint in {folder}" in shown.stdout) == (0, True)
+        assert (shown.exit_code, f"{folder} has no complete checkpoint" in shown.stdout) == (0, True)
         assert run("checkpoints", "ls", "--json").stdout == ""
         unknown = run("checkpoints", "ls", "nobody")
-        assert (unknown.exit_code, "there is no checkpoint of nobody" in unknown.stderr) == (4, True)
+        assert (unknown.exit_code, "has no checkpoint of nobody" in unknown.stderr) == (4, True)
         numbered = run("checkpoints", "ls", "digits/1")
         assert (numbered.exit_code, "give JOB only" in numbered.stderr) == (2, True)
         (tmp_path / "file").touch()
         no_storage_message = run("checkpoints", "ls", "--checkpoints", tmp_path / "file")
-        assert (no_storage_message.exit_code, "it is no folder" in no_storage_message.stderr) == (1, True)
+        assert (no_storage_message.exit_code, "is not a folder" in no_storage_message.stderr) == (1, True)
 
     def test_a_damaged_one_is_passed_by_aloud(self, tmp_path: Path, run: Any) -> None:
         save(tmp_path, 1)
@@ -399,7 +399,7 @@ class TestTheCommands:
         for command in (["checkpoints", "show"], ["checkpoints", "verify"], ["export"]):
             rest = [tmp_path / "out"] if command == ["export"] else []
             result = run(*command, "digits", *rest)
-            assert (result.exit_code, "passed by digits/2: " in result.stderr) == (0, True)
+            assert (result.exit_code, "skipped digits/2: " in result.stderr) == (0, True)
             assert "digits/1" in result.stdout
             (problem,) = json.loads(run(*command, "digits", *rest, "--json").stdout)["passed_by"]
             assert "is damaged" in problem
@@ -409,7 +409,7 @@ class TestTheCommands:
         save(tmp_path)
         assert "dense/kernel" in run("checkpoints", "show", "digits").stdout
         assert json.loads(run("checkpoints", "show", "digits", "--json").stdout)["variables"]["dense/kernel"]
-        assert "is whole" in run("checkpoints", "verify", "digits/1").stdout
+        assert "is complete" in run("checkpoints", "verify", "digits/1").stdout
         damage(tmp_path, 1, "a.safetensors")
         result = run("checkpoints", "verify", "digits/1")
         assert (result.exit_code, "is damaged" in result.stderr) == (1, True)
@@ -447,7 +447,7 @@ class TestTheCommands:
         save(tmp_path)
         assert run("export", "digits", tmp_path / "m.safetensors").exit_code == 0
         result = run("import", tmp_path / "m.safetensors", "tuned")
-        assert "tuned/1 is made of" in result.stdout
+        assert "as tuned/1: " in result.stdout
         assert "tuned/1" in run("checkpoints", "ls").stdout
         assert run("import", tmp_path / "m.safetensors", "Tuned").exit_code == 2
         result = run("import", tmp_path / "m.safetensors", "part", "--skip", "bias", "--skip", "count", "--json")

@@ -216,9 +216,9 @@ def test_a_traceback_begins_with_the_program():
 def test_it_is_tried_out_on_one_batch_of_which_nobody_is_told():
     program, coordinator = Program(), Coordinator()
     mine = evaluator(coordinator, program)
-    assert mine.untried
+    assert mine.unchecked
     mine.check_program(0, VALUES)
-    assert not mine.untried
+    assert not mine.unchecked
     assert program.held_out.read == [[0, 1, 2, 3]]
     assert not coordinator.asked
     assert not coordinator.told
@@ -303,7 +303,7 @@ def test_no_samples_are_no_set():
 def test_a_program_without_held_out_samples_is_refused_at_the_start():
     program = Program()
     del program.held_out
-    with pytest.raises(errors.ProgramError, match=r"no `held_out` or no method evaluate\(\)"):
+    with pytest.raises(errors.ProgramError, match=r"lacks `held_out` or the method evaluate\(\)"):
         evaluator(Coordinator(), program)
 
 

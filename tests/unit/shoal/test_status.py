@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shoal._display.formatting import figures
+from shoal._display.formatting import format_metrics
 from shoal.status import Progress
 
 
@@ -26,7 +26,7 @@ def test_the_time_that_is_left_follows_from_the_rate(progress: Progress, left: f
     assert progress.seconds_left == left
 
 
-def test_few_figures_are_told_the_wanted_one_first() -> None:
+def test_a_few_metrics_are_shown_the_wanted_one_first() -> None:
     values = {f"f{number}": number / 8 for number in range(9)}
-    assert figures(values, "f8") == "f8 1, f0 0, f1 0.125, f2 0.25, f3 0.375, f4 0.5, and 3 more"
-    assert figures({}) == ""
+    assert format_metrics(values, "f8") == "f8 1, f0 0, f1 0.125, f2 0.25, f3 0.375, f4 0.5, and 3 more"
+    assert format_metrics({}) == ""

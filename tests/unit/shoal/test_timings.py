@@ -52,7 +52,7 @@ class TestAStepClock:
 class TestAReport:
     def test_joins_timings_and_keeps_the_latest(self):
         early, late = Report(timings=steps(range(60))), Report(timings=steps(range(60, 70)))
-        assert [timing.step for timing in early.then(late).timings] == [*range(6, 70)]
+        assert [timing.step for timing in early.merged_with(late).timings] == [*range(6, 70)]
 
     def test_brings_timings_in_order_each_step_once(self):
         last = StepTiming(3, 0.0, compute=2.0)

@@ -92,7 +92,7 @@ def test_large_logits_overflow_nowhere(dtype):
     ],
 )
 def test_labels_of_a_wrong_shape_are_refused(loss, labels):
-    says = rf"^{loss.__name__} got labels of shape \({labels.shape[0]},.* and {labels.dtype}, and wants"
+    says = rf"^{loss.__name__} got labels of shape \({labels.shape[0]},.* and {labels.dtype}, but needs"
     with pytest.raises(errors.InvalidShape, match=says):
         loss(np.zeros((4, 3)), labels)
 

@@ -235,7 +235,7 @@ class TestWideAndDeep:
         assert AreaUnderCurve.of(logits, labels).value() > 0.95
 
     def test_names_a_feature_that_is_missing(self):
-        says = r"layer 'wide/features' \(ByFeature\) got .*\{b: \(\), n: \(\)\}, and wants .* it got no a;"
+        says = r"layer 'wide/features' \(ByFeature\) got .*\{b: \(\), n: \(\)\}, but needs .* missing: a;"
         with pytest.raises(shoal.InvalidShape, match=says):
             self.model().variables({"b": (), "n": ()})
 

@@ -163,27 +163,30 @@ def test_options_are_the_model_s(npz):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"format": "tar"}, "format is 'tar'; choose of idx, cifar10, folder, npz"),
-        ({"model": "vgg"}, "model is 'vgg'; choose of mlp, .*mobilenet_v2"),
-        ({"augment": ["flip", "turn"]}, "augment is 'turn'; choose of flip, crop"),
+        ({"format": "tar"}, "format is 'tar'; choose from idx, cifar10, folder, npz"),
+        ({"model": "vgg"}, "model is 'vgg'; choose from mlp, .*mobilenet_v2"),
+        ({"augment": ["flip", "turn"]}, "augment is 'turn'; choose from flip, crop"),
         ({"augment": "turn"}, "augment is 'turn'"),
-        ({"options": {"width": 2}}, "options have 'width'; give, by name, what mlp has: hidden, dropout"),
+        ({"options": {"width": 2}}, "options have 'width', which mlp does not have; its options are hidden, dropout"),
         ({"options": "hidden"}, "options is 'hidden'; give a mapping of names to anything"),
-        ({"options": {"hidden": 16}}, "hidden is 16; give a list of whole numbers"),
+        ({"options": {"hidden": 16}}, "hidden is 16; give a list of integers"),
         ({"options": {"dropout": "a"}}, "dropout is 'a'; give a number"),
-        ({"model": "mobilenet_v2", "options": {"stem_strides": [1, 1]}}, r"stem_strides is \[1, 1\]; give a whole"),
+        ({"model": "mobilenet_v2", "options": {"stem_strides": [1, 1]}}, r"stem_strides is \[1, 1\]; give an integer"),
         ({"model": "resnet18", "options": {"small_images": 1}}, "small_images is 1; give true or false"),
-        ({"size": "32"}, "size is '32'; give a whole number"),
-        ({"classes": "10"}, "classes is '10'; give a whole number"),
-        ({"top": True}, "top is True; give a whole number"),
+        ({"size": "32"}, "size is '32'; give an integer"),
+        ({"classes": "10"}, "classes is '10'; give an integer"),
+        ({"top": True}, "top is True; give an integer"),
         ({"mean": ["0.5"]}, r"mean is \['0.5'\]; give a number, or a list of numbers"),
         ({"held_out_share": "half"}, "held_out_share is 'half'; give a number$"),
-        ({"precision": 32}, "precision is 32; give a text"),
-        ({"model": "resnet18", "options": {"classes": 2}}, "options have 'classes'; .*resnet18 has: small_images"),
+        ({"precision": 32}, "precision is 32; give a string"),
+        (
+            {"model": "resnet18", "options": {"classes": 2}},
+            "options have 'classes', which resnet18 .* are small_images",
+        ),
         ({"classes": 1}, "classes is 1; give 2 or more"),
         ({"top": 5}, "top is 5; give a number from 1 to the number of classes, 4"),
         ({"top": 0}, "top is 0"),
-        ({"format": "folder"}, "wants a size"),
+        ({"format": "folder"}, "needs a size"),
     ],
 )
 def test_settings_that_there_are_not(npz, settings, said):
@@ -196,8 +199,12 @@ def test_settings_that_there_are_not(npz, settings, said):
     [
         ({"precision": "float8"}, errors.InvalidLayer, "computes in one of float64, .* not 'float8'"),
         ({"options": {"dropout": 2}}, errors.InvalidLayer, "Dropout"),
-        ({"head": "hidden0"}, errors.InvalidLayer, "a head 'hidden0' takes no last part's place"),
-        ({"train_from": "body"}, errors.InvalidLayer, "there is no 'body'; choose of flatten, hidden0, relu0, head"),
+        ({"head": "hidden0"}, errors.InvalidLayer, "'hidden0' cannot replace the last part"),
+        (
+            {"train_from": "body"},
+            errors.InvalidLayer,
+            "the model has no part 'body'; choose from flatten, hidden0, relu0, head",
+        ),
         ({"mean": [0.5, 0.5]}, errors.InvalidData, "give a number, or one for each of 3 channels"),
         ({"held_out_share": 0}, errors.InvalidData, "a share of 0 of 40 samples"),
         ({"data": "none.npz"}, errors.InvalidData, "none.npz is not there"),
@@ -212,7 +219,7 @@ def test_values_that_make_no_sense(npz, settings, error, said):
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x": IMAGES, "labels": LABELS}, "has not the arrays images and labels, but x, labels; write it with"),
+        ({"x": IMAGES, "labels": LABELS}, "must have the arrays images and labels, but has x, labels; write it with"),
         ({"images": IMAGES.reshape(40, -1), "labels": LABELS}, r"images in .*\[n, 192\]; give \[n, height, width"),
         ({"images": IMAGES.astype(int), "labels": LABELS}, "images are int64; give uint8 or floats"),
         ({"images": IMAGES.astype(float), "labels": LABELS}, "images in .* float64 up to .*; divide them by 255, or"),
@@ -234,27 +241,30 @@ def test_floats_above_1_after_a_black_image_are_met_as_they_are_read(tmp_path):
 
 def test_an_array_that_is_no_npz_file(tmp_path):
     np.save(tmp_path / "images.npy", IMAGES)
-    with pytest.raises(errors.InvalidData, match="has not the arrays images and labels, but one without a name"):
+    with pytest.raises(
+        errors.InvalidData, match="must have the arrays images and labels, but has one array without a name"
+    ):
         small(str(tmp_path / "images.npy"))
 
 
 def test_folders_of_other_classes(tmp_path):
     path = pictures(tmp_path, "train", ("ant", "bee", "cat"))
-    with pytest.raises(errors.ProgramError, match=r"has 3 classes, and the model 10; set classes=3"):
+    with pytest.raises(errors.ProgramError, match=r"has 3 classes, but the model has 10; set classes=3"):
         image_classifier(path, "folder", "mlp", size=8)
     pictures(tmp_path, "test", ("ant", "cat"))
-    with pytest.raises(
-        errors.InvalidData, match=r"of train and test in .* one has a class 'bee' and the other has not"
-    ):
+    with pytest.raises(errors.InvalidData, match="the class 'bee' is in only one of train and test in"):
         image_classifier(path, "folder", "mlp", 3, size=8)
 
 
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (LABELS + 9, "the label 12 is of none of the model's 4 classes, 0 to 3; give the model more classes, or mend"),
-        (LABELS - 1, "the label -1 is of none"),
-        (LABELS / 2, "labels are float64 of shape .*; give each sample the number of its class"),
+        (
+            LABELS + 9,
+            "the label 12 is not one of the model's 4 classes, 0 to 3; give the model more classes, or correct",
+        ),
+        (LABELS - 1, "the label -1 is not one"),
+        (LABELS / 2, "labels are float64 of shape .*; give the class number of each sample"),
         (np.eye(4, dtype=int)[LABELS], r"labels are int64 of shape \(40, 4\)"),
     ],
 )
@@ -416,13 +426,13 @@ def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them():
     program = Supervised(mlp(4), (8, 8, 3), data, data, MulticlassClassification())
     values, batch = begun(program), program.dataset.batch(np.arange(4))
     for use in (lambda: program.loss_and_gradients(values, batch, seed=0), lambda: program.evaluate(values, batch)):
-        with pytest.raises(errors.InvalidShape, match=r"wants floats, not uint8 .*augment\.ToFloat"):
+        with pytest.raises(errors.InvalidShape, match=r"needs floats, not uint8 .*augment\.ToFloat"):
             use()
 
 
 def test_yes_or_no_is_judged_alike_by_columns_and_by_the_rule_of_its_loss():
     outputs, labels = np.array([[2.0], [-1.0], [0.5]]), np.array([1, 0, 0])
-    figures = BinaryClassification().figures(outputs, labels)
+    figures = BinaryClassification().metrics(outputs, labels)
     assert figures["accuracy"] == pytest.approx(2 / 3)
     assert isinstance(figures["auc"], AreaUnderCurve)
     assert figures["loss"] == pytest.approx(np.log1p(np.exp([-2.0, -1.0, 0.5])).mean())

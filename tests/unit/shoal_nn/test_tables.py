@@ -68,17 +68,17 @@ def test_its_figures_are_of_the_whole_set(tables):
         (
             {"categories": ["a"]},
             errors.ProgramError,
-            r"categories is \['a'\]; give a mapping of names to whole numbers",
+            r"categories is \['a'\]; give a mapping of names to integers",
         ),
         ({"crosses": [["a", "b", "flag"]]}, errors.ProgramError, "crosses have .*; give pairs of categories"),
-        ({"crosses": ["ab"]}, errors.ProgramError, r"crosses is \['ab'\]; give a list of lists of texts"),
+        ({"crosses": ["ab"]}, errors.ProgramError, r"crosses is \['ab'\]; give a list of lists of strings"),
         ({"numbers": {"age": 3}}, errors.ProgramError, "numbers is {'age': 3}; give .* names to lists of numbers"),
         ({"numbers": {"age": [3]}}, errors.ProgramError, r"numbers have \[3\] for 'age'; give \[mean, std\]"),
-        ({"numbers": {"age": [3, 0]}}, errors.ProgramError, "the latter not 0"),
-        ({"hidden": 16}, errors.ProgramError, "hidden is 16; give a list of whole numbers"),
+        ({"numbers": {"age": [3, 0]}}, errors.ProgramError, "with std not 0"),
+        ({"hidden": 16}, errors.ProgramError, "hidden is 16; give a list of integers"),
         ({"categories": {"a": "12"}}, errors.ProgramError, "categories is {'a': '12'}; give a mapping"),
-        ({"window": 1.5}, errors.ProgramError, "window is 1.5; give a whole number"),
-        ({"crosses": [["a", "age"]]}, errors.InvalidLayer, "'age' is none"),
+        ({"window": 1.5}, errors.ProgramError, "window is 1.5; give an integer"),
+        ({"crosses": [["a", "age"]]}, errors.InvalidLayer, "'age' is not one"),
         ({"fill": {"city": 3}}, errors.InvalidData, "fill has a value for 'city', which is none of the columns"),
         ({"label": "income"}, errors.InvalidData, "income"),
         ({"label": "a"}, errors.InvalidData, "'a'.*twice"),
@@ -92,10 +92,10 @@ def test_settings_of_tables_that_make_no_sense(tables, settings, error, said):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"categories": {"a": 5}}, r"column 'a' has 11, and categories says 5, 0 to 4; set a larger number"),
-        ({"categories": {"name": 2}}, "column 'name' is of object; categories are whole numbers, from 0 to 1"),
-        ({"numbers": "rate, name"}, "column 'name' is of object; numbers are"),
-        ({"label": "age"}, r"the label \d+ is neither 0 nor 1; mend the labels"),
+        ({"categories": {"a": 5}}, r"column 'a' has 11, but categories has 5, 0 to 4; set a larger number"),
+        ({"categories": {"name": 2}}, "column 'name' is of object; categories must be integers from 0 to 1"),
+        ({"numbers": "rate, name"}, "column 'name' is of object; numbers must be"),
+        ({"label": "age"}, r"the label \d+ is neither 0 nor 1; correct the labels"),
         ({"label": "name"}, "the label [xy] is neither 0 nor 1"),
     ],
 )
@@ -128,5 +128,5 @@ def test_nulls_are_filled_where_it_is_said_what_with(tmp_path):
 def test_numbers_that_are_not_finite_are_told_by_column_as_they_are_read(tmp_path, wrong):
     program = wide({}, **lacking(tmp_path / "table.parquet", [20, wrong, 40, wrong]))
     for part in (program.dataset, program.held_out):
-        with pytest.raises(errors.InvalidData, match="column 'age' has 2 among 4 numbers that are NaN, infinite"):
+        with pytest.raises(errors.InvalidData, match="column 'age' has 2 of 4 numbers that are NaN, infinite"):
             part.batch(np.arange(4))

@@ -24,7 +24,7 @@ def test_a_call_that_fails_or_is_given_up_is_over():
     with CallPool(1, "calls") as pool:
         running, waiting = pool.submit(gate.wait, 20), pool.submit(int)
         assert waiting.cancel()
-        wait_until(lambda: pool.queued == 0, what="the end of the one that was given up")
+        wait_until(lambda: pool.queued == 0, what="the end of the cancelled call")
         gate.set()
         assert running.result(20)
         failing = pool.submit(int, "no number")

@@ -76,7 +76,7 @@ def test_batches_are_brought_over_whole(two_gpus):
 
 
 def test_a_gpu_that_is_not_there_is_an_error(two_gpus):
-    with pytest.raises(errors.ShoalError, match="cuda:2 is not here: there are 2, cuda:0 to cuda:1"):
+    with pytest.raises(errors.ShoalError, match="cuda:2 does not exist: this machine has 2, cuda:0 to cuda:1"):
         choose_device("cuda:2")
 
 
@@ -87,10 +87,10 @@ def test_a_gpu_without_cupy_says_what_to_install(without_cupy):
 
 def test_a_cuda_that_does_not_work_is_told_or_done_without(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(FakeRuntimeError("cudaErrorInsufficientDriver")))
-    with pytest.raises(errors.ShoalError, match="CUDA says cudaErrorInsufficientDriver"):
+    with pytest.raises(errors.ShoalError, match="CUDA reports cudaErrorInsufficientDriver"):
         choose_device("cuda:0")
     device = choose_device("auto")
-    assert (device.name, device.reason) == ("cpu", "CUDA says cudaErrorInsufficientDriver")
+    assert (device.name, device.reason) == ("cpu", "CUDA reports cudaErrorInsufficientDriver")
 
 
 def test_no_reason_is_needed_for_what_was_asked_for(two_gpus):
@@ -99,5 +99,5 @@ def test_no_reason_is_needed_for_what_was_asked_for(two_gpus):
 
 @pytest.mark.parametrize("wish", ["gpu", "cuda", "cuda:-1", "cuda:x", ""])
 def test_a_wish_that_makes_no_sense(wish):
-    with pytest.raises(errors.ShoalError, match="none of auto, cpu and cuda:N"):
+    with pytest.raises(errors.ShoalError, match="is unknown; choose auto, cpu or cuda:N"):
         choose_device(wish)

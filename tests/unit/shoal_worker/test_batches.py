@@ -63,7 +63,7 @@ def drain(batches):
     """All batches, of all ranges."""
     found = []
     while batches.lease() is not NoRange.FINISHED:
-        while batches.in_hand:
+        while batches.has_next:
             batch = batches.take()
             assert batch.samples == len(batch.data)
             found.append(batch.data)
@@ -190,7 +190,7 @@ def test_a_reader_that_waits_for_room_ends_with_the_training():
     batches.close()
     waiting.wait_until(lambda: not readers(), what="the reader's end")
     assert len(dataset.read) == 1
-    assert not batches.in_hand
+    assert not batches.has_next
 
 
 class TooFew(Squares):
@@ -204,7 +204,7 @@ def test_a_data_set_that_gives_too_few_batches_is_told():
     batches = leased(TooFew(), [Lease(1, DataRange(0, 0, 12))])
     batches.lease()
     batches.take()
-    with pytest.raises(errors.ProgramError, match=r"ended with 2 still to come"):
+    with pytest.raises(errors.ProgramError, match=r"ended 2 batches early"):
         batches.take()
 
 
@@ -219,14 +219,14 @@ def test_a_method_named_prefetch_is_the_programs_own():
 
 @pytest.mark.parametrize("given", [-1, 1.5, True, "2"])
 def test_a_prefetch_that_is_no_number_of_batches_is_refused(given):
-    with pytest.raises(errors.ProgramError, match=r"`prefetch` of data set Squares is .*whole number"):
+    with pytest.raises(errors.ProgramError, match=r"`prefetch` of data set Squares is .*an integer"):
         prefetch_of(Squares(prefetch=given))
 
 
 def test_blocks_that_do_not_fit_the_data_set_are_refused():
     dataset = Squares(90)
     dataset.blocks = Blocks(np.array([0, 100]))
-    with pytest.raises(errors.ProgramError, match=r"are 100 samples, and len\(\) says 90"):
+    with pytest.raises(errors.ProgramError, match=r"has 100 samples in its blocks, but its len\(\) is 90"):
         order_of(dataset, 0)
     dataset.size = 100
     with pytest.raises(errors.ProgramError, match=r"blocks, but no batches\(plan\)"):

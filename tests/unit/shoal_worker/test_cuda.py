@@ -61,7 +61,7 @@ def test_an_array_that_is_there_stays(cupy):
 def test_the_source_of_an_upload_may_change_at_once(cupy):
     device = choose_device("cuda:0")
     given = {"a": np.zeros(4, np.float32)}
-    brought = device.bring(given)
+    brought = device.upload(given)
     given["a"][:] = 7
     np.testing.assert_array_equal(np.asarray(device.receive(brought)["a"]), np.zeros(4))
 
@@ -70,16 +70,16 @@ def test_pulls_of_any_size_go_through_a_few_pinned_buffers(cupy):
     device = choose_device("cuda:0")
     large = values(1, (3 * _STAGE_BYTES // 4 + 5,), (10,), (_STAGE_BYTES,), (0,), (7, 3))
     for _ in range(3):
-        same(device.receive(device.bring(large)), large)
+        same(device.receive(device.upload(large)), large)
     assert cupy.pinned == [_STAGE_BYTES] * _STAGES
 
 
 def test_a_pull_is_brought_while_the_last_one_is_computed_on(cupy):
     device = choose_device("cuda:0")
     pulls = [values(seed, (5, 3), (4,)) for seed in range(4)]
-    first = device.receive(device.bring(pulls[0]))
+    first = device.receive(device.upload(pulls[0]))
     for now, following in itertools.pairwise(pulls):
-        brought = device.bring(following)
+        brought = device.upload(following)
         same(first, now)
         first = device.receive(brought)
     same(first, pulls[-1])
@@ -91,7 +91,7 @@ def test_memory_of_a_pull_is_given_back_once_computation_has_gone_on(cupy, monke
     waited = []
     for step in range(4):
         over = [computed for _, computed in device._retired]
-        brought = device.bring(values(step, (3,)))
+        brought = device.upload(values(step, (3,)))
         assert device._uploads.stream.waits[-len(over) :] == over, "an upload waits for the end of computation"
         assert len(device._retired) == 0
         device.receive(brought)
@@ -130,7 +130,7 @@ def test_gradients_are_fetched_in_their_order_while_later_ones_are_computed(cupy
             asked.append(name)
             yield name, array.view(FakeArray)
 
-    fetched = device.fetch(gradients())
+    fetched = device.download(gradients())
     name, _ = next(fetched)
     assert name == "v0"
     assert 1 < len(asked) < 9, "some are asked for before the first is awaited, and not all"
@@ -150,7 +150,7 @@ def test_gradients_come_down_in_the_half_that_they_travel_in(cupy, version, wire
     cupy.__version__ = version
     given = values(6, (3, 2))["v0"]
     arrays = {"f": given.view(FakeArray), "n": np.arange(3).view(FakeArray), "h": given, "x": 1.5}
-    found = dict(choose_device("cuda:0").fetch(arrays.items(), np.dtype(wire)))
+    found = dict(choose_device("cuda:0").download(arrays.items(), np.dtype(wire)))
     assert [found[name].dtype.name for name in "fnh"] == [comes, "int64", "float32"]
     np.testing.assert_array_equal(found["f"], given.astype(comes))
     assert cupy.pinned == [given.size * np.dtype(comes).itemsize, 24]
@@ -159,21 +159,21 @@ def test_gradients_come_down_in_the_half_that_they_travel_in(cupy, version, wire
 def test_downloads_lie_in_memory_of_their_own(cupy):
     device = choose_device("cuda:0")
     wanted = values(3, (4,), (4,))
-    found = dict(device.fetch((name, array.view(FakeArray)) for name, array in wanted.items()))
+    found = dict(device.download((name, array.view(FakeArray)) for name, array in wanted.items()))
     same(found, wanted)
     assert not np.shares_memory(found["v0"], found["v1"])
     assert cupy.pinned == [16, 16]
 
 
 def test_what_the_host_has_already_is_taken_as_it_is(cupy):
-    found = dict(choose_device("cuda:0").fetch({"a": np.ones(2), "b": np.float32(3)}.items()))
+    found = dict(choose_device("cuda:0").download({"a": np.ones(2), "b": np.float32(3)}.items()))
     np.testing.assert_array_equal(found["a"], [1, 1])
     assert found["b"] == 3
 
 
 def test_downloads_that_nobody_takes_are_over_when_they_are_given_up(cupy):
     device = choose_device("cuda:0")
-    fetched = device.fetch(iter([(str(index), cupy.empty((2,))) for index in range(6)]))
+    fetched = device.download(iter([(str(index), cupy.empty((2,))) for index in range(6)]))
     next(fetched)
     stream = device._downloads
     assert stream.ran < len(stream._queued)
@@ -192,7 +192,7 @@ def test_the_pool_is_bounded(cupy, limit, asked):
 def test_a_pull_that_does_not_fit_says_so(cupy):
     cupy.room = 100
     with pytest.raises(FakeOutOfMemoryError, match="allocating 400 bytes"):
-        choose_device("cuda:0").bring({"a": np.zeros(100, np.float32)})
+        choose_device("cuda:0").upload({"a": np.zeros(100, np.float32)})
 
 
 def test_a_fused_function_is_itself_on_numpy_and_a_kernel_on_cupy(cupy):

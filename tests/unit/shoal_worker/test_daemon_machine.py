@@ -104,8 +104,8 @@ def test_an_answer_to_an_earlier_life_starts_nothing():
 def test_a_program_that_always_kills_its_process_fails_its_job():
     machine = registered()
     for life in (1, 2):
-        work = AssignedJob("a", life, life)
-        assert fed(machine, IncarnationChanged(life), Assigned(work)) == [StartTrainer(work)]
+        assigned = AssignedJob("a", life, life)
+        assert fed(machine, IncarnationChanged(life), Assigned(assigned)) == [StartTrainer(assigned)]
         assert fed(machine, KILLED) == [Renew("the trainer was killed by SIGKILL")]
     [finish] = fed(machine, IncarnationChanged(3), Assigned(AssignedJob("a", 3, 3)), KILLED)
     assert isinstance(finish, Finish)
@@ -122,7 +122,7 @@ def test_deaths_after_progress_never_add_up():
 def test_a_fenced_trainer_has_not_finished():
     machine = registered(Assigned(A))
     [renew] = fed(machine, TrainerEnded(0, TrainerOutcome("not admitted", fenced=True), progressed=True))
-    assert renew == Renew("the trainer cannot go on: not admitted")
+    assert renew == Renew("the trainer cannot continue: not admitted")
 
 
 def test_an_exit_without_a_word_fails_the_job():

@@ -104,14 +104,18 @@ def test_an_unknown_factory_lists_names_that_are_near(module):
 
 
 def test_a_factory_that_is_no_function(module):
-    with pytest.raises(errors.ProgramError, match="mlp is not a function, but int"):
+    with pytest.raises(errors.ProgramError, match="mlp must be a function, not int"):
         load_program(f"{module('mlp = 3')}:mlp", {})
 
 
 @pytest.mark.parametrize(
     ("factory", "settings", "said"),
     [
-        ("classifier", {"hiddn": 3}, r"unexpected keyword argument 'hiddn'; it is classifier\(hidden: int = 4\)"),
+        (
+            "classifier",
+            {"hiddn": 3},
+            r"unexpected keyword argument 'hiddn'; the factory is classifier\(hidden: int = 4\)",
+        ),
         ("regressor", {}, r"missing a required argument: 'depth'.*the settings are none"),
     ],
 )

@@ -63,8 +63,8 @@ def test_a_word_that_comes_with_the_instructions_is_heard():
 
 def test_words_of_the_daemon_are_understood_however_they_come():
     words = trainer.DaemonMessages()
-    for piece in (b"eno", b"ugh\nle", b"ave"):
+    for piece in (b"stop_af", b"ter_batch\nle", b"ave"):
         words.take(piece)
-    assert (words.enough.is_set(), words.leaving.is_set()) == (True, False)
+    assert (words.stop_after_batch.is_set(), words.leave_requested.is_set()) == (True, False)
     words.take(b"\n")
-    assert words.leaving.is_set()
+    assert words.leave_requested.is_set()

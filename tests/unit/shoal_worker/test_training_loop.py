@@ -142,9 +142,9 @@ class Rig:
         data=True,
         overlap=False,
         program=None,
-        draws=None,
+        seeds=None,
         evaluator=None,
-        enough=None,
+        stop_after_batch=None,
     ) -> None:
         self.clock = FakeClock()
         self.stop = FakeStop(self.clock)
@@ -163,7 +163,7 @@ class Rig:
                 program=self.program,
                 device=Cpu(),
                 max_steps=max_steps,
-                draws=draws,
+                seeds=seeds,
                 evaluator=evaluator,
             ),
             self.parameters,
@@ -172,7 +172,7 @@ class Rig:
             clock=self.clock,
             now=lambda: 1_000.0 + self.clock.now,
             stop=self.stop,
-            enough=enough,
+            stop_after_batch=stop_after_batch,
         )
 
     def lease(self, done: int):
@@ -231,7 +231,7 @@ class FakeEvaluator:
     tried: list[tuple[int, float]] = field(default_factory=list)
 
     @property
-    def untried(self):
+    def unchecked(self):
         return not self.tried
 
     def check_program(self, step, values):
@@ -291,7 +291,7 @@ def seeds(*leases, rank=0, start=0, seed=7, max_steps=0):
     rig = Rig(
         [*leases, NoRange.FINISHED],
         program=Noisy(Samples() if leases else None),
-        draws=BatchSeeds(seed, rank),
+        seeds=BatchSeeds(seed, rank),
         max_steps=max_steps,
     )
     rig.parameters.step = start
@@ -377,7 +377,7 @@ def test_a_gradient_with_nan_is_counted_and_its_step_passed_by():
 
 def test_more_than_ten_such_gradients_in_a_row_fail_the_job():
     rig = Rig(max_steps=100, data=False, answers=[errors.NonFiniteGradient("w holds NaN")] * 20)
-    with pytest.raises(errors.ProgramError, match=r"11 gradients in a row held NaN or Inf.*step 10 \(w holds NaN\)"):
+    with pytest.raises(errors.ProgramError, match=r"11 gradients in a row had NaN or Inf.*step 10 \(w holds NaN\)"):
         rig.run()
     assert rig.total("rejected") == 11
 
@@ -494,7 +494,7 @@ def test_a_program_that_runs_out_of_memory_says_how_much_it_asked_for_and_with_w
         "program tests:program: loss_and_gradients, step 0, ran out of memory on cpu, with a batch of 4 samples: "
         "Unable to allocate 1.00 EiB"
     ) in raised.value.message
-    assert "batch_size smaller" in raised.value.message
+    assert "Reduce the job's batch_size" in raised.value.message
     assert "test_training_loop.py" in raised.value.message, "the program's own lines are shown"
 
 
@@ -713,7 +713,7 @@ def test_nan_that_shows_when_a_push_is_settled_is_counted_and_the_next_step_goes
 
 def test_more_than_ten_such_pushes_in_a_row_fail_the_job_though_it_overlaps():
     rig = Rig(max_steps=100, data=False, answers=[errors.NonFiniteGradient("NaN")] * 20, overlap=True)
-    with pytest.raises(errors.ProgramError, match="11 gradients in a row held NaN or Inf"):
+    with pytest.raises(errors.ProgramError, match="11 gradients in a row had NaN or Inf"):
         rig.run()
     assert rig.total("rejected") == 11
 
@@ -762,9 +762,9 @@ def test_one_that_is_through_says_so_though_it_was_to_stop():
 
 
 def test_a_worker_that_hears_enough_is_through_after_the_batch_in_hand():
-    evaluator, enough = FakeEvaluator(), threading.Event()
-    rig = Rig([Lease(1, DataRange(0, 0, 16))], evaluator=evaluator, enough=enough)
-    rig.program.compute = lambda params, batch: enough.set() or (1.5, {"w": params["w"]})
+    evaluator, stop_after_batch = FakeEvaluator(), threading.Event()
+    rig = Rig([Lease(1, DataRange(0, 0, 16))], evaluator=evaluator, stop_after_batch=stop_after_batch)
+    rig.program.compute = lambda params, batch: stop_after_batch.set() or (1.5, {"w": params["w"]})
     assert rig.training.run(), "it is through, and does not leave"
     assert rig.total("accepted") == 1
     assert evaluator.at_the_end == [(1, 1.0)]

@@ -1,6 +1,6 @@
-"""Numerical operations that layers share: convolutions on each kind of device, windows, sums and special functions.
+"""Numerical operations shared by layers: convolutions on each kind of device, windows, sums and special functions.
 
-Functions of arrays, without variables or state. Layers import it.
+They are functions of arrays, without variables or state.
 """
 
 from shoal_nn._ops.arithmetic import (

@@ -1,4 +1,4 @@
-"""In which dtype layers add up and multiply matrices."""
+"""Sums and matrix products of layers, with the dtypes that they use."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,42 +11,42 @@ from shoal_nn._ops.windows import BLOCK, blocks
 from shoal_worker.arrays import Namespace, namespace_of
 
 _FLOAT32 = np.dtype(np.float32)
-# Elements of a run at most: long enough that a loop's start costs little, and short enough for the nearest cache.
+# Most elements of a run: long enough to amortize the start of a loop, short enough for the first-level cache.
 _RUN = 2048
-# Rows of a piece at most. NumPy adds rows one to the other, so an error grows with their number.
+# Most rows of a piece. NumPy adds rows one after the other, so the error grows with their number.
 _ROWS = 256
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether it is float16 or bfloat16."""
+    """Returns whether the dtype is float16 or bfloat16."""
     return dtype.name in ("float16", "bfloat16")
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether gradients can be of it."""
+    """Returns whether gradients can have this dtype."""
     return dtype.kind == "f" or is_half(dtype)
 
 
 def widened(x: Array) -> Array:
-    """The same values in a dtype to compute in: float32 for both halves, otherwise the array itself."""
+    """Returns the values in float32 if they are float16 or bfloat16, otherwise the array itself."""
     return x.astype(_FLOAT32) if is_half(x.dtype) else x
 
 
 def product_dtype(xp: Namespace, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What to multiply matrices in: NumPy has no fast product of halves; a GPU has, and adds theirs up in float32."""
+    """Returns the dtype of matrix products. NumPy has no fast product of 16-bit floats; a GPU has one."""
     return _FLOAT32 if xp is np and is_half(dtype) else dtype
 
 
 def matmul(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
-    """The product of two matrices of numbers that are, or could be, of a dtype."""
+    """Returns the product of two matrices, computed in `product_dtype` of a dtype."""
     dtype = product_dtype(namespace_of(a), dtype)
     return a.astype(dtype, copy=False) @ b.astype(dtype, copy=False)
 
 
 def in_runs(x: Array) -> Array:
-    """[..., channels] as the rows of a matrix, each of so many rows of channels that are one run of memory.
+    """Reshapes [..., channels] to a matrix with longer rows, each of several rows of channels.
 
-    NumPy has a loop for each row that a vector is combined with, or added to, and channels alone make short ones.
+    NumPy starts a loop for each row of an operation with a vector, and rows of channels alone are short.
     """
     channels = x.shape[-1]
     count = math.prod(x.shape[:-1]) if namespace_of(x) is np else 1
@@ -56,15 +56,19 @@ def in_runs(x: Array) -> Array:
 
 
 def along(runs: Array, vector: Array) -> Array:
-    """[channels] as often as a run of `in_runs` has them."""
+    """Repeats [channels] to the length of a row of `in_runs`."""
     times = runs.shape[1] // max(len(vector), 1)
     return vector if times == 1 else namespace_of(runs).tile(vector, times)
 
 
 def pieces(rows: Array, *, arrays: int) -> list[slice]:
-    """Cuts the rows of a matrix so that as many of so many arrays stay in the cache together; on a GPU not at all.
+    """Cuts the rows of a matrix into pieces that fit the cache. On a GPU, there is one piece.
 
-    No piece has more than 256 rows, so that sums of one are near; there is one at least.
+    A piece has at most 256 rows, which bounds the error of its sums. There is at least one piece.
+
+    Args:
+        rows: a matrix.
+        arrays: number of arrays of this size that are used together.
     """
     if namespace_of(rows) is not np:
         return [slice(None)]
@@ -73,7 +77,13 @@ def pieces(rows: Array, *, arrays: int) -> list[slice]:
 
 
 def joined(like: Array, parts: Sequence[slice], piece: Callable[[slice], Array]) -> Array:
-    """The pieces that a function gives for each of the parts, as an array of this shape and dtype."""
+    """Joins the results of a function for each part into one array.
+
+    Args:
+        like: an array with the shape and dtype of the result.
+        parts: the parts of its first axis.
+        piece: returns the values of a part.
+    """
     if len(parts) == 1:
         return piece(parts[0])
     whole = namespace_of(like).empty_like(like)
@@ -83,13 +93,18 @@ def joined(like: Array, parts: Sequence[slice], piece: Callable[[slice], Array])
 
 
 def column_sums(x: Array) -> Array:
-    """Of an array, over all axes but the last; of halves, in float32."""
+    """Returns the sums over all axes but the last; of 16-bit floats, in float32."""
     rows = in_runs(widened(x))
     return _total((rows[part].sum(axis=0) for part in pieces(rows, arrays=1)), x.shape[-1])
 
 
 def column_products(pairs: Iterable[tuple[Array, Array]], channels: int) -> Array:
-    """[channels]: the sums of a times b, each pair a piece of `in_runs`, with no array of the products on a CPU."""
+    """Returns [channels]: the sums of a * b over all pairs, without an array of products on a CPU.
+
+    Args:
+        pairs: pieces of `in_runs`.
+        channels: length of the result.
+    """
     return _total((_products(a, b) for a, b in pairs), channels)
 
 
@@ -99,7 +114,7 @@ def _products(a: Array, b: Array) -> Array:
 
 
 def _total(sums: Iterable[Array], channels: int) -> Array:
-    """[channels]: all pieces' sums of runs, joined in float64, so that what is lost does not grow with the batch."""
+    """Returns [channels]: the total of all pieces, added in float64 so that the error does not grow with the batch."""
     first, *others = sums
     total = first.astype("float64")
     for each in others:

@@ -1,8 +1,8 @@
-"""Convolutions of arrays, and their gradients: by matrix products over windows, or tap by tap where there is no sum.
+"""Convolutions and their gradients: matrix products over windows, or tap by tap for depthwise convolutions.
 
-Windows are copied to the rows of a matrix (im2col) for a block of samples at a time, as much as stays in the cache;
-the pullback copies them again, so that between the two nothing is kept but the input. What a block is copied to is used
-for all of them. From one step to the next the allocator keeps it (`shoal.tune_allocator`, CuPy's pool).
+Windows are copied to the rows of a matrix (im2col), for a block of samples that fits the cache. The pullback copies
+them again, so that only the input is kept in between. All blocks share one buffer. The allocator keeps it from step to
+step (`shoal.tune_allocator`, CuPy's pool).
 """
 
 import math
@@ -18,12 +18,12 @@ from shoal_worker.arrays import Namespace, namespace_of
 
 
 def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
-    """y[n, i, j, f] = the sum over a window at (i, j), and its channels, of x times kernel[..., f].
+    """Returns y, where y[n, i, j, f] is the sum of x * kernel[..., f] over the window at (i, j) and its channels.
 
     Args:
         x: [batch, height, width, channels].
         kernel: [window height, window width, channels, filters].
-        windows: over images of that height and width.
+        windows: the windows over images of that height and width.
 
     Returns:
         [batch, *outputs, filters], of the dtype of x.
@@ -43,7 +43,16 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
 
 
 def gradient_by_kernel(x: Array, dy: Array, windows: Windows) -> Array:
-    """Of the shape of the kernel; of halves, in float32 on a CPU."""
+    """Returns the gradient by the kernel.
+
+    Args:
+        x: [batch, height, width, channels], the input.
+        dy: [batch, *outputs, filters], the gradient by the output.
+        windows: the windows of the convolution.
+
+    Returns:
+        [window height, window width, channels, filters]; for 16-bit floats on a CPU, in float32.
+    """
     xp = namespace_of(x)
     dtype = product_dtype(xp, x.dtype)
     channels, filters = x.shape[3], dy.shape[3]
@@ -55,12 +64,21 @@ def gradient_by_kernel(x: Array, dy: Array, windows: Windows) -> Array:
 
 
 def gradient_by_input(kernel: Array, dy: Array, windows: Windows) -> Array:
-    """Of the shape of the input, and the dtype of dy."""
+    """Returns the gradient by the input.
+
+    Args:
+        kernel: [window height, window width, channels, filters].
+        dy: [batch, *outputs, filters], the gradient by the output.
+        windows: the windows of the convolution.
+
+    Returns:
+        [batch, *inputs, channels], of the dtype of dy.
+    """
     reach = [size - 1 for size in windows.window]
     before = [far - side for far, side in zip(reach, windows.before, strict=True)]
     after = [far - side for far, side in zip(reach, windows.after, strict=True)]
     if windows.strides == (1, 1) and min(*before, *after) >= 0:
-        # A convolution again, with the kernel turned by half a circle: reading windows is faster than adding to them.
+        # This is a convolution with the rotated kernel. Reading windows is faster than adding to them.
         turned = kernel[::-1, ::-1].transpose(0, 1, 3, 2)
         back = Windows(
             windows.outputs, windows.inputs, windows.window, (1, 1), (before[0], before[1]), (after[0], after[1])
@@ -89,7 +107,7 @@ def _scatter(kernel: Array, dy: Array, windows: Windows) -> Array:
 def _rows(
     xp: Namespace, x: Array, windows: Windows, dtype: np.dtype[Any], kernel_bytes: int
 ) -> Iterator[tuple[slice, Array]]:
-    """Blocks of samples, with their windows as the rows of a matrix, which the next block overwrites."""
+    """Yields blocks of samples with a matrix of their windows, which the next block overwrites."""
     if windows.window == (1, 1) and windows.exact:
         down, across = windows.strides
         yield slice(None), x[:, ::down, ::across].astype(dtype, copy=False).reshape(-1, x.shape[3])
@@ -109,7 +127,7 @@ def _rows(
 
 
 def _window_view(xp: Namespace, padded: Array, windows: Windows) -> Array:
-    """[batch, *outputs, window height, window width * channels]: a window's row is one run of memory, and copied so."""
+    """Returns a view [batch, *outputs, window height, window width * channels], contiguous in its last axis."""
     sample, line, place, element = padded.strides
     (down, across), (height, width) = windows.strides, windows.window
     shape = (len(padded), *windows.outputs, height, width * padded.shape[3])
@@ -117,12 +135,12 @@ def _window_view(xp: Namespace, padded: Array, windows: Windows) -> Array:
 
 
 def convolve_each(x: Array, kernel: Array, windows: Windows) -> Array:
-    """A channel's convolution with a kernel of its own: y[n, i, j, c] sums over the window alone.
+    """Returns the depthwise convolution: y[n, i, j, c] sums over the window only.
 
     Args:
         x: [batch, height, width, channels].
         kernel: [window height, window width, channels].
-        windows: over images of that height and width.
+        windows: the windows over images of that height and width.
 
     Returns:
         [batch, *outputs, channels], of the dtype of x.
@@ -144,7 +162,18 @@ def convolve_each(x: Array, kernel: Array, windows: Windows) -> Array:
 def gradients_each(
     x: Array, kernel: Array, dy: Array, windows: Windows, input_gradient: bool
 ) -> tuple[Array, Array | None]:
-    """Of `convolve_each`, by the kernel (of halves, in float32) and by the input."""
+    """Returns the gradients of `convolve_each` by the kernel and by the input.
+
+    Args:
+        x: [batch, height, width, channels], the input.
+        kernel: [window height, window width, channels].
+        dy: [batch, *outputs, channels], the gradient by the output.
+        windows: the windows of the convolution.
+        input_gradient: whether to compute the gradient by the input; otherwise it is None.
+
+    Returns:
+        The gradient by the kernel, in float32 for 16-bit floats, and the gradient by the input.
+    """
     xp = namespace_of(x)
     kernel = widened(kernel.astype(x.dtype, copy=False))
     by_kernel = xp.zeros_like(kernel)
@@ -165,7 +194,7 @@ def gradients_each(
 
 
 def _cost_each(x: Array, windows: Windows) -> int:
-    """Bytes a sample takes: the image, the sums and one term."""
+    """Returns the bytes of a sample: the padded image, the sums and one term."""
     elements = math.prod(windows.padded) + 2 * math.prod(windows.outputs)
     return elements * int(x.shape[3]) * max(int(x.dtype.itemsize), 4)
 

@@ -1,8 +1,7 @@
-"""Convolutions of CuPy's arrays by cuDNN, through NVIDIA's cudnn-frontend, where it is installed and takes them.
+"""Convolutions of CuPy arrays by cuDNN, through NVIDIA's cudnn-frontend, if it is installed and supports them.
 
-Each function answers None where it does not, and `_convolve` does the work. A plan is made for each geometry, and used
-again. cuDNN's sums are asked to be the same in each run, and float32 to be float32 (TF32 where CUPY_TF32=1, as CuPy has
-it for its products).
+Otherwise each function returns None, and the caller uses `convolve`. Plans are cached by geometry. Only deterministic
+algorithms are used. float32 is computed in float32; with CUPY_TF32=1 it is computed in TF32, as CuPy does for products.
 """
 
 import functools
@@ -22,38 +21,52 @@ from shoal_worker.arrays import Namespace, lacks_memory, namespace_of
 
 _log = structlog.get_logger(__name__)
 
-# cuDNN's names for dtypes. float64 is not among them: cuDNN takes it in another order of axes only.
+# cuDNN's names of dtypes. It supports float64 only with another order of axes.
 _DTYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT"}
-# Of memory beside the arrays, the most that a convolution may use; and how many plans are kept.
+# Largest workspace of a convolution in bytes, and the number of cached plans.
 _WORKSPACE_BYTES, _PLANS = 512 << 20, 1024
-# Arrays that begin elsewhere, as parts of others may, are copied: the frontend takes this alignment for granted.
+# The frontend assumes this alignment. Arrays with another one, such as parts of others, are copied.
 _ALIGNMENT = 16
 
 _Operation = Literal["conv_fprop", "conv_dgrad", "conv_wgrad"]
-# The arguments of each, as the frontend names them.
+# The frontend's names of each operation's arguments.
 _OPERANDS = {"conv_fprop": ("image", "weight"), "conv_dgrad": ("loss", "filter"), "conv_wgrad": ("image", "loss")}
 
 
 def forward(x: Array, kernel: Array, windows: Windows) -> Array | None:
-    """As `_convolve.convolve`, also in groups: the kernel's channels say how many."""
+    """Returns the same as `convolve.convolve`. The number of groups follows from the kernel's channels."""
     filters = kernel.shape[3]
     return _run("conv_fprop", x, [x, _filters_first(x, kernel)], (len(x), *windows.outputs, filters), windows)
 
 
 def gradient_by_kernel(x: Array, kernel: Array, dy: Array, windows: Windows) -> Array | None:
-    """Of the shape of the kernel, and the dtype of x."""
+    """Returns the gradient by the kernel, of the kernel's shape and the dtype of x.
+
+    Args:
+        x: [batch, height, width, channels], the input.
+        kernel: [window height, window width, channels / groups, filters].
+        dy: [batch, *outputs, filters], the gradient by the output.
+        windows: the windows of the convolution.
+    """
     height, width, channels, filters = kernel.shape
     found = _run("conv_wgrad", x, [x, dy], (filters, height, width, channels), windows)
     return None if found is None else found.transpose(1, 2, 3, 0)
 
 
 def gradient_by_input(x: Array, kernel: Array, dy: Array, windows: Windows) -> Array | None:
-    """Of the shape and dtype of x."""
+    """Returns the gradient by the input, of the shape and dtype of x.
+
+    Args:
+        x: [batch, height, width, channels], the input.
+        kernel: [window height, window width, channels / groups, filters].
+        dy: [batch, *outputs, filters], the gradient by the output.
+        windows: the windows of the convolution.
+    """
     return _run("conv_dgrad", x, [dy, _filters_first(x, kernel)], x.shape, windows)
 
 
 def takes(x: Array, windows: Windows) -> bool:
-    """Whether cuDNN can be asked: a GPU's array, of a dtype that it has, with the same surroundings on either side."""
+    """Returns whether cuDNN may support it: an array on a GPU, a known dtype, and symmetric padding."""
     return (
         namespace_of(x) is not np
         and x.dtype.name in _DTYPES
@@ -64,13 +77,13 @@ def takes(x: Array, windows: Windows) -> bool:
 
 
 def _filters_first(x: Array, kernel: Array) -> Array:
-    """[filters, height, width, channels]: with channels side by side, as in images."""
+    """Returns the kernel as [filters, height, width, channels], with the channels last as in images."""
     return kernel.astype(x.dtype, copy=False).transpose(3, 0, 1, 2)
 
 
 @dataclass(frozen=True)
 class _Geometry:
-    """All that a plan depends on; shapes have the channels last."""
+    """Key of a plan. Shapes have the channels last."""
 
     operation: _Operation
     operands: tuple[tuple[int, ...], tuple[int, ...]]
@@ -79,7 +92,7 @@ class _Geometry:
     strides: tuple[int, int]
     dtype: str
     device: int
-    thread: int  # a handle is for one
+    thread: int  # a handle belongs to one thread
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ class _Plan:
     workspace_bytes: int
 
     def run(self, xp: Namespace, arrays: Sequence[Array]) -> None:
-        """Queues it on the current stream."""
+        """Queues the operation on the current stream."""
         workspace = xp.empty(max(self.workspace_bytes, 1), xp.uint8)
         _library().set_stream(handle=self.handle, stream=xp.cuda.get_current_stream().ptr)
         pointers = {tensor: array.data.ptr for tensor, array in zip(self.tensors, arrays, strict=True)}
@@ -132,10 +145,10 @@ def _plan(geometry: _Geometry) -> _Plan | None:
     try:
         return _built(cudnn, geometry)
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
-        if lacks_memory(error):  # matrix products want more of it, and the next time there may be enough
+        if lacks_memory(error):  # matrix products need even more; the next call may succeed
             raise
         reason = str(error).partition("\n")[0]
-        _log.warning("cuDNN does not take a convolution; it goes by matrix products", what=geometry, reason=reason)
+        _log.warning("cuDNN does not support a convolution; using matrix products", what=geometry, reason=reason)
         return None
 
 
@@ -174,13 +187,13 @@ def _built(cudnn: Any, geometry: _Geometry) -> _Plan:
 
 
 def _dims(shape: Sequence[int]) -> list[int]:
-    """In cuDNN's order: batch, channels, height, width; of kernels: filters, channels, height, width."""
+    """Returns a shape in cuDNN's order: batch or filters, channels, height, width."""
     first, height, width, channels = shape
     return [first, channels, height, width]
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """In elements, in that order, of an array with the channels last."""
+    """Returns the strides of an array with the channels last, in elements and in cuDNN's order."""
     _, height, width, channels = shape
     return [height * width * channels, 1, width * channels, channels]
 
@@ -193,24 +206,24 @@ def _unwanted(cudnn: Any, dtype: str) -> list[Any]:
 
 
 @functools.lru_cache(64)
-def _handle(device: int, thread: int) -> Any:  # noqa: ARG001 - one for each; made on the device that is current
+def _handle(device: int, thread: int) -> Any:  # noqa: ARG001 - one for each pair; created on the current device
     return _library().create_handle()
 
 
 @functools.cache
 def _library() -> Any:
-    """The frontend; None where it, or cuDNN itself, is not installed."""
+    """Returns the frontend; None if it or cuDNN is not installed."""
     try:
         cudnn = importlib.import_module("cudnn")
         version = cudnn.backend_version()
     except (ImportError, OSError, RuntimeError) as error:
         _log.warning(
-            "convolutions go by matrix products, which is slower: cuDNN or its frontend is not installed; "
-            "shoal[gpu] and shoal[gpu13] have both",
+            "cuDNN or its frontend is not installed; convolutions use matrix products, which is slower. "
+            "Install shoal[gpu] or shoal[gpu13]",
             reason=str(error),
         )
         return None
-    _log.info("convolutions go by cuDNN", version=version)
+    _log.info("convolutions use cuDNN", version=version)
     return cudnn
 
 

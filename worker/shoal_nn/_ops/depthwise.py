@@ -1,8 +1,8 @@
-"""Depthwise convolutions of NumPy's arrays: one pass over memory, compiled by Numba. For GPUs, see `_convolve`.
+"""Depthwise convolutions of NumPy arrays in one pass over memory, compiled by Numba. For GPUs, see `convolve`.
 
-To be imported by whoever needs it: Numba takes a second. A kernel compiles at its first call, in a second or two, and
-is kept on disk as the servers' are: beside this file or in the user's cache, unless NUMBA_CACHE_DIR says where. In an
-image it is there already, by `warm_up` (`shoal._numerics.kernels`).
+The import takes a second, so callers import the module when they need it. A kernel compiles at its first call, within
+about two seconds. Compiled kernels are cached on disk: beside this file, in the user's cache folder, or in
+NUMBA_CACHE_DIR. Images contain them already, because `warm_up` runs in the build (`shoal._numerics.kernels`).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from shoal_nn._ops.windows import Windows
 
 
 def convolve_each(x: Array, kernel: Array, windows: Windows) -> Array:
-    """What `_convolve.convolve_each` gives."""
+    """Returns the same as `convolve.convolve_each`."""
     seen, weights = _readable(x), _readable(kernel.astype(x.dtype, copy=False))
     y = np.empty((len(x), *windows.outputs, x.shape[3]), seen.dtype)
     _prepare(_convolve, seen.dtype)
@@ -32,7 +32,15 @@ def convolve_each(x: Array, kernel: Array, windows: Windows) -> Array:
 def gradients_each(
     x: Array, kernel: Array, dy: Array, windows: Windows, input_gradient: bool
 ) -> tuple[Array, Array | None]:
-    """What `_convolve.gradients_each` gives."""
+    """Returns the same as `convolve.gradients_each`.
+
+    Args:
+        x: [batch, height, width, channels], the input.
+        kernel: [window height, window width, channels].
+        dy: [batch, *outputs, channels], the gradient by the output.
+        windows: the windows of the convolution.
+        input_gradient: whether to return the gradient by the input; otherwise it is None.
+    """
     seen, weights = _readable(x), _readable(kernel.astype(x.dtype, copy=False))
     by_kernel, dx = np.zeros(kernel.shape, seen.dtype), np.zeros(x.shape, seen.dtype)
     _prepare(_gradients, seen.dtype)
@@ -41,7 +49,7 @@ def gradients_each(
 
 
 def warm_up() -> None:
-    """Compiles the kernels for the types that they are called with, or loads them from the cache."""
+    """Compiles the kernels for all types that they are called with, or loads them from the cache."""
     for dtype in (np.float32, np.float64):
         _prepare(_convolve, np.dtype(dtype))
         _prepare(_gradients, np.dtype(dtype))
@@ -58,7 +66,7 @@ def _prepare(kernel: Any, dtype: np.dtype[Any]) -> None:
 
 
 def _readable(x: Array) -> Array:
-    """Of one type for each dtype, whoever may write to the array: a kernel compiles once for each."""
+    """Returns a read-only contiguous view, so that a kernel compiles once for each dtype."""
     view = np.ascontiguousarray(widened(x)).view()
     view.flags.writeable = False
     return view
@@ -78,7 +86,7 @@ def _convolve(x: Any, kernel: Any, y: Any, strides: Any, before: Any) -> None:
                 left = j * strides[1] - before[1]
                 out = y[n, i, j]
                 out[:] = 0
-                # Only the taps that lie in the image.
+                # Only the taps inside the image.
                 for a in range(max(0, -top), min(height, inputs_down - top)):
                     for b in range(max(0, -left), min(width, inputs_across - left)):
                         seen, weight = x[n, top + a, left + b], kernel[a, b]
@@ -88,9 +96,9 @@ def _convolve(x: Any, kernel: Any, y: Any, strides: Any, before: Any) -> None:
 
 @_kernel
 def _gradients(x: Any, kernel: Any, dy: Any, by_kernel: Any, dx: Any, strides: Any, before: Any) -> None:
-    """Adds to by_kernel and dx, which are zeros."""
+    """Adds to by_kernel and dx, which must be zeros."""
     (_, inputs_down, inputs_across, channels), (height, width) = x.shape, kernel.shape[:2]
-    of_one = np.empty_like(by_kernel)  # a sample's sum first: long sums lose more
+    of_one = np.empty_like(by_kernel)  # sums of one sample; shorter sums are more exact
     for n in range(dy.shape[0]):
         of_one[:] = 0
         for i in range(dy.shape[1]):

@@ -1,12 +1,12 @@
-"""The error function by elementary operations of an array namespace, since NumPy has none."""
+"""Error function by elementary operations of an array namespace, because NumPy has none."""
 
 from collections.abc import Sequence
 
 from shoal.program import Array
 from shoal_worker.arrays import Namespace
 
-# float64: the rational approximations of FreeBSD's msun, s_erf.c (Sun Microsystems, 1993), lowest power first. Off by
-# less than one unit in the last place there; here by a few, for it splits the exponent of exp(-x^2) to be that near.
+# float64: the rational approximations of FreeBSD's msun, s_erf.c (Sun Microsystems, 1993), lowest power first. Its
+# error is less than one unit in the last place; here it is a few, because exp(-x^2) is computed without a split.
 _SMALL_P = (
     1.28379167095512558561e-01,
     -3.25042107247001499370e-01,
@@ -81,10 +81,10 @@ _HUGE_Q = (
     4.74528541206955367215e02,
     -2.24409524465858183362e01,
 )
-# Where one of them gives way to the next; from the last on, 1 is what it rounds to.
+# Bounds between the approximations; above the last one the value rounds to 1.
 _TO_ONE, _TO_LARGE, _TO_HUGE, _TO_CONSTANT = 0.84375, 1.25, 1 / 0.35, 6.0
 
-# float32: x P(x^2) / Q(x^2) on [-4, 4], as in Eigen's generic_fast_erf_float; off by a few units in the last place.
+# float32: x P(x^2) / Q(x^2) on [-4, 4], as Eigen's generic_fast_erf_float; accurate to a few units in the last place.
 _SINGLE_P = (
     -1.60960333262415e-02,
     -2.95459980854025e-03,
@@ -105,10 +105,10 @@ _SINGLE_BOUND = 4.0
 
 
 def erf(xp: Namespace, x: Array) -> Array:
-    """2/sqrt(pi) times the integral of exp(-t^2) from 0 to x, element by element.
+    """Returns 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x, element by element.
 
     Args:
-        xp: its namespace, which is given so that `fused` functions can call this.
+        xp: the namespace of x, passed in so that `fused` functions can call this.
         x: float32 or float64.
     """
     return _single(xp, x) if x.dtype.itemsize == 4 else _double(xp, x)
@@ -122,7 +122,7 @@ def _single(xp: Namespace, x: Array) -> Array:
 
 def _double(xp: Namespace, x: Array) -> Array:
     size = xp.minimum(xp.abs(x), _TO_CONSTANT)
-    # Each range is computed for all elements, as a GPU would: where it does not hold, from a value where it does.
+    # Each approximation is computed for all elements, with x clipped to its range.
     small = xp.minimum(size, _TO_ONE)
     square = small * small
     value = small + small * _ratio(_SMALL_P, _SMALL_Q, square)

@@ -1,4 +1,4 @@
-"""Where the windows of a convolution or a pooling lie, and images with their surroundings. No arithmetic."""
+"""Positions of the windows of convolutions and pooling, and padding of images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ import numpy as np
 from shoal.program import Array
 from shoal_worker.arrays import Namespace
 
-# Of height and width; a lone number is both.
+# Height and width; a single number stands for both.
 Pair = int | tuple[int, int]
-# "same", "valid", or zeros around: rows above and below, columns left and right; a pair has as many on either side.
+# "same", "valid", or the padding in rows and columns: one number, (rows, columns), or ((above, below), (left, right)).
 Padding = Literal["same", "valid"] | int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
 
-# Bytes of a block that a CPU's core finds again in its cache. A GPU has none like it, and each step has its price.
+# Bytes of a block: on a CPU, what fits a core's cache; on a GPU, large, because each launch has a cost.
 BLOCK, _GPU_BLOCK = 2 << 20, 256 << 20
 
 
@@ -24,11 +24,11 @@ class Windows:
 
     Attributes:
         inputs: height and width of the images.
-        outputs: windows down and across; 0 or less where an image is too small.
-        window: their height and width.
-        strides: from one to the next.
-        before: rows above the image, and columns left of it.
-        after: rows below, and columns right of it.
+        outputs: number of windows down and across; 0 or less if an image is too small.
+        window: height and width of a window.
+        strides: distance between windows, down and across.
+        before: padding rows above the image, and padding columns left of it.
+        after: padding rows below, and padding columns right of it.
     """
 
     inputs: tuple[int, int]
@@ -40,23 +40,23 @@ class Windows:
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Height and width of an image with its surroundings."""
+        """Height and width of a padded image."""
         height, width = (sum(lengths) for lengths in zip(self.before, self.inputs, self.after, strict=True))
         return height, width
 
     @property
     def interior(self) -> tuple[slice, slice]:
-        """Where the image is in these."""
+        """Position of the image in the padded image."""
         (top, left), (height, width) = self.before, self.inputs
         return slice(top, top + height), slice(left, left + width)
 
     @property
     def exact(self) -> bool:
-        """Whether an image has no surroundings."""
+        """Whether there is no padding."""
         return self.padded == self.inputs
 
     def taps(self) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
-        """Each place in a window, with the index of all windows' elements there in [batch, *padded, ...]."""
+        """Yields each place in a window, and the index of all windows' elements at it in [batch, *padded, ...]."""
         (down, across), (rows, columns) = self.strides, self.outputs
         for i in range(self.window[0]):
             for j in range(self.window[1]):
@@ -64,7 +64,14 @@ class Windows:
                 yield i, j, (slice(None), *which)
 
     def pad(self, xp: Namespace, x: Array, filling: Any, dtype: np.dtype[Any]) -> Array:
-        """Images [batch, *inputs, channels] with surroundings; the array itself where there is nothing to do."""
+        """Pads images; returns the array itself if nothing has to change.
+
+        Args:
+            xp: the namespace of x.
+            x: [batch, *inputs, channels].
+            filling: value of the padding.
+            dtype: dtype of the result.
+        """
         if self.exact:
             return x.astype(dtype, copy=False)
         padded = xp.full((len(x), *self.padded, x.shape[3]), filling, dtype)
@@ -73,7 +80,14 @@ class Windows:
 
 
 def windows_over(inputs: tuple[int, int], window: Pair, strides: Pair, padding: Padding) -> Windows:
-    """Lays windows over images of a height and width."""
+    """Returns the windows over images.
+
+    Args:
+        inputs: height and width of the images.
+        window: height and width of a window.
+        strides: distance between windows.
+        padding: padding of the images.
+    """
     sizes, steps = pair(window), pair(strides)
     rows = [_along(inputs[axis], sizes[axis], steps[axis], _sides(padding, axis)) for axis in (0, 1)]
     (above, below, down), (left, right, across) = rows
@@ -81,24 +95,24 @@ def windows_over(inputs: tuple[int, int], window: Pair, strides: Pair, padding: 
 
 
 def pair(length: Pair) -> tuple[int, int]:
-    """Of height and width."""
+    """Returns (height, width)."""
     height, width = (length, length) if isinstance(length, int) else length
     return height, width
 
 
 def explicit(padding: Padding) -> tuple[int, ...]:
-    """All lengths that a padding names."""
+    """Returns all lengths of an explicit padding: above, below, left, right."""
     return () if isinstance(padding, str) else tuple(side for axis in (0, 1) for side in _given(padding, axis))
 
 
 def blocks(xp: Namespace, count: int, nbytes: int, least: int = 0) -> Iterator[slice]:
-    """Cuts a batch so that a block's working memory stays in the cache: one of all of it is twice as slow.
+    """Cuts a batch into blocks whose working memory fits the cache, which is twice as fast as one block.
 
     Args:
         xp: the namespace of the arrays.
-        count: samples.
-        nbytes: of working memory, for each.
-        least: bytes that are worth as much: of what is read or written anew with every block.
+        count: number of samples.
+        nbytes: working memory of a sample, in bytes.
+        least: smallest size of a block in bytes: the data that is read or written again with every block.
     """
     length = max(1, max(BLOCK if xp is np else _GPU_BLOCK, least) // max(nbytes, 1))
     for start in range(0, count, length):
@@ -106,7 +120,7 @@ def blocks(xp: Namespace, count: int, nbytes: int, least: int = 0) -> Iterator[s
 
 
 def _sides(padding: Padding, axis: int) -> tuple[int, int] | None:
-    """Before and after; None for what the strides decide."""
+    """Returns the padding before and after; None for "same"."""
     if padding == "same":
         return None
     return (0, 0) if padding == "valid" else _given(padding, axis)
@@ -121,8 +135,8 @@ def _given(padding: Padding, axis: int) -> tuple[int, int]:
 
 
 def _along(length: int, window: int, stride: int, sides: tuple[int, int] | None) -> tuple[int, int, int]:
-    """Before, after and the number of windows along one axis."""
-    if sides is None:  # as TensorFlow has it: as many windows as strides fit, the odd one of the padding behind
+    """Returns the padding before and after, and the number of windows, along one axis."""
+    if sides is None:  # as in TensorFlow: the odd row or column of padding is after the image
         count = -(-length // stride)
         total = max((count - 1) * stride + window - length, 0)
         return total // 2, total - total // 2, count

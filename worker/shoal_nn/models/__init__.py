@@ -1,4 +1,4 @@
-"""Models that people name, made of `shoal_nn`'s layers: functions that give a layer, which holds no array."""
+"""Well-known models, built from layers of `shoal_nn`. Each function returns a layer without arrays."""
 
 from shoal_nn.models.fine_tuning import frozen, with_head
 from shoal_nn.models.mobilenet import mobilenet_v2

@@ -11,26 +11,26 @@ from shoal_nn.models._parts import convolution
 from shoal_nn.normalization import BatchNorm
 from shoal_nn.pooling import GlobalAvgPool
 
-# Of each stage: how many times a block widens its input, channels, blocks, stride of the first (table 2 of the paper).
+# For each stage: expansion factor, channels, blocks, and stride of the first block (table 2 of the paper).
 _STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 _STEM, _LAST = 32, 1280
 
 
 def mobilenet_v2(classes: int = 1000, width: float = 1.0, *, stem_strides: int = 2, dropout: float = 0.2) -> Sequential:
-    """MobileNetV2, with the outputs that torchvision's `mobilenet_v2` has with the same weights.
+    """Returns MobileNetV2. With the same weights, its outputs equal those of torchvision's `mobilenet_v2`.
 
-    Its parts are "stem", "block0" to "block16", "last", and "head", which alone depends on the classes: with another
-    number of them, a partial restore takes all else from a checkpoint if the new head has a name of its own.
+    Its parts are "stem", "block0" to "block16", "last" and "head". Only the head depends on the number of classes. For
+    another number, give the head a new name; a partial restore then takes all other values from a checkpoint.
 
     Args:
-        classes: outputs.
-        width: how many times as many channels each layer has, rounded to multiples of 8. The last convolution has
-            never less than 1,280.
-        stem_strides: of the first convolution: 1 keeps more of images of 32x32.
-        dropout: before the head.
+        classes: number of outputs.
+        width: multiplier of each layer's channels, which are rounded to multiples of 8. The last convolution has at
+            least 1,280.
+        stem_strides: strides of the first convolution; 1 suits images of 32x32.
+        dropout: rate of the dropout before the head.
 
     Raises:
-        InvalidLayer: an argument is out of its range.
+        InvalidLayer: an argument is out of range.
     """
     if width <= 0:
         raise errors.InvalidLayer(f"mobilenet_v2: width is {width}; give more than 0", kind="mobilenet_v2")
@@ -66,7 +66,7 @@ def _activated(conv: Layer) -> Sequential:
 
 
 def _rounded(channels: float) -> int:
-    """To a multiple of 8, as the authors' code does: never by more than a tenth down."""
+    """Rounds to a multiple of 8, as the authors' code does: down by a tenth at most."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 

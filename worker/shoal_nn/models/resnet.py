@@ -11,24 +11,24 @@ from shoal_nn.models._parts import convolution
 from shoal_nn.normalization import BatchNorm
 from shoal_nn.pooling import GlobalAvgPool, MaxPool
 
-# Channels inside a block of each of the four stages.
+# Channels inside the blocks of each of the four stages.
 _WIDTHS = (64, 128, 256, 512)
 
 
 def resnet(depth: int, classes: int = 1000, *, small_images: bool = False) -> Sequential:
-    """ResNet-18, 34 or 50, with the outputs that torchvision's `resnet18` and its like have with the same weights.
+    """Returns ResNet-18, 34 or 50. With the same weights, its outputs equal those of torchvision's models.
 
-    Names follow torchvision: "conv1", "bn1", "layer1" to "layer4", whose blocks are "0", "1" and so on, and "fc". In a
-    block of 50 layers the stride is that of its 3x3 convolution (version 1.5).
+    Names follow torchvision: "conv1", "bn1", "layer1" to "layer4" with blocks "0", "1" and so on, and "fc". In
+    ResNet-50, the 3x3 convolution of a block has the stride (version 1.5).
 
     Args:
         depth: 18, 34 or 50.
-        classes: outputs.
-        small_images: begins with a 3x3 convolution without stride, and without pooling, as the paper does for CIFAR's
-            images of 32x32. Else for images of 224x224.
+        classes: number of outputs.
+        small_images: whether to start with a 3x3 convolution without stride and pooling, as in the paper for CIFAR's
+            images of 32x32. Otherwise the model suits images of 224x224.
 
     Raises:
-        InvalidLayer: there is no such depth, or `classes` is out of its range.
+        InvalidLayer: the depth is unknown, or `classes` is out of range.
     """
     if depth not in _DEPTHS:
         raise errors.InvalidLayer(f"resnet: there is no ResNet-{depth}; choose 18, 34 or 50", kind="resnet")
@@ -83,7 +83,7 @@ def _shortcut(channels: int, filters: int, strides: int) -> Layer:
     return Sequential({"conv": convolution(filters, 1, strides), "bn": BatchNorm()})
 
 
-# By depth: a block, how many times as many channels it gives as it has inside, and the blocks of each stage.
+# By depth: the block, its ratio of output channels to inner channels, and the number of blocks of each stage.
 _DEPTHS: Mapping[int, tuple[Callable[[int, int], Sequential], int, tuple[int, ...]]] = {
     18: (_basic, 1, (2, 2, 2, 2)),
     34: (_basic, 1, (3, 4, 6, 3)),

@@ -1,4 +1,4 @@
-"""Models to begin with: a perceptron, and a small network for images."""
+"""Simple models: a perceptron and a small network for images."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,15 @@ from shoal_nn.pooling import Flatten, MaxPool
 
 
 def mlp(classes: int, hidden: Sequence[int] = (256,), dropout: float = 0.0) -> Sequential:
-    """A perceptron with ReLU: "hidden0", "hidden1" and so on, then "head". Images are flattened.
+    """Returns a perceptron with ReLU: "hidden0", "hidden1" and so on, then "head". Images are flattened.
 
     Args:
-        classes: outputs.
+        classes: number of outputs.
         hidden: units of each hidden layer.
-        dropout: of each hidden layer's outputs; 0: none.
+        dropout: dropout rate of each hidden layer's outputs; 0 means none.
 
     Raises:
-        InvalidLayer: a number is out of its range.
+        InvalidLayer: an argument is out of range.
     """
     layers: dict[str, Layer] = {"flatten": Flatten()}
     for number, units in enumerate(hidden):
@@ -30,14 +30,14 @@ def mlp(classes: int, hidden: Sequence[int] = (256,), dropout: float = 0.0) -> S
 
 
 def small_cnn(classes: int, dropout: float = 0.25) -> Sequential:
-    """Two 3x3 convolutions with pooling and a hidden layer of 128: for images of 28x28 or 32x32.
+    """Returns two 3x3 convolutions with pooling and a hidden layer of 128, for images of 28x28 or 32x32.
 
     Args:
-        classes: outputs.
-        dropout: before the hidden layer, and before the head.
+        classes: number of outputs.
+        dropout: dropout rate before the hidden layer and before the head.
 
     Raises:
-        InvalidLayer: a number is out of its range.
+        InvalidLayer: an argument is out of range.
     """
     return Sequential(
         {

@@ -21,30 +21,32 @@ def wide_deep(
     hidden: Sequence[int] = (1024, 512, 256),
     cross_rows: int = 10_000,
 ) -> Parallel:
-    """A linear model of categories and of pairs of them, and a perceptron of their embeddings and of numbers, added up.
+    """Returns the sum of a wide part, a linear model of categories and their crosses, and a deep part, a perceptron.
 
-    It is fed features by name, {"occupation": [batch], "age": [batch]}, and gives [batch, classes] logits. The wide
-    part has a weight, which begins with 0, for each category or hashed pair and each class; the deep part has the one
-    bias of both. Variables: "wide/features/occupation/table", "wide/occupation*sex/weights/table",
+    The input is features by name, such as {"occupation": [batch], "age": [batch]}. The output is [batch, classes]
+    logits. The wide part has a weight for each class and each category or hashed cross, which starts at 0. The deep
+    part takes embeddings of the categories and the numbers, and has the only bias.
+
+    Variables: "wide/features/occupation/table", "wide/occupation*sex/weights/table",
     "deep/features/occupation/table", "deep/hidden0/kernel", ..., "deep/head/bias".
 
     Args:
-        categories: how many there are, by feature: whole numbers from [0, that many).
-        numbers: features that are floats, best of about unit size.
-        crosses: pairs of the categories, hashed (`shoal_nn.crossed`).
-        classes: logits; 1 for a yes or no, with `sigmoid_cross_entropy`.
-        embedding: width of each category's vector in the deep part.
+        categories: number of categories n by feature; the feature has integers in [0, n).
+        numbers: features with floats, ideally of about unit size.
+        crosses: pairs of category features, hashed (`shoal_nn.crossed`).
+        classes: number of logits; 1 for binary classification with `sigmoid_cross_entropy`.
+        embedding: width of each embedding in the deep part.
         hidden: units of the deep part's hidden layers.
-        cross_rows: of each cross's table.
+        cross_rows: rows of each cross's table.
 
     Raises:
-        InvalidLayer: a number is out of its range, there is no category, or a cross is not of two of them.
+        InvalidLayer: a number is out of range, there are no categories, or a cross names another feature.
     """
     for pair in crosses:
         if unknown := [name for name in pair if name not in categories]:
             raise errors.InvalidLayer(
-                f"wide_deep: the cross of {pair[0]!r} and {pair[1]!r} is of categories, and {unknown[0]!r} is none; "
-                f"choose of {', '.join(categories)}",
+                f"wide_deep: the cross of {pair[0]!r} and {pair[1]!r} needs categories, but {unknown[0]!r} is not one; "
+                f"choose from {', '.join(categories)}",
                 kind="wide_deep",
             )
     wide: dict[str, Layer] = {

@@ -1,4 +1,4 @@
-// What can be done to a job from here: take a checkpoint, and cancel it, which asks first.
+// The actions on a job: taking a checkpoint, and cancelling it after a confirmation.
 
 import { act, jobPath } from "./api.js";
 import { html, useRef, useState } from "./html.js";
@@ -6,31 +6,31 @@ import { html, useRef, useState } from "./html.js";
 export function Actions({ name, live }) {
   const dialog = useRef(null);
   const [busy, setBusy] = useState(false);
-  const [said, setSaid] = useState({ text: "", bad: false });
+  const [message, setMessage] = useState({ text: "", bad: false });
   const perform = async (what, done) => {
     setBusy(true);
-    setSaid({ text: "", bad: false });
+    setMessage({ text: "", bad: false });
     try {
-      setSaid({ text: done(await act(jobPath(name, what))), bad: false });
+      setMessage({ text: done(await act(jobPath(name, what))), bad: false });
     } catch (error) {
-      setSaid({ text: error.code ? error.message : "The coordinator does not answer.", bad: true });
+      setMessage({ text: error.code ? error.message : "The coordinator does not respond.", bad: true });
     }
     setBusy(false);
   };
-  const checkpoint = () => perform("checkpoint", ({ attempt }) => `Checkpoint: attempt ${attempt} has begun.`);
+  const checkpoint = () => perform("checkpoint", ({ attempt }) => `Checkpoint attempt ${attempt} has started.`);
   const cancel = () => {
     dialog.current.close();
-    perform("cancel", () => "The job is cancelled.");
+    perform("cancel", () => "The job was cancelled.");
   };
   return html`<div class="actions">
     ${live &&
     html`<button type="button" disabled=${busy} onClick=${checkpoint}>Take a checkpoint</button>
       <button type="button" class="danger" disabled=${busy}
           onClick=${() => dialog.current.showModal()}>Cancel the job …</button>`}
-    <p class=${said.bad ? "bad" : "soft"} role=${said.bad ? "alert" : "status"}>${said.text}</p>
+    <p class=${message.bad ? "bad" : "soft"} role=${message.bad ? "alert" : "status"}>${message.text}</p>
     <dialog ref=${dialog} aria-labelledby="ask">
       <h2 id="ask">Cancel <bdi>${name}</bdi>?</h2>
-      <p>Its workers stop after the batch in hand, and it cannot be continued but from a checkpoint.</p>
+      <p>Its workers stop after their current batch. Afterwards it can continue only from a checkpoint.</p>
       <div class="choice">
         <button type="button" autofocus onClick=${() => dialog.current.close()}>Let it run</button>
         <button type="button" class="danger" onClick=${cancel}>Cancel the job</button>

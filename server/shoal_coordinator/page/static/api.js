@@ -1,4 +1,4 @@
-// Questions to the coordinator, and the two things that can be done from here.
+// Requests to the coordinator: reads, and the two actions of the page.
 
 import { useEffect, useState } from "./html.js";
 
@@ -20,7 +20,7 @@ export async function get(path) {
   return answered(await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) }));
 }
 
-// Cancels a job, or takes a checkpoint of it.
+// Performs an action on a job: cancels it, or takes a checkpoint.
 export async function act(path) {
   const headers = { "Content-Type": "application/json", "X-Shoal-Page": "1" };
   const signal = AbortSignal.timeout(PATIENCE_MS);
@@ -41,7 +41,7 @@ async function answered(response) {
   return response.json();
 }
 
-// What a path says, asked again every so many seconds as long as it is `live`, and whenever `mark` is another one.
+// A hook that reads a path every `everySeconds` seconds while `live`, and again whenever `mark` changes.
 export function usePolled(path, everySeconds, live, mark = "") {
   const [answer, setAnswer] = useState({ value: null, error: null });
   useEffect(() => {

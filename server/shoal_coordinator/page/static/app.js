@@ -1,4 +1,4 @@
-// Which page this is, by its path, and what is around each: the header, and what is said of the connection.
+// The application: chooses the page by its path, and adds the header and the state of the connection.
 
 import { html, render, useState } from "./html.js";
 import { JobPage } from "./job.js";
@@ -9,7 +9,7 @@ function nameIn(path) {
   try {
     return found && decodeURIComponent(found[1]);
   } catch {
-    return null; // no text of which this is the encoding
+    return null; // the path is not a valid encoding
   }
 }
 
@@ -21,7 +21,7 @@ function App({ path }) {
       ? html`<${Overview} tell=${setLink} />`
       : name
         ? html`<${JobPage} name=${name} tell=${setLink} />`
-        : html`<${Nowhere} path=${path} />`;
+        : html`<${NotFound} path=${path} />`;
   return html`
     <header class="top">
       <a class="brand" href="/"><img src="/static/icon.svg" alt="" width="28" height="28" /><span>Shoal</span></a>
@@ -38,27 +38,27 @@ function Banner({ link }) {
   if (link.live !== false) return "";
   if (link.refused) {
     return html`<p class="banner" role="alert">
-      <strong>The coordinator does not keep this page up to date:</strong> ${link.reason}.
-      ${" "}${link.final ? "Load the page again when that is mended." : "Asking again …"}
+      <strong>The coordinator refuses to update this page:</strong> ${link.reason}.
+      ${" "}${link.final ? "Reload the page when the cause is fixed." : "Trying again …"}
     </p>`;
   }
   return html`<p class="banner" role="alert">
-    <strong>The coordinator is away:</strong> ${link.reason}. What is shown is how it was last; training goes on
-    meanwhile. Looking for it …
+    <strong>The coordinator is away:</strong> ${link.reason}. The page shows its last state. Training continues in the
+    meantime. Reconnecting …
   </p>`;
 }
 
 function Link({ link }) {
-  const away = link.refused ? "Not followed" : "Coordinator away";
+  const away = link.refused ? "Not updated" : "Coordinator away";
   const [kind, text] = link.live === null ? ["idle", ""] : link.live ? ["live", "Live"] : ["away", away];
   return html`<p class=${`link ${kind}`} role="status">${text}</p>`;
 }
 
-function Nowhere({ path }) {
+function NotFound({ path }) {
   document.title = "Not found · Shoal";
   return html`<section class="lost">
-    <h1>There is no such page</h1>
-    <p>Nothing is at <code>${path}</code>.</p>
+    <h1>Page not found</h1>
+    <p>There is no page at <code>${path}</code>.</p>
     <p><a href="/">Go to the cluster and its jobs</a></p>
   </section>`;
 }

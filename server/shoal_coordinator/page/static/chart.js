@@ -1,6 +1,6 @@
-// uPlot as a component: lines over steps, in the colours of the style sheet, with words for those who do not see them.
+// A chart component on uPlot: lines over steps in the colours of the style sheet, with a text for screen readers.
 
-import { count, figure } from "./format.js";
+import { count, metric } from "./format.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Numbers } from "./parts.js";
 import uPlot from "./vendor/uplot/uPlot.esm.js";
@@ -9,10 +9,10 @@ const HEIGHT = 220;
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const TABLE_ROWS = 20;
 
-// Lines differ by colour and by dashes.
+// The dashes of a line, which differ as colours do.
 export const dashOf = (number) => DASHES[Math.floor(number / 2) % DASHES.length];
 
-// `lines`: [{label, steps, values, colour, dash, width, dots}]; a colour is the name of a custom property.
+// Draws `lines`: [{label, steps, values, colour, dash, width, dots}]. A colour is the name of a CSS custom property.
 export function Chart({ title, lines }) {
   const place = useRef(null);
   const plot = useRef(null);
@@ -34,7 +34,7 @@ export function Chart({ title, lines }) {
     };
   }, [kinds, theme]);
   useEffect(() => plot.current?.setData(data), [data]);
-  if (!drawn.length) return html`<figure><figcaption>${title}</figcaption><p class="empty">Nothing yet.</p></figure>`;
+  if (!drawn.length) return html`<figure><figcaption>${title}</figcaption><p class="empty">No data yet.</p></figure>`;
   return html`<figure class="chart" data-chart=${title} data-points=${Math.max(...drawn.map((it) => it.steps.length))}>
     <figcaption>${title} <span class="soft">${at === null ? latest(drawn) : reading(drawn, at)}</span></figcaption>
     <div class="plot" ref=${place} role="img" aria-label=${`${title} by step: ${summary(drawn)}`}></div>
@@ -62,7 +62,7 @@ function tables(title, lines) {
       <thead><tr><th scope="col" class="number">Step</th><th scope="col" class="number">${title}</th></tr></thead>
       <tbody>
         ${rows.map((index) => html`<tr><td class="number">${count(line.steps[index])}</td><td
-            class="number">${figure(line.values[index])}</td></tr>`)}
+            class="number">${metric(line.values[index])}</td></tr>`)}
       </tbody>
     </table>`;
   });
@@ -80,7 +80,7 @@ function options(lines, place, setAt) {
     width: place.clientWidth,
     height: HEIGHT,
     legend: { show: false },
-    cursor: { y: false, drag: { x: false, y: false } }, // what is new would undo a zoom at once
+    cursor: { y: false, drag: { x: false, y: false } }, // new data would undo a zoom at once
     scales: { x: { time: false } },
     axes: [
       { ...axis, size: 30, values: (_, splits) => splits.map((it) => (Number.isInteger(it) ? count(it) : "")) },
@@ -104,7 +104,7 @@ function options(lines, place, setAt) {
   };
 }
 
-// Where lines have no point, uPlot draws on to the next one.
+// Joins the steps of all lines. uPlot connects a line across steps at which it has no point.
 function joined(lines) {
   if (!lines.length) return [[]];
   return uPlot.join(lines.map((line) => [line.steps, line.values]));
@@ -116,13 +116,13 @@ function short(value) {
 }
 
 function latest(lines) {
-  return lines.map((line) => (lines.length > 1 ? `${line.label} ` : "") + figure(line.values.at(-1))).slice(0, 4).join(" · ");
+  return lines.map((line) => (lines.length > 1 ? `${line.label} ` : "") + metric(line.values.at(-1))).slice(0, 4).join(" · ");
 }
 
 function reading(lines, step) {
   const found = lines.map((line) => {
     const index = line.steps.findLastIndex((it) => it <= step);
-    return index < 0 ? null : `${lines.length > 1 ? `${line.label} ` : ""}${figure(line.values[index])}`;
+    return index < 0 ? null : `${lines.length > 1 ? `${line.label} ` : ""}${metric(line.values[index])}`;
   });
   return `step ${count(step)}: ${found.filter(Boolean).slice(0, 4).join(" · ")}`;
 }
@@ -135,13 +135,13 @@ function summary(lines) {
       if (!finite.length) return `${label}: no finite value`;
       const least = finite.reduce((a, b) => Math.min(a, b));
       const most = finite.reduce((a, b) => Math.max(a, b));
-      const ends = `from ${figure(finite[0])} to ${figure(finite.at(-1))} at step ${count(steps.at(-1))}`;
-      return `${label}: ${ends}, between ${figure(least)} and ${figure(most)}`;
+      const ends = `from ${metric(finite[0])} to ${metric(finite.at(-1))} at step ${count(steps.at(-1))}`;
+      return `${label}: ${ends}, between ${metric(least)} and ${metric(most)}`;
     })
     .join("; ");
 }
 
-// Another value when the reader's colours are others.
+// Returns another value when the user's colour scheme changes.
 function useTheme() {
   const [dark, setDark] = useState(matchMedia("(prefers-color-scheme: dark)").matches);
   useEffect(() => {

@@ -1,13 +1,13 @@
-// The checkpoints of a job that are there, newest first.
+// The stored checkpoints of a job, newest first.
 
 import { jobPath, usePolled } from "./api.js";
 import { bytes, count, moment } from "./format.js";
 import { html } from "./html.js";
 import { Card, Table } from "./parts.js";
 
-export function CheckpointList({ job, story }) {
-  // Asked again when there is another one: the newest, or the end of an attempt.
-  const mark = `${job.checkpoint?.number ?? 0} ${story.happenings.at(-1)?.sequence ?? 0} ${job.state}`;
+export function CheckpointList({ job, history }) {
+  // Changes with the newest checkpoint and with the end of an attempt, so that the list is read again.
+  const mark = `${job.checkpoint?.number ?? 0} ${history.happenings.at(-1)?.sequence ?? 0} ${job.state}`;
   const { value, error } = usePolled(jobPath(job.name, "checkpoints"), 0, false, mark);
   const columns = [["Number", "number"], ["Step", "number"], ["Bytes", "number"], ["Taken"], ["", ""]];
   const rows = (value?.checkpoints ?? []).map((it) =>
@@ -23,7 +23,7 @@ export function CheckpointList({ job, story }) {
         </tr>`,
   );
   const none = value && !value.folder
-    ? "None are taken: the cluster has no folder for them (--checkpoints)."
+    ? "None: the cluster has no checkpoint storage. Start it with --checkpoints."
     : (error?.message ?? "None yet.");
   return html`<${Card} id="checkpoints" title="Checkpoints">
     ${job.checkpoint_failure && html`<p class="bad">The latest attempt failed: ${job.checkpoint_failure}</p>`}

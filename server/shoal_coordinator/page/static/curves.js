@@ -1,4 +1,4 @@
-// Curves of a job: a chart for each figure, of training by worker or as a mean, and of held-out samples.
+// Curves of a job: a chart for each metric, of training (by worker or as a mean) and of held-out samples.
 
 import { Chart, dashOf } from "./chart.js";
 import { html, useMemo, useState } from "./html.js";
@@ -8,13 +8,13 @@ import { Card } from "./parts.js";
 const SMOOTHING = 0.8;
 const MAX_LINES = 8;
 
-export function Curves({ story }) {
+export function Curves({ history }) {
   const [each, setEach] = useState(false);
   const [smooth, setSmooth] = useState(false);
-  const names = [...new Set([...story.figures.keys(), ...story.evaluations.keys()])].sort(lossFirst);
+  const names = [...new Set([...history.metrics.keys(), ...history.evaluations.keys()])].sort(lossFirst);
   const charts = useMemo(
-    () => names.map((name) => [name, lines(story, name, each, smooth)]),
-    [story, story.version, each, smooth],
+    () => names.map((name) => [name, lines(history, name, each, smooth)]),
+    [history, history.version, each, smooth],
   );
   const tools = html`<div class="tools">
     <label><input type="checkbox" checked=${each}
@@ -23,7 +23,7 @@ export function Curves({ story }) {
         onChange=${(event) => setSmooth(event.target.checked)} /> Smooth</label>
   </div>`;
   return html`<${Card} id="curves" title="Curves" wide tools=${tools}>
-    ${charts.length ? "" : html`<p class="empty">No figures yet: workers report them once they train.</p>`}
+    ${charts.length ? "" : html`<p class="empty">No metrics yet. Workers report them once they train.</p>`}
     <div class="charts">${charts.map(([name, drawn]) => html`<${Chart} key=${name} title=${name}
         lines=${drawn} />`)}</div>
   <//>`;
@@ -31,10 +31,10 @@ export function Curves({ story }) {
 
 const lossFirst = (a, b) => (b === "loss") - (a === "loss") || a.localeCompare(b);
 
-function lines(story, name, each, smooth) {
+function lines(history, name, each, smooth) {
   const found = [];
   const smoothing = (values) => (smooth ? smoothed(values, SMOOTHING) : values);
-  const workers = [...(story.figures.get(name) ?? new Map())].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
+  const workers = [...(history.metrics.get(name) ?? new Map())].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
   if (each) {
     workers.slice(0, MAX_LINES).forEach(([worker, { steps, values }], number) => {
       const looks = { colour: `--line-${number % 8}`, dash: dashOf(number), width: 1.75 };
@@ -44,7 +44,7 @@ function lines(story, name, each, smooth) {
     const [steps, values] = mean(workers.map(([, points]) => points));
     found.push({ label: "training", steps, values: smoothing(values), colour: "--line-0", dash: [], width: 2 });
   }
-  const held = story.evaluations.get(name);
+  const held = history.evaluations.get(name);
   if (held) {
     found.push({ label: "held out", ...copy(held), colour: "--line-1", dash: [], width: 2, dots: true });
   }

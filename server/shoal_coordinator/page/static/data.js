@@ -1,4 +1,4 @@
-// What became of a job's data, by epoch.
+// The account of a job's data, by epoch.
 
 import { jobPath, usePolled } from "./api.js";
 import { count, plural } from "./format.js";
@@ -7,21 +7,21 @@ import { Card, Numbers, Table } from "./parts.js";
 
 const KINDS = [
   ["done", "trained on"],
-  ["leased", "in the hands of workers"],
-  ["loose", "to be given out again"],
-  ["untouched", "not given out yet"],
+  ["leased", "held by workers"],
+  ["loose", "requeued"],
+  ["untouched", "not leased yet"],
 ];
 const MAX_EPOCHS = 8;
 
 export function Data({ name, live, mark }) {
   const { value, error } = usePolled(jobPath(name, "data"), 2, live, mark);
   if (!value?.samples) {
-    const why = error && !value ? error.message : "No data of its own, or no worker has loaded it yet.";
+    const why = error && !value ? error.message : "The job has no data set, or no worker has loaded it yet.";
     return html`<${Card} id="data" title="Data"><p class="empty">${why}</p><//>`;
   }
   const begun = value.in_progress.slice(0, MAX_EPOCHS);
   return html`<${Card} id="data" title="Data">
-    <p>${plural(value.samples, "sample")} an epoch; ${plural(Math.min(value.epoch, value.epochs), "epoch")} of ${count(value.epochs)} before this one.</p>
+    <p>${plural(value.samples, "sample")} in each epoch; ${count(Math.min(value.epoch, value.epochs))} of ${plural(value.epochs, "epoch")} done.</p>
     <${Share} label="All epochs" counts=${value.total} />
     ${begun.map((it) => html`<${Share} key=${it.epoch} label=${`Epoch ${it.epoch + 1}`} counts=${it} />`)}
     <ul class="legend">${KINDS.map(([kind, words]) => html`<li><span class=${`key ${kind}`}
@@ -39,15 +39,15 @@ function Samples({ value, begun }) {
       ${KINDS.map(([kind]) => html`<td class="number">${count(it[kind])}</td>`)}
     </tr>`,
   );
-  return html`<${Table} label="Samples by what became of them" columns=${columns} rows=${rows} />`;
+  return html`<${Table} label="Samples by state" columns=${columns} rows=${rows} />`;
 }
 
 function Share({ label, counts }) {
   const all = KINDS.reduce((sum, [kind]) => sum + counts[kind], 0) || 1;
-  const told = KINDS.filter(([kind]) => counts[kind]).map(([kind, words]) => `${count(counts[kind])} ${words}`);
+  const shares = KINDS.filter(([kind]) => counts[kind]).map(([kind, words]) => `${count(counts[kind])} ${words}`);
   return html`<div class="share">
     <p><strong>${label}</strong> <span class="soft">${Math.floor((100 * counts.done) / all)}% done</span></p>
-    <div class="stack" role="img" aria-label=${`${label}: ${told.join(", ")}`} title=${told.join(", ")}>
+    <div class="stack" role="img" aria-label=${`${label}: ${shares.join(", ")}`} title=${shares.join(", ")}>
       ${KINDS.map(([kind]) => html`<span class=${kind} style=${{ width: `${(100 * counts[kind]) / all}%` }}></span>`)}
     </div>
   </div>`;

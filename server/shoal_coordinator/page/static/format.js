@@ -1,4 +1,4 @@
-// Numbers, times and words as people read them.
+// Formatting of numbers, times and words.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
@@ -15,8 +15,8 @@ export function count(number) {
   return Math.round(number).toLocaleString("en");
 }
 
-// A figure of training: four digits that say something. null is what NaN and infinities come as.
-export function figure(value) {
+// Formats a metric with four significant digits. NaN and infinities arrive as null.
+export function metric(value) {
   if (value === null || value === undefined) return "not finite";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
@@ -60,9 +60,9 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
-// Of what a job's evaluation found: "accuracy 0.9712".
-export function figures(values) {
+// Formats the metrics of an evaluation, such as "accuracy 0.9712".
+export function metrics(values) {
   return Object.entries(values)
-    .map(([name, value]) => `${name} ${figure(value)}`)
+    .map(([name, value]) => `${name} ${metric(value)}`)
     .join(", ");
 }

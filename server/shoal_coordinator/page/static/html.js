@@ -1,4 +1,4 @@
-// The one way in which elements are made: text is always text. Nothing here or elsewhere sets HTML from a string, and
-// the page's policy (Trusted Types) would not let it.
+// The only module that creates elements, with all text as text. No module sets HTML from a string, and the page's policy
+// (Trusted Types) forbids it.
 
 export { html, render, useEffect, useMemo, useRef, useState } from "./vendor/htm/preact.module.js";

@@ -5,18 +5,18 @@ import { Actions } from "./actions.js";
 import { CheckpointList } from "./checkpoints.js";
 import { Curves } from "./curves.js";
 import { Data } from "./data.js";
-import { count, duration, figure, moment, plural, rate } from "./format.js";
+import { count, duration, metric, moment, plural, rate } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { Story } from "./job_history.js";
+import { JobHistory } from "./job_history.js";
 import { Log } from "./log.js";
 import { WorkerTable } from "./members.js";
-import { Card, State, Tile, Voice, isFinished } from "./parts.js";
+import { Card, State, Tile, LiveRegion, isFinished } from "./parts.js";
 import { Staleness } from "./staleness.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
 
 export function JobPage({ name, tell }) {
-  const story = useRef(new Story()).current;
+  const history = useRef(new JobHistory()).current;
   const [seen, setSeen] = useState(null);
   const [refused, setRefused] = useState(null);
   const [, setVersion] = useState(0);
@@ -26,27 +26,27 @@ export function JobPage({ name, tell }) {
   useEffect(() => {
     document.title = `${name} · Shoal`;
     const on = {
-      begin: ({ fresh }) => fresh && story.clear(),
+      begin: ({ fresh }) => fresh && history.clear(),
       events: (events) => {
-        story.add(events);
-        setVersion(story.version);
+        history.add(events);
+        setVersion(history.version);
       },
-      job: (told) => {
-        document.title = `${told.job.name}: ${told.job.state} · Shoal`;
-        setSeen(told);
+      job: (update) => {
+        document.title = `${update.job.name}: ${update.job.state} · Shoal`;
+        setSeen(update);
       },
       refused: setRefused,
     };
     return follow(jobPath(name, "events"), on, tell);
   }, [name]);
   if (refused && !seen) return html`<${Unknown} name=${name} />`;
-  if (!seen) return html`<${Back} /><h1><bdi>${name}</bdi></h1><p class="empty">Asking the coordinator …</p>`;
+  if (!seen) return html`<${Back} /><h1><bdi>${name}</bdi></h1><p class="empty">Loading …</p>`;
   const { job, workers, time } = seen;
   const states = { [`job ${name}`]: job.state };
   for (const it of workers) states[it.member] = it.state;
   return html`
     <${Back} />
-    <${Voice} states=${states} say=${(thing, state) => `${thing} is ${state}`} />
+    <${LiveRegion} states=${states} announce=${(name, state) => `${name} is ${state}`} />
     <div class="title">
       <h1><bdi>${job.name}</bdi></h1> <${State} state=${job.state} />
       ${!cluster.read_only && html`<${Actions} name=${name} live=${live} />`}
@@ -54,40 +54,40 @@ export function JobPage({ name, tell }) {
     ${refused && html`<p class="banner" role="alert">${refused.message}</p>`}
     ${job.reason && html`<pre class=${job.state === "failed" ? "reason bad" : "reason"}>${job.reason}</pre>`}
     <${Progress} job=${job} live=${live} />
-    <${Figures} job=${job} story=${story} live=${live} now=${time} />
+    <${Metrics} job=${job} history=${history} live=${live} now=${time} />
     <div class="cards">
-      <${Curves} story=${story} />
+      <${Curves} history=${history} />
       <${Timeline} timings=${timings} />
       <${Card} id="workers" title="Workers">
         <${WorkerTable} members=${workers} now=${time} withJob=${false} />
       <//>
       <${Staleness} timings=${timings} />
       <${Data} name=${name} live=${live} mark=${job.state} />
-      <${CheckpointList} job=${job} story=${story} />
-      <${Log} story=${story} />
+      <${CheckpointList} job=${job} history=${history} />
+      <${Log} history=${history} />
       <${Settings} job=${job} />
     </div>
   `;
 }
 
-const Back = () => html`<nav aria-label="Way back"><a href="/">← Cluster and jobs</a></nav>`;
+const Back = () => html`<nav aria-label="Back"><a href="/">← Cluster and jobs</a></nav>`;
 
 function Unknown({ name }) {
   document.title = "Unknown job · Shoal";
   return html`<section class="lost">
-    <h1>There is no job <bdi>${name}</bdi></h1>
-    <p>Its name may be written otherwise, or it was dropped since.</p>
+    <h1>Unknown job <bdi>${name}</bdi></h1>
+    <p>Check the spelling of its name. The job may also have been dropped.</p>
     <p><a href="/">Go to the cluster and its jobs</a></p>
   </section>`;
 }
 
-// What does not change while a coordinator runs: whether anything may be done from here.
+// A hook that reads what does not change while a coordinator runs, such as whether actions are allowed.
 function useCluster() {
   const [cluster, setCluster] = useState({ read_only: true });
   useEffect(() => {
     let timer = 0;
     const again = (error) => {
-      if (!(error.status >= 400 && error.status < 500)) timer = setTimeout(ask, 2_000); // else it will not be answered
+      if (!(error.status >= 400 && error.status < 500)) timer = setTimeout(ask, 2_000); // the coordinator will not answer a refused request later either
     };
     const ask = () => get("/api/cluster").then(setCluster, again);
     ask();
@@ -108,21 +108,21 @@ function Progress({ job, live }) {
   </div>`;
 }
 
-// `now`: by the coordinator's clock, as are all times here.
-function Figures({ job, story, live, now }) {
+// The tiles of a job. `now` is by the coordinator's clock, as are all times on the page.
+function Metrics({ job, history, live, now }) {
   const { progress, evaluation, best } = job;
-  const pace = live ? story.samplesPerS(now) : null;
+  const pace = live ? history.samplesPerS(now) : null;
   const took = (job.finished_at || now) - job.started_at;
   return html`<dl class="tiles">
-    <${Tile} label="Loss" value=${progress.steps ? figure(progress.loss) : "–"} />
+    <${Tile} label="Loss" value=${progress.steps ? metric(progress.loss) : "–"} />
     ${Object.entries(evaluation?.values ?? {})
       .slice(0, 3)
-      .map(([name, value]) => html`<${Tile} label=${`Held out: ${name}`} value=${figure(value)}
-          note=${best && ` ${figure(best.values[name])} at the best, step ${count(best.step)}`} />`)}
+      .map(([name, value]) => html`<${Tile} label=${`Held out: ${name}`} value=${metric(value)}
+          note=${best && ` ${metric(best.values[name])} at best, step ${count(best.step)}`} />`)}
     <${Tile} label="Samples/s" value=${rate(pace ?? progress.samples_per_s ?? 0)}
-        note=${pace === null ? "" : ` ${rate(progress.samples_per_s ?? 0)} over all`} />
-    ${live && story.reportedAt !== null && html`<${Tile} label="Last report" value=${`${duration(story.silence(now))} ago`}
-        note=${story.stalled(now) ? " overdue" : ""} />`}
+        note=${pace === null ? "" : ` ${rate(progress.samples_per_s ?? 0)} on average`} />
+    ${live && history.reportedAt !== null && html`<${Tile} label="Last report" value=${`${duration(history.silence(now))} ago`}
+        note=${history.stalled(now) ? " overdue" : ""} />`}
     <${Tile} label="Updates" value=${count(progress.steps)} note=${lost(progress)} />
     <${Tile} label="Staleness" value=${count(progress.staleness_p50)}
         note=${` at most ${count(progress.staleness_max)}`} />
@@ -136,12 +136,12 @@ function lost({ rejected, dropped }) {
 }
 
 function Settings({ job }) {
-  const told = [
+  const settings = [
     ...job.specification.map(({ label, value }) => [label, value]),
     ["Submitted", moment(job.submitted_at)],
     ...Object.entries(job.settings).map(([name, value]) => [`Setting ${name}`, JSON.stringify(value)]),
   ];
   return html`<${Card} id="settings" title="As submitted" wide>
-    <dl class="settings">${told.map(([name, value]) => html`<div><dt>${name}</dt><dd><bdi>${String(value)}</bdi></dd></div>`)}</dl>
+    <dl class="settings">${settings.map(([name, value]) => html`<div><dt>${name}</dt><dd><bdi>${String(value)}</bdi></dd></div>`)}</dl>
   <//>`;
 }

@@ -1,8 +1,8 @@
-// What a page knows of one job, put together from its events. Everything in it is bounded.
+// The history of one job, collected from its events. All its parts are bounded.
 
 import { plural } from "./format.js";
 
-const MAX_POINTS = 4_000; // of a figure, of a worker
+const MAX_POINTS = 4_000; // of one metric of one worker
 const MAX_METRICS = 12;
 const MAX_WORKERS = 64;
 const MAX_LINES = 2_000;
@@ -10,19 +10,19 @@ const MAX_HAPPENINGS = 500;
 const PACE_S = 10;
 const STALLED_S = 10;
 
-export class Story {
+export class JobHistory {
   constructor() {
     this.clear();
-    this.version = 0; // another one after every change
+    this.version = 0; // incremented by every change
   }
 
   clear() {
-    this.figures = new Map(); // name -> worker -> Points
+    this.metrics = new Map(); // name -> worker -> Points
     this.evaluations = new Map(); // name -> Points
     this.lines = [];
     this.happenings = []; // checkpoints and states
     this.pace = []; // [time, samples] of the last reports
-    this.reportedAt = null; // when the last one came, by the coordinator's clock
+    this.reportedAt = null; // the time of the last report, by the coordinator's clock
   }
 
   add(events) {
@@ -30,20 +30,20 @@ export class Story {
     this.version += 1;
   }
 
-  // Samples a second at a time of the coordinator's clock, over the last reports; null: too few. 0 when the next one is
-  // long overdue.
+  // Returns the samples per second over the last reports, or null if there are too few. Returns 0 if the next report is
+  // long overdue. `now` is by the coordinator's clock.
   samplesPerS(now) {
     const [first, last] = [this.pace[0], this.pace.at(-1)];
     if (this.pace.length < 2 || last[0] <= first[0]) return null;
     return this.stalled(now) ? 0 : Math.max(0, last[1] - first[1]) / (last[0] - first[0]);
   }
 
-  // Seconds since the last report; null: there was none.
+  // Returns the seconds since the last report, or null if there was none.
   silence(now) {
     return this.reportedAt === null ? null : Math.max(0, now - this.reportedAt);
   }
 
-  // Whether several reports are missing, by how they came before, and for long.
+  // Returns whether several reports are missing, judged by their usual interval.
   stalled(now) {
     const silence = this.silence(now);
     if (silence === null) return false;
@@ -53,7 +53,7 @@ export class Story {
 
   _metrics({ worker, step, values, progress, time }) {
     for (const [name, value] of Object.entries(values)) {
-      const byWorker = entry(this.figures, name, MAX_METRICS, () => new Map());
+      const byWorker = entry(this.metrics, name, MAX_METRICS, () => new Map());
       if (byWorker) entry(byWorker, worker, MAX_WORKERS, () => new Points())?.add(step, value);
     }
     this.reportedAt = time;
@@ -84,7 +84,7 @@ export class Points {
   }
 
   add(step, value) {
-    // A job that went back to a checkpoint does steps again: what was there is what counts no more.
+    // A job that restarted from a checkpoint repeats steps, so later points no longer count.
     while (this.steps.length && this.steps.at(-1) >= step) {
       this.steps.pop();
       this.values.pop();
@@ -93,14 +93,14 @@ export class Points {
     this.values.push(value);
     if (this.steps.length > MAX_POINTS) {
       const last = this.steps.length - 1;
-      const kept = (_, index) => (last - index) % 2 === 0; // the newest is
+      const kept = (_, index) => (last - index) % 2 === 0; // keeps the newest
       this.steps = this.steps.filter(kept);
       this.values = this.values.filter(kept);
     }
   }
 }
 
-// How many lines of a log came behind those that are held, in words; "": none.
+// Returns the number of log lines after the held ones as text, or 0 if there are none.
 export function newer(held, lines, worker) {
   const last = held.at(-1)?.sequence ?? 0;
   const found = lines.filter((it) => it.sequence > last && (!worker || it.worker === worker)).length;
@@ -108,7 +108,7 @@ export function newer(held, lines, worker) {
   return found && `${dropped ? "over " : ""}${plural(found, "new line")}`;
 }
 
-// The mean of several curves, in at most so many spans of steps.
+// Returns the mean of several curves, in at most `most` spans of steps.
 export function mean(curves, most = 400) {
   const ends = curves.filter((it) => it.steps.length).map((it) => [it.steps[0], it.steps.at(-1)]);
   if (!ends.length) return [[], []];
@@ -132,7 +132,8 @@ export function mean(curves, most = 400) {
   return [bins.map((it) => it.step / it.count), bins.map((it) => it.value / it.count)];
 }
 
-// Exponential smoothing: of each value so much of the one before. What is not finite is left out.
+// Returns exponentially smoothed values. `weight` is the share of the previous value. Values that are not finite are
+// left out.
 export function smoothed(values, weight) {
   let last = null;
   return values.map((value) => {

@@ -1,6 +1,6 @@
 // The table of jobs.
 
-import { duration, figure, figures, moment, rate } from "./format.js";
+import { duration, metric, metrics, moment, rate } from "./format.js";
 import { html } from "./html.js";
 import { Bar, State, Table, isFinished } from "./parts.js";
 
@@ -18,9 +18,9 @@ const COLUMNS = [
 export function JobTable({ jobs, counted }) {
   const rows = jobs.map((job) => html`<${Row} key=${`${job.name} ${job.submitted_at}`} job=${job} />`);
   return html`
-    <${Table} label="Jobs" columns=${COLUMNS} rows=${rows} empty="No job yet. shoal submit starts one." />
+    <${Table} label="Jobs" columns=${COLUMNS} rows=${rows} empty="No jobs yet. Run shoal submit to start one." />
     ${counted > jobs.length && html`<p
-        class="soft">The newest ${jobs.length} of ${counted} are shown; shoal jobs lists all.</p>`}
+        class="soft">Showing the newest ${jobs.length} of ${counted}. shoal jobs lists all.</p>`}
   `;
 }
 
@@ -32,8 +32,8 @@ function Row({ job }) {
     <td><${State} state=${job.state} />${job.reason && html`<small class="why">${job.reason}</small>`}</td>
     <td><${Share} share=${share} left=${progress.seconds_left} over=${isFinished(job.state)} /></td>
     <td class="number">${rate(progress.samples_per_s ?? 0)}</td>
-    <td class="number">${progress.steps ? figure(progress.loss) : ""}</td>
-    <td>${job.evaluation ? figures(job.evaluation.values) : ""}</td>
+    <td class="number">${progress.steps ? metric(progress.loss) : ""}</td>
+    <td>${job.evaluation ? metrics(job.evaluation.values) : ""}</td>
     <td class="number">${job.workers.length} of ${job.workers_wanted}</td>
     <td>${moment(job.submitted_at)}</td>
   </tr>`;

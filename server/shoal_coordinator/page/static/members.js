@@ -16,7 +16,7 @@ export function WorkerTable({ members, now, withJob = true }) {
       ${withJob && html`<td>${jobLink(it.job)}</td>`}
     </tr>`,
   );
-  return html`<${Table} label="Workers" columns=${columns} rows=${rows} empty="No worker has come yet." />`;
+  return html`<${Table} label="Workers" columns=${columns} rows=${rows} empty="No workers yet." />`;
 }
 
 export function ServerTable({ members, now }) {
@@ -33,19 +33,19 @@ export function ServerTable({ members, now }) {
     ["Address"],
   ];
   const rows = members.map((it) => {
-    const told = (name, text) => (it.rates ? text(it.rates[name]) : "–");
+    const rateOf = (name, text) => (it.rates ? text(it.rates[name]) : "–");
     return html`<tr key=${it.member} class=${it.alive ? "" : "gone"} data-member=${it.member}>
       <th scope="row">${it.member}</th>
       <td><${MemberState} member=${it} now=${now} /></td>
       <td class="number">${count(it.shards)}</td>
       <td class="number">${bytes(it.bytes)} <${Bar} share=${it.bytes / most}
           label=${`${Math.round((100 * it.bytes) / most)}% of the fullest`} /></td>
-      <td class="number">${told("updates", rate)}</td>
-      <td class="number">${told("received_bytes", (it) => `${bytes(it)}/s`)}</td>
-      <td class="number">${told("sent_bytes", (it) => `${bytes(it)}/s`)}</td>
+      <td class="number">${rateOf("updates", rate)}</td>
+      <td class="number">${rateOf("received_bytes", (it) => `${bytes(it)}/s`)}</td>
+      <td class="number">${rateOf("sent_bytes", (it) => `${bytes(it)}/s`)}</td>
       <td class="number">${count(it.load.waiting_pulls)}</td>
       <td>${it.address}</td>
     </tr>`;
   });
-  return html`<${Table} label="Servers" columns=${columns} rows=${rows} empty="No server has come yet." />`;
+  return html`<${Table} label="Servers" columns=${columns} rows=${rows} empty="No servers yet." />`;
 }

@@ -1,10 +1,10 @@
-// The page of the cluster: its members, what servers hold and do, and its jobs.
+// The page of the cluster: its members, the load of its servers, and its jobs.
 
 import { bytes, plural } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 import { JobTable } from "./jobs.js";
 import { ServerTable, WorkerTable } from "./members.js";
-import { Card, Tile, Voice, alive } from "./parts.js";
+import { Card, Tile, LiveRegion, alive } from "./parts.js";
 import { follow } from "./stream.js";
 
 export function Overview({ tell }) {
@@ -13,7 +13,7 @@ export function Overview({ tell }) {
     document.title = "Cluster · Shoal";
     return follow("/api/events", { cluster: setSeen }, tell);
   }, []);
-  if (!seen) return html`<h1>Cluster</h1><p class="empty">Asking the coordinator …</p>`;
+  if (!seen) return html`<h1>Cluster</h1><p class="empty">Loading …</p>`;
   const { cluster, jobs, time } = seen;
   const { counts } = cluster;
   const servers = cluster.members.filter((member) => member.role === "server");
@@ -23,7 +23,7 @@ export function Overview({ tell }) {
   return html`
     <div class="title"><h1>Cluster</h1><p
         class="soft"><code>${cluster.cluster}</code> · Shoal ${cluster.version}</p></div>
-    <${Voice} states=${states} say=${(thing, state) => `${thing} is ${state}`} />
+    <${LiveRegion} states=${states} announce=${(name, state) => `${name} is ${state}`} />
     <dl class="tiles">
       <${Tile} label="Jobs running" value=${counts.jobs_by_state.running ?? 0} note=${otherJobs(counts)} />
       <${Living} label="Workers" states=${counts.members_by_state.worker} />
@@ -39,7 +39,7 @@ export function Overview({ tell }) {
       <${ServerTable} members=${servers} now=${time} />
     <//>
     ${counts.members > cluster.members.length &&
-    html`<p class="soft">${plural(counts.members, "member")}; the first ${cluster.members.length} are shown.</p>`}
+    html`<p class="soft">${plural(counts.members, "member")}; showing the first ${cluster.members.length}.</p>`}
   `;
 }
 
@@ -49,7 +49,7 @@ function Living({ label, states = {} }) {
   return html`<${Tile} label=${label} value=${alive(states)} note=${note} />`;
 }
 
-// Those that have not come so far, and all.
+// Returns the number of jobs that wait, and of all jobs, as text.
 export function otherJobs({ jobs, jobs_by_state: states }) {
   const waiting = ["pending", "starting", "placing"].reduce((sum, state) => sum + (states[state] ?? 0), 0);
   return `${waiting ? ` ${waiting} waiting,` : ""} of ${jobs}`;

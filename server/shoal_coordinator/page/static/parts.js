@@ -1,9 +1,9 @@
-// Small things that both pages show: states, tiles, bars, members, and a voice for screen readers.
+// Components of both pages: states, tiles, bars, members, tables, and a live region for screen readers.
 
 import { clock, duration } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 
-// A state is a shape, a word and a colour.
+// The shape and the colour class of each state.
 const SHAPES = {
   alive: ["●", "good"],
   late: ["◐", "warn"],
@@ -26,7 +26,7 @@ export function State({ state, text = state }) {
 
 export const isFinished = (state) => ["succeeded", "failed", "cancelled"].includes(state);
 
-// A member's state in the words of `shoal status`, and since when.
+// A member's state as in `shoal status`, with its time.
 export function MemberState({ member, now }) {
   return html`<${State} state=${member.state} text=${stateText(member, now)} />`;
 }
@@ -40,14 +40,14 @@ export function stateText({ state, silent_s: silent }, now) {
   return state + (more[state] ?? "");
 }
 
-// What is under way, from what there is by state.
+// The number of live members, from the counts by state.
 export const alive = (states = {}) => (states.alive ?? 0) + (states.late ?? 0) + (states.leaving ?? 0);
 
 export function Tile({ label, value, note = "" }) {
   return html`<div class="tile"><dt>${label}</dt><dd>${value}${note && html`<small>${note}</small>`}</dd></div>`;
 }
 
-// A table that is there for whoever wants the numbers behind a picture.
+// A table of the numbers behind a picture, closed at first.
 export function Numbers({ title, children }) {
   const [open, setOpen] = useState(false);
   return html`<details onToggle=${(event) => setOpen(event.target.open)}>
@@ -68,7 +68,7 @@ export function Card({ id, title, children, wide = false, tools = null }) {
   </section>`;
 }
 
-// A table that a narrow screen scrolls, by keys too.
+// A table that scrolls on a narrow screen, with the keyboard too.
 export function Table({ label, columns, rows, empty }) {
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
@@ -79,16 +79,16 @@ export function Table({ label, columns, rows, empty }) {
   </div>`;
 }
 
-// Says to screen readers what has become different: a map of things to their states. Not what is there at first.
-export function Voice({ states, say }) {
+// Announces changes of state to screen readers. `states` maps names to states; the first states are not announced.
+export function LiveRegion({ states, announce }) {
   const before = useRef(null);
-  const [said, setSaid] = useState("");
+  const [announcement, setAnnouncement] = useState("");
   useEffect(() => {
     if (before.current) {
-      const news = Object.entries(states).filter(([thing, state]) => before.current[thing] !== state);
-      if (news.length) setSaid(news.slice(0, 5).map(([thing, state]) => say(thing, state)).join(". "));
+      const changes = Object.entries(states).filter(([name, state]) => before.current[name] !== state);
+      if (changes.length) setAnnouncement(changes.slice(0, 5).map(([name, state]) => announce(name, state)).join(". "));
     }
     if (Object.keys(states).length) before.current = states;
   });
-  return html`<p class="unseen" role="status">${said}</p>`;
+  return html`<p class="unseen" role="status">${announcement}</p>`;
 }

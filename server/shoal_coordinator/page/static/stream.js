@@ -1,20 +1,20 @@
-// A stream of server-sent events that comes back by itself, goes on where it was, and says when nobody is there.
+// A stream of server-sent events that reconnects, continues where it was, and reports the state of the connection.
 //
-// By fetch, not EventSource: that tells neither why it was refused nor that a connection has gone silent.
+// It uses fetch, because EventSource reports neither why a request was refused nor that a connection is silent.
 
 import { Refused, refusal } from "./api.js";
 
-// The coordinator sends something every 5 seconds, be it a comment.
+// The coordinator sends an event or a comment at least every 5 seconds.
 const SILENCE_MS = 12_000;
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 4_000;
 
-// Calls `on[kind](data)` for each event, and `tell` with what there is to say of the way there:
+// Calls `on[kind](data)` for each event, and `tell` with the state of the connection:
 //   {live: true}                              it is open
-//   {live: false, reason}                     the coordinator is away; it is looked for
-//   {live: false, reason, refused, final}     the coordinator is there and refuses; final: asking again is of no use
-//   {live: null}                              it is over, and not needed any more
-// Answers with what ends it. An event `end` ends it too, and that there is no such job, which `on.refused` is told.
+//   {live: false, reason}                     the coordinator is away; the stream reconnects
+//   {live: false, reason, refused, final}     the coordinator refuses the request; if final, for good
+//   {live: null}                              it has ended
+// Returns a function that ends the stream. An event `end` or an unknown job also ends it; `on.refused` gets the latter.
 export function follow(path, on, tell) {
   const stopped = new AbortController();
   run(path, on, tell, stopped.signal);
@@ -39,9 +39,9 @@ async function run(path, on, tell, stopped) {
       tell({ live: null });
       return;
     }
-    const told = linkOf(found);
-    tell(told);
-    if (told.final) return;
+    const link = linkOf(found);
+    tell(link);
+    if (link.final) return;
     await new Promise((resolve) => setTimeout(resolve, pause * (0.75 + Math.random() / 2)));
     pause = Math.min(pause * 2, LONGEST_PAUSE_MS);
   }
@@ -49,7 +49,7 @@ async function run(path, on, tell, stopped) {
 
 const isUnknown = ({ status, code }) => status === 404 || code === "UNKNOWN_JOB";
 
-// What an end that was not wanted says of the way there. An answer without a code is a proxy's.
+// Returns the state of the connection after an unexpected end. A reply without a code comes from a proxy.
 function linkOf({ reason, refused }) {
   if (!refused) return { live: false, reason };
   const { status, code, message } = refused;
@@ -57,7 +57,7 @@ function linkOf({ reason, refused }) {
   return { live: false, reason: message, refused: true, final: status >= 400 && status < 500 };
 }
 
-// One connection: where it got to, and whether it is over for good, was refused or broke off.
+// Reads one connection. Returns the last mark, and whether the stream has ended, was refused or was interrupted.
 async function once(path, mark, stopped, on, opened) {
   const silent = new AbortController();
   const signal = AbortSignal.any([stopped, silent.signal]);
@@ -84,7 +84,7 @@ async function once(path, mark, stopped, on, opened) {
   } catch (error) {
     if (error instanceof Refused) found.refused = error;
     else if (!isOfTheWay(error)) console.error(error);
-    found.reason = silent.signal.aborted ? "the coordinator has fallen silent" : "the coordinator does not answer";
+    found.reason = silent.signal.aborted ? "the coordinator is silent" : "the coordinator does not respond";
   } finally {
     clearTimeout(timer);
     silent.abort();
@@ -92,7 +92,7 @@ async function once(path, mark, stopped, on, opened) {
   return found;
 }
 
-// What fails here is this page's own fault, and no news of the coordinator.
+// Calls a handler. Its errors are defects of the page and say nothing about the coordinator.
 function handle(on, event) {
   try {
     on[event.kind]?.(event.data);
@@ -101,10 +101,10 @@ function handle(on, event) {
   }
 }
 
-// What `fetch` and its streams throw when nobody answers or the connection breaks.
+// Returns whether `fetch` or its stream has failed because of the connection.
 const isOfTheWay = (error) => error instanceof TypeError || error instanceof DOMException;
 
-// Text that comes in pieces, as events.
+// A parser that turns pieces of text into events.
 class Lines {
   #rest = "";
   #event = { kind: "message", id: "", text: [] };

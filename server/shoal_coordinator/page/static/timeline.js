@@ -1,10 +1,10 @@
-// Where the time of the latest steps went: a bar a worker and step, the slowest marked, and who holds the others up.
+// The phases of the latest steps: one bar for each worker and step, with the slowest and the straggler marked.
 
 import { count, seconds } from "./format.js";
 import { html, useEffect, useRef } from "./html.js";
 import { Card, Numbers, Table } from "./parts.js";
 
-// From the bottom of a bar to its top. What is spent on waiting for others is hatched.
+// The phases from the bottom of a bar to its top. Phases of waiting for others are hatched.
 const PHASES = ["pull", "wait", "read", "compute", "push", "evaluate"];
 const FOR_OTHERS = ["pull", "wait"];
 const STEPS = 24;
@@ -12,7 +12,7 @@ const MAX_BARS = 6;
 const HEIGHT = 150;
 const BAR = 11;
 
-// `timings`: what was asked of the coordinator, as `usePolled` gives it.
+// `timings` is the result of `usePolled`.
 export function Timeline({ timings: { value, error } }) {
   const workers = (value?.workers ?? []).filter((it) => it.steps.length);
   workers.sort((a, b) => a.worker.localeCompare(b.worker, "en", { numeric: true }));
@@ -37,7 +37,7 @@ export function verdict(straggler, workers) {
       ${" "}${straggler.ratio.toFixed(1)} times as long as the others', ${seconds(straggler.seconds)} more, most of it in
       ${" "}<strong>${straggler.phase}</strong>.`;
   }
-  return workers > 1 ? "No worker is noticeably slower than the others." : "One worker: nobody to wait for.";
+  return workers > 1 ? "No worker is noticeably slower than the others." : "There is only one worker.";
 }
 
 function chosen(workers, straggler) {
@@ -60,7 +60,7 @@ function Bars({ workers, straggler }) {
   const at = workers.map((it) => [it.worker, new Map(it.steps.map((timing) => [timing.step, timing]))]);
   const shown = at.flatMap(([, steps]) => latest.filter((step) => steps.has(step)).map((step) => steps.get(step)));
   const longest = Math.max(...shown.map(whole));
-  // One step that took far longer than others would make these too small to see: it is cut off.
+  // A step that took far longer than the others is cut off, so that the others stay visible.
   const height = Math.min(longest, 2 * quantile(shown.map(whole), 0.75));
   const group = workers.length * BAR + 10;
   const width = latest.length * group + 60;
@@ -73,7 +73,7 @@ function Bars({ workers, straggler }) {
   const text = `The latest ${latest.length} steps of ${names}; the longest took ${seconds(longest)}.`;
   return html`<div class="scroll" ref=${place} tabindex="0" role="region" aria-label="Bars of the latest steps">
     <svg class="steps" width=${width} height=${HEIGHT + 44} role="img"
-        aria-label=${`${text} A table below has them all.`}>
+        aria-label=${`${text} The table below has all of them.`}>
       <defs>
         ${["pull", "wait"].map(
           (phase) => html`<pattern id=${`hatch-${phase}`} width="5" height="5" patternUnits="userSpaceOnUse"
@@ -107,8 +107,8 @@ function Bars({ workers, straggler }) {
     ${PHASES.map((phase) => html`<li><svg class="key" width="14" height="14" aria-hidden="true"><rect width="14"
         height="14"
         class=${`phase ${phase}`} /></svg> ${phase}${FOR_OTHERS.includes(phase) ? " (waiting for others)" : ""}</li>`)}
-    <li><span aria-hidden="true">▼</span> the slowest of a step, by its own part</li>
-    ${height < longest && html`<li>A bar with a gap is longer than it is drawn.</li>`}
+    <li><span aria-hidden="true">▼</span> the slowest worker of a step, by its own part</li>
+    ${height < longest && html`<li>A bar with a gap is longer than drawn.</li>`}
   </ul>
   <p class="soft">Each step's bars, from the left: ${names}.</p>`;
 }
@@ -136,8 +136,8 @@ function Medians({ workers, straggler }) {
     return html`<tr key=${worker}>
       <th scope="row">${worker}${worker === straggler && html` <span class="state bad"><span
           aria-hidden="true">▼</span> straggler</span>`}</th>
-      ${PHASES.map((phase) => html`<td class="number">${told(of(phase))}</td>`)}
-      <td class="number"><strong>${told(of("own"))}</strong></td>
+      ${PHASES.map((phase) => html`<td class="number">${formatted(of(phase))}</td>`)}
+      <td class="number"><strong>${formatted(of("own"))}</strong></td>
       <td class="number">${slowest === null ? "–" : `${Math.round(100 * slowest)}% of steps`}</td>
     </tr>`;
   });
@@ -154,14 +154,14 @@ function Steps({ workers }) {
       return timing && html`<tr key=${`${step} ${worker}`}>
         <th scope="row" class="number">${count(step)}</th>
         <td>${worker}</td>
-        ${PHASES.map((phase) => html`<td class="number">${told(timing[phase])}</td>`)}
+        ${PHASES.map((phase) => html`<td class="number">${formatted(timing[phase])}</td>`)}
       </tr>`;
     }),
   );
   return html`<${Table} label="Phases of each step" columns=${columns} rows=${rows.filter(Boolean)} />`;
 }
 
-const told = (value) => (value ? seconds(value) : "–");
+const formatted = (value) => (value ? seconds(value) : "–");
 
 const median = (values) => quantile(values, 0.5);
 

@@ -292,7 +292,7 @@ class TestJobs:
             held=[job_pb2.HeldRange(worker="worker-1", rank=1, range=job_pb2.DataRange(start=1000, stop=1064))],
         )
         title, _, epoch, total = run("data", job).stdout.splitlines()
-        assert title == "digits: 1,797 samples a pass · 2 epochs · epoch 0 now"
+        assert title == "digits: 1,797 samples per epoch · 2 epochs · now in epoch 0"
         assert epoch.split() == ["0", "1,000", "64", "32", "701", "worker-1", "[1,000,", "1,064)"]
         assert total.split() == ["all", "1,000", "64", "32", "2,498"]
         (record,) = records(run("data", job, "--json").stdout)
@@ -357,7 +357,7 @@ class TestJobs:
             follow(client.job(job), out)
         shown = capsys.readouterr().err
         assert "digits checkpoint 2: step 40, 1,000 bytes in 1.2 s" in shown
-        assert "digits checkpoint failed, training goes on: the disk is full\n" in shown
+        assert "digits checkpoint failed, training continues: the disk is full\n" in shown
 
     def test_say_what_evaluations_found(self, coordinator, run, capsys):
         policy = shoal.EvaluationPolicy(every_steps=20, metric="top1", patience=1)

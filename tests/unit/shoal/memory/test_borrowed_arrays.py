@@ -152,5 +152,5 @@ def test_slots_come_free_from_threads_and_from_the_collector():
 
 @pytest.mark.parametrize("sizes", [[], [0], [8, 4]])
 def test_slots_are_of_one_size(sizes):
-    with pytest.raises(ValueError, match="of one size"):
+    with pytest.raises(ValueError, match="must have one size"):
         Regions([memoryview(bytearray(size)) for size in sizes])

@@ -62,12 +62,12 @@ def peers() -> set[tuple[str, int]]:
 
 
 def test_health_is_that_of_the_role(pages):
-    assert fetch(pages, "/healthz")[0::2] == (503, b"it starts\n")
+    assert fetch(pages, "/healthz")[0::2] == (503, b"starting\n")
     pages.not_ready = ""
     assert fetch(pages, "/healthz")[0::2] == (200, b"ok\n")
     assert fetch(pages, "/healthz?probe=1", "HEAD")[0::2] == (200, b"")
-    pages.not_ready = "it stops"
-    assert fetch(pages, "/healthz")[0::2] == (503, b"it stops\n")
+    pages.not_ready = "stopping"
+    assert fetch(pages, "/healthz")[0::2] == (503, b"stopping\n")
 
 
 def test_metrics_are_in_the_format_that_is_asked_for(pages):
@@ -86,7 +86,7 @@ def test_metrics_are_in_the_format_that_is_asked_for(pages):
 def test_other_paths_say_what_there_is(pages):
     for path in ("/", "/metric", "/metrics/x", "/%2e%2e/healthz"):
         status, _, body = fetch(pages, path)
-        assert (status, body) == (404, b"there is /metrics and /healthz here\n")
+        assert (status, body) == (404, b"not found; this server has /metrics and /healthz\n")
 
 
 def test_a_page_that_fails_is_an_error_of_its_own(pages, registry, capfd):

@@ -89,7 +89,9 @@ class TestTfConfig:
         found = resolve("coordinator", RoleIdentity(listen="0.0.0.0:7070"), environment)
         assert found.listen == "0.0.0.0:7070"
         said = address_warning("coordinator", found, environment)
-        assert re.search(r"at port 2222, and it listens at 0\.0\.0\.0:7070: .*set SHOAL_LISTEN to nothing", said)
+        assert re.search(
+            r"gives port 2222 .*, but it listens on 0\.0\.0\.0:7070; .*set SHOAL_LISTEN.* to an empty value", said
+        )
         assert not address_warning("coordinator", resolve("coordinator", RoleIdentity(), environment), environment)
         assert not address_warning("coordinator", found, {})
         server = tf_config("ps")
@@ -117,20 +119,20 @@ class TestTfConfig:
 
     def test_another_roles_task(self):
         with pytest.raises(
-            errors.BadRequest, match=r"task 1 of worker, a worker, and not a server: start `shoal worker`"
+            errors.BadRequest, match=r"task 1 of worker, a worker, and not a server; start `shoal worker`"
         ):
             resolve("server", RoleIdentity(), tf_config("worker", 1))
 
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ("{", "it is not JSON"),
-            ("[" * 100_000, "it is not JSON"),
-            ("9" * 5_000, "it is not JSON"),
+            ("{", "the value is not JSON"),
+            ("[" * 100_000, "the value is not JSON"),
+            ("9" * 5_000, "the value is not JSON"),
             ("[]", "no object"),
             ("null", "no object"),
-            ("{}", "no object with an object `cluster`; give one such as"),
-            ('{"cluster": []}', "no object with an object `cluster`"),
+            ("{}", "no object `cluster`; give an object such as"),
+            ('{"cluster": []}', "no object `cluster`"),
             ('{"cluster": {"ps": ["a:1"]}}', "no object `task`; add one such as {"),
             ('{"cluster": {}, "task": {"type": "ps", "index": 0}}', "cluster lists no ps"),
         ],
@@ -142,16 +144,16 @@ class TestTfConfig:
 
     @pytest.mark.parametrize("index", [-1, 2, 10**30, "2", "-1", "", "one", "\u0660", " 0", 0.0, 1.5, True, None, [0]])
     def test_an_index_that_is_no_place_in_the_list(self, index):
-        with pytest.raises(errors.BadRequest, match=r"task\.index is .*; give|task\.index is .*: give 0 to 1"):
+        with pytest.raises(errors.BadRequest, match=r"task\.index is .*; give|task\.index is .*; give 0 to 1"):
             resolve("server", RoleIdentity(), tf_config("ps", index))
 
     @pytest.mark.parametrize(
         ("kind", "said"),
         [
-            ("server", "it is one of chief, master, ps, worker"),
+            ("server", "use one of chief, master, ps, worker"),
             (None, "one of chief"),
             ([], "one of chief"),
-            ("evaluator", "workers evaluate, .*: leave this task out"),
+            ("evaluator", "workers evaluate .*, so leave this task out"),
             ("master", "cluster lists no master"),
         ],
     )
@@ -168,9 +170,9 @@ class TestTfConfig:
             ({"evaluator": ["w1:2222"]}, "cluster.worker[1] and cluster.evaluator[0] are both"),
             ({"chief": ["a:1", "b:1"]}, "lists 2 chiefs"),
             ({"master": ["m:1"]}, "lists 2 chiefs"),
-            ({"worker": []}, "cluster.worker is []; give a list of one address or more, or leave it out"),
+            ({"worker": []}, "cluster.worker is []; give a list of one or more addresses, or leave it out"),
             ({"worker": "w0:1"}, "cluster.worker is 'w0:1'; give a list"),
-            ({"gpu": ["a:1"]}, "cluster has 'gpu'; it may list chief, master, ps, worker, evaluator"),
+            ({"gpu": ["a:1"]}, "cluster has the key 'gpu'; use only chief, master, ps, worker, evaluator"),
             *(
                 ({"worker": ["w0:1", address]}, "cluster.worker[1] is ")
                 for address in (
@@ -319,7 +321,7 @@ class TestCommands:
     def test_run_refuses_what_makes_no_sense(self, run):
         done = run("run", TF_CONFIG="[")
         assert done.exit_code == 2
-        assert "TF_CONFIG: it is not JSON" in done.stderr
+        assert "TF_CONFIG: the value is not JSON" in done.stderr
 
     @pytest.mark.parametrize(("kind", "flag"), [("chief", "--store"), ("ps", "--lane-port"), ("worker", "--device")])
     def test_run_is_the_command_of_the_tasks_role(self, run, kind, flag):

@@ -71,7 +71,7 @@ def test_health_follows_a_roles_life():
     run_role("worker", start, metrics_listen="127.0.0.1:0", leave=leave)
     helpers[0].join()
     assert role.stopped
-    assert (seen["start"], seen["leave"]) == ((503, "it starts\n"), (503, "it stops\n"))
+    assert (seen["start"], seen["leave"]) == ((503, "starting\n"), (503, "stopping\n"))
     assert "shoal_test_calls_total 1.0" in metrics[0]
     assert "_created" not in metrics[0], "they are gauges to Prometheus, and promtool warns of their names"
     with pytest.raises(urllib.error.URLError):
@@ -107,14 +107,14 @@ def test_a_signal_that_another_thread_takes_ends_it():
 
 
 def test_a_signal_in_the_midst_of_a_wait_is_heard() -> None:
-    ends = _StopSignals()
-    with ends.done._cond:  # as its wait has it, for a moment, in the thread that handles
+    signals = _StopSignals()
+    with signals.stop._cond:  # as its wait has it, for a moment, in the thread that handles
         signal.raise_signal(signal.SIGTERM)
-    assert ends.done.wait(10)
-    assert not ends.enough.is_set()
-    with ends.enough._cond:
+    assert signals.stop.wait(10)
+    assert not signals.stop_now.is_set()
+    with signals.stop_now._cond:
         signal.raise_signal(signal.SIGTERM)
-    assert ends.enough.wait(10)
+    assert signals.stop_now.wait(10)
 
 
 def test_pages_are_found_where_the_role_is(capfd):

@@ -30,20 +30,20 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
     ],
 )
 def test_which_variable_asks_for_traces(environment, asking):
-    assert _tracing.asked_by(environment) == asking
+    assert _tracing.enabling_variable(environment) == asking
 
 
 @pytest.mark.parametrize(
     ("environment", "word"),
     [
         ({"SHOAL_TRACING": "yes"}, "'yes'; set it to on, off or auto"),
-        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "'zipkin'; Shoal exports by otlp"),
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "'zipkin'; set it to otlp"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", **ENDPOINT}, "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"),
     ],
 )
 def test_what_there_is_not_is_refused(environment, word):
     with pytest.raises(errors.BadRequest, match=word):
-        _tracing.asked_by(environment)
+        _tracing.enabling_variable(environment)
 
 
 @pytest.mark.parametrize("wish", ["auto", "on"])
@@ -58,7 +58,7 @@ def test_a_client_goes_on_untraced_unless_it_is_shoal_that_was_asked(monkeypatch
     else:
         with capture_logs() as logs:
             _tracing.start("client")
-        assert [(line["log_level"], line["event"]) for line in logs] == [("warning", "nothing is traced")]
+        assert [(line["log_level"], line["event"]) for line in logs] == [("warning", "tracing is off")]
         assert "zipkin" in logs[0]["reason"]
     assert _tracing.root("a") is _tracing.NOTHING
 
@@ -67,21 +67,21 @@ def test_without_tracing_every_span_is_the_same_nothing():
     spans = [
         _tracing.span("a", b=1),
         _tracing.root("a"),
-        _tracing.calling(job_pb2.LeaseRequest()),
+        _tracing.client_span(job_pb2.LeaseRequest()),
         _tracing.Traces("step").span(0, "pull"),
         _tracing.NOTHING.child("a"),
     ]
     assert all(span is _tracing.NOTHING for span in spans)
-    assert _tracing.bound(len) is len
+    assert _tracing.in_current_context(len) is len
     with _tracing.NOTHING as span:
-        span.note(a=1)
+        span.set_attributes(a=1)
 
 
 def test_a_span_outside_of_a_trace_is_nothing_and_a_root_begins_one():
     with recorded() as recording:
         assert _tracing.span("apply") is _tracing.NOTHING
-        assert _tracing.calling(job_pb2.LeaseRequest()) is _tracing.NOTHING
-        with _tracing.root("submit"), _tracing.calling(job_pb2.SubmitRequest()), _tracing.root("inner"):
+        assert _tracing.client_span(job_pb2.LeaseRequest()) is _tracing.NOTHING
+        with _tracing.root("submit"), _tracing.client_span(job_pb2.SubmitRequest()), _tracing.root("inner"):
             assert len(_tracing.carrier()) == 55
     (submit,) = roots(recording.spans, "submit")
     assert tree(recording.spans, submit) == {"Submit": 1, "Submit/inner": 1}
@@ -125,7 +125,7 @@ def test_sampling_is_decided_once_a_step():
 def test_a_call_is_bound_to_the_trace_of_the_thread_that_binds_it():
     carriers = []
     with recorded(), _tracing.root("pull"):
-        bound = _tracing.bound(lambda number: carriers.append((number, _tracing.carrier())))
+        bound = _tracing.in_current_context(lambda number: carriers.append((number, _tracing.carrier())))
         thread = threading.Thread(target=bound, args=(1,))
         thread.start()
         thread.join()
@@ -141,7 +141,7 @@ def test_a_span_that_fails_says_so_and_ends_once():
         span = _tracing.root("pull")
         span.end(OSError("no route"))
         span.end()
-        span.note(late=True)
+        span.set_attributes(late=True)
     push, pull = recording.spans
     assert push.failed.startswith("FENCED: gone")
     assert len(push.failed) <= 500

@@ -9,7 +9,7 @@ import pytest
 
 from shoal import errors
 from shoal._training.overlap import Pipeline
-from shoal._training.parameters import Pulled, Push, PushResult
+from shoal._training.parameters import PullResult, Push, PushResult
 from support.waiting import wait_until
 
 PATIENCE_S = 20
@@ -59,11 +59,11 @@ class FakeClient:
     def push(self, gradients: Mapping[str, np.ndarray], *, updates=None, weight=1.0, cursor=None) -> PushResult:
         return self.send(self.prepare(gradients, updates, weight, cursor))
 
-    def fetch(self, step: int, *, ahead: int = 0) -> Pulled:
+    def fetch(self, step: int, *, ahead: int = 0) -> PullResult:
         self._do(f"pull {step + ahead}")
-        return Pulled({"w": np.array(self.applied, np.int64)}, {0: len(self.applied)}, step + ahead)
+        return PullResult({"w": np.array(self.applied, np.int64)}, {0: len(self.applied)}, step + ahead)
 
-    def take(self, pulled: Pulled) -> dict[str, np.ndarray]:
+    def take(self, pulled: PullResult) -> dict[str, np.ndarray]:
         self.go_on(pulled.step)
         return pulled.values
 
@@ -139,11 +139,11 @@ def train(pipeline: Pipeline, steps: int) -> list[list[int]]:
 def test_values_are_brought_to_a_device_on_the_thread_that_fetched_them(client: FakeClient, overlap: bool) -> None:
     threads = []
 
-    def bring(values):
+    def upload(values):
         threads.append(threading.current_thread().name)
         return {name: np.append(value, 100) for name, value in values.items()}
 
-    with Pipeline(client, overlap=overlap, bring=bring) as pipeline:  # type: ignore[arg-type]
+    with Pipeline(client, overlap=overlap, upload=upload) as pipeline:  # type: ignore[arg-type]
         assert all(seen[-1] == 100 for seen in train(pipeline, 3))
     assert len(threads) == (4 if overlap else 3)
     assert (threading.current_thread().name in threads) is not overlap

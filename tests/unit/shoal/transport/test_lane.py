@@ -154,12 +154,12 @@ class TestLies:
     @pytest.mark.parametrize(
         ("lie", "said"),
         [
-            (frame(0), "sent no frame"),
-            (frame(10), "sent no frame"),
-            (frame(255), "sent no frame"),
-            (frame(3, reserved=b"\1\0\0"), "sent no frame"),
-            (frame(3, reserved=b"\0\0\x80"), "sent no frame"),
-            (b"GET / HTTP/1.1\r\n", "sent no frame: it begins with b'GET / HT'"),
+            (frame(0), "sent bytes that are not a frame"),
+            (frame(10), "sent bytes that are not a frame"),
+            (frame(255), "sent bytes that are not a frame"),
+            (frame(3, reserved=b"\1\0\0"), "sent bytes that are not a frame"),
+            (frame(3, reserved=b"\0\0\x80"), "sent bytes that are not a frame"),
+            (b"GET / HTTP/1.1\r\n", "sent bytes that are not a frame: b'GET / HT'"),
             (frame(3, size=MAX_MESSAGE_BYTES + 1), f"sent a frame of {MAX_MESSAGE_BYTES + 1} bytes"),
             (frame(3, size=2**32 - 1), "sent a frame of 4294967295 bytes"),
         ],
@@ -177,7 +177,7 @@ class TestLies:
         with lane_and_socket() as (lane, far):
             far.sendall(frame(3, bytes(10)) + frame(3, size=11))
             assert lane.receive(most=10)[0] is Frame.PULL
-            with pytest.raises(errors.BadFrame, match="sent a frame of 11 bytes; 10 are the most"):
+            with pytest.raises(errors.BadFrame, match="sent a frame of 11 bytes; the limit is 10"):
                 lane.receive(most=10)
 
     def test_a_length_takes_no_memory_before_it_is_believed(self):
@@ -283,7 +283,7 @@ class TestStalls:
 
     def test_a_frame_that_is_not_taken(self):
         with lane_and_socket(stall_s=0.05) as (lane, _):
-            with pytest.raises(errors.DeadlineExceeded, match=r"far has taken nothing of a VALUES frame for 0\.05 s"):
+            with pytest.raises(errors.DeadlineExceeded, match=r"far has read nothing of a VALUES frame for 0\.05 s"):
                 send_for_ever(lane)
             assert lane.closed
 

@@ -166,7 +166,7 @@ def test_beyond_the_limit_connections_are_refused():
         assert other.begin(within_s=5) is Echo.ERROR
         error = received_error(other)
         assert isinstance(error, errors.Overloaded)
-        assert error.message == "this server takes no more echos, 1 at most; whistle instead"
+        assert error.message == "this server has its limit of 1 echos; whistle instead"
         other.close()
         assert said(lane, Echo.SAY, b"still") == (Echo.SAY, b"still")
 

@@ -24,7 +24,7 @@ from shoal._transport.segment import (
     Segment,
     SegmentLost,
     SegmentUnavailable,
-    sweep,
+    remove_stale,
 )
 
 NBYTES = 3 * 4096 + 5
@@ -181,7 +181,7 @@ def test_no_descriptor_is_left(folder):
             refusal(segment, folder, nonce=bytes(16))
         with pytest.raises(SegmentUnavailable):
             Segment.create(10**15, directory=folder)
-        sweep(folder)
+        remove_stale(folder)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -205,7 +205,7 @@ def test_a_file_that_shrank_is_an_error_and_no_signal(folder, segment, size):
         guest.check()
         os.truncate(folder / segment.name, size)
         for end in (segment, guest):
-            with pytest.raises(SegmentLost, match=rf"was cut to {size:,} of 16,389 bytes"):
+            with pytest.raises(SegmentLost, match=rf"was truncated to {size:,} of 16,389 bytes"):
                 end.view(0, 1)
             with pytest.raises(SegmentLost):
                 end.check()
@@ -227,7 +227,7 @@ def test_too_little_space_is_told_before_any_is_taken(folder):
 
 
 @pytest.mark.parametrize(
-    ("number", "advice"), [(errno.ENOSPC, "--shm-size"), (errno.EOPNOTSUPP, "it has to be a tmpfs"), (errno.EIO, "")]
+    ("number", "advice"), [(errno.ENOSPC, "--shm-size"), (errno.EOPNOTSUPP, "use a tmpfs"), (errno.EIO, "")]
 )
 def test_what_the_kernel_refuses_leaves_nothing(folder, monkeypatch, number, advice):
     def refuse(*_: object) -> None:
@@ -244,7 +244,7 @@ def test_without_a_folder_for_it_there_is_no_segment(folder):
         Segment.create(NBYTES, directory=folder / "none")
     with pytest.raises(SegmentUnavailable, match="in /proc/self: "):
         Segment.create(NBYTES, directory=Path("/proc/self"))
-    assert sweep(folder / "none") == []
+    assert remove_stale(folder / "none") == []
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -259,7 +259,7 @@ def test_the_environment_may_name_the_folder(folder, named):
     "name", ["", "shoal-", "shoal-" + "A" * 32, "../" + NAME, "/dev/shm/" + NAME, NAME[:-1], NAME + "0", NAME + "\n"]
 )
 def test_other_names_are_refused(folder, segment, name):
-    assert "is no name of a segment" in refusal(segment, folder, name=name)
+    assert "is not a segment's name" in refusal(segment, folder, name=name)
 
 
 def test_a_name_that_is_not_here_is_refused(folder, segment):
@@ -276,27 +276,27 @@ def test_a_folder_and_a_pipe_are_refused(folder, segment):
     (folder / NAME).mkdir()
     refusal(segment, folder, name=NAME)
     os.mkfifo(folder / ("shoal-" + "1" * 32), 0o600)
-    assert "is no regular file" in refusal(segment, folder, name="shoal-" + "1" * 32)
+    assert "is not a regular file" in refusal(segment, folder, name="shoal-" + "1" * 32)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o601, 0o606])
 def test_a_file_that_others_may_touch_is_refused(folder, segment, mode):
     (folder / segment.name).chmod(mode)
-    assert f"is open to other users (mode {mode:04o})" in refusal(segment, folder)
+    assert f"is accessible to other users (mode {mode:04o})" in refusal(segment, folder)
 
 
 def test_another_users_file_is_refused_and_not_swept(folder, segment, monkeypatch):
     segment._memory = None  # as if its owner had died
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert "run both processes as the same user" in refusal(segment, folder)
-    assert sweep(folder) == []
+    assert remove_stale(folder) == []
     monkeypatch.undo()
-    assert sweep(folder) == [segment.name]
+    assert remove_stale(folder) == [segment.name]
 
 
 @pytest.mark.parametrize("nbytes", [NBYTES - 1, NBYTES + 1, 0, -1, -HEADER_BYTES, 2**64, 10**30])
 def test_another_size_is_refused(folder, segment, nbytes):
-    assert f"has {HEADER_BYTES + NBYTES} bytes, not a header of 4096 and {nbytes}" in refusal(
+    assert f"has {HEADER_BYTES + NBYTES} bytes instead of a header of 4096 and {nbytes}" in refusal(
         segment, folder, nbytes=nbytes
     )
 
@@ -316,9 +316,9 @@ def test_another_nonce_is_refused(folder, segment, nonce):
 @pytest.mark.parametrize(
     ("offset", "data", "complaint"),
     [
-        (0, b"something", "is no segment"),
+        (0, b"something", "is not a segment"),
         (8, struct.pack("<I", 2), "has version 2, and this is version 1"),
-        (28, struct.pack("<Q", NBYTES + 1), f"says that it has {NBYTES + 1} bytes"),
+        (28, struct.pack("<Q", NBYTES + 1), f"has a header for {NBYTES + 1} bytes"),
     ],
 )
 def test_another_header_is_refused(folder, segment, offset, data, complaint):
@@ -345,20 +345,20 @@ def test_what_a_killed_owner_left_is_swept_and_a_living_ones_is_not(folder, segm
         try:
             name = owner.stdout.readline().strip()
             assert set(names(folder)) == {name, segment.name}
-            assert sweep(folder) == []
+            assert remove_stale(folder) == []
         finally:
             owner.kill()
         owner.wait(60)
     assert set(names(folder)) == {name, segment.name}
-    assert sweep(folder) == [name]
-    assert sweep(folder) == []
+    assert remove_stale(folder) == [name]
+    assert remove_stale(folder) == []
     assert names(folder) == [segment.name]
 
 
 def test_a_guest_keeps_its_memory_but_no_name(folder, segment):
     with opened(segment, folder) as guest:
         segment._memory = None  # as if its owner had died
-        assert sweep(folder) == [segment.name]
+        assert remove_stale(folder) == [segment.name]
         guest.view(0, 1)[0] = 5
         guest.check()
 
@@ -366,7 +366,7 @@ def test_a_guest_keeps_its_memory_but_no_name(folder, segment):
 def test_an_owner_that_forgot_its_segment_is_as_good_as_dead(folder):
     name = Segment.create(NBYTES, directory=folder).name
     gc.collect()
-    assert sweep(folder) == [name]
+    assert remove_stale(folder) == [name]
 
 
 def test_a_sweep_removes_nothing_but_segments(folder, segment):
@@ -375,7 +375,7 @@ def test_a_sweep_removes_nothing_but_segments(folder, segment):
     (folder / ("shoal-" + "1" * 32)).symlink_to(folder / "shoal-something")
     os.mkfifo(folder / ("shoal-" + "2" * 32))
     before = set(names(folder))
-    assert sweep(folder) == []
+    assert remove_stale(folder) == []
     assert set(names(folder)) == before
 
 
@@ -389,7 +389,7 @@ def test_a_sweep_that_comes_late_removes_nothing_else(folder, segment, monkeypat
         path.write_bytes(b"another")
 
     monkeypatch.setattr(_segment.fcntl, "flock", slow)
-    assert sweep(folder) == []
+    assert remove_stale(folder) == []
     assert path.read_bytes() == b"another"
 
 
@@ -400,7 +400,7 @@ def test_sweeps_and_owners_at_once_never_meet(folder):
 
     def sweep_on() -> None:
         while not done.is_set():
-            swept.extend(sweep(folder))
+            swept.extend(remove_stale(folder))
 
     thread = threading.Thread(target=sweep_on)
     thread.start()

@@ -26,7 +26,7 @@ class Opened(Transport):
     def broken(self) -> bool:
         return self.over
 
-    def pull(self, request, arrival):
+    def pull(self, request, pull_decoder):
         raise NotImplementedError
 
     push = commit = assign = pull

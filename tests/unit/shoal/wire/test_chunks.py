@@ -266,16 +266,16 @@ def test_parts_of_a_header_are_merged():
 @pytest.mark.parametrize(
     ("written", "at", "what"),
     [
-        pytest.param("12 05 08 01", 1, "a length of 5, where 2 bytes are left", id="a chunk beyond the message"),
-        pytest.param("0a 7f 08 01", 1, "a length of 127, where 2", id="a header beyond the message"),
-        pytest.param("12 04 22 05 61 61 12 00", 3, "a length of 5, where 2", id="data beyond their chunk"),
+        pytest.param("12 05 08 01", 1, "a length of 5, but only 2 bytes are left", id="a chunk beyond the message"),
+        pytest.param("0a 7f 08 01", 1, "a length of 127, but only 2", id="a header beyond the message"),
+        pytest.param("12 04 22 05 61 61 12 00", 3, "a length of 5, but only 2", id="data beyond their chunk"),
         pytest.param("12 ff ff ff ff 07 08", 1, "a length of 2147483647", id="2 GiB"),
         pytest.param("12 ff ff ff ff ff ff ff ff ff 01", 1, "a length of 1844", id="a negative length"),
-        pytest.param("12", 1, "a varint with no end in the 0 bytes", id="no length"),
-        pytest.param("12 80", 1, "a varint with no end in the 1 bytes", id="half a length"),
-        pytest.param("12 02 08 80", 3, "a varint with no end in the 1 bytes", id="a number beyond its chunk"),
-        pytest.param("12 0c 18" + "80" * 10 + "00", 3, "a varint with no end in the 10 bytes", id="11 bytes"),
-        pytest.param("12 80 80 80 80 80 00", 1, "in more bytes than it needs", id="a length in 6 bytes"),
+        pytest.param("12", 1, "a varint does not end within 0 bytes", id="no length"),
+        pytest.param("12 80", 1, "a varint does not end within 1 bytes", id="half a length"),
+        pytest.param("12 02 08 80", 3, "a varint does not end within 1 bytes", id="a number beyond its chunk"),
+        pytest.param("12 0c 18" + "80" * 10 + "00", 3, "a varint does not end within 10 bytes", id="11 bytes"),
+        pytest.param("12 80 80 80 80 80 00", 1, "longer than necessary", id="a length in 6 bytes"),
         pytest.param("12 00 13 08 01", 2, "the tag 0x13 is not a chunk's", id="a group with no end"),
         pytest.param("12 00 0c", 2, "the tag 0x0c is not a chunk's", id="an end with no group"),
         pytest.param("12 02 00 01", 2, "the tag 0x00 is not that of a chunk's next field", id="field 0"),
@@ -284,7 +284,7 @@ def test_parts_of_a_header_are_merged():
     ],
 )
 def test_what_is_malformed_is_refused_where_it_is(decode, written, at, what):
-    with pytest.raises(errors.BadChunk, match=f"malformed at byte {at} or after it: .*{what}.*send it again") as raised:
+    with pytest.raises(errors.BadChunk, match=f"malformed at byte {at} or later: .*{what}.*send it again") as raised:
         decode(bytes.fromhex(written))
     assert raised.value.details == {"at": str(at)}
     check_reads_alike(bytes.fromhex(written))

@@ -112,20 +112,20 @@ class TestAssembler:
                 putting.assembler.add(chunk)
             putting.assembler.finish()
 
-        with pytest.raises(errors.BadChunk, match=r"shard \d+, arena \d+: .*nothing was kept"):
+        with pytest.raises(errors.BadChunk, match=r"shard \d+, arena \d+: .*the call was discarded"):
             put()
 
     @pytest.mark.parametrize(
         ("chunk", "said"),
         [
-            (Chunk(1, 0, 0, memoryview(bytes(4))), "is not one of those expected"),
-            (Chunk(0, 1, 0, memoryview(bytes(4))), "is not one of those expected"),
+            (Chunk(1, 0, 0, memoryview(bytes(4))), "not one of the expected arenas"),
+            (Chunk(0, 1, 0, memoryview(bytes(4))), "not one of the expected arenas"),
             (Chunk(0, 0, 2, memoryview(bytes(4))), "starts at byte 2, within an element of 4 bytes"),
             (Chunk(0, 0, 2**64 - 4, memoryview(bytes(4))), "ends at byte 18446744073709551616 of 40"),
             (Chunk(0, 0, 0, memoryview(bytes(44))), "ends at byte 44 of 40"),
             (Chunk(0, 0, 0, memoryview(bytes(41))), "ends at byte 41 of 40"),
-            (Chunk(0, 0, 0, memoryview(bytes(6))), "6 bytes is not a number of 4-byte elements"),
-            (Chunk(0, 0, 0, memoryview(b"")), "0 bytes is not a number of 4-byte elements"),
+            (Chunk(0, 0, 0, memoryview(bytes(6))), "6 bytes is not a whole number of 4-byte elements"),
+            (Chunk(0, 0, 0, memoryview(b"")), "0 bytes is not a whole number of 4-byte elements"),
         ],
     )
     def test_what_is_wrong_is_said_and_nothing_is_touched(self, chunk, said):

@@ -74,13 +74,13 @@ def sent(placement: Placement, arrays: Mapping[str, np.ndarray], aggregations: l
     ]
 
 
-def received(placement: Placement, chunks: list[Chunk], arrival: PullDecoder) -> dict[str, np.ndarray]:
+def received(placement: Placement, chunks: list[Chunk], pull_decoder: PullDecoder) -> dict[str, np.ndarray]:
     arenas = arenas_of(layouts_of(placement))
-    assembler = Assembler(arenas, {key: arrival.runs(key, arena) for key, arena in arenas.items()})
+    assembler = Assembler(arenas, {key: pull_decoder.runs(key, arena) for key, arena in arenas.items()})
     for chunk in chunks:
         assembler.add(chunk)
     assembler.finish()
-    return arrival.values()
+    return pull_decoder.values()
 
 
 def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -90,13 +90,13 @@ def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndar
     return slot
 
 
-def adopted(placement: Placement, slot: np.ndarray, arrival: PullDecoder) -> dict[str, np.ndarray]:
+def adopted(placement: Placement, slot: np.ndarray, pull_decoder: PullDecoder) -> dict[str, np.ndarray]:
     arenas = region_arrays(slot, layouts_of(placement))
     for key, elements in arenas.items():
-        arrival.expect(key, elements)
+        pull_decoder.expect(key, elements)
     for key, elements in arenas.items():
-        arrival.adopt(key, elements)
-    return arrival.values()
+        pull_decoder.adopt(key, elements)
+    return pull_decoder.values()
 
 
 def check_values(
@@ -317,10 +317,12 @@ def test_a_large_arena_with_a_part_of_a_variable_is_received_where_it_belongs_an
     whole = sum(variable.nbytes for variable in SPLIT.values())
     for scattered_bytes in (1, 1 << 26):
         memory = Counted()
-        arrival = PullDecoder(Packer(placement), memory)
+        pull_decoder = PullDecoder(Packer(placement), memory)
         with limits(CHUNK_BYTES, scattered_bytes):
-            runs = [run for key, arena in arenas_of(layouts_of(placement)).items() for run in arrival.runs(key, arena)]
-            values = received(placement, sent(placement, arrays, EVERY), arrival)
+            runs = [
+                run for key, arena in arenas_of(layouts_of(placement)).items() for run in pull_decoder.runs(key, arena)
+            ]
+            values = received(placement, sent(placement, arrays, EVERY), pull_decoder)
         check_values(values, arrays, SPLIT, wire)
         table = [run for run in runs if np.shares_memory(run.target, values["table"])]
         if scattered_bytes == 1:
@@ -339,10 +341,10 @@ def test_an_arena_that_comes_again_replaces_what_had_come() -> None:
     placement = placed(SPLIT, 2)
     first, second = (drawn_arrays(SPLIT, seed, transposed=False) for seed in (1, 2))
     for scattered_bytes in (1, 1 << 26):
-        arrival = PullDecoder(Packer(placement), fresh)
+        pull_decoder = PullDecoder(Packer(placement), fresh)
         with limits(CHUNK_BYTES, scattered_bytes):
-            received(placement, sent(placement, first, EVERY), arrival)
-            values = received(placement, sent(placement, second, EVERY), arrival)
+            received(placement, sent(placement, first, EVERY), pull_decoder)
+            values = received(placement, sent(placement, second, EVERY), pull_decoder)
         check_values(values, second, SPLIT, "float32")
 
 
@@ -352,13 +354,13 @@ def test_values_that_come_elsewhere_than_expected_are_those_that_came(wire: str,
     """Such as those of a pull that is made again, since the first one's lane was lost."""
     placement = placed(SPLIT, 2, wire)
     lost, arrays = (drawn_arrays(SPLIT, seed, transposed=False) for seed in (1, 2))
-    arrival = PullDecoder(Packer(placement), fresh)
+    pull_decoder = PullDecoder(Packer(placement), fresh)
     for key, elements in region_arrays(slot_with(placement, lost), layouts_of(placement)).items():
-        arrival.expect(key, elements)
+        pull_decoder.expect(key, elements)
     if where == "as chunks":
-        values = received(placement, sent(placement, arrays, EVERY), arrival)
+        values = received(placement, sent(placement, arrays, EVERY), pull_decoder)
     else:
-        values = adopted(placement, slot_with(placement, arrays), arrival)
+        values = adopted(placement, slot_with(placement, arrays), pull_decoder)
     check_values(values, arrays, SPLIT, wire)
 
 
@@ -460,7 +462,7 @@ GOOD = {
         ({"scale": True}, "'scale' is bool: cast it to float32"),
         ({"scale": np.zeros(1, np.float32)}, "'scale' has shape (1,), not ()"),
         ({"offset": np.zeros(3)}, "'offset' is not a variable"),
-        ({"steps": np.int64(1)}, "'steps' is not to be sent here: it is SUM"),
+        ({"steps": np.int64(1)}, "'steps' does not belong here: it is SUM"),
     ],
     ids=str,
 )

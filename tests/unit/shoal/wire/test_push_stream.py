@@ -24,61 +24,61 @@ groups = st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4).ma
 
 @given(groups, st.permutations("abcdef"))
 def test_each_group_comes_once_and_with_the_last_of_its_arrays(wanted, order):
-    outgoing = PushStream()
+    push_stream = PushStream()
     given_out = []
-    taken = outgoing.ready(wanted)
+    taken = push_stream.ready(wanted)
     there = set()
     for name in order:
-        outgoing.add(name, name)
+        push_stream.add(name, name)
         there.add(name)
         due = [group for group in wanted if name in group.names and there.issuperset(group.names)]
         given_out += [next(taken) for _ in due]
         assert sorted(map(id, given_out)) == sorted(id(group) for group in wanted if there.issuperset(group.names))
-    outgoing.end()
+    push_stream.end()
     assert next(taken, None) is None
-    assert outgoing.complete
-    assert list(outgoing.ready(wanted)) != [] or not wanted  # again, from the beginning
+    assert push_stream.complete
+    assert list(push_stream.ready(wanted)) != [] or not wanted  # again, from the beginning
 
 
 def test_several_senders_get_each_their_own_groups_while_arrays_come():
-    outgoing = PushStream()
+    push_stream = PushStream()
     names = [f"v{number}" for number in range(300)]
     shares = [[SliceGroup((name,)) for name in names[first::3]] for first in range(3)]
     with ThreadPoolExecutor(3) as pool:
-        senders = [pool.submit(lambda share=share: list(outgoing.ready(share))) for share in shares]
+        senders = [pool.submit(lambda share=share: list(push_stream.ready(share))) for share in shares]
         for name in names:
-            outgoing.add(name, None)
-        outgoing.end()
+            push_stream.add(name, None)
+        push_stream.end()
         assert [sender.result(PATIENCE_S) for sender in senders] == shares
 
 
 @pytest.mark.parametrize("when", ["before", "while they wait"])
 def test_a_failure_ends_all_senders(when):
-    outgoing = PushStream()
+    push_stream = PushStream()
     begun = threading.Event()
 
     def send():
-        for _ in outgoing.ready([SliceGroup(("a",)), SliceGroup(("b",))]):
+        for _ in push_stream.ready([SliceGroup(("a",)), SliceGroup(("b",))]):
             begun.set()
 
-    outgoing.add("a", None)
+    push_stream.add("a", None)
     with ThreadPoolExecutor(2) as pool:
         if when == "before":
-            outgoing.fail()
-        waiting = [pool.submit(send), pool.submit(outgoing.wait)]
+            push_stream.fail()
+        waiting = [pool.submit(send), pool.submit(push_stream.wait)]
         if when != "before":
             assert begun.wait(PATIENCE_S)
-            outgoing.fail()
+            push_stream.fail()
         for sender in waiting:
-            with pytest.raises(errors.Cancelled, match="never came"):
+            with pytest.raises(errors.Cancelled, match="never computed"):
                 sender.result(PATIENCE_S)
-    assert not outgoing.complete
+    assert not push_stream.complete
 
 
 def test_a_failure_after_the_end_is_none():
-    outgoing = PushStream()
-    outgoing.add("a", 1)
-    outgoing.end()
-    outgoing.fail()
-    outgoing.wait()
-    assert list(outgoing.ready([SliceGroup(("a",))])) == [SliceGroup(("a",))]
+    push_stream = PushStream()
+    push_stream.add("a", 1)
+    push_stream.end()
+    push_stream.fail()
+    push_stream.wait()
+    assert list(push_stream.ready([SliceGroup(("a",))])) == [SliceGroup(("a",))]

@@ -13,7 +13,7 @@ from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import machine as cluster_module
-from shoal_coordinator.job.recovery import MAX_FRUITLESS
+from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
 from shoal_coordinator.messages import (
     AdmitWorker,
     CreateShards,
@@ -203,7 +203,7 @@ def test_the_trainer_of_an_earlier_job_of_that_name_cannot_speak_for_the_new_one
         events.JobDescribed("a", "w0", life, VARIABLES, 100, old),
         events.JoinRequested("a", "w0", life, True, old),
     ):
-        with pytest.raises(errors.Cancelled, match="no part"):
+        with pytest.raises(errors.Cancelled, match="no assignment"):
             rig.handle(late)
     assert rig.state("a") is JobState.STARTING
     assert rig.status("a").progress.steps == 0
@@ -269,7 +269,7 @@ def test_a_program_that_raises_fails_the_job_with_its_traceback(rig):
 def test_a_worker_that_is_through_before_the_job_ran_fails_it(rig):
     rig.submit(job())
     rig.finish("a", "w0")
-    assert rig.status("a").reason.startswith("worker w0 was through before the job ran")
+    assert rig.status("a").reason.startswith("worker w0 finished before the job ran")
 
 
 def test_a_name_is_used_again_once_its_job_has_ended(rig):
@@ -343,15 +343,15 @@ def test_given_values_are_sent_by_one_worker_and_waited_for(rig):
         rig.describe("a", worker, GIVEN)
     rig.perform()
     entered = rig.enter("a", "w0")
-    assert entered.assigns
+    assert entered.assign_values
     assert entered.placement, "known before the start, for the values to be sent"
-    assert not rig.enter("a", "w1").assigns
+    assert not rig.enter("a", "w1").assign_values
     rig.enter("a", "w1", assigned=True)
     rig.perform()
     assert rig.state("a") is JobState.PLACING, "only the one that was told to can have sent them"
     entered = rig.enter("a", "w0", assigned=True)
     assert entered.ready
-    assert not entered.assigns
+    assert not entered.assign_values
 
 
 def test_when_the_sender_of_given_values_dies_another_is_asked(rig):
@@ -362,7 +362,7 @@ def test_when_the_sender_of_given_values_dies_another_is_asked(rig):
     rig.workers("w2")
     rig.describe("a", "w2", GIVEN)
     rig.enter("a", "w1")
-    assert rig.enter("a", "w2").assigns
+    assert rig.enter("a", "w2").assign_values
     rig.enter("a", "w2", assigned=True)
     rig.perform()
     assert rig.state("a") is JobState.RUNNING
@@ -374,11 +374,11 @@ def test_one_that_has_described_before_sends_the_given_values_of_one_that_died(o
     sea.describe("s", "x", GIVEN)
     sea.describe("s", "y", GIVEN)
     sea.perform()
-    assert sea.enter("s", "x").assigns
+    assert sea.enter("s", "x").assign_values
     sea.leave("x")
-    assert not sea.enter("s", "z").assigns, "it joined without knowing the values"
+    assert not sea.enter("s", "z").assign_values, "it joined without knowing the values"
     sea.perform()
-    assert sea.enter("s", "y").assigns
+    assert sea.enter("s", "y").assign_values
     sea.enter("s", "y", assigned=True)
     sea.perform()
     assert sea.state("s") is JobState.RUNNING
@@ -402,7 +402,7 @@ def test_a_different_description_fails_the_job(rig, variables, samples, said):
 
 def test_a_program_without_variables_is_refused(rig):
     rig.submit(job())
-    with pytest.raises(errors.InvalidJob, match="nothing to train"):
+    with pytest.raises(errors.InvalidJob, match="define at least one"):
         rig.describe("a", "w0", {})
 
 
@@ -493,9 +493,9 @@ def test_nobody_is_blamed_for_the_coordinators_own_absence(rig):
 
 
 def test_every_kind_of_event_is_handled(rig):
-    kinds = {kind.__name__ for kind in [*events.Event.__subclasses__(), *events.EffectOutcome.__subclasses__()]} - {
-        "EffectOutcome"
-    }
+    kinds = {
+        kind.__name__ for kind in [*events.ClusterEvent.__subclasses__(), *events.EffectOutcome.__subclasses__()]
+    } - {"EffectOutcome"}
     assert {kind.__name__ for kind in rig.machine._handlers} == kinds
 
 
@@ -665,13 +665,13 @@ class TestGoingBack:
         assert running.state("a") is JobState.RUNNING
         assert running.status("a").restarts == 1
         assert running.machine.job("a").data().total.done == done
-        assert ("placing", "goes on from a/1, step 3") in running.history("a")
+        assert ("placing", "continues from a/1, step 3") in running.history("a")
 
     def test_to_its_beginning_where_there_is_none(self, running):
         running.kill("s1")
         running.servers("s1").start("a", "w0", "w1")
         assert running.state("a") is JobState.RUNNING
-        assert any("it goes on from its beginning" in reason for _, reason in running.history("a"))
+        assert any("it continues from its beginning" in reason for _, reason in running.history("a"))
 
     def test_waits_for_the_storage_of_its_checkpoints_as_long_as_that_is_away_and_says_so(self, running):
         self.save(running, step=3)
@@ -694,7 +694,7 @@ class TestGoingBack:
         running.away = ""
         running.pass_time(60).start("a", "w0", "w1")
         assert (running.state("a"), running.status("a").reason) == (JobState.RUNNING, "")
-        assert ("placing", "goes on from a/1, step 3") in running.history("a")
+        assert ("placing", "continues from a/1, step 3") in running.history("a")
         assert running.status("a").restarts == 1, "it went back once"
 
     def test_can_be_cancelled_while_the_storage_is_away(self, running):
@@ -719,7 +719,7 @@ class TestGoingBack:
         assert any("from its beginning, a/1" in reason for _, reason in running.history("b"))
         running.servers("s1").start("b", "w0", "w1")
         assert running.state("b") is JobState.RUNNING
-        assert running.history("b").count(("placing", "goes on from a/1, step 3")) == 2
+        assert running.history("b").count(("placing", "continues from a/1, step 3")) == 2
 
     def test_waits_for_its_servers_but_not_for_ever(self, running):
         running.kill("s1")
@@ -730,7 +730,7 @@ class TestGoingBack:
         assert any(isinstance(effect, CreateShards) for effect in running.pending)
 
     def test_not_without_end(self, running):
-        for _ in range(MAX_FRUITLESS):
+        for _ in range(MAX_FAILED_RESTARTS):
             [shards] = [effect for effect in running.performed if isinstance(effect, CreateShards)][-1:]
             finished = events.WorkerFinished(
                 "a", "w0", running.lives["w0"], "UNKNOWN_SHARD: gone", running.part("a", "w0"), lost=True
@@ -818,7 +818,7 @@ class TestGoingBack:
         assert rig.state("a") is JobState.PLACING, "head has no value yet"
         rig.crash()
         joined = rig.enter("a", "w0")
-        assert (joined.assigns, joined.restored) == (True, {"w"})
+        assert (joined.assign_values, joined.restored) == (True, {"w"})
         assert not rig.enter("a", "w0", assigned=True).restored
         assert rig.state("a") is JobState.RUNNING
 

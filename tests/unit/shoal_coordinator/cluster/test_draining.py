@@ -6,7 +6,7 @@ from shoal import errors
 from shoal._wire import Lease
 from shoal.events import CheckpointEnded
 from shoal.status import JobState, Role
-from shoal_coordinator.job.recovery import MAX_FRUITLESS
+from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
 from shoal_coordinator.messages import CommitCheckpoint, CreateShards, DropShards, ScanCheckpoints, TakeCut, events
 from support.clusters.cluster_rig import KEEPING, Rig, job, session
 
@@ -44,7 +44,7 @@ def homes_planned(rig, name):
 
 
 def restores(rig):
-    return [reason for _, reason in rig.history("a") if reason.startswith("goes on from")]
+    return [reason for _, reason in rig.history("a") if reason.startswith("continues from")]
 
 
 class TestAJobIsSaved:
@@ -58,7 +58,7 @@ class TestAJobIsSaved:
         assert running.drain("s1") == ("a",)
         running.perform(step=7)
         assert running.drain("s1") == ()
-        told = "server s1 is about to leave; it goes on from checkpoint 1"
+        told = "server s1 is about to leave; it continues from checkpoint 1"
         assert ("pending", told) in running.history("a")
         assert running.status("a").restarts == 1
         running.leave("s1")
@@ -67,14 +67,14 @@ class TestAJobIsSaved:
         assert running.state("a") is JobState.STARTING, "one server would have room for all"
         running.servers("s1").start("a", "w0", "w1")
         assert running.state("a") is JobState.RUNNING
-        assert restores(running) == ["goes on from a/1, step 7"]
+        assert restores(running) == ["continues from a/1, step 7"]
         assert homes(running) == before
 
     def test_once_though_two_servers_go(self, running):
         assert running.drain("s0") == running.drain("s1") == ("a",)
         running.perform(step=7)
         assert running.drain("s0") == running.drain("s1") == ()
-        told = "servers s0, s1 are about to leave; it goes on from checkpoint 1"
+        told = "servers s0, s1 are about to leave; it continues from checkpoint 1"
         assert ("pending", told) in running.history("a")
         assert len(running.saved) == 1
         running.leave("s0")
@@ -105,7 +105,7 @@ class TestAJobIsSaved:
         running.crash()
         assert "server s1, which restarts" in running.status("a").reason
         running.servers("s1").start("a", "w0", "w1")
-        assert restores(running) == ["goes on from a/1, step 7"]
+        assert restores(running) == ["continues from a/1, step 7"]
 
     def test_once_more_where_a_cut_was_made_before_the_server_said_anything(self, running):
         running.handle(events.CheckpointRequested("a"))
@@ -153,7 +153,7 @@ class TestAJobIsSaved:
         assert running.drain("s1") == ()
         running.leave("s1")
         running.servers("s1").start("a", "w0", "w1")
-        assert restores(running) == ["goes on from a/1, step 1"]
+        assert restores(running) == ["continues from a/1, step 1"]
         assert running.status("a").progress.samples == 32
         ranges, done = [before.range], {"w0": 0, "w1": 0}
         while leases := {worker: running.lease("a", worker, number) for worker, number in done.items()}:
@@ -210,7 +210,7 @@ class TestAJobThatCannotBeSaved:
         running.leave("s1")
         assert any("server s1 is gone" in reason and "checkpoint 1" in reason for _, reason in running.history("a"))
         running.servers("s1").start("a", "w0", "w1")
-        assert restores(running) == ["goes on from a/1, step 3"]
+        assert restores(running) == ["continues from a/1, step 3"]
 
     def test_goes_back_at_once_where_nothing_was_trained(self, rig):
         rig.submit(job())
@@ -268,7 +268,7 @@ class TestASessionThatBegins:
         [earlier] = placing.pending
         assert placing.drain("s1") == ()
         assert homes_planned(placing, "s") == {"s0"}
-        assert ("placing", "server s1 is about to leave, so its variables get another place") in placing.history("s")
+        assert ("placing", "server s1 is about to leave, so its variables are placed again") in placing.history("s")
         placing.pending.remove(earlier)  # which is under way
         placing.leave("s1")
         placing.perform()
@@ -339,7 +339,7 @@ class TestTheServer:
 
     def test_that_goes_again_and_again_ends_no_job(self, running):
         """A rollout over many servers, each of which goes before the job has begun to run."""
-        for _ in range(MAX_FRUITLESS + 2):
+        for _ in range(MAX_FAILED_RESTARTS + 2):
             running.drain("s1")
             running.perform()
             running.leave("s1")
@@ -348,7 +348,7 @@ class TestTheServer:
         assert any(isinstance(effect, CreateShards) for effect in running.pending)
 
     def test_alone_is_drained_and_its_latest_life(self, rig):
-        with pytest.raises(errors.BadRequest, match="w0 is a worker; servers alone are drained"):
+        with pytest.raises(errors.BadRequest, match="w0 is a worker; only servers can be drained"):
             rig.drain("w0")
         with pytest.raises(errors.Fenced):
             rig.handle(events.DrainRequested("s1", rig.lives["s1"] + 1))

@@ -39,15 +39,15 @@ def test_a_killed_process_comes_back_under_its_id_when_the_lease_is_over():
     second = members.register(worker(process="p1"), LEASE_S + 0.1).incarnation
     assert second > first
     with pytest.raises(errors.Fenced, match="register again"):
-        members.beat("w0", first, 0, 0, LEASE_S + 0.2)
-    members.beat("w0", second, 0, 0, LEASE_S + 0.2)
+        members.heartbeat("w0", first, 0, 0, LEASE_S + 0.2)
+    members.heartbeat("w0", second, 0, 0, LEASE_S + 0.2)
 
 
 def test_the_dead_stay_dead():
     members = Membership(LEASE_S)
     life = members.register(worker(), 0.0).incarnation
     members.expire(LEASE_S + 1)
-    for call in (members.check, lambda *who: members.beat(*who, 0, 0, LEASE_S + 1)):
+    for call in (members.check, lambda *who: members.heartbeat(*who, 0, 0, LEASE_S + 1)):
         with pytest.raises(errors.Fenced):
             call("w0", life)
     with pytest.raises(errors.Fenced):
@@ -82,7 +82,7 @@ def test_a_server_that_goes_is_expected_back_for_a_while():
     members.register(Registration(Role.SERVER, "s1", "p1", "h:2"), START)
     assert members.expected(START) == {}
     members.start_draining(server)
-    assert [member.id for member in members.staying] == ["s1"]
+    assert [member.id for member in members.not_draining] == ["s1"]
     assert (members.is_draining("s0"), members.is_draining("s1"), members.is_draining("s9")) == (True, False, False)
     assert members.expected(START + 999) == {"s0": 0.0}, "it has not gone yet"
     members.leave("s0", server.incarnation, START + 10)
@@ -91,13 +91,13 @@ def test_a_server_that_goes_is_expected_back_for_a_while():
     assert members.expected(START + 70) == {}
     members.register(Registration(Role.SERVER, "s0", "p2", "h:1"), START + 30)
     assert members.expected(START + 30) == {}
-    assert [member.id for member in members.staying] == ["s0", "s1"]
+    assert [member.id for member in members.not_draining] == ["s0", "s1"]
 
 
 def test_a_beat_renews_the_lease_and_brings_the_load():
     members = Membership(LEASE_S)
     life = members.register(Registration(Role.SERVER, "s0", "p", address="h:1"), 0.0).incarnation
-    members.beat("s0", life, 3, 1024, 4.0, ServerLoad(updates=5, waiting_pulls=1))
+    members.heartbeat("s0", life, 3, 1024, 4.0, ServerLoad(updates=5, waiting_pulls=1))
     assert members.expire(4.0 + LEASE_S) == []
     (server,) = members.alive(Role.SERVER)
     assert (server.shards, server.bytes) == (3, 1024)
@@ -172,7 +172,7 @@ class Leases(RuleBasedStateMachine):
     def beat(self, name):
         if name in self.alive:
             process, incarnation, _ = self.alive[name]
-            self.members.beat(name, incarnation, 0, 0, self.now)
+            self.members.heartbeat(name, incarnation, 0, 0, self.now)
             self.alive[name] = (process, incarnation, self.now)
 
     @rule(name=names)

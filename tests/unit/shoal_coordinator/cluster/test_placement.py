@@ -188,7 +188,7 @@ def test_resnet50_is_even_on_three_servers() -> None:
 
 
 def test_no_shards_are_refused() -> None:
-    with pytest.raises(errors.InvalidJob, match="shards is 0; a job has 1 or more"):
+    with pytest.raises(errors.InvalidJob, match="shards is 0; use 1 or more"):
         plan_shards({"v": Variable(3)}, 0)
 
 
@@ -287,23 +287,26 @@ def numbered(placement: tensor_pb2.Placement) -> None:
         (
             move,
             "rows [3, 6) of variable 'w' of shape (6, 2) are placed at element 7 of their arena, after 6 others; "
-            "slices must be rows of their variable and lie in order, without gaps",
+            "slices must be rows of their variable, in order and without gaps",
         ),
         (overrun, "rows [3, 7) of variable 'w' of shape (6, 2)"),
         (empty_slice, "rows [3, 3) of variable 'w' of shape (6, 2)"),
         (stranger, "variable 'c' lies in an arena of float32 and TRAINABLE, but the job has no such variable"),
         (other_dtype, "variable 'w' lies in an arena of float64 and TRAINABLE, but the job has no such variable"),
         (no_dtype, "an arena's dtype or aggregation is missing or unknown"),
-        (exact_on_the_wire, "an arena of float32 and TRAINABLE cannot travel as float32; float32 that is TRAINABLE"),
-        (wide_on_the_wire, "an arena of float32 and TRAINABLE cannot travel as float64"),
-        (unknown_on_the_wire, "an arena's dtype on the wire is unknown"),
-        (rounded_sum, "an arena of float32 and SUM cannot travel as bfloat16"),
-        (rounded_mean, "an arena of float32 and MEAN cannot travel as float16"),
+        (exact_on_the_wire, "an arena of float32 and TRAINABLE cannot have the wire dtype float32; only TRAINABLE"),
+        (wide_on_the_wire, "an arena of float32 and TRAINABLE cannot have the wire dtype float64"),
+        (unknown_on_the_wire, "an arena's wire dtype is unknown"),
+        (rounded_sum, "an arena of float32 and SUM cannot have the wire dtype bfloat16"),
+        (rounded_mean, "an arena of float32 and MEAN cannot have the wire dtype float16"),
         (no_slices, "an arena has no slices"),
-        (missing, "the rows of variable 'b' of shape (4,) are placed as []; each must lie in one place"),
-        (missing_end, "the rows of variable 'b' of shape (4,) are placed as [(0, 3)]; each must lie in one place"),
+        (missing, "the rows of variable 'b' of shape (4,) are placed as []; each row must lie in exactly one place"),
+        (
+            missing_end,
+            "the rows of variable 'b' of shape (4,) are placed as [(0, 3)]; each row must lie in exactly one place",
+        ),
         (twice, "the rows of variable 'w' of shape (6, 2) are placed as [(0, 3), (0, 3), (3, 6), (3, 6)]"),
-        (numbered, "the shards are numbered [5]; they must count from 0"),
+        (numbered, "the shards are numbered [5]; number them from 0, in order"),
     ],
 )
 def test_damaged_placements_are_refused(damage, complaint: str) -> None:

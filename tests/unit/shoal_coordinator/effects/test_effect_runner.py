@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Hanging:
 
 @pytest.fixture
 def performer(machine: EffectHost, folder: Hanging) -> Iterator[EffectRunner]:
-    performer = EffectRunner(machine, folder=folder)
+    performer = EffectRunner(machine, storage=folder)
     yield performer
     folder.answers.set()
     performer.stop()
@@ -110,7 +110,7 @@ def test_a_count_waits_for_what_is_left_of_an_earlier_job_of_the_name(
         folder.write(("a", "00000005", "shard"), [b"x"])
         return events.EffectDone(effect=1)
 
-    monkeypatch.setattr(checkpoint_commit, "write", write)
+    monkeypatch.setattr(checkpoint_commit, "commit", write)
     folder.answers.set()
     performer.submit([writes(1), ScanCheckpoints(JobRef("a", 2), number=2)])
     assert [machine.next(), machine.next()] == [
@@ -145,6 +145,6 @@ def test_after_which_failures_of_a_checkpoint_the_shards_are_lost(
     def fail(*_: object) -> Callable[[], None]:
         raise error
 
-    monkeypatch.setattr(checkpoint_commit, "write", fail)
+    monkeypatch.setattr(checkpoint_commit, "commit", fail)
     performer.submit([writes(4)])
     assert machine.next() == CheckpointFailed(A, error.message, lost, effect=4)

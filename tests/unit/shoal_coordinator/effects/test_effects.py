@@ -57,14 +57,14 @@ class Servers:
         return answer
 
     @contextmanager
-    def at_once(self, servers):
+    def concurrently(self, servers):
         outer = self
 
         class ConcurrentCalls:
             def call(self, method, request, *, timeout_s=0.0):
                 return [outer.call(server, method, request) for server in servers]
 
-            def tell(self, method, request, *, timeout_s):
+            def send(self, method, request, *, timeout_s):
                 outer.calls += [(method, server.member) for server in servers]
                 outer.told = request
 
@@ -117,14 +117,14 @@ def placement():
 
 
 def cut(number, **fields):
-    known = {"step": 7, "version": 7, "time": 100.0 + number, "data": None, "tally": state_pb2.TallyRecord()}
+    known = {"step": 7, "version": 7, "time": 100.0 + number, "data": None, "progress_totals": state_pb2.TallyRecord()}
     return CutTaken(REF, number, **{**known, **fields})
 
 
 def write(servers, catalogue, number, policy=None, *, best=None, keep=(), **fields):
     made = cut(number, **fields)
     effect = CommitCheckpoint(REF, placement(), spec(checkpoints=policy), made, best, keep, number=number)
-    return checkpoint_commit.write(effect, servers, catalogue)
+    return checkpoint_commit.commit(effect, servers, catalogue)
 
 
 def restore(servers, catalogue, *sources, created=None, **options):
@@ -163,7 +163,7 @@ class TestTheCut:
             return HoldResult(ledger.to_proto(), {"w0": 0}, state_pb2.TallyRecord(loss=0.5))
 
         made = checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, held)
-        assert (made.number, made.step, made.version, made.tally.loss) == (4, 4, 5, 0.5)
+        assert (made.number, made.step, made.version, made.progress_totals.loss) == (4, 4, 5, 0.5)
         assert {(request.cut, request.number, request.generation) for request in seen} == {(17, 4, 5)}
         [worker] = seen[0].workers
         assert (worker.committed, worker.finished) == (5, 5)
@@ -212,13 +212,13 @@ def test_of_a_later_life_the_progress_counts_however_small():
     old = pb.WorkerProgress(worker="w0", incarnation=3, committed=9, finished=9)
     new = pb.WorkerProgress(worker="w0", incarnation=4, committed=1, finished=0)
     for order in ([old, new], [new, old]):
-        assert checkpoint_cut.furthest(order) == [new]
+        assert checkpoint_cut.latest_progress(order) == [new]
 
 
 def test_numbers_are_counted_torn_ones_included(catalogue):
-    assert checkpoint_commit.count(ScanCheckpoints(REF, number=3), catalogue).largest == 0
+    assert checkpoint_commit.scan(ScanCheckpoints(REF, number=3), catalogue).largest == 0
     catalogue.folder.write((*path_of("a", 8), "torn"), [b"x"])
-    counted = checkpoint_commit.count(ScanCheckpoints(REF, number=3), catalogue)
+    counted = checkpoint_commit.scan(ScanCheckpoints(REF, number=3), catalogue)
     assert (counted.job, counted.largest, counted.effect) == (REF, 8, 3)
 
 
@@ -234,7 +234,7 @@ class TestTheManifest:
     def test_is_not_written_of_files_that_the_coordinator_does_not_see(self, servers, catalogue):
         there = servers.written(SERVERS[0], pb.CollectFilesRequest(job="elsewhere", number=1))
         servers.answers["CollectFiles"] = there
-        with pytest.raises(errors.StorageFailed, match="must be given the same folder"):
+        with pytest.raises(errors.StorageFailed, match="the same checkpoint storage"):
             write(servers, catalogue, 1)
         assert catalogue.numbers("a") == []
 
@@ -255,7 +255,7 @@ class TestTheManifest:
         if when == "before":
             catalogue.publish(theirs)
         servers.answers["CollectFiles"] = written
-        with pytest.raises(errors.StorageFailed, match="a/1 by somebody else"):
+        with pytest.raises(errors.StorageFailed, match="already has another a/1"):
             write(servers, catalogue, 1)
         assert catalogue.manifest("a", 1) == theirs
 
@@ -330,7 +330,7 @@ class TestTheWayBack:
         created = []
         restored = restore(servers, catalogue, CheckpointChoice("a"), created=created)
         assert (restored.source, restored.step, restored.variables) == (CheckpointChoice("a", 2), 20, {"w"})
-        assert restored.passed_by == ("a/3: a bit is another",)
+        assert restored.skipped == ("a/3: a bit is another",)
         assert len(created) == 2
         assert ("DropShards", "s0") in servers.calls, "what was read in part stays"
 
@@ -342,16 +342,16 @@ class TestTheWayBack:
         servers.answers["Restore"] = pb.RestoreReply()
         restored = restore(servers, catalogue, CheckpointChoice.parse("a/best"))
         assert restored.source == CheckpointChoice("a", 2)
-        [passed_by] = restored.passed_by
+        [passed_by] = restored.skipped
         assert passed_by.startswith("a/3: ")
 
     def test_ends_where_no_checkpoint_is_of_a_best_evaluation(self, servers, catalogue):
         write(servers, catalogue, 1)
-        with pytest.raises(errors.CorruptCheckpoint, match="a: it has no checkpoint that was taken at its best"):
+        with pytest.raises(errors.CorruptCheckpoint, match="a: it has no checkpoint of its best evaluation"):
             restore(servers, catalogue, CheckpointChoice.parse("a/best"))
 
     def test_ends_where_nothing_can_be_read(self, servers, catalogue):
-        with pytest.raises(errors.CorruptCheckpoint, match="b: it has no whole checkpoint"):
+        with pytest.raises(errors.CorruptCheckpoint, match="b: it has no complete checkpoint"):
             restore(servers, catalogue, CheckpointChoice("b"))
         with pytest.raises(errors.CorruptCheckpoint, match="a/7: there is no"):
             restore(servers, catalogue, CheckpointChoice("a", 7))
@@ -371,7 +371,7 @@ class TestTheWayBack:
 
         monkeypatch.setattr(catalogue.folder, "open", away)
         machine = EffectHost()
-        performer = EffectRunner(machine, folder=catalogue.folder)
+        performer = EffectRunner(machine, storage=catalogue.folder)
         performer.submit([CreateShards(REF, placement(), spec(), (CheckpointChoice("a", 1),), number=9)])
         assert machine.outcomes.get(timeout=20) == RestoreDeferred(REF, "503, slow down", effect=9)
         performer.stop()
@@ -379,7 +379,7 @@ class TestTheWayBack:
     def test_refuses_another_optimizer_unless_values_alone_are_asked_for(self, servers, catalogue):
         write(servers, catalogue, 1)
         servers.answers["Restore"] = pb.RestoreReply()
-        with pytest.raises(errors.IncompatibleCheckpoint, match="trained with adam, and a asks for sgd"):
+        with pytest.raises(errors.IncompatibleCheckpoint, match="trained with adam, but a uses sgd"):
             restore(servers, catalogue, CheckpointChoice("a", 1), optimizer=optim.SGD(0.1))
         partial = CheckpointChoice("a", 1, partial=True)
         restored = restore(servers, catalogue, partial, optimizer=optim.SGD(0.1))

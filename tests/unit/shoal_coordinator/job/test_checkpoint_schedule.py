@@ -33,7 +33,7 @@ class TestWhenOneIsDue:
         assert saves.due(START + 60, 0)
         saves.begin(START + 61, 0)
         assert not saves.due(START + 300, 0), "one is under way"
-        saves.written(saved(1), ())
+        saves.committed(saved(1), ())
         assert not saves.due(START + 120, 0)
         assert saves.due(START + 121, 0)
 
@@ -43,7 +43,7 @@ class TestWhenOneIsDue:
         for noticed, following in ((107, 200), (215, 300)):
             assert saves.due(START, noticed)
             saves.begin(START, noticed)
-            saves.written(saved(noticed), ())
+            saves.committed(saved(noticed), ())
             assert not saves.due(START, following - 1)
             assert saves.due(START, following)
 
@@ -55,7 +55,7 @@ class TestWhenOneIsDue:
         saves.begin(START, 0)
         assert saves.request(START) == 2, "the one under way is of an earlier state"
         assert not saves.due(START, 0)
-        saves.written(saved(1), ())
+        saves.committed(saved(1), ())
         assert saves.due(START, 0)
 
     def test_after_a_failure_soon_but_not_at_once(self):
@@ -66,7 +66,7 @@ class TestWhenOneIsDue:
         assert not saves.due(START + 3601, 0)
         assert saves.due(START + 3610, 0)
         saves.begin(START + 3610, 0)
-        saves.written(saved(1), ())
+        saves.committed(saved(1), ())
         assert saves.failure == ""
 
     def test_after_failures_later_each_time_up_to_ten_minutes(self):
@@ -82,7 +82,7 @@ class TestWhenOneIsDue:
         saves.request(now)
         assert saves.due(now, 0), "who asks does not wait"
         saves.begin(now, 0)
-        saves.written(saved(1), ())
+        saves.committed(saved(1), ())
         saves.begin(now + 3600, 0)
         saves.failed("the store is away again")
         assert saves.due(now + 3610, 0)
@@ -116,7 +116,7 @@ class TestWithoutAFolder:
     def test_those_that_there_were_are_remembered(self):
         before = by_time()
         before.begin(START, 0)
-        before.written(saved(1), ())
+        before.committed(saved(1), ())
         before.begin(START, 0)
         before.request(START)
         saves = CheckpointSchedule(CheckpointPolicy(), START, possible=False)
@@ -142,7 +142,7 @@ def test_what_was_removed_is_not_listed():
     saves = by_time()
     for number in (1, 2, 3):
         saves.begin(START, 0)
-        saves.written(saved(number), (1,) if number == 3 else ())
+        saves.committed(saved(number), (1,) if number == 3 else ())
     assert [it.number for it in saves.saved] == [2, 3]
     assert saves.newest == saves.saved[-1]
 
@@ -158,7 +158,7 @@ def test_a_record_is_all_that_there_is(calls):
                 saves.begin(START + 5, 30)
             case "written" if saves.busy:
                 number += 1
-                saves.written(saved(number), ())
+                saves.committed(saved(number), ())
             case "failed" if saves.busy:
                 saves.failed("full")
             case "restart":

@@ -27,7 +27,7 @@ def evaluate(machine, values, *, every=10):
     """One worker's evaluations of these accuracies, one after the other; for each, whether it was the best."""
     best = []
     for place, value in enumerate(values, 1):
-        number = machine.ask(1, place * every, (), through=False)
+        number = machine.claim(1, place * every, (), through=False)
         reported = machine.report(1, found(number, place * every, accuracy=value)) if number else None
         best.append(reported and reported[1])
         machine.validate({1})
@@ -52,37 +52,37 @@ def evaluations(rig):
 
 def test_the_first_to_come_to_a_mark_evaluates_and_nobody_else():
     machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
-    assert machine.ask(1, 9, (2,), through=False) == 0
-    assert machine.ask(1, 13, (2,), through=False) == 1
-    assert machine.ask(2, 10, (1,), through=False) == 0
+    assert machine.claim(1, 9, (2,), through=False) == 0
+    assert machine.claim(1, 13, (2,), through=False) == 1
+    assert machine.claim(2, 10, (1,), through=False) == 0
     assert machine.report(1, found(1, loss=1.0)) == (found(1, loss=1.0), True)
-    assert machine.ask(2, 19, (1,), through=False) == 0, "that mark is done"
-    assert machine.ask(2, 41, (1,), through=False) == 2, "those in between are skipped"
-    assert machine.ask(1, 50, (2,), through=False) == 0, "one at a time"
+    assert machine.claim(2, 19, (1,), through=False) == 0, "that mark is done"
+    assert machine.claim(2, 41, (1,), through=False) == 2, "those in between are skipped"
+    assert machine.claim(1, 50, (2,), through=False) == 0, "one at a time"
 
 
 def test_one_that_dies_meanwhile_is_not_waited_for():
     machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
-    assert machine.ask(1, 10, (2,), through=False) == 1
+    assert machine.claim(1, 10, (2,), through=False) == 1
     machine.release(1)
-    assert machine.ask(2, 12, (), through=False) == 0
-    assert machine.ask(2, 20, (), through=False) == 2
+    assert machine.claim(2, 12, (), through=False) == 0
+    assert machine.claim(2, 20, (), through=False) == 2
     assert machine.report(1, found(1, loss=1.0)) is None, "what the dead one found counts no more"
     assert machine.report(2, found(2, loss=1.0)) == (found(2, loss=1.0), True)
 
 
 def test_at_the_end_the_last_one_that_is_through_evaluates():
     machine = EvaluationSchedule(EvaluationPolicy())
-    assert machine.ask(1, 10, (2, 3), through=True) == 0
+    assert machine.claim(1, 10, (2, 3), through=True) == 0
     machine.release(1)
-    assert machine.ask(2, 10, (3,), through=True) == 0
-    assert machine.ask(3, 11, (2,), through=True) == 1, "the other has said so, and is about to go"
-    assert EvaluationSchedule(EvaluationPolicy(every_steps=5, at_end=False)).ask(1, 10, (), through=True) == 0
+    assert machine.claim(2, 10, (3,), through=True) == 0
+    assert machine.claim(3, 11, (2,), through=True) == 1, "the other has said so, and is about to go"
+    assert EvaluationSchedule(EvaluationPolicy(every_steps=5, at_end=False)).claim(1, 10, (), through=True) == 0
 
 
 def test_a_result_counts_once_and_is_taken_from_who_was_asked():
     machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
-    number = machine.ask(1, 10, (2,), through=False)
+    number = machine.claim(1, 10, (2,), through=False)
     assert machine.report(2, found(number, loss=1.0)) is None
     assert machine.report(1, found(number + 1, loss=1.0)) is None
     assert machine.report(1, found(number, loss=1.0))
@@ -122,16 +122,16 @@ def test_patience_counts_those_since_the_best():
     machine = EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", patience=2))
     evaluate(machine, [0.5, 0.4, 0.6, 0.6])
     assert not machine.stopping
-    assert machine.report(1, found(machine.ask(1, 50, (), through=False), 50, accuracy=0.5))
+    assert machine.report(1, found(machine.claim(1, 50, (), through=False), 50, accuracy=0.5))
     assert machine.stopping == "stopped early: accuracy was no better than 0.6 (step 30) in 2 evaluations"
-    assert machine.ask(1, 60, (), through=False) == 0, "only the one at the end follows"
-    assert machine.ask(1, 60, (), through=True) == 6
+    assert machine.claim(1, 60, (), through=False) == 0, "only the one at the end follows"
+    assert machine.claim(1, 60, (), through=True) == 6
 
 
 def test_a_job_that_is_through_did_not_stop_early():
     machine = EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1))
     evaluate(machine, [0.5])
-    machine.report(1, found(machine.ask(1, 12, (), through=True), 12, accuracy=0.4))
+    machine.report(1, found(machine.claim(1, 12, (), through=True), 12, accuracy=0.4))
     assert not machine.stopping
 
 
@@ -162,24 +162,24 @@ def test_after_going_back_steps_that_were_evaluated_come_again(kept):
 def test_who_asks_again_is_answered_as_before():
     """The answer was lost, or the coordinator died behind it."""
     machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
-    assert machine.ask(1, 10, (2,), through=False) == machine.ask(1, 10, (2,), through=False) == 1
-    assert machine.ask(2, 10, (1,), through=False) == 0
+    assert machine.claim(1, 10, (2,), through=False) == machine.claim(1, 10, (2,), through=False) == 1
+    assert machine.claim(2, 10, (1,), through=False) == 0
     machine.release(1)
-    assert machine.ask(2, 20, (), through=True) == machine.ask(2, 20, (), through=True) == 2
+    assert machine.claim(2, 20, (), through=True) == machine.claim(2, 20, (), through=True) == 2
 
 
 def test_one_that_was_evaluating_when_it_came_to_its_end_evaluates_the_end():
     machine = EvaluationSchedule(EvaluationPolicy(every_steps=10))
-    machine.ask(1, 10, (), through=False)
-    assert machine.ask(1, 10, (), through=True) == 2
+    machine.claim(1, 10, (), through=False)
+    assert machine.claim(1, 10, (), through=True) == 2
     assert machine.report(1, found(1, loss=1.0)) is None
 
 
 def test_the_end_is_at_the_furthest_step_that_anybody_took():
     machine = EvaluationSchedule(EvaluationPolicy())
-    machine.ask(1, 90, (2,), through=True)
+    machine.claim(1, 90, (2,), through=True)
     machine.release(1)
-    result, _ = machine.report(2, found(machine.ask(2, 60, (), through=True), 60, loss=1.0))
+    result, _ = machine.report(2, found(machine.claim(2, 60, (), through=True), 60, loss=1.0))
     assert result.step == 90
 
 
@@ -188,7 +188,7 @@ def test_it_goes_on_from_its_record():
         EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1)) for _ in range(2)
     )
     evaluate(machine, [0.5, 0.4])
-    machine.ask(1, 30, (2,), through=True)
+    machine.claim(1, 30, (2,), through=True)
     machine.expect_checkpoint(3)
     assert machine.cut_taken(3) == found(1, 10, accuracy=0.5)
     machine.checkpoint_committed(2, best=1)
@@ -219,7 +219,7 @@ def test_a_job_tells_what_was_found_and_stops_early(rig):
     ]
     rig.crash()  # what was decided is known to the next coordinator
     assert rig.ask("a", "w1", 40).stop
-    assert rig.report("a", "w1", step=40) is ReportAck.ENOUGH
+    assert rig.report("a", "w1", step=40) is ReportAck.STOP_AFTER_BATCH
     assert rig.lease("a", "w0").name == "FINISHED"
     rig.workers("w2")
     assert rig.status("a").workers == ("w0", "w1")
@@ -263,7 +263,7 @@ def test_a_checkpoint_of_the_best_that_fails_is_tried_again_and_nobody_waits_for
     rig.perform(step=14)
     [written] = [effect for effect in rig.performed if isinstance(effect, CommitCheckpoint)]
     assert (written.best.number, written.cut.step) == (number, 14)
-    assert rig.machine.job("a")._saving.evaluating.kept == 1
+    assert rig.machine.job("a")._checkpoint_coordinator.evaluation_schedule.kept == 1
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_it_holds_still_only_where_that_keeps_the_variables_as_they_are(mode, wa
     rig.start("a", "w0", "w1")
     assert rig.evaluate("a", "w0", rig.ask("a", "w0", 10).number, loss=0.5).wait is waits
     rig.perform(step=11)
-    assert rig.machine.job("a")._saving.evaluating.kept == 1
+    assert rig.machine.job("a")._checkpoint_coordinator.evaluation_schedule.kept == 1
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -296,7 +296,7 @@ def test_a_job_that_stops_early_ends_though_its_last_worker_dies(others):
     rig.workers(*["w1", "w2"][:others])
     rig.leave("w0")
     assert rig.state("a") is JobState.SUCCEEDED
-    assert rig.status("a").reason.endswith("; the evaluation at its end was lost with its worker")
+    assert rig.status("a").reason.endswith("; the final evaluation was lost with its worker")
 
 
 def test_a_job_waits_for_the_checkpoint_of_its_last_evaluation():
@@ -335,7 +335,7 @@ def test_a_job_that_asks_for_none_gives_none():
 
 def test_a_cluster_without_a_folder_cannot_keep_the_best():
     rig = Rig().servers("s0").workers("w0")
-    with pytest.raises(errors.InvalidJob, match="no folder of checkpoints"):
+    with pytest.raises(errors.InvalidJob, match="no checkpoint storage"):
         rig.submit(job(evaluation=EvaluationPolicy(checkpoint_best=True)))
 
 

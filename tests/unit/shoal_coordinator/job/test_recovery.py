@@ -13,7 +13,7 @@ from shoal.variables import Variable
 from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.parts import ProgramDescription
-from shoal_coordinator.job.recovery import MAX_FRUITLESS, Recovery
+from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS, Recovery
 from shoal_coordinator.messages import RestoredCheckpoint
 
 START = 1_000.0
@@ -26,7 +26,7 @@ def checkpoints(*numbers, possible=True):
     saves = CheckpointSchedule(CheckpointPolicy(), START, possible=possible)
     for number in numbers:
         saves.begin(START, 0)
-        saves.written(SavedCheckpoint(number, 0, 100, START), ())
+        saves.committed(SavedCheckpoint(number, 0, 100, START), ())
     return saves
 
 
@@ -53,7 +53,7 @@ def data(done=0, samples=EXAMPLES):
 def restored(source="a/2", variables=("b", "w"), **options):
     tally = state_pb2.TallyRecord()
     return RestoredCheckpoint(
-        CheckpointChoice.parse(source), 7, frozenset(variables), **{"data": None, "tally": tally} | options
+        CheckpointChoice.parse(source), 7, frozenset(variables), **{"data": None, "progress_totals": tally} | options
     )
 
 
@@ -64,11 +64,11 @@ def resume(machine, checkpoint, program=PROGRAM):
 class TestLosing:
     def test_it_goes_back_to_the_newest_checkpoint(self):
         machine = recovery(1, 2)
-        assert lose(machine) == (True, f"{GONE}; it goes on from checkpoint 2")
+        assert lose(machine) == (True, f"{GONE}; it continues from checkpoint 2")
         assert machine.restarts == 1
 
     def test_or_to_its_beginning(self):
-        assert lose(recovery()) == (True, f"{GONE}; it goes on from its beginning")
+        assert lose(recovery()) == (True, f"{GONE}; it continues from its beginning")
 
     @pytest.mark.parametrize(
         "machine", [recovery(possible=False), Recovery(Job(name="s"), checkpoints(1))], ids=["no folder", "session"]
@@ -80,22 +80,22 @@ class TestLosing:
 
     def test_not_without_end(self):
         machine = recovery(1)
-        for _ in range(MAX_FRUITLESS):
+        for _ in range(MAX_FAILED_RESTARTS):
             assert lose(machine)[0]
         assert lose(machine) == (False, f"{GONE} (11 times in a row without a new checkpoint in between)")
 
     def test_but_as_often_as_there_are_new_checkpoints(self):
         machine = recovery(1)
-        for _ in range(2 * MAX_FRUITLESS):
+        for _ in range(2 * MAX_FAILED_RESTARTS):
             assert lose(machine)[0]
             machine.checkpointed()
-        assert machine.restarts == 2 * MAX_FRUITLESS
+        assert machine.restarts == 2 * MAX_FAILED_RESTARTS
 
     def test_a_server_that_said_so_before_does_not_count_towards_the_end(self):
         machine = recovery(1)
-        for _ in range(MAX_FRUITLESS):
+        for _ in range(MAX_FAILED_RESTARTS):
             lose(machine)
-        assert machine.lose(GONE, 2, START, announced=True) == (True, f"{GONE}; it goes on from checkpoint 1")
+        assert machine.lose(GONE, 2, START, announced=True) == (True, f"{GONE}; it continues from checkpoint 1")
         machine.validate()
         assert not lose(machine)[0]
 
@@ -133,7 +133,7 @@ class TestSources:
         began = CheckpointChoice("b", 7, partial=True)
         resume(machine, replace(restored(), source=began))
         assert machine.sources == (began,)
-        assert lose(machine) == (True, f"{GONE}; it goes on from its beginning, b/7")
+        assert lose(machine) == (True, f"{GONE}; it continues from its beginning, b/7")
 
     def test_none(self):
         assert recovery().sources == ()
@@ -144,28 +144,28 @@ class TestAStorageThatIsAway:
         machine, now, pauses = recovery(1), START, []
         assert not machine.waits_for_storage(now)
         for _ in range(7):
-            machine.put_off("503", now)
+            machine.defer_restore("503", now)
             machine.validate()
             begun = now
             while machine.waits_for_storage(now):
                 now += 1
             pauses.append(now - begun)
         assert pauses == [2, 4, 8, 16, 32, 60, 60]
-        assert machine.lack == "waiting for the storage of its checkpoints: 503"
+        assert machine.waiting_for == "waiting for the storage of its checkpoints: 503"
 
     def test_is_forgotten_when_it_is_back(self):
         machine = recovery(1)
-        machine.put_off("503", START)
+        machine.defer_restore("503", START)
         resume(machine, restored("a/1"))
         machine.validate()
-        assert (machine.lack, machine.waits_for_storage(START)) == ("", False)
+        assert (machine.waiting_for, machine.waits_for_storage(START)) == ("", False)
 
 
 class TestGoingOn:
     def test_where_the_data_had_come(self):
         resumption = resume(recovery(1, 2, seed=5), restored(data=data(done=30), seed=5))
         assert resumption.ledger.account().total.done == 30
-        assert (resumption.problem, resumption.note) == ("", "goes on from a/2, step 7")
+        assert (resumption.problem, resumption.note) == ("", "continues from a/2, step 7")
         assert resumption.assigned
 
     def test_anew_in_the_data_where_its_order_is_another(self):
@@ -173,18 +173,18 @@ class TestGoingOn:
             resumption = resume(recovery(2, seed=5), checkpoint)
             assert resumption.ledger is None
             assert resumption.note == (
-                "goes on from a/2, step 7 (its data begins anew: another seed, or another number of samples)"
+                "continues from a/2, step 7 (its data starts again: another seed, or another number of samples)"
             )
 
     def test_without_data_where_there_was_none(self):
         resumption = resume(recovery(2), restored())
-        assert (resumption.ledger, resumption.note) == (None, "goes on from a/2, step 7")
+        assert (resumption.ledger, resumption.note) == (None, "continues from a/2, step 7")
 
     def test_the_note_says_all_that_one_might_not_expect(self):
-        checkpoint = restored(variables=("old", "w"), data=data(), seed=1, passed_by=("a/3: it is damaged",))
+        checkpoint = restored(variables=("old", "w"), data=data(), seed=1, skipped=("a/3: it is damaged",))
         assert resume(recovery(2), checkpoint).note == (
-            "goes on from a/2, step 7 (not restored: b; left out: old; passed by: a/3: it is damaged; "
-            "its data begins anew: another seed, or another number of samples)"
+            "continues from a/2, step 7 (not restored: b; left out: old; skipped: a/3: it is damaged; "
+            "its data starts again: another seed, or another number of samples)"
         )
 
     def test_the_note_is_bounded(self):
@@ -197,7 +197,7 @@ class TestGoingOn:
         done = data(done=EXAMPLES)
         assert resume(recovery(2), restored("a/2", data=done, seed=0)).problem == ""
         problem = resume(recovery(restore="b/2"), restored("b/2", data=done, seed=0)).problem
-        assert problem == "nothing is left to do: b/2 has done 1 epochs; ask for more"
+        assert problem == "nothing is left to do: b/2 has done 1 epochs; increase the epochs"
         assert resume(recovery(restore="b/2", epochs=2), restored("b/2", data=done, seed=0)).problem == ""
 
     def test_given_values_that_are_not_restored_are_to_be_sent(self):
@@ -213,14 +213,14 @@ def test_a_record_is_all_that_there_is():
     lose(machine)
     lose(machine)
     resume(machine, restored("b/7"))
-    machine.put_off("503", START)
+    machine.defer_restore("503", START)
     record, again = state_pb2.JobRecord(), state_pb2.JobRecord()
     machine.write_to(record)
     other.restore_from(record)
     other.write_to(again)
     assert (again, other.restarts) == (record, 2)
     assert other.waits_for_servers(1, START)
-    assert (other.lack, other.waits_for_storage(START + 1)) == (machine.lack, True)
+    assert (other.waiting_for, other.waits_for_storage(START + 1)) == (machine.waiting_for, True)
     fresh = recovery()
     fresh.restore_from(record)
     assert fresh.sources == (CheckpointChoice("b", 7),)

@@ -64,34 +64,34 @@ def test_enough_and_all_of_them_are_admitted(crew):
 def test_the_step_is_that_of_the_worker_that_is_ahead(crew):
     assert crew.step == 0
     for worker, step in (("w0", 7), ("w1", 4)):
-        assert crew.hear(WorkerReported("a", worker, 1, step=step)) is None
+        assert crew.keep_report(WorkerReported("a", worker, 1, step=step)) is None
     assert crew.step == 7
 
 
 def test_the_given_values_are_sent_by_one_that_knows_them(crew):
-    crew.elect_assigner()
-    assert crew.assigner == 0
+    crew.elect_value_sender()
+    assert crew.value_sender == 0
     crew.active["w1"].described = True
-    crew.elect_assigner()
-    assert crew.assigner == 12
+    crew.elect_value_sender()
+    assert crew.value_sender == 12
     crew.active["w0"].described = True
-    crew.elect_assigner()
-    assert crew.assigner == 12, "it is sending them"
+    crew.elect_value_sender()
+    assert crew.value_sender == 12, "it is sending them"
     crew.vacate(leave(crew, "w1"))
-    crew.elect_assigner()
-    assert crew.assigner == 11
+    crew.elect_value_sender()
+    assert crew.value_sender == 11
 
 
 def test_a_record_is_all_that_there_is(crew):
     crew.finish(leave(crew, "w1"))
     crew.active["w0"].described = True
-    crew.elect_assigner()
+    crew.elect_value_sender()
     record, again, other = state_pb2.JobRecord(), state_pb2.JobRecord(), WorkerGroup(SPEC)
     crew.write_to(record)
     other.restore_from(record)
     other.write_to(again)
     other.validate()
     assert again == record
-    assert (other.names, other.ranks, other.finished, other.assigner) == (("w0", "w1"), {"w0": 0}, 1, 11)
+    assert (other.names, other.ranks, other.finished, other.value_sender) == (("w0", "w1"), {"w0": 0}, 1, 11)
     other.clear()
-    assert (other.names, other.finished, other.assigner) == ((), 0, 0)
+    assert (other.names, other.finished, other.value_sender) == ((), 0, 0)

@@ -152,7 +152,7 @@ def test_a_session_has_its_one_part(rig):
     rig.finish("s", "x")
     rig.submit(session("t"))
     rig.crash()
-    with pytest.raises(errors.Fenced, match="has had its part"):
+    with pytest.raises(errors.Fenced, match="was already in a job"):
         rig.enter("t", "x")
 
 
@@ -161,9 +161,9 @@ def test_given_values_are_not_asked_for_again(rig):
     for worker in ("w0", "w1"):
         rig.describe("a", worker, GIVEN)
     rig.perform()
-    assert rig.crash().enter("a", "w0").assigns
+    assert rig.crash().enter("a", "w0").assign_values
     rig.enter("a", "w0", assigned=True)
-    assert not rig.crash().enter("a", "w0").assigns
+    assert not rig.crash().enter("a", "w0").assign_values
 
 
 def test_a_repeated_submission_is_known(rig):
@@ -301,16 +301,16 @@ def test_polling_writes_nothing(rig):
     ("key", "record", "said"),
     [
         ("job/1/spec", b"", "no name"),
-        ("job/1/spec", b"\xff\xff", "job/1/spec makes no sense"),
+        ("job/1/spec", b"\xff\xff", "job/1/spec is invalid"),
         ("job/1/state", state_pb2.JobRecord().SerializeToString(), "contradict"),
-        ("job/1/nothing", b"", "has no nothing"),
-        ("job/one/spec", b"", "job/one/spec makes no sense"),
-        ("member/w0", b"", "member/w0 makes no sense"),
-        ("effect/9", b"", "effect/9 makes no sense"),
-        ("what/9", b"", "no such kind"),
+        ("job/1/nothing", b"", "no record 'nothing'"),
+        ("job/one/spec", b"", "job/one/spec is invalid"),
+        ("member/w0", b"", "member/w0 is invalid"),
+        ("effect/9", b"", "effect/9 is invalid"),
+        ("what/9", b"", "kind is unknown"),
         ("job/1/plan", state_pb2.PlanRecord(samples=3).SerializeToString(), "contradict"),
         ("job/1/ledger", state_pb2.LedgerRecord(samples=3, epochs=1).SerializeToString(), "contradict"),
-        ("job/1/event/1", job_pb2.Event(sequence=1).SerializeToString(), "event/1 makes no sense"),
+        ("job/1/event/1", job_pb2.Event(sequence=1).SerializeToString(), "event/1 is invalid"),
     ],
 )
 def test_records_that_make_no_sense(rig, key, record, said):
@@ -323,7 +323,7 @@ def test_records_that_make_no_sense(rig, key, record, said):
 def test_records_without_their_cluster(rig):
     records = rig.disk.load()
     del records["cluster"]
-    with pytest.raises(errors.StoreUnreadable, match="of which cluster"):
+    with pytest.raises(errors.StoreUnreadable, match="cluster's own record"):
         restored(records, POLICY, START)
 
 
@@ -364,7 +364,7 @@ class TestWithoutItsFolder:
         assert rig.status("a").checkpoint.number == 1, "that there is one is still true"
         rig.pass_time(300)
         assert rig.pending == []
-        with pytest.raises(errors.StorageFailed, match=r"^this cluster has no folder of checkpoints: start its coord"):
+        with pytest.raises(errors.StorageFailed, match=r"^this cluster has no checkpoint storage: start its coord"):
             rig.handle(events.CheckpointRequested("a"))
         rig.kill("s1")
         assert rig.state("a") is JobState.FAILED, "it cannot go back"
@@ -411,7 +411,7 @@ class TestWithoutItsFolder:
         assert rig.status("a").checkpoint.number == 1
         rig.kill("s1")
         rig.servers("s1").start("a", "w0", "w1")
-        assert ("placing", "goes on from a/1, step 3") in rig.history("a")
+        assert ("placing", "continues from a/1, step 3") in rig.history("a")
         assert rig.state("a") is JobState.RUNNING
 
     def test_with_its_folder_again_what_was_under_way_comes_to_its_own_end(self, rig):

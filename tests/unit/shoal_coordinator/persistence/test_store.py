@@ -121,10 +121,10 @@ def test_the_default_has_its_folders_made_and_no_other_has(tmp_path, monkeypatch
     assert make_default_path().parent.is_dir()
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    with pytest.raises(errors.StoreFailed, match=rf"With --store .* user id {os.geteuid()} may write"):
+    with pytest.raises(errors.StoreFailed, match=rf"Set --store .* user id {os.geteuid()} may write"):
         make_default_path()
     missing = tmp_path / "volume" / "coordinator.db"
-    with pytest.raises(errors.StoreFailed, match=f"{missing}.*there is no such folder: make it, or mount the volume"):
+    with pytest.raises(errors.StoreFailed, match=f"{missing}.*there is no such folder: create it, or mount its volume"):
         open_store(str(missing))
     assert not missing.parent.exists()
 
@@ -160,7 +160,7 @@ def test_a_store_that_is_open_is_refused_and_by_whom(path):
             SqliteStore(path)
         assert refused.value.details["pid"].isdigit()
         assert "another --store" in refused.value.message
-        store.say_where("coordinator-0.example:7070")
+        store.publish_address("coordinator-0.example:7070")
         with pytest.raises(
             errors.StoreLocked, match=r"at coordinator-0\.example:7070 with process id \d+ on"
         ) as refused:
@@ -186,7 +186,7 @@ def test_a_store_that_another_program_has_open(path):
     SqliteStore(path).close()
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(errors.StoreLocked, match="no coordinator"):
+        with pytest.raises(errors.StoreLocked, match="not a coordinator"):
             SqliteStore(path)
     SqliteStore(path).close()
 
@@ -209,7 +209,7 @@ def test_a_store_of_a_newer_version_is_left_alone(path):
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
     before = path.read_bytes()
-    with pytest.raises(errors.StoreUnreadable, match=f"schema is {SCHEMA + 1}; this version knows {SCHEMA}"):
+    with pytest.raises(errors.StoreUnreadable, match=f"schema is {SCHEMA + 1}; this version reads up to {SCHEMA}"):
         SqliteStore(path)
     assert path.read_bytes() == before
 

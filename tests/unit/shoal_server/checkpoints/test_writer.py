@@ -1,4 +1,4 @@
-"""A server's saver: whose checkpoint is written when, what is given up, and that late files are nobody else's."""
+"""Checkpoint writer of a server: order of writes, abandoned checkpoints, and late files of earlier jobs."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -47,12 +47,12 @@ def folder(tmp_path: Path) -> CheckpointStorage:
 
 
 @pytest.fixture
-def saver(folder: CheckpointStorage) -> Iterator[CheckpointWriter]:
-    saver = CheckpointWriter(folder)
-    yield saver
+def writer(folder: CheckpointStorage) -> Iterator[CheckpointWriter]:
+    writer = CheckpointWriter(folder)
+    yield writer
     for held in folder.held.values():
         held.set()
-    saver.close()
+    writer.close()
 
 
 def snapshot(shard: int = 0, value: float = 0.0) -> Snapshot:
@@ -60,13 +60,13 @@ def snapshot(shard: int = 0, value: float = 0.0) -> Snapshot:
     return Snapshot(1, ShardLayout(shard, (arena,)), [np.full(4, value, F32)], [{}]).begin_saving()
 
 
-def begin(saver: CheckpointWriter, job: str, number: int, cut: int, *snapshots: Snapshot) -> tuple[Snapshot, ...]:
-    saver.begin(job, number, cut, VARIABLES, snapshots)
+def begin(writer: CheckpointWriter, job: str, number: int, cut: int, *snapshots: Snapshot) -> tuple[Snapshot, ...]:
+    writer.begin(job, number, cut, VARIABLES, snapshots)
     return snapshots
 
 
-def collect(saver: CheckpointWriter, job: str, number: int) -> list[FileEntry]:
-    files = saver.collect(job, number, within_s=30)
+def collect(writer: CheckpointWriter, job: str, number: int) -> list[FileEntry]:
+    files = writer.collect(job, number, within_s=30)
     assert files is not None
     return files
 
@@ -92,79 +92,79 @@ def test_what_an_earlier_cut_writes_late_is_not_in_a_checkpoint_of_its_number(
     assert folder.names(("j",)) == []
 
 
-def test_no_job_is_forgotten_for_there_being_many(folder: CheckpointStorage, saver: CheckpointWriter) -> None:
+def test_no_job_is_forgotten_for_there_being_many(folder: CheckpointStorage, writer: CheckpointWriter) -> None:
     jobs = [f"job-{number}" for number in range(100)]
     folder.hold(*jobs)
     for number, job in enumerate(jobs):
-        begin(saver, job, 1, number + 1, snapshot())
-    assert saver.collect("job-0", 1, within_s=0) is None
+        begin(writer, job, 1, number + 1, snapshot())
+    assert writer.collect("job-0", 1, within_s=0) is None
     for job in jobs:
         folder.held[job].set()
     for number, job in enumerate(jobs):
-        assert [file.name for file in collect(saver, job, 1)] == [f"shard-00000-{number + 1}.safetensors"]
+        assert [file.name for file in collect(writer, job, 1)] == [f"shard-00000-{number + 1}.safetensors"]
 
 
-def test_a_write_that_hangs_does_not_hold_up_another_job(folder: CheckpointStorage, saver: CheckpointWriter) -> None:
+def test_a_write_that_hangs_does_not_hold_up_another_job(folder: CheckpointStorage, writer: CheckpointWriter) -> None:
     folder.hold("hangs")
-    begin(saver, "hangs", 1, 1, snapshot())
+    begin(writer, "hangs", 1, 1, snapshot())
     assert folder.begun["hangs"].wait(30)
-    begin(saver, "other", 1, 2, snapshot())
-    assert collect(saver, "other", 1)
+    begin(writer, "other", 1, 2, snapshot())
+    assert collect(writer, "other", 1)
 
 
-def test_dropping_a_job_frees_what_is_not_written(folder: CheckpointStorage, saver: CheckpointWriter) -> None:
+def test_dropping_a_job_frees_what_is_not_written(folder: CheckpointStorage, writer: CheckpointWriter) -> None:
     folder.hold("a")
-    first = begin(saver, "a", 1, 1, snapshot(0), snapshot(1))
+    first = begin(writer, "a", 1, 1, snapshot(0), snapshot(1))
     assert folder.begun["a"].wait(30)
-    second = begin(saver, "a", 2, 2, snapshot(0))
+    second = begin(writer, "a", 2, 2, snapshot(0))
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(saver.collect, "a", 2, within_s=30)
-        saver.drop("a")
-        with pytest.raises((errors.Cancelled, errors.UnknownCheckpoint), match="given up"):
+        waits = pool.submit(writer.collect, "a", 2, within_s=30)
+        writer.drop("a")
+        with pytest.raises((errors.Cancelled, errors.UnknownCheckpoint), match="abandoned"):
             waits.result()
     assert not second[0].in_use
     with pytest.raises(errors.UnknownCheckpoint):
-        saver.collect("a", 2, within_s=0)
+        writer.collect("a", 2, within_s=0)
     folder.held["a"].set()
     wait_until(lambda: not any(it.in_use for it in first), what="the end of the file that was being written")
     assert [*folder.names(("a", "00000001"))] == ["shard-00000-1.safetensors"], "the second was still begun"
 
 
 def test_a_later_one_of_a_job_takes_the_place_of_an_earlier_one_and_comes_after_it(
-    folder: CheckpointStorage, saver: CheckpointWriter
+    folder: CheckpointStorage, writer: CheckpointWriter
 ) -> None:
     folder.hold("a")
-    [running] = begin(saver, "a", 1, 1, snapshot())
+    [running] = begin(writer, "a", 1, 1, snapshot())
     assert folder.begun["a"].wait(30)
-    [queued] = begin(saver, "a", 2, 2, snapshot())
-    begin(saver, "a", 3, 3, snapshot())
+    [queued] = begin(writer, "a", 2, 2, snapshot())
+    begin(writer, "a", 3, 3, snapshot())
     assert (running.in_use, queued.in_use) == (True, False)
-    assert saver.collect("a", 3, within_s=0) is None
+    assert writer.collect("a", 3, within_s=0) is None
     folder.held["a"].set()
-    assert collect(saver, "a", 3)
+    assert collect(writer, "a", 3)
     assert folder.names(("a",)) == ["00000001", "00000003"]
 
 
-def test_all_are_given_up_with_the_shards_of_all_jobs(folder: CheckpointStorage, saver: CheckpointWriter) -> None:
+def test_all_are_given_up_with_the_shards_of_all_jobs(folder: CheckpointStorage, writer: CheckpointWriter) -> None:
     folder.hold("a", "b")
-    kept = [begin(saver, job, 1, 1, snapshot(0), snapshot(1)) for job in ("a", "b")]
-    saver.clear()
+    kept = [begin(writer, job, 1, 1, snapshot(0), snapshot(1)) for job in ("a", "b")]
+    writer.clear()
     for job in ("a", "b"):
         folder.held[job].set()
         with pytest.raises(errors.UnknownCheckpoint):
-            saver.collect(job, 1, within_s=0)
+            writer.collect(job, 1, within_s=0)
     wait_until(lambda: not any(it.in_use for pair in kept for it in pair), what="the end of all snapshots")
 
 
-def test_a_defect_is_told_and_keeps_nothing(saver: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_told_and_keeps_nothing(writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("boom")
 
     monkeypatch.setattr("shoal_server.checkpoints.writer.write_tensors", broken)
-    [kept] = begin(saver, "a", 1, 1, snapshot())
+    [kept] = begin(writer, "a", 1, 1, snapshot())
     with pytest.raises(RuntimeError, match="boom"):
-        saver.collect("a", 1, within_s=30)
+        writer.collect("a", 1, within_s=30)
     assert not kept.in_use
     monkeypatch.undo()
-    begin(saver, "a", 2, 2, snapshot())
-    assert collect(saver, "a", 2)
+    begin(writer, "a", 2, 2, snapshot())
+    assert collect(writer, "a", 2)

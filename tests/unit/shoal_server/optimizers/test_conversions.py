@@ -16,7 +16,7 @@ KEPT = (np.float32, np.float64, np.int64)
 RECEIVED = [*((dtype, dtype) for dtype in KEPT), *((np.float32, half) for half in HALVES)]
 SENT = [(wire, kept) for kept, wire in RECEIVED]
 GUARD = 0xAB
-CREWS = {helpers: KernelThreads(helpers, clock=lambda: 0.0) for helpers in (0, 3)}
+KERNEL_THREADS = {helpers: KernelThreads(helpers, clock=lambda: 0.0) for helpers in (0, 3)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -171,7 +171,7 @@ def test_many_are_converted_as_one_by_one_whoever_does_it(
         sources[which][at] = np.inf
     targets = [np.full(size, -1, np.float32) for size in sizes]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conversions, "crew", lambda: CREWS[helpers])
+        patch.setattr(conversions, "kernel_threads", lambda: KERNEL_THREADS[helpers])
         patch.setattr(conversions, "_PIECE", 7)
         patch.setattr(conversions, "_LARGE", 20)
         first = min((which for which, _ in found), default=None)
@@ -184,7 +184,7 @@ def test_many_are_converted_as_one_by_one_whoever_does_it(
 
 
 def test_few_elements_ask_for_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversions, "crew", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(conversions, "kernel_threads", lambda: pytest.fail("asked"))
     target = np.zeros((1 << 22) - 1, np.float32)
     assert conversions.receive_all([(target, np.ones_like(target))]) is None
     assert target.all()

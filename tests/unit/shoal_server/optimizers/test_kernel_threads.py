@@ -42,9 +42,9 @@ def together(threads: int) -> Callable[[], int]:
 
 @pytest.mark.parametrize("helpers", [1, 3])
 def test_every_helper_comes_and_the_caller_works_too(helpers: int) -> None:
-    crew = KernelThreads(helpers, WorkerClock())
+    pool = KernelThreads(helpers, WorkerClock())
     for _ in range(50):
-        results = crew.share(together(1 + helpers))
+        results = pool.share(together(1 + helpers))
         assert results[0] == here()
         assert len(set(results)) == 1 + helpers
 
@@ -54,7 +54,7 @@ def test_without_helpers_the_caller_works_alone() -> None:
 
 
 def test_helpers_that_are_busy_are_not_waited_for() -> None:
-    crew, begun, end = KernelThreads(1, WorkerClock()), threading.Event(), threading.Event()
+    pool, begun, end = KernelThreads(1, WorkerClock()), threading.Event(), threading.Event()
 
     def busy() -> None:
         begun.set()
@@ -66,16 +66,16 @@ def test_helpers_that_are_busy_are_not_waited_for() -> None:
         else:
             busy()
 
-    other = threading.Thread(target=crew.share, args=[wait_for_the_helper])
+    other = threading.Thread(target=pool.share, args=[wait_for_the_helper])
     other.start()
     begun.wait()
-    assert crew.share(here) == [here()]
+    assert pool.share(here) == [here()]
     end.set()
     other.join()
 
 
 def test_a_helper_that_has_begun_is_waited_for() -> None:
-    crew, begun = KernelThreads(1, WorkerClock()), threading.Event()
+    pool, begun = KernelThreads(1, WorkerClock()), threading.Event()
     ended: list[int] = []
     caller = here()
 
@@ -88,13 +88,13 @@ def test_a_helper_that_has_begun_is_waited_for() -> None:
 
     for number in range(1, 100):
         begun.clear()
-        crew.share(work)
+        pool.share(work)
         assert len(ended) == number
 
 
 @pytest.mark.parametrize("at_fault", ["caller", "helper"])
 def test_what_anybody_raises_reaches_the_caller_when_all_have_ended(at_fault: str) -> None:
-    crew, both, caller = KernelThreads(1, WorkerClock()), threading.Barrier(2), here()
+    pool, both, caller = KernelThreads(1, WorkerClock()), threading.Barrier(2), here()
     ended: list[int] = []
 
     def work() -> None:
@@ -104,17 +104,17 @@ def test_what_anybody_raises_reaches_the_caller_when_all_have_ended(at_fault: st
             raise ArithmeticError(at_fault)
 
     with pytest.raises(ArithmeticError, match=at_fault):
-        crew.share(work)
+        pool.share(work)
     assert len(ended) == 2
-    assert len(set(crew.share(together(2)))) == 2  # the helper has survived
+    assert len(set(pool.share(together(2)))) == 2  # the helper has survived
 
 
 def test_many_callers_at_once_all_get_their_own_results() -> None:
-    crew = KernelThreads(2, WorkerClock())
+    pool = KernelThreads(2, WorkerClock())
     failures: list[int] = []
 
     def call(mine: int) -> None:
-        failures.extend(result for _ in range(200) for result in crew.share(lambda: mine) if result != mine)
+        failures.extend(result for _ in range(200) for result in pool.share(lambda: mine) if result != mine)
 
     callers = [threading.Thread(target=call, args=[number]) for number in range(4)]
     for caller in callers:
@@ -122,11 +122,11 @@ def test_many_callers_at_once_all_get_their_own_results() -> None:
     for caller in callers:
         caller.join()
     assert not failures
-    assert not crew._open
+    assert not pool._open
 
 
 def test_an_idle_helper_holds_no_arrays() -> None:
-    crew, both = KernelThreads(1, WorkerClock()), threading.Barrier(2)
+    pool, both = KernelThreads(1, WorkerClock()), threading.Barrier(2)
 
     def use(array: np.ndarray) -> None:
         both.wait()
@@ -134,7 +134,7 @@ def test_an_idle_helper_holds_no_arrays() -> None:
 
     array = np.zeros(10)
     known = weakref.ref(array)
-    crew.share(lambda array=array: use(array))  # type: ignore[misc]
+    pool.share(lambda array=array: use(array))  # type: ignore[misc]
     del array
 
     def gone() -> bool:
@@ -147,45 +147,45 @@ def test_an_idle_helper_holds_no_arrays() -> None:
 @pytest.mark.parametrize(("waited", "rest"), [(0.01, 0.2), (0.0001, 0)])
 def test_helpers_rest_twenty_times_what_a_caller_had_to_wait(waited: float, rest: float) -> None:
     clock, caller = WorkerClock(), here()
-    crew, begun, is_waited_for = KernelThreads(1, clock), threading.Event(), threading.Event()
+    pool, begun, is_waited_for = KernelThreads(1, clock), threading.Event(), threading.Event()
 
     def slow_helper() -> None:
         if here() == caller:
             begun.wait()
         else:
             begun.set()
-            wait_until(lambda: not crew._open, what="the caller to wait")
+            wait_until(lambda: not pool._open, what="the caller to wait")
             clock.now += waited
             is_waited_for.set()
 
-    crew.share(slow_helper)
+    pool.share(slow_helper)
     assert is_waited_for.is_set()
     if rest:
         clock.now += 0.99 * rest
-        assert crew.share(here) == [here()]
-        assert not crew._open
+        assert pool.share(here) == [here()]
+        assert not pool._open
         clock.now += 0.02 * rest
-    assert len(set(crew.share(together(2)))) == 2
+    assert len(set(pool.share(together(2)))) == 2
 
 
 def test_as_many_threads_as_this_process_may_use_cores_up_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kernel_threads.THREADS_VARIABLE, raising=False)
     for cores, expected in [({3}, 1), ({0, 5}, 2), (set(range(64)), 8)]:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, cores=cores: cores, raising=False)
-        assert kernel_threads.threads() == expected
+        assert kernel_threads.thread_count() == expected
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert kernel_threads.threads() == 4
+    assert kernel_threads.thread_count() == 4
 
 
 def test_the_environment_has_the_last_word_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernel_threads.THREADS_VARIABLE, "12")
-    assert kernel_threads.threads() == 12
+    assert kernel_threads.thread_count() == 12
     for wrong in ("0", "-1", "two", "1.5", " "):
         monkeypatch.setenv(kernel_threads.THREADS_VARIABLE, wrong)
         with pytest.raises(errors.BadRequest, match=r"SHOAL_KERNEL_THREADS is .*1 or more"):
-            kernel_threads.threads()
+            kernel_threads.thread_count()
 
 
-def test_a_process_has_one_crew() -> None:
-    assert kernel_threads.crew() is kernel_threads.crew()
+def test_a_process_has_one_set_of_kernel_threads() -> None:
+    assert kernel_threads.kernel_threads() is kernel_threads.kernel_threads()

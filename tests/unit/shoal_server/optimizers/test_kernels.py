@@ -88,8 +88,8 @@ def test_accumulate_refuses_another_size_and_changes_nothing() -> None:
 def adam(arrays: list[np.ndarray], bounds: list[int], decay: float) -> None:
     dtype = arrays[0].dtype.type
     numbers = [dtype(x) for x in (1e-2, 1.5, 0.9, 0.1, 0.99, 0.01, 1e-8, 1.0, 0.0)]
-    segments = (np.array(bounds, np.int64), np.full(len(bounds) - 1, decay))
-    arguments: list[Any] = [*arrays, *segments, np.array([0, bounds[-1]]), *numbers]
+    decay_ranges = (np.array(bounds, np.int64), np.full(len(bounds) - 1, decay))
+    arguments: list[Any] = [*arrays, *decay_ranges, np.array([0, bounds[-1]]), *numbers]
     kernels.adam(*arguments)
 
 
@@ -116,8 +116,8 @@ def test_bits_do_not_depend_on_how_an_arena_is_cut(dtype: Any, size: int, cuts: 
 
 def test_threads_claim_every_element_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the results of all of them count."""
-    crew = KernelThreads(3, clock=lambda: 0.0)
-    monkeypatch.setattr(kernels, "crew", lambda: crew)
+    pool = KernelThreads(3, clock=lambda: 0.0)
+    monkeypatch.setattr(kernels, "kernel_threads", lambda: pool)
     monkeypatch.setattr(kernels, "LARGE", 0)
     size = 20 * BLOCK + 17
     total, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
@@ -134,11 +134,11 @@ def test_threads_claim_every_element_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_small_arenas_ask_for_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "crew", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(kernels, "kernel_threads", lambda: pytest.fail("asked"))
     kernels.scale(np.ones(kernels.LARGE - 1, np.float32), 2.0)
 
 
-def test_segments_leave_the_rest_of_the_arena_alone() -> None:
+def test_decay_ranges_leave_the_rest_of_the_arena_alone() -> None:
     values, gradient = np.ones(10), np.ones(10)
     kernels.sgd(values, gradient, np.array([2, 2, 5]), np.array([7.0, 1.0]), np.array([2, 5]), np.float64(0.25))
     assert values.tolist() == [1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 1, 1]

@@ -1,4 +1,4 @@
-"""Update rules: the references' results, segments, what they refuse, and the aggregations without gradients."""
+"""Update rules: the references' results, decay ranges, what they refuse, and the aggregations without gradients."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from shoal_server.optimizers.kernel_threads import KernelThreads
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "optimizers.json").read_text())
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
 FLOATS = (np.float32, np.float64)
-CREW = KernelThreads(3, clock=lambda: 0.0)
+KERNEL_THREADS = KernelThreads(3, clock=lambda: 0.0)
 EVERY = [
     optim.SGD(weight_decay=0.1),
     optim.Momentum(),
@@ -44,13 +44,13 @@ class Trainee:
         self.rule = update_rules.rule_for(optimizer)
         self.values = np.array(values, dtype)
         self.slots = {slot: np.full(self.values.size, self.rule.initial(slot), dtype) for slot in self.rule.slots}
-        self.segments = update_rules.decay_ranges_for(list((sizes or {"w": self.values.size}).items()), optimizer)
+        self.decay_ranges = update_rules.decay_ranges_for(list((sizes or {"w": self.values.size}).items()), optimizer)
         self.version = 0
 
     def apply(self, gradient: Any, lr_scale: float = 1.0) -> None:
         given = np.array(gradient, self.values.dtype)
         given.flags.writeable = False
-        arguments: dict[str, Any] = {"version": self.version, "lr_scale": lr_scale, "segments": self.segments}
+        arguments: dict[str, Any] = {"version": self.version, "lr_scale": lr_scale, "decay_ranges": self.decay_ranges}
         self.rule.apply(self.values, given, self.slots, **arguments)
         self.version += 1
 
@@ -149,12 +149,12 @@ def test_repeating_gives_the_same_bits(optimizer: optim.Optimizer) -> None:
 
 
 def trained_in(share: Any, optimizer: optim.Optimizer, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Two updates of an arena of several blocks whose segments no block ends with, through this way to share it."""
+    """Two updates of an arena of several blocks whose decay ranges end within blocks, through this way to share it."""
     size = 3 * kernels.BLOCK + 12_345
     bounds = np.array([0, 7, 7, 50_001, kernels.BLOCK + 1, 3 * kernels.BLOCK - 1, size])
     decay = np.array([0.1, 0.7, 0.0, 0.02, 0.3, 0.1])
     trainee = Trainee(optimizer, np.linspace(-1, 1, size), dtype)
-    trainee.segments = update_rules.DecayRanges(bounds, decay)
+    trainee.decay_ranges = update_rules.DecayRanges(bounds, decay)
     monkeypatch.setattr(kernels, "share", share)
     for _ in range(2):
         trainee.apply(np.sin(np.arange(size)))
@@ -172,15 +172,15 @@ def test_bits_do_not_depend_on_who_claims_what(
         for start, stop in reversed(pieces):
             work(np.array([start, stop]))
 
-    def by_a_crew(elements: int, work: Any) -> None:
+    def by_several_threads(elements: int, work: Any) -> None:
         claims = np.array([0, elements])
-        CREW.share(lambda: work(claims))
+        KERNEL_THREADS.share(lambda: work(claims))
 
     def alone(elements: int, work: Any) -> None:
         work(np.array([0, elements]))
 
     expected = trained_in(alone, optimizer, dtype, monkeypatch)
-    for share in (in_pieces, by_a_crew):
+    for share in (in_pieces, by_several_threads):
         assert trained_in(share, optimizer, dtype, monkeypatch) == expected
 
 
@@ -211,7 +211,7 @@ def test_weight_decay_skips_what_is_excluded() -> None:
     trainee = Trainee(optimizer, np.ones(6), np.float64, {"w": 2, "w/bias": 2, "norm/scale": 1, "v": 1})
     trainee.apply(np.zeros(6))
     np.testing.assert_allclose(trainee.values, [0.95, 0.95, 1, 1, 1, 0.95], rtol=1e-15)
-    assert trainee.segments.bounds.tolist() == [0, 2, 5, 6]
+    assert trainee.decay_ranges.bounds.tolist() == [0, 2, 5, 6]
 
 
 @pytest.mark.parametrize("optimizer", EVERY[:-1], ids=repr)
@@ -225,16 +225,16 @@ SLICES = st.lists(st.tuples(st.sampled_from(["w", "v", "w/bias", "v/bias"]), st.
 
 
 @given(slices=SLICES, decay=st.sampled_from([0.0, 0.01]))
-def test_segments_say_each_elements_decay_in_the_fewest_runs(slices: list[tuple[str, int]], decay: float) -> None:
+def test_decay_ranges_are_the_fewest_that_give_each_decay(slices: list[tuple[str, int]], decay: float) -> None:
     optimizer = optim.SGD(weight_decay=decay, decay_exclude=("*bias",))
-    segments = update_rules.decay_ranges_for(slices, optimizer)
+    decay_ranges = update_rules.decay_ranges_for(slices, optimizer)
     expected = [0.0 if name.endswith("bias") else decay for name, elements in slices for _ in range(elements)]
-    assert np.repeat(segments.decay, np.diff(segments.bounds)).tolist() == expected
-    assert segments.bounds[0] == 0
-    assert segments.elements == len(expected)
-    assert segments.bounds.dtype == np.int64
-    assert segments.decay.dtype == np.float64
-    assert all(one != other for one, other in zip(segments.decay, segments.decay[1:], strict=False))
+    assert np.repeat(decay_ranges.decay, np.diff(decay_ranges.bounds)).tolist() == expected
+    assert decay_ranges.bounds[0] == 0
+    assert decay_ranges.elements == len(expected)
+    assert decay_ranges.bounds.dtype == np.int64
+    assert decay_ranges.decay.dtype == np.float64
+    assert all(one != other for one, other in zip(decay_ranges.decay, decay_ranges.decay[1:], strict=False))
 
 
 def test_an_empty_arena_is_updated_in_peace() -> None:
@@ -246,22 +246,22 @@ def test_an_empty_arena_is_updated_in_peace() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"gradient": np.ones(4, np.float32)}, r"float32\(4,\) does not go with .* float32\(3,\)"),
-        ({"gradient": np.ones(3, np.float64)}, r"float64\(3,\) does not go with .* float32\(3,\)"),
-        ({"slots": {"momentum_buffer": np.ones(2, np.float32)}}, r"float32\(2,\) does not go"),
+        ({"gradient": np.ones(4, np.float32)}, r"float32\(4,\) does not match .* float32\(3,\)"),
+        ({"gradient": np.ones(3, np.float64)}, r"float64\(3,\) does not match .* float32\(3,\)"),
+        ({"slots": {"momentum_buffer": np.ones(2, np.float32)}}, r"float32\(2,\) does not match"),
         ({"slots": {}}, "momentum_buffer are missing"),
-        ({"values": np.ones((3, 1), np.float32), "gradient": np.ones((3, 1), np.float32)}, "arrays are flat"),
-        ({"segments": update_rules.decay_ranges_for([("w", 5)], optim.SGD())}, "cover 5 elements of an arena of 3"),
+        ({"values": np.ones((3, 1), np.float32), "gradient": np.ones((3, 1), np.float32)}, "arrays must be flat"),
+        ({"decay_ranges": update_rules.decay_ranges_for([("w", 5)], optim.SGD())}, "cover 5 elements of an arena of 3"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(changed: dict[str, Any], message: str) -> None:
     values, slot = np.ones(3, np.float32), np.ones(3, np.float32)
-    segments = update_rules.decay_ranges_for([("w", 3)], optim.SGD())
+    decay_ranges = update_rules.decay_ranges_for([("w", 3)], optim.SGD())
     arguments: dict[str, Any] = {
         "values": values,
         "gradient": np.ones(3, np.float32),
         "slots": {"momentum_buffer": slot},
-        "segments": segments,
+        "decay_ranges": decay_ranges,
     }
     with pytest.raises(ValueError, match=message):
         update_rules.rule_for(optim.Momentum()).apply(**(arguments | changed), version=0, lr_scale=1.0)

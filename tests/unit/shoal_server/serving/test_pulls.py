@@ -1,4 +1,4 @@
-"""A pull's tickets: what shards answer is taken once, refusals end it, and whoever gives up leaves no ticket behind."""
+"""Tickets of a pull: each grant is taken once, a refusal ends the pull, and an abandoned pull leaves no ticket."""
 
 import threading
 from contextlib import suppress
@@ -154,8 +154,8 @@ def real_shard(number, elements, mode=None):
     name = f"v{number}"
     variable = Variable((elements,), initializer=initializers.Uniform(-1, 1))
     arena = ArenaLayout(variable.dtype, variable.aggregation, (Slice(name, 0, elements, 0),), elements)
-    terms = JobShardConfig("job", 3, {name: variable}, optim.SGD(1.0), mode or consistency.Synchronous(), number)
-    shard = Shard(terms, ShardLayout(number, (arena,)))
+    config = JobShardConfig("job", 3, {name: variable}, optim.SGD(1.0), mode or consistency.Synchronous(), number)
+    shard = Shard(config, ShardLayout(number, (arena,)))
     shard.admit("a", 1, 0)
     return shard
 

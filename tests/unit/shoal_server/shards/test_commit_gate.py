@@ -101,7 +101,7 @@ def test_commits_that_do_not_end_fail_the_cut(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("shoal_server.shards.commit_gate.HOLD_S", 0.05)
     gate = CommitGate()
     with gate.passing():
-        with pytest.raises(errors.Overloaded, match="cut again later"):
+        with pytest.raises(errors.Overloaded, match="take the cut again later"):
             gate.hold(1)
         assert passed(gate)
 
@@ -110,9 +110,9 @@ def test_a_cut_that_is_given_up_lets_commits_pass_at_once(threads: ThreadPoolExe
     gate = CommitGate(WorkerClock())  # by itself it would never open
     gate.hold(1)
     waiting = threads.submit(passed, gate)
-    gate.give_up(2)  # another cut's, which comes late
+    gate.resume(2)  # another cut's, which comes late
     assert not waiting.done()
-    gate.give_up(1)
+    gate.resume(1)
     assert waiting.result(30)
     with pytest.raises(errors.Cancelled), gate.held(1):
         pass
@@ -127,7 +127,7 @@ def test_commits_wait_after_a_cut_to_which_the_job_goes_back(threads: ThreadPool
     waiting = threads.submit(passed, gate)
     clock.now += 19.0
     assert not waiting.done()
-    gate.give_up(1)  # it does not go back, after all
+    gate.resume(1)  # it does not go back, after all
     assert waiting.result(30)
 
 
@@ -151,7 +151,7 @@ def test_a_cut_takes_over_from_one_that_still_holds() -> None:
     with gate.held(1, 20.0):
         pass
     gate.hold(2)
-    gate.give_up(1)
+    gate.resume(1)
     with gate.held(2):
         pass
     assert passed(gate)
@@ -172,7 +172,7 @@ def test_a_cut_that_is_being_made_is_not_given_up(threads: ThreadPoolExecutor) -
     gate = CommitGate()
     gate.hold(1)
     with gate.held(1):
-        gate.give_up(1)
+        gate.resume(1)
         waiting = threads.submit(passed, gate)
         assert not waiting.done()
     assert waiting.result(30)

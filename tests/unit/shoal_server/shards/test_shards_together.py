@@ -2,8 +2,8 @@
 
 The shards are the real state machines. The workers do what `shoal._training.parameters` does, one small action at a
 time: pull from each shard, pull again where shards are at different steps, stage on each, commit on each. Those that
-overlap do so in the order of `shoal._training.overlap`: the next step's values come before this step's push. Now and
-then a worker has no data, and passes a step by; or one of the shards finds NaN in its part of a push. The coordinator
+overlap do so in the order of `shoal._training.overlap`: the next step's values come before this step's push. At times
+a worker has no data, and skips a step; or one of the shards finds NaN in its part of a push. The coordinator
 fences a dead worker everywhere before it releases it anywhere. At any moment a checkpoint is cut: of what is on the
 shards then, what is committed on one of them is to be in it on all. Which action comes next is drawn.
 """

@@ -162,7 +162,7 @@ class TestSynchronous:
         state = shard(consistency.Synchronous(), "a")
         assert handle(state, ValuesAssigned()) == [Overwrite()]
         pull(state, "a", 0)
-        with pytest.raises(errors.BadRequest, match="before training begins"):
+        with pytest.raises(errors.BadRequest, match="training has begun"):
             handle(state, ValuesAssigned())
 
 
@@ -296,7 +296,7 @@ class TestPullsAhead:
     @pytest.mark.parametrize("ahead", [2, 9])
     def test_nobody_looks_further_ahead(self, ahead):
         state = shard(consistency.Asynchronous(), "a")
-        with pytest.raises(errors.BadRequest, match=f"a pull asks {ahead} steps ahead; 1 is the most"):
+        with pytest.raises(errors.BadRequest, match=f"a pull asks {ahead} steps ahead; the maximum is 1"):
             pull(state, "a", 5, ahead=ahead)
         assert state.clocks["a"].steps == 0
         assert not state.history

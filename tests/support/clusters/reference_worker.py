@@ -1,6 +1,7 @@
-"""One of 4 workers whose gradients make up one process's: exact_worker.py ADDRESS; the problem, and its one process.
+"""Workers whose summed gradients equal those of one process: reference_worker.py ADDRESS.
 
-A linear classifier of random points by the mean softmax cross-entropy, on batches that are shared out unevenly.
+The module also has the problem and its solution in one process. The problem is a linear classifier of random points
+with the mean softmax cross-entropy. The 4 workers get unequal parts of each batch.
 """
 
 import sys

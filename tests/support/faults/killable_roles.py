@@ -1,10 +1,10 @@
-"""Parameter servers and workers to be killed, each a process of its own that costs some milliseconds.
+"""Parameter servers and workers that tests kill, each a process that starts within milliseconds.
 
-They are forks of one process, the nursery, which has imported and compiled what they need, and has no threads. Their
-segments lie in a folder of the test's own: nobody else sweeps there, and nobody else's are swept.
+They are forks of one process, the nursery, which has imported and compiled what they need and has no threads. Their
+shared-memory segments are in a folder of the test, apart from all others.
 
-A doomed one ends itself by SIGKILL at the n-th line of the code that shares memory: so a test reaches each moment of
-it, the shortest ones too.
+A doomed process kills itself by SIGKILL at the n-th line of the code that shares memory, so that a test reaches each
+moment of it.
 """
 
 import itertools
@@ -33,7 +33,7 @@ from shoal._transport import lane_transport, server_connection, shared_memory
 from shoal._transport import segment as _segment
 from shoal._transport.frames import PARAMETER_SERVER
 from shoal._transport.lane import Lane
-from shoal._transport.segment import Segment, sweep
+from shoal._transport.segment import Segment, remove_stale
 from shoal._wire.layout import Placement
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
@@ -304,7 +304,7 @@ def main(descriptor: str, folder: str) -> None:
     functions: tuple[Any, ...] = (Segment.create, Segment.open)
     for function in functions:
         function.__func__.__kwdefaults__["directory"] = Path(folder)
-    sweep.__defaults__ = (Path(folder),)
+    remove_stale.__defaults__ = (Path(folder),)
     configure_logging("console", "error")
     compilation.warm_up()
     with socket.socket(fileno=int(descriptor)) as orders:

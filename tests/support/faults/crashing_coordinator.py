@@ -1,7 +1,7 @@
-"""A coordinator that dies at a step of making a checkpoint, or of going back to one: mortal_coordinator.py DOOM FLAGS.
+"""Coordinator that crashes at a step of a checkpoint or a restore: crashing_coordinator.py DOOM FLAGS.
 
-It is `shoal coordinator FLAGS`, which knows nothing of this: what a step begins with is wrapped, in this process. Once
-the file DOOM is there, the step that it names is not taken: the process is gone, as by kill -9.
+It is `shoal coordinator FLAGS`, with wrapped calls at the start of each step. If the file DOOM exists, the process
+kills itself by SIGKILL instead of taking the step that the file names.
 """
 
 import os

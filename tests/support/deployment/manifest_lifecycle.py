@@ -1,4 +1,4 @@
-"""How manifests start, probe and end Shoal's processes, and what these are told: by the flags that the roles have."""
+"""Rules for the start, the probes and the end of Shoal's processes in manifests, derived from the roles' options."""
 
 import os
 import re

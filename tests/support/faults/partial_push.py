@@ -1,6 +1,6 @@
-"""A session that sends half of a push, says so, and waits to be killed: half_a_push.py ADDRESS JOB SERVER=METRICS ...
+"""Session that sends half of a push and waits to be killed: partial_push.py ADDRESS JOB SERVER=METRICS ...
 
-It says "half" once the second server has counted the first chunk of its part, not when it was sent.
+It prints "half" when the second server has counted the first chunk of its part.
 """
 
 import sys

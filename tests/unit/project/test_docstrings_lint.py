@@ -1,0 +1,52 @@
+"""The lint of docstrings finds what a reader of the API reference would miss."""
+
+import ast
+
+import pytest
+from lint.docstrings import problems, public_functions
+
+WHOLE = """
+    First line.
+
+    Args:
+        a, b: two at once.
+        c: the third.
+
+    Returns:
+        All of them.
+
+    Raises:
+        BadRequest: c is wrong.
+    """
+
+
+def found(docstring: str, result: str = "int") -> list[str]:
+    source = f"def f(a, b, *, c) -> {result}:\n    {docstring!r}\n    raise errors.BadRequest('no')\n"
+    return [
+        problem for _, function, text in public_functions(ast.parse(source)) for problem in problems(function, text)
+    ]
+
+
+def test_a_whole_docstring_has_no_problem() -> None:
+    assert found(WHOLE) == []
+
+
+@pytest.mark.parametrize(
+    ("cut", "problem"),
+    [
+        ("        c: the third.\n", "Args lacks c"),
+        ("    Returns:\n", "Returns is missing"),
+        ("        BadRequest: c is wrong.\n", "Raises lacks BadRequest"),
+    ],
+)
+def test_what_is_missing_is_named(cut: str, problem: str) -> None:
+    assert found(WHOLE.replace(cut, "")) == [problem]
+
+
+def test_nothing_need_be_returned_by_what_returns_nothing() -> None:
+    assert found(WHOLE.replace("Returns", "So"), "None") == []
+
+
+def test_a_constructor_is_explained_by_its_class() -> None:
+    tree = ast.parse("class A:\n    'It is.'\n    def __init__(self, a, b, c): ...\n    def _f(self, a, b, c): ...\n")
+    assert [(name, text) for name, _, text in public_functions(tree)] == [("A.__init__", "It is.")]
