@@ -114,10 +114,10 @@ class TestWhatTheCoordinatorKeeps:
         kept.add("w0", steps([0], compute=0.1), 10.0)
         kept.add("w1", steps([0], wait=0.1), 11.0)
         kept.add("w0", steps([1], wait=0.1), 12.0)
-        assert kept.heard == {"w0": 10.0}
+        assert kept.last_reported_at == {"w0": 10.0}
         kept.add("w1", steps([1], compute=0.1), 13.0)
         kept.add("w2", steps([1], compute=0.1), 14.0)
-        assert kept.heard == {"w1": 13.0, "w2": 14.0}
+        assert kept.last_reported_at == {"w1": 13.0, "w2": 14.0}
 
     @given(
         st.lists(
