@@ -230,8 +230,8 @@ class Pooled:
 class NonBlocking:
     """A server-streaming handler that may return before it has answered, so that a waiting call holds no thread.
 
-    `send(message)` blocks until there is room for the next message, and `send(None)` ends the stream. Both may be called
-    later and from any thread. It uses grpcio's `experimental_non_blocking`, as grpcio's health service does.
+    `send(message)` blocks until there is room for the next message, and `send(None)` ends the stream. Both may be
+    called later and from any thread. It uses grpcio's `experimental_non_blocking`, as grpcio's health service does.
 
     Args:
         handler: called with (request, context, send).
