@@ -261,7 +261,7 @@ def test_a_damaged_file_is_never_restored(tmp_path, monkeypatch, block):
     file.write_bytes(text)
     with servers_of(tmp_path, 1, 1) as servers:
         before = state(servers)
-        with pytest.raises(errors.CorruptCheckpoint, match="not those that were written"):
+        with pytest.raises(errors.CorruptCheckpoint, match="do not match their checksum"):
             servers.restore(manifest)
         if block > len(text):
             assert state(servers) == before  # nothing was changed yet
@@ -360,7 +360,7 @@ def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(tmp_path, c
 def test_a_restore_does_not_leave_the_folder(tmp_path, job):
     with servers_of(tmp_path, 1, 1) as servers:
         before = state(servers)
-        with pytest.raises(errors.BadRequest, match="no name in a folder"):
+        with pytest.raises(errors.BadRequest, match="not a valid name"):
             servers.restore(replace(servers.save(), job=job))
         assert state(servers) == before
 
@@ -373,7 +373,7 @@ def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path):
         entry = replace(manifest.files[0], name="../../../secret")
         led_out = replace(manifest, number=2, files=(entry,))
         Catalogue(LocalStorage(root)).publish(led_out)
-        with pytest.raises(errors.BadRequest, match="no name in a folder"):
+        with pytest.raises(errors.BadRequest, match="not a valid name"):
             servers.restore(led_out)
 
 
@@ -391,7 +391,7 @@ def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path, monkeypatch)
 def test_a_server_without_a_folder_says_so(tmp_path):
     with (
         ShardServers(JOB) as servers,
-        pytest.raises(errors.StorageFailed, match=r"^server server-0 has no folder .* --checkpoints"),
+        pytest.raises(errors.StorageFailed, match=r"^server server-0 has no checkpoint storage.* --checkpoints"),
     ):
         servers.save()
 

@@ -89,8 +89,8 @@ def test_a_folder_of_checkpoints_that_cannot_be_written_is_told_at_the_start(tmp
     (tmp_path / "file").touch()
     for folder, error, said in (
         (tmp_path / "file", errors.StorageFailed, "is not a folder"),
-        (tmp_path / "file" / "below", errors.StorageFailed, "something on the way there is none"),
-        ("memory://x", errors.BadRequest, "name a folder that the coordinator and all servers see"),
+        (tmp_path / "file" / "below", errors.StorageFailed, "a part of its path, is not a folder"),
+        ("memory://x", errors.BadRequest, "choose a folder that the coordinator and all servers share"),
     ):
         config = CoordinatorConfig(listen="127.0.0.1:0", store=str(tmp_path / "db"), checkpoints=str(folder))
         for _ in range(2):  # and nothing is left of it

@@ -470,7 +470,7 @@ def test_a_client_goes_on_untraced_with_what_opentelemetry_refuses_and_a_role_do
     assert f" {variable}" in logs[0]["reason"]
     assert "secret" not in logs[0]["reason"]
     assert _tracing.root("a") is _tracing.NOTHING
-    with pytest.raises(errors.BadRequest, match=rf"OTEL_EXPORTER_OTLP_ENDPOINT asks .* look at .*{variable}.*=off"):
+    with pytest.raises(errors.BadRequest, match=rf"OTEL_EXPORTER_OTLP_ENDPOINT enables .* correct .*{variable}.*=off"):
         _tracing.start("server", "server-0")
     assert {*threading.enumerate()} <= before, "nothing is left of an exporter"
 
@@ -480,7 +480,7 @@ def test_a_role_does_not_start_with_what_opentelemetry_refuses_and_says_what(env
     environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")
     said = refused(ROLE)
     assert "could not convert string to float: '10s'" in said
-    assert "look at OTEL_EXPORTER_OTLP_TIMEOUT, or set SHOAL_TRACING=off" in said
+    assert "correct OTEL_EXPORTER_OTLP_TIMEOUT, or set SHOAL_TRACING=off" in said
 
 
 def refused(script):

@@ -21,6 +21,21 @@ from shoal.status import MemberStatus
 # Seconds between two checks by `up` whether a role has died.
 _POLL_S = 0.5
 
+_CheckpointsOption = Annotated[
+    str,
+    typer.Option(
+        envvar="SHOAL_CHECKPOINTS",
+        help="Folder or URL for checkpoints, kept after the cluster stops. Default: no checkpoints.",
+    ),
+]
+_StoreOption = Annotated[
+    str,
+    typer.Option(
+        envvar="SHOAL_STORE",
+        help="File of the metadata store, from which the next `shoal up` resumes jobs. Default: none.",
+    ),
+]
+
 
 def up(
     servers: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 2,
@@ -36,20 +51,8 @@ def up(
     listen: Annotated[
         str, typer.Option(envvar="SHOAL_LISTEN", help="host:port of the coordinator. Port 0 takes any free port.")
     ] = options.DEFAULT_ADDRESS,
-    checkpoints: Annotated[
-        str,
-        typer.Option(
-            envvar="SHOAL_CHECKPOINTS",
-            help="Folder or URL for checkpoints, kept after the cluster stops. Default: no checkpoints.",
-        ),
-    ] = "",
-    store: Annotated[
-        str,
-        typer.Option(
-            envvar="SHOAL_STORE",
-            help="File of the metadata store, from which the next `shoal up` resumes jobs. Default: none.",
-        ),
-    ] = "",
+    checkpoints: _CheckpointsOption = "",
+    store: _StoreOption = "",
     page_listen: flags.PageListen = flags.DEFAULT_PAGE,
     page_hosts: flags.PageHosts = "",
     page_read_only: flags.PageReadOnly = False,

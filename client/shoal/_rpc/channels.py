@@ -1,7 +1,4 @@
-"""gRPC channels, servers and retries, and the conversion between domain errors and gRPC statuses.
-
-Only this module and the servicers use grpc types.
-"""
+"""gRPC channels, servers, retries and errors. Only this module and the servicers use grpc types."""
 
 import functools
 import random
@@ -233,9 +230,8 @@ class Pooled:
 class NonBlocking:
     """A server-streaming handler that may return before it has answered, so that a waiting call holds no thread.
 
-    The handler gets a third argument, `send`. `send(message)` blocks until there is room for the next message, and
-    `send(None)` ends the stream. Both may be called later and from any thread. This uses grpcio's
-    `experimental_non_blocking`, as its health service does.
+    `send(message)` blocks until there is room for the next message, and `send(None)` ends the stream. Both may be
+    called later and from any thread. It uses grpcio's `experimental_non_blocking`, as grpcio's health service does.
 
     Args:
         handler: called with (request, context, send).
@@ -310,8 +306,8 @@ def retrying(
 
     Args:
         call: the call. Unreachable and DeadlineExceeded are repeated.
-        what: the target, for the message.
-        address: host:port of the target, for the message.
+        what: the target, for the message, as is `address`.
+        address: host:port of the target.
         for_s: seconds from the first failure during which the call is repeated.
         clock: a monotonic clock, in seconds.
         sleep: waits for some seconds.
@@ -354,8 +350,7 @@ class RpcServer:
         bind: host:port to listen on. Port 0 takes any free port.
         services: full name, function of the generated code that adds it, and servicer of each service.
         threads: the most calls that run at a time.
-        advertise: host by which others reach this one. Default: the bound host, or this machine's name for all
-            interfaces.
+        advertise: host by which others reach this one. Default: as `public_host` chooses.
 
     Raises:
         PortInUse: the port is in use.
