@@ -115,7 +115,7 @@ BROKEN: list[tuple[rules.Rule, Change, str]] = [
     (rules.ports, lambda o: spec(o, "Service")["ports"][0].update(targetPort="metrics"), "Service server"),
     (rules.ports, lambda o: spec(o, "PodMonitor", "shoal")["podMetricsEndpoints"][0].update(port="grpc"), "PodMon"),
     (rules.budgets, lambda o: drop(o, "PodDisruptionBudget"), "server has no PodDisruptionBudget"),
-    (rules.budgets, lambda o: spec(o, "PodDisruptionBudget").update(maxUnavailable=0), "for ever"),
+    (rules.budgets, lambda o: spec(o, "PodDisruptionBudget").update(maxUnavailable=0), "forever"),
     (rules.budgets, lambda o: spec(o, "PodDisruptionBudget").pop("unhealthyPodEvictionPolicy"), "do not serve"),
     (rules.autoscaling, lambda o: spec(o, "Deployment", "worker").update(replicas=3), "replicas, and an autoscaler"),
     (rules.autoscaling, lambda o: spec(o, "HorizontalPodAutoscaler", "worker").update(maxReplicas=0), "no sense"),

@@ -60,7 +60,7 @@ class TestReference:
     def test_has_defaults_and_variables_of_options(self) -> None:
         page = cli_pages.pages()["reference/cli/index.md"]
         assert (
-            "| `-c, --coordinator <str>` | The coordinator's host:port. | `127.0.0.1:7070` | `SHOAL_COORDINATOR` |"
+            "| `-c, --coordinator <str>` | host:port of the coordinator. | `127.0.0.1:7070` | `SHOAL_COORDINATOR` |"
             in page
         )
         assert re.search(

@@ -207,7 +207,7 @@ def test_settings_that_there_are_not(npz, settings, said):
         ),
         ({"mean": [0.5, 0.5]}, errors.InvalidData, "give a number, or one for each of 3 channels"),
         ({"held_out_share": 0}, errors.InvalidData, "a share of 0 of 40 samples"),
-        ({"data": "none.npz"}, errors.InvalidData, "none.npz is not there"),
+        ({"data": "none.npz"}, errors.InvalidData, "none.npz does not exist"),
         ({"model": "small_cnn", "size": 1}, errors.InvalidShape, "layer 'pool1'"),
     ],
 )

@@ -50,7 +50,7 @@ def trained_on(dataset, ranges, *, batch_size=4, job_seed=3):
     batches = LeasedBatches(dataset, batch_size, job_seed, lambda done: answers.pop(0))
     seen = {}
     while batches.lease() is not NoRange.FINISHED:
-        while batches.in_hand:
+        while batches.has_next:
             batch = batches.take()
             images, numbers = batch.data
             seen.update({(batch.place[0], int(number)): image for image, number in zip(images, numbers, strict=True)})

@@ -346,7 +346,7 @@ def test_a_cluster_without_a_folder_cannot_keep_the_best():
         ({"patience": True, "every_steps": 1}, "patience of evaluation is True"),
         ({"at_end": 1}, "at_end of evaluation is 1"),
         ({"metric": ""}, "metric of evaluation is ''"),
-        ({"metric": "score"}, "'score', whose name does not say whether less or more of it is better; set goal to"),
+        ({"metric": "score"}, "'score', whose name does not say whether less or more of it is better; set mode to"),
         ({"mode": "most"}, "mode of evaluation is 'most'"),
         ({"min_delta": NAN}, "min_delta of evaluation is nan"),
         ({"at_end": False}, "neither every_steps nor at_end"),
